@@ -1,0 +1,287 @@
+//! Seconds and bytes of a plan, itemised.
+//!
+//! The work is factorised (see ARCHITECTURE.md): a *cell* — the part of a layout that the cost of one
+//! layer depends on — is priced once per layer kind ([`CellCosts`]); *sharding* — what the state of
+//! one parameter costs in bytes and seconds — is priced once per data-parallel arrangement
+//! ([`Sharding`]); a plan is then integer arithmetic over those tables ([`step`]).
+
+use serde::Serialize;
+
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload};
+use crate::units::{Bytes, Picos};
+
+/// Kinds of time that a layer (or an end of the model) spends on one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(usize)]
+pub enum Item {
+    /// Matrix products of dense parts, the head included.
+    Gemm = 0,
+    /// Core attention and state-space scans.
+    Attention,
+    /// Norms, residuals, activations, rotary embeddings, loss, quantisation.
+    ElementWise,
+    /// Grouped matrix products and activations of routed experts.
+    Experts,
+    /// Router, permutation and un-permutation.
+    Routing,
+    /// Time in which the GPU waits for the host.
+    Host,
+    /// Exposed tensor-parallel communication.
+    TensorParallel,
+    /// Exposed context-parallel communication.
+    ContextParallel,
+    /// Exposed expert-parallel communication.
+    ExpertParallel,
+    /// Exposed gathers and reductions of sharded weights (ZeRO-3, or ZeRO-2 per micro-batch).
+    Sharding,
+    /// Recomputation in the backward pass.
+    Recompute,
+    /// Exposed transfers to and from the host.
+    Offload,
+}
+
+/// Number of [`Item`]s.
+pub const ITEMS: usize = 12;
+
+/// Itemised time of one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Times(pub [Picos; ITEMS]);
+
+impl Times {
+    /// Sum of all items.
+    #[must_use]
+    pub fn total(&self) -> Picos {
+        self.0.iter().copied().sum()
+    }
+    /// One item.
+    #[must_use]
+    pub fn get(&self, item: Item) -> Picos {
+        self.0[item as usize]
+    }
+    /// Adds to one item.
+    pub fn add(&mut self, item: Item, time: Picos) {
+        self.0[item as usize] += time;
+    }
+    /// The sum of two, scaled by a count of layers.
+    #[must_use]
+    pub fn plus(&self, other: &Self, count: u64) -> Self {
+        let mut sum = *self;
+        for (into, from) in sum.0.iter_mut().zip(&other.0) {
+            *into += *from * count;
+        }
+        sum
+    }
+}
+
+/// The part of a layout that the cost of one layer depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct CellKey {
+    /// TP.
+    pub tensor_parallel: u32,
+    /// CP.
+    pub context_parallel: u32,
+    /// EP.
+    pub expert_parallel: u32,
+    /// ETP.
+    pub expert_tensor_parallel: u32,
+    /// Sequences per micro-batch.
+    pub micro_batch_size: u32,
+    /// SP.
+    pub sequence_parallel: bool,
+    /// How attention crosses context-parallel ranks.
+    pub context_comm: ContextComm,
+    /// How tokens reach experts.
+    pub dispatcher: Option<Dispatcher>,
+    /// Tensor-parallel overlap.
+    pub tensor_overlap: bool,
+    /// Expert-parallel overlap.
+    pub expert_overlap: bool,
+    /// CUDA graphs.
+    pub cuda_graphs: CudaGraphs,
+    /// Offload.
+    pub offload: Offload,
+}
+
+impl From<&Layout> for CellKey {
+    fn from(l: &Layout) -> Self {
+        Self {
+            tensor_parallel: l.tensor_parallel,
+            context_parallel: l.context_parallel,
+            expert_parallel: l.expert_parallel,
+            expert_tensor_parallel: l.expert_tensor_parallel,
+            micro_batch_size: l.micro_batch_size,
+            sequence_parallel: l.sequence_parallel,
+            context_comm: l.context_comm,
+            dispatcher: l.dispatcher,
+            tensor_overlap: l.tensor_overlap,
+            expert_overlap: l.expert_overlap,
+            cuda_graphs: l.cuda_graphs,
+            offload: l.offload,
+        }
+    }
+}
+
+/// How a local parameter's states are kept and updated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum StateClass {
+    /// Weights of dense layers, in the low-precision recipe where there is one.
+    Dense = 0,
+    /// Weights of routed experts: sharded over expert-data-parallel ranks.
+    Expert,
+    /// Embedding, head and everything that stays in BF16 and in AdamW.
+    Ends,
+    /// Frozen base weights of a LoRA job.
+    Frozen,
+}
+
+/// Parameters on one rank, by [`StateClass`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LocalParameters(pub [u64; 4]);
+
+impl LocalParameters {
+    /// The sum of two, the second `count` times.
+    #[must_use]
+    pub fn plus(&self, other: &Self, count: u64) -> Self {
+        let mut sum = *self;
+        for (into, from) in sum.0.iter_mut().zip(&other.0) {
+            *into += from * count;
+        }
+        sum
+    }
+}
+
+/// One module that selective recomputation can drop from a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ModuleCost {
+    /// Which.
+    pub module: Module,
+    /// Extra backward time per micro-batch.
+    pub extra: Times,
+    /// Bytes that need not be kept per micro-batch.
+    pub saved: Bytes,
+}
+
+/// One layer kind in one cell, per micro-batch on one rank.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerCost {
+    /// Forward pass.
+    pub forward: Times,
+    /// Backward pass without recomputation.
+    pub backward: Times,
+    /// Bytes kept for the backward pass without recomputation.
+    pub kept: Bytes,
+    /// What selective recomputation can drop, each on its own; effects add up.
+    pub modules: Vec<ModuleCost>,
+    /// Extra backward time when the whole layer is recomputed.
+    pub full_extra: Times,
+    /// Bytes kept when the whole layer is recomputed: its input.
+    pub full_kept: Bytes,
+    /// Parameters on this rank.
+    pub parameters: LocalParameters,
+    /// Working set of its backward pass beyond what is kept.
+    pub transient: Bytes,
+    /// Shapes (rows, columns) of its linear weights on this rank: their dummy gradients are pooled.
+    pub weight_shapes: Vec<(u64, u64)>,
+}
+
+/// Embedding, head or multi-token-prediction modules, per micro-batch on one rank.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EndCost {
+    /// Forward pass.
+    pub forward: Times,
+    /// Backward pass.
+    pub backward: Times,
+    /// Bytes kept per micro-batch in flight.
+    pub kept: Bytes,
+    /// Bytes needed once, at the peak (logits and their softmax).
+    pub transient: Bytes,
+    /// Parameters on this rank.
+    pub parameters: LocalParameters,
+    /// Shapes of linear weights, as in [`LayerCost::weight_shapes`].
+    pub weight_shapes: Vec<(u64, u64)>,
+}
+
+/// All layer kinds and both ends in one cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CellCosts {
+    /// By index of [`crate::layers::Layers::kinds`].
+    pub layers: Vec<LayerCost>,
+    /// Before the first layer.
+    pub embedding: EndCost,
+    /// After the last layer: norm, head, loss, and multi-token-prediction modules.
+    pub head: EndCost,
+    /// What the head stage also stores when embeddings are tied (or a multi-token-prediction module
+    /// needs the input embedding) and the pipeline has more than one stage.
+    pub tied_copy: LocalParameters,
+    /// Host time per micro-batch and rank that no layer carries.
+    pub micro_batch_overhead: Picos,
+    /// Bytes that every rank holds whatever its layers: communication buffers of the dispatcher.
+    pub buffers: Bytes,
+}
+
+/// States of one class: bytes and seconds for every local parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct PerParameter {
+    /// Bytes of weights held between uses.
+    pub weights: f64,
+    /// Bytes of gradients.
+    pub gradients: f64,
+    /// Bytes of master weights and moments.
+    pub optimizer: f64,
+    /// Picoseconds of the gradient reduction, once per step.
+    pub reduce: f64,
+    /// Picoseconds of the weight gather, once per step.
+    pub gather: f64,
+    /// Picoseconds of the update, once per step.
+    pub update: f64,
+    /// Picoseconds of gathering sharded weights for one forward pass of one micro-batch (ZeRO-3).
+    pub micro_gather: f64,
+    /// Picoseconds of gathering (again) and reducing in one backward pass of one micro-batch.
+    pub micro_reduce: f64,
+    /// Bytes of a gathered unit, per parameter of the largest unit (ZeRO-3).
+    pub gathered: f64,
+}
+
+/// What the states of the parameters cost in one data-parallel arrangement.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sharding {
+    /// By [`StateClass`].
+    pub classes: [PerParameter; 4],
+    /// Fixed time of the update and of everything else that happens once per step.
+    pub step_overhead: Picos,
+    /// Latency of the reductions and gathers of one step.
+    pub latency: (Picos, Picos),
+    /// Share of the reduction's and of the gather's time that at least stays exposed (last bucket).
+    pub exposed_floor: (f64, f64),
+    /// Share of the last backward (first forward) pass under which reduction (gather) can hide.
+    pub hidden_share: (f64, f64),
+    /// Slow-down of compute by overlapped data-parallel traffic, as a share of that traffic.
+    pub interference: f64,
+    /// How ZeRO-3 traffic of a layer joins its computation:
+    /// `max(compute * (1 + slow * min(1, comm/compute)), comm + tail * compute)`.
+    pub micro_overlap: Option<MicroOverlap>,
+    /// Factor on the whole step: jitter and stragglers at this scale.
+    pub jitter: f64,
+}
+
+/// Overlap of per-micro-batch weight traffic with computation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MicroOverlap {
+    /// Slow-down of computation under full overlap.
+    pub slow: f64,
+    /// Share of computation that cannot hide communication.
+    pub tail: f64,
+}
+
+/// A pipeline message between neighbouring ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Hop {
+    /// Latency between the end of an operation and the start of its successor on the neighbour.
+    pub latency: Picos,
+    /// Time for which a message keeps both neighbours busy (synchronous sends).
+    pub busy: Picos,
+    /// Bytes of the send and receive buffers of a rank.
+    pub buffers: Bytes,
+}

@@ -1,0 +1,8 @@
+//! Finds the best parallel layout for training a large language model on a given cluster.
+
+pub mod cost;
+pub mod frameworks;
+pub mod layers;
+pub mod plan;
+pub mod spec;
+pub mod units;

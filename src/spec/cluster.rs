@@ -1,0 +1,406 @@
+//! Accelerators and clusters: what `clusters/accelerators/*.ron` and `clusters/*.ron` say.
+//!
+//! Every number that a site could measure lives in these files, with its source in a comment or in
+//! `sources`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::model::Fault;
+use crate::units::{Bandwidth, Bytes, DollarsPerHour, FlopRate, Seconds, Watts};
+
+/// The schema version that this build reads and writes.
+pub const SCHEMA: u32 = 1;
+
+/// One accelerator.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Accelerator {
+    /// Version of this format; see [`SCHEMA`].
+    pub schema: u32,
+    /// Published name.
+    pub name: String,
+    /// Silicon generation.
+    pub architecture: Architecture,
+    /// Memory that the framework can see.
+    pub memory: Bytes,
+    /// Default limit on allocated bytes; without it `(memory - 2.5 GB) / 1.02`.
+    #[serde(default)]
+    pub memory_limit: Option<Bytes>,
+    /// Memory bandwidth of the data sheet.
+    pub memory_bandwidth: Bandwidth,
+    /// Share of it that a large copy reaches.
+    pub memory_efficiency: f64,
+    /// Streaming multiprocessors or compute units.
+    pub multiprocessors: u32,
+    /// Power cap of one card.
+    pub power: Watts,
+    /// Dense matrix rates, by number format.
+    pub rates: BTreeMap<Format, Rate>,
+    /// How matrix products behave by shape.
+    pub gemm: Gemm,
+    /// Attention kernels, by generation; `Vendor` (cuDNN or FA3 class) or `Flash2` must be there.
+    pub attention: BTreeMap<AttentionKernel, AttentionRates>,
+    /// Host link of one card, one direction.
+    pub host_link: Bandwidth,
+    /// Where the numbers come from.
+    #[serde(default)]
+    pub sources: Vec<String>,
+}
+
+/// Silicon generation; decides which formats and kernels exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Architecture {
+    /// A100, A800.
+    Ampere,
+    /// L40S, RTX 4090.
+    Ada,
+    /// H100, H200, H800, GH200.
+    Hopper,
+    /// B200, B300, GB200, GB300.
+    Blackwell,
+    /// MI300X, MI325X.
+    Cdna3,
+    /// MI355X.
+    Cdna4,
+}
+
+/// Number format of a matrix product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Format {
+    /// BF16 or FP16 with FP32 accumulation.
+    Bf16,
+    /// FP8 with one scale per tensor.
+    Fp8,
+    /// FP8 with one scale per 1x128 or 128x128 block.
+    Fp8Blockwise,
+    /// FP8 with one scale per 32 elements in hardware.
+    Mxfp8,
+    /// FP4 with one scale per 16 elements.
+    Nvfp4,
+}
+
+/// Peak and sustained rate of one format.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    /// Dense peak of the data sheet.
+    pub peak: FlopRate,
+    /// Share of the peak that well-shaped products sustain in training, power limit included.
+    pub sustained: f64,
+}
+
+/// How matrix products behave by shape.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gemm {
+    /// Tile shapes with their relative efficiency.
+    pub tiles: Vec<(u32, u32, f64)>,
+    /// How much of the wave quantisation is felt (1: all).
+    pub wave_softening: f64,
+    /// Inner length that costs as much as filling the pipeline.
+    pub fill_length: f64,
+    /// Exponent that joins compute and memory time; infinity would be the maximum.
+    pub roofline_exponent: f64,
+}
+
+/// Attention kernel generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum AttentionKernel {
+    /// Scores in memory: batched products and element-wise passes.
+    Unfused,
+    /// FlashAttention-2 class.
+    Flash2,
+    /// The vendor's best: cuDNN or FlashAttention-3 class.
+    Vendor,
+}
+
+/// Rates of one attention kernel, forward and backward, as shares of the BF16 peak:
+/// `rate = peak * efficiency * s / (s + half_length)`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionRates {
+    /// Forward: share of the peak for long sequences, and the length at which half of it is reached.
+    pub forward: (f64, f64),
+    /// Backward.
+    pub backward: (f64, f64),
+    /// Factor for heads narrower than 96.
+    pub narrow_heads: f64,
+    /// Factors for 192-wide query/key with 128-wide value heads (latent attention), forward, backward.
+    pub latent_heads: (f64, f64),
+}
+
+/// A cluster of equal nodes.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cluster {
+    /// Version of this format; see [`SCHEMA`].
+    pub schema: u32,
+    /// Name for people.
+    pub name: String,
+    /// Name of a file in `clusters/accelerators/`, or a path beside this file.
+    pub accelerator: String,
+    /// GPUs that one operating system sees.
+    pub gpus_per_node: u32,
+    /// GPUs that exist; none means no limit.
+    #[serde(default)]
+    pub max_gpus: Option<u32>,
+    /// The fast fabric inside a domain.
+    pub scale_up: ScaleUp,
+    /// The network between domains.
+    pub scale_out: ScaleOut,
+    /// Host of one node.
+    pub host: Host,
+    /// Checkpoint storage.
+    pub storage: Storage,
+    /// Prices of one GPU-hour.
+    pub price: Price,
+    /// Energy.
+    pub energy: Energy,
+    /// Failures.
+    pub reliability: Reliability,
+    /// Where the numbers come from.
+    #[serde(default)]
+    pub sources: Vec<String>,
+}
+
+/// The fast fabric (NVLink, Infinity Fabric, or PCIe where there is none).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScaleUp {
+    /// GPUs in one domain.
+    pub domain: u32,
+    /// Schedulers hand out whole blocks of this many GPUs of a domain (64 of an NVL72's 72).
+    #[serde(default)]
+    pub allocation: Option<u32>,
+    /// Bus bandwidth of ring collectives (all-gather, reduce-scatter) per GPU, measured.
+    pub ring: Bandwidth,
+    /// Bus bandwidth of all-reduce with in-network reduction, where the switch has it.
+    #[serde(default)]
+    pub in_network_reduce: Option<Bandwidth>,
+    /// Bandwidth of an all-to-all per GPU, measured.
+    pub all_to_all: Bandwidth,
+    /// Bandwidth of an expert-dispatch library (DeepEP, HybridEP) per GPU.
+    pub dispatch: Bandwidth,
+    /// Latency of one collective.
+    pub latency: Seconds,
+    /// Ramp of medium messages: extra time `delay * (1 - exp(-bytes / bytes_scale))`.
+    pub ramp: (Seconds, Bytes),
+}
+
+/// The network between domains.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScaleOut {
+    /// Line rate of one network card, one direction.
+    pub nic: Bandwidth,
+    /// Network cards of one node.
+    pub nics_per_node: u32,
+    /// Share of the line rate that collectives reach.
+    pub efficiency: f64,
+    /// Share of the line rate that expert dispatch libraries reach.
+    pub dispatch_efficiency: f64,
+    /// Latency of one hop.
+    pub latency: Seconds,
+    /// Where the network thins out: `(gpus, factor)` means that traffic leaving a block of that many
+    /// GPUs finds `1 / factor` of the bandwidth.
+    #[serde(default)]
+    pub oversubscription: Vec<(u32, f64)>,
+    /// Switches reduce (SHARP).
+    #[serde(default)]
+    pub in_network_reduce: bool,
+}
+
+/// Host of one node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Memory of a node.
+    pub memory: Bytes,
+    /// Its bandwidth, all sockets.
+    pub memory_bandwidth: Bandwidth,
+    /// Local NVMe of a node: size and bandwidth.
+    #[serde(default)]
+    pub nvme: Option<(Bytes, Bandwidth)>,
+}
+
+/// Checkpoint storage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Storage {
+    /// Bandwidth of the whole storage system, writing.
+    pub total: Bandwidth,
+    /// Bandwidth of one node to it.
+    pub per_node: Bandwidth,
+}
+
+/// Prices of one GPU-hour.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Price {
+    /// Without commitment.
+    pub on_demand: DollarsPerHour,
+    /// With a year's commitment or more.
+    pub reserved: DollarsPerHour,
+}
+
+/// Energy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Energy {
+    /// Average draw of a GPU under training as a share of its cap.
+    pub utilisation: f64,
+    /// Host and network power per GPU.
+    pub host_per_gpu: Watts,
+    /// Power usage effectiveness of the building.
+    pub pue: f64,
+    /// Dollars per kilowatt-hour.
+    pub dollars_per_kwh: f64,
+}
+
+/// Failures.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reliability {
+    /// GPU-hours between two interruptions of a job.
+    pub gpu_hours_between_failures: f64,
+    /// Detection, rescheduling and reload after one.
+    pub restart: Seconds,
+    /// Seconds for which a checkpoint blocks training beside its write time share.
+    pub checkpoint_blocking: Seconds,
+}
+
+fn share(field: &str, value: f64, highest: f64) -> Result<(), Fault> {
+    if value.is_finite() && value > 0.0 && value <= highest {
+        return Ok(());
+    }
+    Err(Fault {
+        field: field.into(),
+        within: None,
+        message: format!("expected a number in (0, {highest}], found {value}"),
+    })
+}
+
+fn positive(field: &str, value: f64) -> Result<(), Fault> {
+    share(field, value, f64::MAX)
+}
+
+fn schema(found: u32) -> Result<(), Fault> {
+    if found == SCHEMA {
+        return Ok(());
+    }
+    let message = format!("schema {found} is not known; this build reads schema {SCHEMA}");
+    Err(Fault { field: "schema".into(), within: None, message })
+}
+
+impl Accelerator {
+    /// Checks ranges.
+    ///
+    /// # Errors
+    /// The first [`Fault`] found.
+    pub fn validate(&self) -> Result<(), Fault> {
+        schema(self.schema)?;
+        positive("memory", self.memory.0 as f64)?;
+        positive("memory_bandwidth", self.memory_bandwidth.0)?;
+        share("memory_efficiency", self.memory_efficiency, 1.0)?;
+        positive("multiprocessors", f64::from(self.multiprocessors))?;
+        positive("power", self.power.0)?;
+        positive("host_link", self.host_link.0)?;
+        if self.memory_limit.is_some_and(|limit| limit > self.memory) {
+            let message = "the limit exceeds the memory".to_owned();
+            return Err(Fault { field: "memory_limit".into(), within: None, message });
+        }
+        if !self.rates.contains_key(&Format::Bf16) {
+            return Err(Fault {
+                field: "rates".into(),
+                within: None,
+                message: "the rate of Bf16 is missing".into(),
+            });
+        }
+        for rate in self.rates.values() {
+            positive("peak", rate.peak.0)?;
+            share("sustained", rate.sustained, 1.0)?;
+        }
+        if self.gemm.tiles.is_empty() {
+            return Err(Fault {
+                field: "tiles".into(),
+                within: None,
+                message: "at least one tile is needed".into(),
+            });
+        }
+        for &(rows, columns, efficiency) in &self.gemm.tiles {
+            positive("tiles", f64::from(rows.min(columns)))?;
+            share("tiles", efficiency, 1.0)?;
+        }
+        share("wave_softening", self.gemm.wave_softening, 1.0)?;
+        positive("fill_length", self.gemm.fill_length)?;
+        share("roofline_exponent", self.gemm.roofline_exponent, 16.0)?;
+        if !self.attention.contains_key(&AttentionKernel::Vendor)
+            && !self.attention.contains_key(&AttentionKernel::Flash2)
+        {
+            let message = "rates of Vendor or Flash2 are missing".to_owned();
+            return Err(Fault { field: "attention".into(), within: None, message });
+        }
+        for rates in self.attention.values() {
+            for (efficiency, half) in [rates.forward, rates.backward] {
+                share("attention", efficiency, 1.0)?;
+                share("attention", half + 1.0, 1e6)?;
+            }
+            share("narrow_heads", rates.narrow_heads, 1.5)?;
+            share("latent_heads", rates.latent_heads.0, 1.5)?;
+            share("latent_heads", rates.latent_heads.1, 1.5)?;
+        }
+        Ok(())
+    }
+}
+
+impl Cluster {
+    /// Checks ranges.
+    ///
+    /// # Errors
+    /// The first [`Fault`] found.
+    pub fn validate(&self) -> Result<(), Fault> {
+        schema(self.schema)?;
+        share("gpus_per_node", f64::from(self.gpus_per_node), 1024.0)?;
+        share("domain", f64::from(self.scale_up.domain), 4096.0)?;
+        if let Some(allocation) = self.scale_up.allocation {
+            share("allocation", f64::from(allocation), f64::from(self.scale_up.domain))?;
+        }
+        if self.max_gpus == Some(0) {
+            return Err(Fault {
+                field: "max_gpus".into(),
+                within: None,
+                message: "a cluster needs a GPU".into(),
+            });
+        }
+        positive("ring", self.scale_up.ring.0)?;
+        positive("in_network_reduce", self.scale_up.in_network_reduce.map_or(1.0, |b| b.0))?;
+        positive("all_to_all", self.scale_up.all_to_all.0)?;
+        positive("dispatch", self.scale_up.dispatch.0)?;
+        positive("nic", self.scale_out.nic.0)?;
+        share("nics_per_node", f64::from(self.scale_out.nics_per_node), 1024.0)?;
+        share("efficiency", self.scale_out.efficiency, 1.0)?;
+        share("dispatch_efficiency", self.scale_out.dispatch_efficiency, 1.0)?;
+        for &(gpus, factor) in &self.scale_out.oversubscription {
+            positive("oversubscription", f64::from(gpus))?;
+            share("oversubscription", factor, 1000.0)?;
+        }
+        positive("memory", self.host.memory.0 as f64)?;
+        positive("memory_bandwidth", self.host.memory_bandwidth.0)?;
+        if let Some((size, bandwidth)) = self.host.nvme {
+            positive("nvme", size.0 as f64)?;
+            positive("nvme", bandwidth.0)?;
+        }
+        positive("total", self.storage.total.0)?;
+        positive("per_node", self.storage.per_node.0)?;
+        share("utilisation", self.energy.utilisation, 1.0)?;
+        share("pue", self.energy.pue, 10.0)?;
+        positive("gpu_hours_between_failures", self.reliability.gpu_hours_between_failures)?;
+        if !(self.energy.dollars_per_kwh.is_finite() && self.energy.dollars_per_kwh >= 0.0) {
+            let message = format!("expected a price of 0 or more, found {}", self.energy.dollars_per_kwh);
+            return Err(Fault { field: "dollars_per_kwh".into(), within: None, message });
+        }
+        Ok(())
+    }
+}

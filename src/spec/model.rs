@@ -1,0 +1,570 @@
+//! A model as a list of layers: what `models/*.ron` says.
+//!
+//! A model names its distinct *blocks* (one decoder layer each) and lists in which order they come.
+//! Nothing here knows hardware, parallelism or training recipes.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The schema version that this build reads and writes.
+pub const SCHEMA: u32 = 1;
+
+/// A decoder-only language model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// Version of this format; see [`SCHEMA`].
+    pub schema: u32,
+    /// Published name.
+    pub name: String,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Vocabulary as published, before padding.
+    pub vocabulary: u64,
+    /// The vocabulary is padded to a multiple of this times the tensor-parallel degree.
+    #[serde(default = "default_vocabulary_divisor")]
+    pub vocabulary_divisor: u64,
+    /// Input embedding and output head share one matrix.
+    #[serde(default)]
+    pub tied_embeddings: bool,
+    /// How positions enter.
+    #[serde(default)]
+    pub position: Position,
+    /// Kind of every normalisation.
+    #[serde(default)]
+    pub norm: Norm,
+    /// A normalisation right after the embedding (BLOOM).
+    #[serde(default)]
+    pub embedding_norm: bool,
+    /// A normalisation before the head.
+    #[serde(default = "yes")]
+    pub final_norm: bool,
+    /// The output head has a bias per vocabulary entry.
+    #[serde(default)]
+    pub head_bias: bool,
+    /// Width of the embedding tables where it differs from `hidden`; two projections connect them.
+    #[serde(default)]
+    pub embedding_width: Option<u64>,
+    /// Longest sequence that the published model accepts.
+    pub max_sequence: u64,
+    /// Hidden dropout is applied in training.
+    #[serde(default)]
+    pub dropout: bool,
+    /// The distinct decoder layers, by name.
+    pub blocks: BTreeMap<String, Block>,
+    /// The order of layers: each entry repeats a group of blocks.
+    pub layers: Vec<Segment>,
+    /// Multi-token-prediction modules after the last layer.
+    #[serde(default)]
+    pub mtp: Option<Mtp>,
+}
+
+/// `repeat` times the blocks of `of`, in order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Segment {
+    /// How often the group comes.
+    pub repeat: u32,
+    /// Names of blocks.
+    pub of: Vec<String>,
+}
+
+/// Multi-token prediction: `modules` further layers of kind `block`, each with a projection of
+/// `[hidden; embedding]` to `hidden` and three norms; embedding and head are shared.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mtp {
+    /// Number of modules (prediction depth).
+    pub modules: u32,
+    /// Name of the block each one runs.
+    pub block: String,
+}
+
+/// How positions enter the model.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+pub enum Position {
+    /// Rotary embeddings in every attention layer.
+    #[default]
+    Rotary,
+    /// Rotary embeddings with their base and the rotated share of the head.
+    RotaryWith {
+        /// Base of the frequencies.
+        base: f64,
+        /// Share of each head that is rotated.
+        share: f64,
+    },
+    /// A learned table with this many rows.
+    Learned(u64),
+    /// Linear biases on the scores.
+    Alibi,
+    /// None.
+    None,
+}
+
+/// Kind of normalisation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum Norm {
+    /// A scale per channel.
+    #[default]
+    RmsNorm,
+    /// A scale and a shift per channel.
+    LayerNorm,
+    /// A scale per channel after centring (Cohere).
+    LayerNormNoBias,
+}
+
+/// One decoder layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Block {
+    /// Token mixing.
+    #[serde(default)]
+    pub mixer: Mixer,
+    /// Channel mixing.
+    #[serde(default)]
+    pub feed_forward: FeedForward,
+    /// Normalisations of width `hidden`: 2 in a pre-norm layer, 4 with post-norms (Gemma 2), 1 in a
+    /// layer with one mixer (Nemotron-H).
+    #[serde(default = "two")]
+    pub norms: u32,
+    /// Attention and feed-forward read the same input (GPT-NeoX, Falcon, Cohere).
+    #[serde(default)]
+    pub parallel: bool,
+}
+
+/// Token mixing of a block.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub enum Mixer {
+    /// Multi-head, grouped-query or multi-query attention.
+    Attention(Attention),
+    /// Multi-head latent attention.
+    Latent(LatentAttention),
+    /// A Mamba-2 state-space layer.
+    Mamba2(Mamba2),
+    /// The block mixes channels only.
+    #[default]
+    None,
+}
+
+/// Multi-head attention with `kv_heads` key/value groups.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Attention {
+    /// Query heads.
+    pub heads: u64,
+    /// Key/value heads.
+    pub kv_heads: u64,
+    /// Size of a head.
+    pub head_dim: u64,
+    /// Biases on query, key and value projections.
+    #[serde(default)]
+    pub qkv_bias: bool,
+    /// Bias on the output projection.
+    #[serde(default)]
+    pub output_bias: bool,
+    /// Normalisation of queries and keys.
+    #[serde(default)]
+    pub qk_norm: QkNorm,
+    /// One learned sink logit per head (gpt-oss).
+    #[serde(default)]
+    pub sinks: bool,
+    /// Sliding window in tokens; none means full causal attention.
+    #[serde(default)]
+    pub window: Option<u64>,
+}
+
+/// Normalisation of queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum QkNorm {
+    /// None.
+    #[default]
+    None,
+    /// One scale of `head_dim` for all query heads and one for all key heads (Qwen3, Gemma 3).
+    PerHeadDim,
+    /// A scale for every channel of all heads (OLMo-2, Cohere).
+    Full,
+    /// Normalised without parameters (Llama 4).
+    NoParameters,
+}
+
+/// Multi-head latent attention (DeepSeek-V2/V3, Kimi).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LatentAttention {
+    /// Heads.
+    pub heads: u64,
+    /// Rank of the query compression; none means a plain query projection.
+    #[serde(default)]
+    pub q_lora_rank: Option<u64>,
+    /// Rank of the key/value compression.
+    pub kv_lora_rank: u64,
+    /// Size of the part of a query/key head without positions.
+    pub qk_nope_dim: u64,
+    /// Size of the rotated part.
+    pub qk_rope_dim: u64,
+    /// Size of a value head.
+    pub v_dim: u64,
+}
+
+/// Mamba-2 mixer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mamba2 {
+    /// Inner width (heads times head size).
+    pub inner: u64,
+    /// State size.
+    pub state: u64,
+    /// Groups that share B and C.
+    pub groups: u64,
+    /// Heads.
+    pub heads: u64,
+    /// Convolution kernel length.
+    pub conv_kernel: u64,
+}
+
+/// Channel mixing of a block.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub enum FeedForward {
+    /// A plain or gated multi-layer perceptron.
+    Dense(Dense),
+    /// Routed experts, with shared ones beside them.
+    Moe(Moe),
+    /// The block mixes tokens only.
+    #[default]
+    None,
+}
+
+/// A multi-layer perceptron.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dense {
+    /// Inner width.
+    pub width: u64,
+    /// Activation; gated ones have a third matrix.
+    #[serde(default)]
+    pub activation: Activation,
+    /// Biases on all its matrices.
+    #[serde(default)]
+    pub bias: bool,
+}
+
+/// Activation function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum Activation {
+    /// SiLU(gate) times up: three matrices.
+    #[default]
+    SwiGlu,
+    /// GELU(gate) times up: three matrices.
+    GeGlu,
+    /// GELU: two matrices.
+    Gelu,
+    /// ReLU: two matrices.
+    Relu,
+    /// Squared ReLU: two matrices.
+    SquaredRelu,
+}
+
+impl Activation {
+    /// Whether a gate matrix stands beside the up projection.
+    #[must_use]
+    pub fn gated(self) -> bool {
+        matches!(self, Self::SwiGlu | Self::GeGlu)
+    }
+    /// Matrices of width `hidden x width`: 3 gated, 2 plain.
+    #[must_use]
+    pub fn matrices(self) -> u64 {
+        if self.gated() { 3 } else { 2 }
+    }
+}
+
+/// A mixture of experts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Moe {
+    /// Routed experts.
+    pub experts: u64,
+    /// Experts that each token visits.
+    pub top_k: u64,
+    /// Inner width of one routed expert.
+    pub width: u64,
+    /// Activation of all experts.
+    #[serde(default)]
+    pub activation: Activation,
+    /// Biases on the experts' matrices (gpt-oss).
+    #[serde(default)]
+    pub expert_bias: bool,
+    /// Summed inner width of the shared experts; 0 where there are none.
+    #[serde(default)]
+    pub shared_width: u64,
+    /// A sigmoid gate of width `hidden` on the shared expert (Qwen2-MoE).
+    #[serde(default)]
+    pub shared_gate: bool,
+    /// Width in which the experts work where it is narrower than `hidden` (latent experts).
+    #[serde(default)]
+    pub latent_width: Option<u64>,
+    /// Routing facts.
+    #[serde(default)]
+    pub router: Router,
+}
+
+/// How tokens choose experts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Router {
+    /// Score function.
+    #[serde(default)]
+    pub score: RouterScore,
+    /// The router's matrix has a bias per expert.
+    #[serde(default)]
+    pub bias: bool,
+    /// A learned correction per expert balances the load without a loss (DeepSeek-V3); stored.
+    #[serde(default)]
+    pub balancing_bias: bool,
+    /// Expert groups and how many of them a token may visit (node-limited routing).
+    #[serde(default)]
+    pub groups: Option<RouterGroups>,
+}
+
+impl Default for Router {
+    fn default() -> Self {
+        Self { score: RouterScore::Softmax, bias: false, balancing_bias: false, groups: None }
+    }
+}
+
+/// Score function of a router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum RouterScore {
+    /// Softmax over the chosen experts.
+    #[default]
+    Softmax,
+    /// Softmax over all experts, then the choice.
+    SoftmaxBeforeTopK,
+    /// Independent sigmoids, normalised over the chosen ones.
+    Sigmoid,
+}
+
+/// Group-limited routing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RouterGroups {
+    /// Groups that the experts form.
+    pub count: u64,
+    /// Groups that a token may visit.
+    pub top_k: u64,
+}
+
+fn default_vocabulary_divisor() -> u64 {
+    128
+}
+fn yes() -> bool {
+    true
+}
+fn two() -> u32 {
+    2
+}
+
+/// What is wrong with a model that parsed. `field` is the name of the offending field as the file
+/// spells it, so that the diagnostic can point at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// Field name as written in the file.
+    pub field: String,
+    /// The block or segment that holds it, if any.
+    pub within: Option<String>,
+    /// What was found and what was expected.
+    pub message: String,
+}
+
+/// Largest size of any dimension that is accepted: keeps all later arithmetic inside 64 bits.
+const LARGEST: u64 = 1 << 24;
+
+impl Model {
+    /// Checks everything that types alone cannot: positive sizes, known blocks, heads that divide.
+    ///
+    /// # Errors
+    /// The first [`Fault`] found.
+    pub fn validate(&self) -> Result<(), Fault> {
+        let top = |field: &str, message: String| Fault { field: field.into(), within: None, message };
+        if self.schema != SCHEMA {
+            return Err(top(
+                "schema",
+                format!("schema {} is not known; this build reads schema {SCHEMA}", self.schema),
+            ));
+        }
+        if self.name.trim().is_empty() {
+            return Err(top("name", "the name is empty".into()));
+        }
+        for (field, value) in [
+            ("hidden", self.hidden),
+            ("vocabulary", self.vocabulary),
+            ("vocabulary_divisor", self.vocabulary_divisor),
+            ("embedding_width", self.embedding_width.unwrap_or(1)),
+        ] {
+            check_size(field, None, value)?;
+        }
+        if self.max_sequence == 0 || self.max_sequence > 1 << 32 {
+            return Err(top(
+                "max_sequence",
+                format!("expected 1 to 2^32 tokens, found {}", self.max_sequence),
+            ));
+        }
+        if let Position::Learned(rows) = self.position {
+            check_size("position", None, rows)?;
+        }
+        if let Position::RotaryWith { base, share } = self.position
+            && !(base.is_finite() && base > 0.0 && share > 0.0 && share <= 1.0)
+        {
+            return Err(top("position", "expected a positive rotary base and a share in (0, 1]".into()));
+        }
+        if self.layers.is_empty() {
+            return Err(top("layers", "a model needs at least one layer".into()));
+        }
+        for (name, block) in &self.blocks {
+            block.validate(name)?;
+        }
+        let known = || self.blocks.keys().cloned().collect::<Vec<_>>().join("`, `");
+        let mut total = 0u64;
+        for segment in &self.layers {
+            if segment.repeat == 0 || segment.of.is_empty() {
+                return Err(top("layers", "every segment needs repeat >= 1 and at least one block".into()));
+            }
+            total += u64::from(segment.repeat) * segment.of.len() as u64;
+            if let Some(unknown) = segment.of.iter().find(|name| !self.blocks.contains_key(*name)) {
+                return Err(top(
+                    "layers",
+                    format!("block `{unknown}` is not defined; blocks are `{}`", known()),
+                ));
+            }
+        }
+        if total > 4096 {
+            return Err(top("layers", format!("{total} layers; at most 4096 are accepted")));
+        }
+        if let Some(mtp) = &self.mtp {
+            if !self.blocks.contains_key(&mtp.block) {
+                return Err(top(
+                    "mtp",
+                    format!("block `{}` is not defined; blocks are `{}`", mtp.block, known()),
+                ));
+            }
+            if mtp.modules == 0 || mtp.modules > 16 {
+                return Err(top("mtp", format!("expected 1 to 16 modules, found {}", mtp.modules)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Number of decoder layers, multi-token-prediction modules not counted.
+    #[must_use]
+    pub fn layer_count(&self) -> u32 {
+        self.layers.iter().map(|s| s.repeat * s.of.len() as u32).sum()
+    }
+
+    /// Vocabulary after padding for a tensor-parallel degree.
+    #[must_use]
+    pub fn padded_vocabulary(&self, tensor_parallel: u64) -> u64 {
+        self.vocabulary.next_multiple_of(self.vocabulary_divisor * tensor_parallel)
+    }
+}
+
+fn check_size(field: &str, within: Option<&str>, value: u64) -> Result<(), Fault> {
+    if (1..=LARGEST).contains(&value) {
+        return Ok(());
+    }
+    Err(Fault {
+        field: field.into(),
+        within: within.map(Into::into),
+        message: format!("expected 1 to {LARGEST}, found {value}"),
+    })
+}
+
+impl Block {
+    fn validate(&self, name: &str) -> Result<(), Fault> {
+        let within = Some(name);
+        let fault =
+            |field: &str, message: String| Fault { field: field.into(), within: Some(name.into()), message };
+        if self.norms > 8 {
+            return Err(fault("norms", format!("expected at most 8, found {}", self.norms)));
+        }
+        match &self.mixer {
+            Mixer::Attention(a) => {
+                for (field, value) in [("heads", a.heads), ("kv_heads", a.kv_heads), ("head_dim", a.head_dim)]
+                {
+                    check_size(field, within, value)?;
+                }
+                if a.heads % a.kv_heads != 0 {
+                    return Err(fault(
+                        "kv_heads",
+                        format!("{} query heads do not divide among {} key/value heads", a.heads, a.kv_heads),
+                    ));
+                }
+                if a.window == Some(0) {
+                    return Err(fault("window", "a window needs at least one token".into()));
+                }
+            }
+            Mixer::Latent(a) => {
+                for (field, value) in [
+                    ("heads", a.heads),
+                    ("q_lora_rank", a.q_lora_rank.unwrap_or(1)),
+                    ("kv_lora_rank", a.kv_lora_rank),
+                    ("qk_nope_dim", a.qk_nope_dim),
+                    ("qk_rope_dim", a.qk_rope_dim),
+                    ("v_dim", a.v_dim),
+                ] {
+                    check_size(field, within, value)?;
+                }
+            }
+            Mixer::Mamba2(a) => {
+                for (field, value) in [
+                    ("inner", a.inner),
+                    ("state", a.state),
+                    ("groups", a.groups),
+                    ("heads", a.heads),
+                    ("conv_kernel", a.conv_kernel),
+                ] {
+                    check_size(field, within, value)?;
+                }
+                if a.inner % a.heads != 0 || a.heads % a.groups != 0 {
+                    return Err(fault(
+                        "heads",
+                        "heads must divide inner, and groups must divide heads".into(),
+                    ));
+                }
+            }
+            Mixer::None => {}
+        }
+        match &self.feed_forward {
+            FeedForward::Dense(d) => check_size("width", within, d.width)?,
+            FeedForward::Moe(e) => {
+                for (field, value) in [
+                    ("experts", e.experts),
+                    ("top_k", e.top_k),
+                    ("width", e.width),
+                    ("shared_width", e.shared_width.max(1)),
+                    ("latent_width", e.latent_width.unwrap_or(1)),
+                ] {
+                    check_size(field, within, value)?;
+                }
+                if e.top_k > e.experts {
+                    return Err(fault(
+                        "top_k",
+                        format!("{} experts cannot serve top {}", e.experts, e.top_k),
+                    ));
+                }
+                if let Some(g) = e.router.groups
+                    && (g.count == 0 || g.top_k == 0 || g.top_k > g.count || e.experts % g.count != 0)
+                {
+                    return Err(fault(
+                        "groups",
+                        "group counts must divide the experts and top_k not exceed them".into(),
+                    ));
+                }
+            }
+            FeedForward::None => {}
+        }
+        if self.mixer == Mixer::None && self.feed_forward == FeedForward::None {
+            return Err(fault("blocks", "a block needs a mixer or a feed-forward part".into()));
+        }
+        Ok(())
+    }
+}

@@ -174,7 +174,10 @@ pub struct ScaleUp {
     /// Schedulers hand out whole blocks of this many GPUs of a domain (64 of an NVL72's 72).
     #[serde(default)]
     pub allocation: Option<u32>,
-    /// Bus bandwidth of ring collectives (all-gather, reduce-scatter) per GPU, measured.
+    /// How the GPUs of a domain are wired; decides what a group smaller than the domain gets.
+    #[serde(default)]
+    pub topology: Topology,
+    /// Bus bandwidth of ring collectives (all-gather, reduce-scatter) per GPU over the whole domain, measured.
     pub ring: Bandwidth,
     /// Bus bandwidth of all-reduce with in-network reduction, where the switch has it.
     #[serde(default)]
@@ -187,6 +190,31 @@ pub struct ScaleUp {
     pub latency: Seconds,
     /// Ramp of medium messages: extra time `delay * (1 - exp(-bytes / bytes_scale))`.
     pub ramp: (Seconds, Bytes),
+}
+
+/// How the GPUs of a scale-up domain are wired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
+pub enum Topology {
+    /// Through switches (NVSwitch, PCIe): any group has the full bandwidth of each member.
+    #[default]
+    Switched,
+    /// One link per pair (Infinity Fabric): a group of `k` uses `k - 1` of the `domain - 1` links of each
+    /// member. Two MI300X reach 48 GB/s where eight reach 313
+    /// (stas00/ml-engineering:network/README.md).
+    Mesh,
+}
+
+impl ScaleUp {
+    /// Share of the domain's bandwidths that a group of this many of its GPUs can use, in (0, 1].
+    #[must_use]
+    pub fn reach(&self, group: u32) -> f64 {
+        match self.topology {
+            Topology::Mesh if group < self.domain => {
+                f64::from(group.max(2) - 1) / f64::from(self.domain.max(2) - 1)
+            }
+            _ => 1.0,
+        }
+    }
 }
 
 /// The network between domains.

@@ -5,6 +5,11 @@
 //! one parameter costs in bytes and seconds — is priced once per data-parallel arrangement
 //! ([`Sharding`]); a plan is then integer arithmetic over those tables ([`step`]).
 
+pub mod advice;
+pub mod goodput;
+pub mod money;
+pub mod scaling;
+
 use serde::Serialize;
 
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload};

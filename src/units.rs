@@ -115,6 +115,12 @@ macro_rules! float_quantity {
                 Self(iter.map(|x| x.0).sum())
             }
         }
+        impl From<$name> for f64 {
+            /// The bare number in the unit without a prefix: for output formats whose field names carry it.
+            fn from(quantity: $name) -> f64 {
+                quantity.0
+            }
+        }
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 struct TextVisitor;
@@ -159,6 +165,9 @@ float_quantity!(
 float_quantity!(
     /// Watts.
     Watts, "a power", "\"700W\"", &[("W", 1.0), ("kW", 1e3), ("MW", 1e6)]);
+float_quantity!(
+    /// Electrical energy.
+    WattHours, "an energy", "\"21.2GWh\"", &[("Wh", 1.0), ("kWh", 1e3), ("MWh", 1e6), ("GWh", 1e9)]);
 float_quantity!(
     /// United States dollars.
     Dollars, "an amount of money", "\"2.5USD\" or \"5e6USD\"", &[("USD", 1.0)]);
@@ -221,6 +230,11 @@ impl fmt::Display for Watts {
         prefixed(f, self.0, "W", &DECIMAL[3..])
     }
 }
+impl fmt::Display for WattHours {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        prefixed(f, self.0, "Wh", &DECIMAL[2..])
+    }
+}
 impl fmt::Display for Dollars {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{}USD", shortest(self.0))
@@ -249,6 +263,12 @@ impl Div<Bandwidth> for Bytes {
     type Output = Seconds;
     fn div(self, rate: Bandwidth) -> Seconds {
         Seconds(self.0 as f64 / rate.0)
+    }
+}
+impl Mul<Seconds> for Watts {
+    type Output = WattHours;
+    fn mul(self, time: Seconds) -> WattHours {
+        WattHours(self.0 * time.0 / 3600.0)
     }
 }
 impl Mul<Seconds> for DollarsPerHour {
@@ -431,6 +451,37 @@ impl std::str::FromStr for Tokens {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Self::parse(text)
     }
+}
+impl<'de> Deserialize<'de> for Tokens {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct TextVisitor;
+        impl Visitor<'_> for TextVisitor {
+            type Value = Tokens;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a number of tokens, such as \"800B\" or a whole number")
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Tokens, E> {
+                Tokens::parse(text).map_err(E::custom)
+            }
+            fn visit_u64<E: de::Error>(self, tokens: u64) -> Result<Tokens, E> {
+                Ok(Tokens(tokens))
+            }
+        }
+        deserializer.deserialize_any(TextVisitor)
+    }
+}
+impl Serialize for Tokens {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(self.0)
+    }
+}
+
+/// Serialises a quantity as a bare number; for fields whose name carries the unit (`usd_per_step`).
+///
+/// # Errors
+/// Those of the serialiser.
+pub fn as_number<Q: Copy + Into<f64>, S: Serializer>(quantity: &Q, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64((*quantity).into())
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! What is to be trained: GPUs, batch, sequence, precision, optimizer and limits.
 
+use std::fmt;
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
 
 use super::cluster::Format;
@@ -128,4 +131,198 @@ pub enum Routing {
     Balanced,
     /// As a real router chooses; the profile's imbalance factor applies.
     Natural,
+}
+
+/// A part of a job with its own sequence length and batch: 8k for most tokens, then 128k for the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Phase {
+    /// Tokens per sequence.
+    pub sequence_length: u32,
+    /// Sequences per optimizer step.
+    pub global_batch_size: u32,
+    /// Tokens trained in this phase.
+    pub tokens: Tokens,
+}
+
+impl Phase {
+    /// Tokens of one step.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> Tokens {
+        Tokens(u64::from(self.sequence_length) * u64::from(self.global_batch_size))
+    }
+    /// The job with this phase's sequence length, batch and tokens.
+    #[must_use]
+    pub fn job(&self, base: &Job) -> Job {
+        Job {
+            sequence_length: self.sequence_length,
+            global_batch_size: self.global_batch_size,
+            tokens: Some(self.tokens),
+            ..base.clone()
+        }
+    }
+}
+
+/// The text is no [`Phase`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is not a phase: {what}; expected sequence length:global batch:tokens, such as 8192:2048:14T"
+)]
+pub struct PhaseError {
+    text: String,
+    what: String,
+}
+
+/// A positive whole number that fits 32 bits.
+fn size(what: &str, text: &str) -> Result<u32, String> {
+    match text.trim().parse() {
+        Ok(0) => Err(format!("the {what} is 0")),
+        Ok(value) => Ok(value),
+        Err(_) => Err(format!("the {what} `{text}` is not a whole number below 2^32")),
+    }
+}
+
+impl FromStr for Phase {
+    type Err = PhaseError;
+    /// Reads `8192:2048:14T`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let err = |what: String| PhaseError { text: text.to_owned(), what };
+        let parts: Vec<&str> = text.split(':').collect();
+        let [sequence, batch, tokens] = parts[..] else {
+            return Err(err(format!("it has {} parts", parts.len())));
+        };
+        let tokens = Tokens::parse(tokens).map_err(|e| err(e.to_string()))?;
+        if tokens == Tokens::ZERO {
+            return Err(err("it trains no tokens".into()));
+        }
+        Ok(Self {
+            sequence_length: size("sequence length", sequence).map_err(err)?,
+            global_batch_size: size("global batch", batch).map_err(err)?,
+            tokens,
+        })
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.sequence_length, self.global_batch_size, self.tokens)
+    }
+}
+
+/// Documents packed into sequences, as a histogram of their lengths. Attention does not cross documents:
+/// its work follows the sum of squared lengths, everything else the sum of lengths.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PackedLengths {
+    /// Length in tokens and number of documents (or any common multiple of it).
+    pub lengths: Vec<(u32, u64)>,
+}
+
+impl PackedLengths {
+    /// The pieces that fit sequences of `sequence_length`: longer documents are cut.
+    #[must_use]
+    pub fn pieces(&self, sequence_length: u32) -> Vec<(u32, u64)> {
+        let mut pieces = Vec::with_capacity(self.lengths.len());
+        for &(length, count) in &self.lengths {
+            if length <= sequence_length {
+                pieces.push((length, count));
+                continue;
+            }
+            pieces.push((sequence_length, count * u64::from(length / sequence_length)));
+            if length % sequence_length > 0 {
+                pieces.push((length % sequence_length, count));
+            }
+        }
+        pieces
+    }
+    /// The sequence length at which unpacked attention would do the same work for each token:
+    /// `sum n l^2 / sum n l`.
+    #[must_use]
+    pub fn attention_length(&self, sequence_length: u32) -> f64 {
+        let (mut squares, mut tokens) = (0.0, 0.0);
+        for (length, count) in self.pieces(sequence_length) {
+            let share = f64::from(length) * count as f64;
+            squares += share * f64::from(length);
+            tokens += share;
+        }
+        squares / tokens
+    }
+    /// Checks that there are documents and that none is empty.
+    ///
+    /// # Errors
+    /// What is wrong with the histogram.
+    pub fn validate(&self) -> Result<(), String> {
+        if self.lengths.iter().all(|&(_, count)| count == 0) {
+            return Err("the histogram of document lengths holds no document".into());
+        }
+        match self.lengths.iter().find(|&&(length, _)| length == 0) {
+            Some(_) => Err("the histogram of document lengths has documents of length 0".into()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The text is no [`PackedLengths`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{text}` is no histogram of document lengths: {what}; expected length x count, such as 512x70,4096x25,8192x5"
+)]
+pub struct PackedLengthsError {
+    text: String,
+    what: String,
+}
+
+impl FromStr for PackedLengths {
+    type Err = PackedLengthsError;
+    /// Reads `512x70,4096x25,8192x5`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let err = |what: String| PackedLengthsError { text: text.to_owned(), what };
+        let mut lengths = Vec::new();
+        for entry in text.split(',') {
+            let Some((length, count)) = entry.split_once('x') else {
+                return Err(err(format!("`{entry}` has no `x`")));
+            };
+            let length = size("length", length).map_err(err)?;
+            let count = size("count", count).map_err(err)?;
+            lengths.push((length, u64::from(count)));
+        }
+        Ok(Self { lengths })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_and_histograms_read_as_they_print() {
+        let phase: Phase = "8192:2048:14T".parse().unwrap();
+        assert_eq!(phase.tokens_per_step(), Tokens(16_777_216));
+        assert_eq!(phase.to_string(), "8192:2048:14T");
+        for bad in ["8192:2048", "0:2048:14T", "8192:2048:0", "8192:x:14T", "8192:2048:-1", "8192:5e9:1T", ""]
+        {
+            assert!(bad.parse::<Phase>().is_err(), "{bad}");
+        }
+        let packed: PackedLengths = "512x70,4096x25,8192x5".parse().unwrap();
+        assert_eq!(packed.lengths, [(512, 70), (4096, 25), (8192, 5)]);
+        assert_eq!(packed.validate(), Ok(()));
+        for bad in ["512", "0x3", "512x0", "512x3,", "512x-1", ""] {
+            assert!(bad.parse::<PackedLengths>().is_err(), "{bad}");
+        }
+        assert!(PackedLengths { lengths: vec![] }.validate().is_err());
+    }
+
+    #[test]
+    fn attention_counts_the_sum_of_squares() {
+        let one = PackedLengths { lengths: vec![(8192, 1)] };
+        assert_eq!(one.attention_length(8192), 8192.0);
+        // 8 documents of 1,024: an eighth of the attention of one of 8,192.
+        assert_eq!(PackedLengths { lengths: vec![(1024, 8)] }.attention_length(8192), 1024.0);
+        // 3 tokens in squares of 1 and 2: (1 + 4) / 3.
+        let mixed = PackedLengths { lengths: vec![(1, 1), (2, 1)] };
+        assert!((mixed.attention_length(8192) - 5.0 / 3.0).abs() < 1e-12);
+        // A document of 20,000 is cut into 8,192 + 8,192 + 3,616.
+        let long = PackedLengths { lengths: vec![(20_000, 1)] };
+        assert_eq!(long.pieces(8192), [(8192, 2), (3616, 1)]);
+    }
 }

@@ -6,8 +6,11 @@
 //! ([`Sharding`]); a plan is then integer arithmetic over those tables ([`step`]).
 
 pub mod advice;
+pub mod compute;
 pub mod goodput;
+pub mod model;
 pub mod money;
+pub mod network;
 pub mod scaling;
 
 use serde::Serialize;

@@ -3,6 +3,7 @@
 pub mod cost;
 pub mod frameworks;
 pub mod layers;
+pub mod memory;
 pub mod plan;
 pub mod spec;
 pub mod units;

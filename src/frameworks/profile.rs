@@ -1,1 +1,371 @@
+//! Runtime profiles: how training frameworks behave, as data.
+//!
+//! A profile names the few discrete ways in which a framework differs from a fused, overlapped
+//! Megatron-Core run: what overlaps, which kernels are fused, what the host costs, which copies of
+//! the weights and gradients are kept. Profiles ship as `src/frameworks/profiles/*.ron`, embedded.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use include_dir::{Dir, include_dir};
+use serde::{Deserialize, Serialize};
+
+use crate::spec::cluster::{Architecture, AttentionKernel};
+use crate::spec::model::Fault;
+use crate::units::Seconds;
+
+static FILES: Dir = include_dir!("$CARGO_MANIFEST_DIR/src/frameworks/profiles");
+
+/// The schema version that this build reads.
+pub const SCHEMA: u32 = 1;
+
+/// Name of the profile that applies where nothing else is said.
+pub const DEFAULT: &str = "megatron";
+
+/// How one framework of one era behaves at run time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Version of this format; see [`SCHEMA`].
+    pub schema: u32,
+    /// What it describes, for people.
+    pub title: String,
+    /// Kernels.
+    pub kernels: Kernels,
+    /// Tensor-parallel communication.
+    pub tensor: Tensor,
+    /// Pipeline messages and the framework's own placement of layers.
+    pub pipeline: Pipeline,
+    /// Data-parallel communication.
+    pub data: Data,
+    /// Sharded weights (ZeRO-3, FSDP).
+    pub sharded: Sharded,
+    /// Mixture-of-experts layers.
+    pub experts: Experts,
+    /// Host time.
+    pub host: Host,
+    /// Stragglers and scale.
+    pub jitter: Jitter,
+    /// Memory recipe.
+    pub memory: Memory,
+    /// One standard deviation of the logarithm of a predicted time, from residuals of its class.
+    pub sigma: f64,
+    /// Where the facts come from.
+    #[serde(default)]
+    pub sources: Vec<String>,
+}
+
+/// A number that may differ between silicon generations.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerArchitecture {
+    /// Where the generation is not listed.
+    pub any: f64,
+    /// By generation.
+    #[serde(default)]
+    pub on: BTreeMap<Architecture, f64>,
+}
+
+impl PerArchitecture {
+    /// The number for a generation.
+    #[must_use]
+    pub fn get(&self, architecture: Architecture) -> f64 {
+        self.on.get(&architecture).copied().unwrap_or(self.any)
+    }
+}
+
+/// Kernels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kernels {
+    /// Factor on the sustained rate of matrix products.
+    pub gemm: PerArchitecture,
+    /// Attention kernels.
+    pub attention_kernel: AttentionKernel,
+    /// Factor on their rate.
+    pub attention: PerArchitecture,
+    /// Factor on the traffic of norms and residuals (1: fused).
+    pub norm_traffic: PerArchitecture,
+    /// Factor on the traffic of activation functions (1: fused).
+    pub activation_traffic: PerArchitecture,
+    /// Hidden dropout is on where the model has it.
+    pub dropout: bool,
+    /// Weight gradients are accumulated in place by the matrix product.
+    pub fused_gradient_accumulation: bool,
+    /// Bytes of a separate gradient addition per local parameter and micro-batch.
+    #[serde(default)]
+    pub gradient_addition_bytes: f64,
+    /// Bytes per logit that the loss moves forward and backward.
+    pub loss_bytes: (f64, f64),
+    /// The loss works on gathered logits of the whole vocabulary.
+    #[serde(default)]
+    pub loss_gathered: bool,
+}
+
+/// Tensor-parallel communication.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tensor {
+    /// Share of all collectives that pipelined overlap with matrix products leaves exposed.
+    pub overlapped_exposed: f64,
+    /// Factor on all-reduces where sequence parallelism is off.
+    pub all_reduce_factor: f64,
+    /// The backward pass exposes its collectives: re-gathers and reduce-scatters too, all times this.
+    /// None: re-gathers hide under data gradients, and reduce-scatters under weight gradients.
+    #[serde(default)]
+    pub synchronous_factor: Option<f64>,
+}
+
+/// Pipeline messages.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pipeline {
+    /// Interleaved schedules overlap messages with computation.
+    pub overlap_interleaved: bool,
+    /// Messages are split over tensor-parallel ranks also without sequence parallelism.
+    pub scattered: bool,
+    /// Host time of one message.
+    pub message_host: Seconds,
+    /// How the framework itself places layers.
+    pub placement: Placement,
+}
+
+/// How a framework places layers on stages when it is not told.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Placement {
+    /// Equal counts.
+    Even,
+    /// Blocks fill ranks until the cumulative cost passes `(rank + 1) / p` of the total, with a layer
+    /// counted `4 h^2 + 3 h f` and the head `head_weight * V h`; the block that crosses stays.
+    Greedy {
+        /// Weight of the head.
+        head_weight: f64,
+    },
+}
+
+/// When gradients are reduced and weights gathered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataMode {
+    /// Both overlap with computation.
+    Overlapped,
+    /// Gradients overlap; the gather after the update does not.
+    GradientsOverlapped,
+    /// Nothing overlaps.
+    After,
+}
+
+/// Data-parallel communication.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Data {
+    /// With a sharded optimizer.
+    pub sharded: DataMode,
+    /// Without one (plain all-reduce).
+    pub replicated: DataMode,
+    /// Gradients are all-reduced even where the optimizer is sharded.
+    #[serde(default)]
+    pub always_all_reduce: bool,
+    /// Bytes of a gradient on the wire.
+    pub gradient_bytes: f64,
+    /// Latency per rank and tensor of collectives that are issued tensor by tensor, with a sharded
+    /// optimizer and without one.
+    pub tensor_latency: (Seconds, Seconds),
+    /// Share of the network cards' rate that data-parallel traffic reaches.
+    pub network: f64,
+}
+
+/// Sharded weights (ZeRO-3, FSDP).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sharded {
+    /// Bytes of a gathered weight on the wire.
+    pub gather_bytes: f64,
+    /// Bytes of a reduced gradient on the wire.
+    pub reduce_bytes: f64,
+    /// Slow-down of computation under full overlap.
+    pub slow: f64,
+    /// Share of computation that cannot hide communication.
+    pub tail: f64,
+    /// Units that are gathered ahead.
+    pub prefetch: f64,
+}
+
+/// Mixture-of-experts layers (see the constants' sources in the profile's file).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Experts {
+    /// Host time of one kernel launch.
+    pub launch: Seconds,
+    /// Launches of attention and norms, of router and preprocessing, and of everything else.
+    pub launches: (f64, f64, f64),
+    /// Launches per local expert, forward and backward.
+    pub launches_per_expert: (f64, f64),
+    /// Factor on launches per expert under tensor-wise FP8 and under block-scaled formats.
+    pub low_precision_launches: (f64, f64),
+    /// Exponent that joins device and host time where token counts are read on the host.
+    pub host_exponent: f64,
+    /// Share of memory bandwidth that permutation reaches.
+    pub permute_efficiency: f64,
+    /// Bytes per routed element that permutation moves: all-to-all, dispatch library, fused.
+    pub permute_bytes: (f64, f64, f64),
+    /// Share of the shorter of computation and communication that overlap leaves.
+    pub overlap_exposed: f64,
+    /// Bytes per element of expert biases (added expert by expert).
+    pub bias_bytes: f64,
+    /// Fixed latency of one dispatch or combine.
+    pub dispatch_latency: Seconds,
+    /// Most loaded rank over the mean with a natural router: many experts (above 16), few experts.
+    pub imbalance: (f64, f64),
+    /// Bytes of communication buffers of dispatch libraries.
+    pub library_buffers: f64,
+}
+
+/// Host time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Least time of a dense layer's forward pass.
+    pub forward: Seconds,
+    /// Least time of a dense layer's backward pass.
+    pub backward: Seconds,
+    /// Per micro-batch.
+    pub micro_batch: Seconds,
+    /// Per step, optimizer launches included.
+    pub step: Seconds,
+}
+
+/// Stragglers and scale: the step takes `base + per_doubling * log2(gpus / 64)` times as long.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Jitter {
+    /// At 64 GPUs and fewer.
+    pub base: f64,
+    /// For every doubling beyond.
+    pub per_doubling: f64,
+}
+
+/// Memory recipe, bytes per parameter unless said otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Memory {
+    /// BF16 recipe.
+    pub bf16: States,
+    /// FP16 recipe.
+    pub fp16: States,
+    /// Low-precision weights replace the BF16 ones (primary weights) instead of standing beside them.
+    #[serde(default)]
+    pub primary_low_precision: bool,
+    /// Kept activations beyond the tensors that the backward pass reads: bytes per token for every
+    /// hidden and every feed-forward channel.
+    #[serde(default)]
+    pub extra_kept: (f64, f64),
+    /// Share of a layer's activations that is kept (operator-level selective checkpointing).
+    #[serde(default = "one")]
+    pub kept_share: f64,
+    /// Bytes per logit at the peak of the loss.
+    pub logit_bytes: f64,
+    /// They are on the whole vocabulary.
+    #[serde(default)]
+    pub logits_gathered: bool,
+    /// Factor on the working set of one layer.
+    #[serde(default = "one")]
+    pub transient_factor: f64,
+    /// Dummy weight gradients are cached per shape (Transformer Engine 2.3 and later).
+    #[serde(default)]
+    pub gradient_pool: bool,
+    /// Bytes per local parameter of staging at the update; the peak is this or activations, whichever
+    /// is larger.
+    #[serde(default)]
+    pub staging: f64,
+    /// Reserved over allocated bytes.
+    pub fragmentation: f64,
+    /// Context, communicators and workspaces: bytes outside the allocator.
+    pub fixed: f64,
+}
+
+/// Bytes of training state per parameter without moments.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct States {
+    /// Weights that are computed with.
+    pub weights: f64,
+    /// Gradients that every rank holds in full (stage 1).
+    pub gradients: f64,
+    /// Master weights and further copies that belong to the owner: divided by the sharding group.
+    pub owned: f64,
+}
+
+fn one() -> f64 {
+    1.0
+}
+
+static PROFILES: LazyLock<BTreeMap<String, Result<Profile, String>>> = LazyLock::new(|| {
+    let read = |file: &include_dir::File| {
+        let text = file.contents_utf8().unwrap_or_default();
+        let profile: Result<Profile, _> = crate::spec::ron_options().from_str(text);
+        let profile = profile.map_err(|e| e.to_string());
+        profile.and_then(|p| p.validate().map(|()| p).map_err(|fault| fault.message))
+    };
+    let name = |file: &include_dir::File| Some(file.path().file_stem()?.to_str()?.to_owned());
+    FILES.files().filter_map(|file| Some((name(file)?, read(file)))).collect()
+});
+
+impl Profile {
+    /// A shipped profile by name.
+    #[must_use]
+    pub fn find(name: &str) -> Option<&'static Self> {
+        PROFILES.get(name)?.as_ref().ok()
+    }
+
+    /// Names of the shipped profiles, sorted.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        PROFILES.keys().map(String::as_str)
+    }
+
+    /// Checks ranges.
+    ///
+    /// # Errors
+    /// The first [`Fault`] found.
+    pub fn validate(&self) -> Result<(), Fault> {
+        let fault = |field: &str, message: String| Fault { field: field.into(), within: None, message };
+        if self.schema != SCHEMA {
+            let message = format!("schema {} is not known; this build reads schema {SCHEMA}", self.schema);
+            return Err(fault("schema", message));
+        }
+        let positive = [
+            ("gemm", self.kernels.gemm.any),
+            ("attention", self.kernels.attention.any),
+            ("norm_traffic", self.kernels.norm_traffic.any),
+            ("activation_traffic", self.kernels.activation_traffic.any),
+            ("gradient_bytes", self.data.gradient_bytes),
+            ("network", self.data.network),
+            ("host_exponent", self.experts.host_exponent),
+            ("permute_efficiency", self.experts.permute_efficiency),
+            ("base", self.jitter.base),
+            ("fragmentation", self.memory.fragmentation),
+            ("kept_share", self.memory.kept_share),
+            ("sigma", self.sigma),
+        ];
+        for (field, value) in positive {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(fault(field, format!("expected a positive number, found {value}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_profiles_are_valid() {
+        assert!(PROFILES.len() >= 2);
+        for (name, profile) in PROFILES.iter() {
+            assert!(profile.is_ok(), "{name}: {profile:?}");
+        }
+        assert!(Profile::find(DEFAULT).is_some());
+        assert!(Profile::find("nothing").is_none());
+    }
+}

@@ -1,0 +1,1395 @@
+//! Prices layers, ends, states and messages of a layout: fills the tables of [`crate::cost`].
+
+use crate::cost::compute::{AttentionShape, Device, Product};
+use crate::cost::network::{Fabric, Group};
+use crate::cost::{
+    CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
+    PerParameter, Sharding, StateClass, Times,
+};
+use crate::frameworks::profile::{DataMode, Profile};
+use crate::layers::{
+    AttentionCount, LayerKind, Layers, effective_length, embedding_parameters, embedding_width,
+    head_parameters, norm_parameters,
+};
+use crate::memory::{self, LowPrecision, Reserve};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Place, Schedule};
+use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, Cluster};
+use crate::spec::job::{Job, Precision, Routing, Training};
+use crate::spec::model::{Block, FeedForward, LatentAttention, Mixer, Model, Moe, Position, QkNorm};
+use crate::units::{Bytes, Picos, Seconds};
+
+/// Share of the last backward (first forward) pass under which data-parallel traffic hides.
+/// Estimate: the first layers' gradients come last, and buckets close late.
+const DATA_HIDDEN_SHARE: f64 = 0.8;
+/// Slow-down of matrix products by a reduce-scatter that runs beside them, as a share of the latter.
+const REDUCE_INTERFERENCE: f64 = 0.25;
+/// Slow-down of computation by overlapped data-parallel traffic, as a share of that traffic.
+const DATA_INTERFERENCE: f64 = 0.05;
+/// Attention over ring chunks loses this much for every doubling of the ring.
+const RING_LOSS: f64 = 0.06;
+/// Share of a layer's forward (backward) pass under which offloaded activations move for free.
+const OFFLOAD_HIDDEN_SHARE: f64 = 0.9;
+/// Rate of a chunked state-space scan as a share of the BF16 peak, and its passes over the inner
+/// channels in bytes per channel and token. Estimate from the published Mamba-2 kernels.
+const SCAN_EFFICIENCY: f64 = 0.25;
+/// Tokens of one chunk of a state-space scan, whose states are kept in FP32 (Mamba-2's default).
+const SCAN_CHUNK: u64 = 256;
+
+/// Cost model of one model, cluster, framework and job.
+#[derive(Debug, Clone)]
+pub struct CostModel<'a> {
+    model: &'a Model,
+    layers: &'a Layers,
+    cluster: &'a Cluster,
+    accelerator: &'a Accelerator,
+    profile: &'a Profile,
+    job: &'a Job,
+    device: Device,
+    fabric: Fabric,
+    data_fabric: Fabric,
+    low: Option<LowPrecision>,
+}
+
+/// Seconds by [`Item`], before rounding to picoseconds.
+#[derive(Debug, Clone, Copy, Default)]
+struct Work([f64; ITEMS]);
+
+impl Work {
+    fn add(&mut self, item: Item, seconds: f64) {
+        self.0[item as usize] += seconds;
+    }
+    fn total(&self) -> f64 {
+        self.0.iter().sum()
+    }
+    fn times(&self) -> Times {
+        let mut times = Times::default();
+        for (into, &seconds) in times.0.iter_mut().zip(&self.0) {
+            *into = Seconds(seconds.max(0.0)).picos();
+        }
+        times
+    }
+}
+
+/// Forward and backward work of one layer as it is put together.
+#[derive(Debug, Clone, Copy, Default)]
+struct Passes {
+    forward: Work,
+    backward: Work,
+    /// One dispatch or combine.
+    exchange: f64,
+}
+
+/// What a cell fixes beside the key: sizes on one rank.
+struct Cell<'k> {
+    key: &'k CellKey,
+    /// Tokens of the rank's context-parallel share.
+    tokens: f64,
+    /// TP as a number.
+    tp: f64,
+    cp: f64,
+    /// What divides the hidden-sized tensors: TP under sequence parallelism, else 1.
+    split: u64,
+    tensor_group: Group,
+    context_group: Group,
+    expert_group: Group,
+}
+
+/// Kept bytes of one layer by how they are divided.
+#[derive(Default)]
+struct Kept {
+    /// Bytes per token of hidden-sized tensors: divided by TP under sequence parallelism only.
+    hidden: f64,
+    /// Bytes per token of tensors that are always divided by TP.
+    tensor: f64,
+    /// Bytes on this rank whatever TP is.
+    local: f64,
+}
+
+impl<'a> CostModel<'a> {
+    /// Prepares tables for one search. All inputs must have been validated.
+    #[must_use]
+    pub fn new(
+        model: &'a Model,
+        layers: &'a Layers,
+        cluster: &'a Cluster,
+        accelerator: &'a Accelerator,
+        profile: &'a Profile,
+        job: &'a Job,
+    ) -> Self {
+        let a = accelerator.architecture;
+        let k = &profile.kernels;
+        let device = Device::new(
+            accelerator,
+            job.precision.format(),
+            k.gemm.get(a),
+            k.attention_kernel,
+            k.attention.get(a),
+        );
+        Self {
+            model,
+            layers,
+            cluster,
+            accelerator,
+            profile,
+            job,
+            device,
+            fabric: Fabric::new(cluster, job.gpus, 1.0),
+            data_fabric: Fabric::new(cluster, job.gpus, profile.data.network),
+            low: LowPrecision::of(job.precision, a),
+        }
+    }
+
+    /// The profile in use.
+    #[must_use]
+    pub fn profile(&self) -> &'a Profile {
+        self.profile
+    }
+
+    /// Limit on allocated bytes per GPU: the job's, else the accelerator's, else what the reserve of
+    /// the framework leaves of the visible memory.
+    #[must_use]
+    pub fn memory_limit(&self) -> Bytes {
+        self.job.memory_limit.or(self.accelerator.memory_limit).unwrap_or_else(|| self.device_limit())
+    }
+
+    /// Allocated bytes that the device can hold: `(visible - fixed) / 1.02`. The allocator returns its
+    /// cached blocks before it fails, so its usual fragmentation does not count here.
+    #[must_use]
+    pub fn device_limit(&self) -> Bytes {
+        self.reserve().device_limit(self.accelerator.memory)
+    }
+
+    /// What the allocator and the device hold beyond allocated tensors.
+    #[must_use]
+    pub fn reserve(&self) -> Reserve {
+        Reserve {
+            factor: self.profile.memory.fragmentation,
+            fixed: Bytes::from_f64(self.profile.memory.fixed),
+        }
+    }
+
+    /// One standard deviation of the logarithm of a predicted step time.
+    #[must_use]
+    pub fn sigma(&self, layout: &Layout) -> f64 {
+        let _ = layout;
+        self.profile.sigma
+    }
+
+    fn cell_of<'k>(&self, key: &'k CellKey) -> Cell<'k> {
+        let sequence = u64::from(self.job.sequence_length);
+        let whole_tokens =
+            (sequence * u64::from(key.micro_batch_size)).div_ceil(u64::from(key.context_parallel));
+        let (tp, cp) = (key.tensor_parallel, key.context_parallel);
+        Cell {
+            key,
+            tokens: whole_tokens as f64,
+            tp: f64::from(tp),
+            cp: f64::from(cp),
+            split: if key.sequence_parallel { u64::from(tp) } else { 1 },
+            tensor_group: self.fabric.group(tp, 1),
+            context_group: self.fabric.group(cp, tp),
+            expert_group: self.fabric.group(key.expert_parallel, key.expert_tensor_parallel),
+        }
+    }
+
+    /// Prices every layer kind and both ends for one cell.
+    #[must_use]
+    pub fn cell(&self, key: &CellKey) -> CellCosts {
+        let c = self.cell_of(key);
+        let layers: Vec<LayerCost> = self.layers.kinds.iter().map(|kind| self.layer(&c, kind)).collect();
+        let embedding = self.embedding(&c);
+        let head = self.head(&c, &layers);
+        let tied_copy = self.tied_copy(&c);
+        let library = matches!(key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
+        let mut buffers =
+            if library { Bytes::from_f64(self.profile.experts.library_buffers) } else { Bytes::ZERO };
+        if key.offload.activations {
+            // Two layers' activations are on the move.
+            buffers += self.offload_buffers(&c);
+        }
+        CellCosts {
+            layers,
+            embedding,
+            head,
+            tied_copy,
+            micro_batch_overhead: self.profile.host.micro_batch.picos(),
+            buffers,
+        }
+    }
+
+    // ---- one layer ----
+
+    fn layer(&self, c: &Cell, kind: &LayerKind) -> LayerCost {
+        let block = &kind.block;
+        let mut p = Passes::default();
+        let mut kept = Kept::default();
+        let mut modules: Vec<(Module, Work, f64)> = Vec::new();
+        let mut shapes: Vec<(u64, u64)> = Vec::new();
+
+        self.norms(c, block, &mut p, &mut kept, &mut modules);
+        match &block.mixer {
+            Mixer::Attention(_) | Mixer::Latent(_) => {
+                self.attention(c, block, &mut p, &mut kept, &mut modules, &mut shapes);
+            }
+            Mixer::Mamba2(a) => {
+                let inner = a.inner + 2 * a.groups * a.state;
+                let (into, out) = (a.inner + inner + a.heads, a.inner);
+                self.column(c, into, &mut p, &mut shapes);
+                self.row(c, out, &mut p, &mut shapes);
+                self.scan(c, a, &mut p);
+                kept.tensor += 2.0 * (into + inner + a.inner) as f64
+                    + self.input_bytes() * a.inner as f64
+                    + 4.0 * (a.inner * a.state) as f64 / SCAN_CHUNK as f64;
+            }
+            Mixer::None => {}
+        }
+        match &block.feed_forward {
+            FeedForward::Dense(d) => {
+                let mut body = Passes::default();
+                let into = d.width * (d.activation.matrices() - 1);
+                self.column(c, into, &mut body, &mut shapes);
+                self.row(c, d.width, &mut body, &mut shapes);
+                self.activation(d.width as f64 * c.tokens / c.tp, d.activation.gated(), &mut body);
+                let saved = 2.0 * into as f64 + self.input_bytes() * d.width as f64;
+                kept.tensor += saved + self.profile.memory.extra_kept.1 * d.width as f64;
+                self.add(&mut p, &body);
+                let mut extra = body.forward;
+                self.add_tensor_collectives(c, &mut extra, 1.0);
+                modules.push((Module::Mlp, extra, saved * c.tokens / c.tp));
+            }
+            FeedForward::Moe(e) => {
+                self.moe(c, e, &mut p, &mut kept, &mut modules, &mut shapes);
+            }
+            FeedForward::None => {}
+        }
+        self.tensor_parallel(c, block, &mut p);
+
+        // Experts exchange tokens: exposed in full, or joined with the computation of another
+        // micro-batch's opposite pass.
+        if p.exchange > 0.0 {
+            let (f, b) = (p.forward.total(), p.backward.total());
+            let (compute, exchange) = (f + b, 4.0 * p.exchange);
+            let exposed = if c.key.expert_overlap {
+                let (large, small) =
+                    if compute > exchange { (compute, exchange) } else { (exchange, compute) };
+                large + self.profile.experts.overlap_exposed * small - compute
+            } else {
+                exchange
+            };
+            p.forward.add(Item::ExpertParallel, exposed * f / compute);
+            p.backward.add(Item::ExpertParallel, exposed * b / compute);
+        }
+        let (host_forward, host_backward) = self.host(c, block);
+        let join = |device: f64, host: f64| {
+            if matches!(block.feed_forward, FeedForward::Moe(_)) {
+                let x = self.profile.experts.host_exponent;
+                (device.powf(x) + host.powf(x)).powf(1.0 / x)
+            } else {
+                device.max(host)
+            }
+        };
+        let (device_forward, device_backward) = (p.forward.total(), p.backward.total());
+        p.forward.add(Item::Host, join(device_forward, host_forward) - device_forward);
+        let plain_backward = join(device_backward, host_backward);
+        p.backward.add(Item::Host, plain_backward - device_backward);
+        // A recomputed forward pass repeats its collectives and its launches.
+        let mut full_extra = Work::default();
+        let replayed = join(device_backward + device_forward, host_backward + host_forward);
+        full_extra.add(Item::Recompute, replayed - plain_backward);
+
+        let tokens = c.tokens;
+        let share = self.profile.memory.kept_share;
+        let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
+        let whole =
+            share * (hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local);
+        let input = 2.0 * self.model.hidden as f64 * tokens / c.split as f64;
+        let mut cost = LayerCost {
+            forward: p.forward.times(),
+            backward: p.backward.times(),
+            kept: Bytes::from_f64(whole),
+            modules: modules
+                .into_iter()
+                .map(|(module, work, saved)| {
+                    let mut extra = Times::default();
+                    extra.add(Item::Recompute, Seconds(work.total()).picos());
+                    ModuleCost { module, extra, saved: Bytes((saved * share).max(0.0) as u64) }
+                })
+                .collect(),
+            full_extra: full_extra.times(),
+            full_kept: Bytes::from_f64(input),
+            parameters: self.local_parameters(c, kind),
+            transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
+            weight_shapes: if self.profile.memory.gradient_pool { shapes } else { Vec::new() },
+        };
+        if c.key.offload.activations {
+            self.offload_activations(&mut cost);
+        }
+        cost
+    }
+
+    fn add(&self, into: &mut Passes, from: &Passes) {
+        for item in 0..ITEMS {
+            into.forward.0[item] += from.forward.0[item];
+            into.backward.0[item] += from.backward.0[item];
+        }
+    }
+
+    /// Bytes of a saved linear input per element.
+    fn input_bytes(&self) -> f64 {
+        self.low.map_or(2.0, |low| low.operand_bytes)
+    }
+
+    fn training_base(&self) -> bool {
+        self.job.training == Training::Full
+    }
+
+    /// A linear layer of `groups` problems: forward, data gradient and weight gradient. `tokens` rows
+    /// meet a weight of `outputs x inputs` on this rank. Quantisation is added where the format needs
+    /// it: the input forward, the output's gradient backward, over as many elements as each has here.
+    fn linear(&self, tokens: f64, outputs: f64, inputs: f64, low: bool, p: &mut Passes) {
+        let bytes = if low { self.input_bytes() } else { 2.0 };
+        let product = |rows, columns, inner, result_bytes| Product {
+            rows,
+            columns,
+            inner,
+            groups: 1.0,
+            operand_bytes: bytes,
+            result_bytes,
+        };
+        let d = &self.device;
+        p.forward.add(Item::Gemm, d.product(&product(tokens, outputs, inputs, 2.0), low));
+        p.backward.add(Item::Gemm, d.product(&product(tokens, inputs, outputs, 2.0), low));
+        if self.training_base() {
+            let result = self.weight_gradient_bytes();
+            p.backward.add(Item::Gemm, d.product(&product(outputs, inputs, tokens, result), low));
+        }
+    }
+
+    /// Bytes that a weight gradient's product moves per element of the result.
+    fn weight_gradient_bytes(&self) -> f64 {
+        let gradients = memory::states(self.profile, self.job.precision).gradients;
+        if self.profile.kernels.fused_gradient_accumulation { 2.0 * gradients } else { 2.0 }
+    }
+
+    /// Quantises `inputs` elements forward and `gradients` elements backward.
+    fn quantise(&self, inputs: f64, gradients: f64, p: &mut Passes) {
+        if let Some(low) = self.low {
+            p.forward.add(Item::ElementWise, self.device.stream(low.quantise_bytes * inputs, 1.0));
+            p.backward.add(Item::ElementWise, self.device.stream(low.quantise_bytes * gradients, 1.0));
+        }
+    }
+
+    /// A column-parallel linear layer from `hidden` to `outputs` channels in all.
+    fn column(&self, c: &Cell, outputs: u64, p: &mut Passes, shapes: &mut Vec<(u64, u64)>) {
+        let h = self.model.hidden;
+        let local = outputs.div_ceil(u64::from(c.key.tensor_parallel));
+        self.linear(c.tokens, local as f64, h as f64, self.low.is_some(), p);
+        // With sequence parallelism the input is quantised before it is gathered.
+        self.quantise(h as f64 * c.tokens / c.split as f64, local as f64 * c.tokens, p);
+        shapes.push((local, h));
+    }
+
+    /// A row-parallel linear layer from `inputs` channels in all to `hidden`.
+    fn row(&self, c: &Cell, inputs: u64, p: &mut Passes, shapes: &mut Vec<(u64, u64)>) {
+        let h = self.model.hidden;
+        let local = inputs.div_ceil(u64::from(c.key.tensor_parallel));
+        self.linear(c.tokens, h as f64, local as f64, self.low.is_some(), p);
+        self.quantise(local as f64 * c.tokens, h as f64 * c.tokens / c.split as f64, p);
+        shapes.push((h, local));
+    }
+
+    /// Norms and residual additions: a norm reads and writes once forward (4 bytes per channel) and
+    /// moves 8 backward; an addition moves 6 both ways.
+    fn norms(
+        &self,
+        c: &Cell,
+        block: &Block,
+        p: &mut Passes,
+        kept: &mut Kept,
+        modules: &mut Vec<(Module, Work, f64)>,
+    ) {
+        let h = self.model.hidden as f64;
+        let norms = f64::from(block.norms);
+        let parts = parts(block);
+        let elements =
+            h * c.tokens / c.split as f64 * self.profile.kernels.norm_traffic.get(self.architecture());
+        let (additions, d) = (parts, &self.device);
+        p.forward
+            .add(Item::ElementWise, d.stream((4.0 * norms + 6.0 * additions) * elements, norms + additions));
+        p.backward.add(
+            Item::ElementWise,
+            d.stream((8.0 * norms + 6.0 * additions) * elements, 2.0 * norms + additions),
+        );
+        // Norms before a part keep their input and their output (the part's input); norms after a part
+        // keep their input.
+        let before = norms.min(if block.parallel { 1.0 } else { parts });
+        let after = norms - before;
+        let input = self.input_bytes();
+        kept.hidden += before * (2.0 + input) * h + after * 2.0 * h;
+        if self.model.dropout && self.profile.kernels.dropout {
+            p.forward.add(Item::ElementWise, d.stream(parts * elements, 0.0));
+            p.backward.add(Item::ElementWise, d.stream(parts * elements, 0.0));
+            kept.hidden += parts * h;
+        }
+        if before > 0.0 {
+            let mut extra = Work::default();
+            extra.add(Item::ElementWise, d.stream(4.0 * before * elements, before));
+            modules.push((Module::LayerNorm, extra, before * input * h * c.tokens / c.split as f64));
+        }
+    }
+
+    fn architecture(&self) -> Architecture {
+        self.accelerator.architecture
+    }
+
+    fn activation(&self, elements: f64, gated: bool, p: &mut Passes) {
+        let factor = self.profile.kernels.activation_traffic.get(self.architecture());
+        let (forward, backward) = if gated { (6.0, 10.0) } else { (4.0, 6.0) };
+        p.forward.add(Item::ElementWise, self.device.stream(forward * elements * factor, 1.0));
+        p.backward.add(Item::ElementWise, self.device.stream(backward * elements * factor, 1.0));
+    }
+
+    fn attention(
+        &self,
+        c: &Cell,
+        block: &Block,
+        p: &mut Passes,
+        kept: &mut Kept,
+        modules: &mut Vec<(Module, Work, f64)>,
+        shapes: &mut Vec<(u64, u64)>,
+    ) {
+        let tp = u64::from(c.key.tensor_parallel);
+        let sequence = u64::from(self.job.sequence_length);
+        let low_copy = self.low.map_or(0.0, |l| l.operand_bytes);
+        let unfused = self.device.kernel() == AttentionKernel::Unfused;
+        let tokens = c.tokens;
+        let (shape, heads, key_value_bytes, output_dim, window);
+        match &block.mixer {
+            Mixer::Attention(a) => {
+                heads = a.heads.div_ceil(tp);
+                let kv_local = a.kv_heads.div_ceil(tp);
+                window = a.window;
+                self.column(c, (heads + 2 * kv_local) * a.head_dim * tp, p, shapes);
+                self.row(c, a.heads * a.head_dim, p, shapes);
+                let (ad, gd) = ((heads * a.head_dim) as f64, (kv_local * a.head_dim) as f64);
+                if !matches!(self.model.position, Position::Learned(_) | Position::Alibi | Position::None) {
+                    let rotary = self.device.stream(4.0 * (ad + gd) * tokens, 2.0);
+                    p.forward.add(Item::ElementWise, rotary);
+                    p.backward.add(Item::ElementWise, rotary);
+                }
+                if a.qk_norm != QkNorm::None {
+                    p.forward.add(Item::ElementWise, self.device.stream(4.0 * (ad + gd) * tokens, 2.0));
+                    p.backward.add(Item::ElementWise, self.device.stream(8.0 * (ad + gd) * tokens, 4.0));
+                    kept.local += 2.0 * (ad + gd) * tokens;
+                }
+                kept.local += (2.0 * ad + 4.0 * gd + (2.0 + low_copy) * ad) * tokens;
+                key_value_bytes = 4.0 * gd;
+                output_dim = ad;
+                shape = (a.head_dim as f64, a.head_dim as f64);
+            }
+            Mixer::Latent(a) => {
+                heads = a.heads.div_ceil(tp);
+                window = None;
+                self.latent(c, a, p, kept, modules, shapes);
+                key_value_bytes = 2.0 * heads as f64 * (a.qk_nope_dim + a.qk_rope_dim + a.v_dim) as f64;
+                output_dim = (heads * a.v_dim) as f64;
+                shape = ((a.qk_nope_dim + a.qk_rope_dim) as f64, a.v_dim as f64);
+            }
+            Mixer::Mamba2(_) | Mixer::None => return,
+        }
+        // After a head exchange a rank holds fewer heads over the whole sequence; otherwise all of its
+        // heads for its share of the queries. The work is the same.
+        let (queries, local_heads) = match (c.key.context_parallel > 1, c.key.context_comm) {
+            (true, ContextComm::AllToAll) => (tokens * c.cp, heads as f64 / c.cp),
+            _ => (tokens, heads as f64),
+        };
+        let seen = effective_length(sequence, window, AttentionCount::Causal);
+        let length = window.map_or(sequence, |w| w.min(sequence)) as f64;
+        let (mut forward, mut backward) = self.device.attention(&AttentionShape {
+            queries,
+            seen,
+            length,
+            heads: local_heads,
+            key_dim: shape.0,
+            value_dim: shape.1,
+        });
+        if c.key.context_parallel > 1 {
+            if c.key.context_comm == ContextComm::Ring {
+                let loss = 1.0 + RING_LOSS * c.cp.log2();
+                forward *= loss;
+                backward *= loss;
+            }
+            let (f, b) = self.context_parallel(
+                c,
+                key_value_bytes * tokens,
+                shape.0 * heads as f64 * tokens * 2.0,
+                output_dim * tokens * 2.0,
+                (forward, backward),
+            );
+            p.forward.add(Item::ContextParallel, f);
+            p.backward.add(Item::ContextParallel, b);
+            if c.key.context_comm == ContextComm::AllToAll {
+                kept.local += 2.0 * output_dim * tokens;
+            }
+        }
+        p.forward.add(Item::Attention, forward);
+        p.backward.add(Item::Attention, backward);
+        // Scores, probabilities and dropout mask in memory (5 bytes a score), or the statistics of a
+        // fused kernel.
+        let scores = if unfused { 5.0 * heads as f64 * sequence as f64 / c.cp } else { 4.0 * heads as f64 };
+        kept.local += scores * tokens;
+        let mut extra = Work::default();
+        extra.add(Item::Attention, forward);
+        modules.push((Module::CoreAttention, extra, scores * tokens));
+    }
+
+    /// Projections of multi-head latent attention. Down projections are replicated over tensor-parallel
+    /// ranks and work on the sequence share where there is one.
+    fn latent(
+        &self,
+        c: &Cell,
+        a: &LatentAttention,
+        p: &mut Passes,
+        kept: &mut Kept,
+        modules: &mut Vec<(Module, Work, f64)>,
+        shapes: &mut Vec<(u64, u64)>,
+    ) {
+        let h = self.model.hidden;
+        let tp = u64::from(c.key.tensor_parallel);
+        let heads = a.heads.div_ceil(tp);
+        let low = self.low.is_some();
+        let (tokens, shared) = (c.tokens, c.tokens / c.split as f64);
+        let qk = a.qk_nope_dim + a.qk_rope_dim;
+        let mut up = Passes::default();
+        let mut norm_width = a.kv_lora_rank;
+        match a.q_lora_rank {
+            Some(rank) => {
+                self.linear(shared, rank as f64, h as f64, low, p);
+                shapes.push((rank, h));
+                self.linear(tokens, (heads * qk) as f64, rank as f64, low, &mut up);
+                shapes.push((heads * qk, rank));
+                self.quantise((h + rank) as f64 * shared, (heads * qk) as f64 * tokens, p);
+                kept.hidden += 4.0 * rank as f64;
+                norm_width += rank;
+            }
+            None => {
+                self.linear(tokens, (heads * qk) as f64, h as f64, low, &mut up);
+                shapes.push((heads * qk, h));
+                self.quantise(h as f64 * shared, (heads * qk) as f64 * tokens, p);
+            }
+        }
+        let compressed = a.kv_lora_rank + a.qk_rope_dim;
+        self.linear(shared, compressed as f64, h as f64, low, p);
+        shapes.push((compressed, h));
+        let expanded = heads * (a.qk_nope_dim + a.v_dim);
+        self.linear(tokens, expanded as f64, a.kv_lora_rank as f64, low, &mut up);
+        shapes.push((expanded, a.kv_lora_rank));
+        self.quantise(a.kv_lora_rank as f64 * shared, expanded as f64 * tokens, p);
+        kept.hidden += 2.0 * compressed as f64 + 2.0 * a.kv_lora_rank as f64;
+        // Rotation, split, concatenation and the copies of up projections.
+        let assembly = 8.0 * (2 * qk + a.v_dim) as f64 * heads as f64 * tokens;
+        up.forward.add(Item::ElementWise, self.device.stream(assembly, 4.0));
+        up.backward.add(Item::ElementWise, self.device.stream(1.5 * assembly, 6.0));
+        p.forward.add(Item::ElementWise, self.device.stream(4.0 * norm_width as f64 * shared, 2.0));
+        p.backward.add(Item::ElementWise, self.device.stream(8.0 * norm_width as f64 * shared, 4.0));
+        self.row(c, a.heads * a.v_dim, p, shapes);
+        let saved = 2.0 * (heads * (2 * qk + a.v_dim)) as f64 * tokens;
+        kept.local += saved + 2.0 * (heads * a.v_dim) as f64 * tokens;
+        modules.push((Module::MlaUpProjection, up.forward, saved));
+        self.add(p, &up);
+    }
+
+    /// The chunked scan of Mamba-2, its convolution and its gated norm.
+    fn scan(&self, c: &Cell, a: &crate::spec::model::Mamba2, p: &mut Passes) {
+        let local = c.tokens / c.tp;
+        let flops = 7.0 * (a.inner * a.state) as f64 * local;
+        let rate = self.accelerator.rates.get(&crate::spec::cluster::Format::Bf16).map_or(1e14, |r| r.peak.0);
+        let mixed = (a.inner + 2 * a.groups * a.state) as f64 * local;
+        let traffic = 4.0 * mixed + (10.0 * a.inner as f64) * local + mixed * 2.0;
+        let forward = flops / (rate * SCAN_EFFICIENCY) + self.device.stream(traffic, 8.0);
+        p.forward.add(Item::Attention, forward);
+        p.backward.add(Item::Attention, 2.5 * forward);
+    }
+
+    /// Exposed time of context-parallel communication, forward and backward.
+    /// `key_values`, `queries`, `outputs`: local bytes of those tensors.
+    fn context_parallel(
+        &self,
+        c: &Cell,
+        key_values: f64,
+        queries: f64,
+        outputs: f64,
+        attention: (f64, f64),
+    ) -> (f64, f64) {
+        let f = &self.fabric;
+        let group = &c.context_group;
+        match c.key.context_comm {
+            ContextComm::Ring => {
+                let step = f.all_gather(group, key_values * c.cp);
+                let hidden = (c.cp - 1.0) / c.cp;
+                ((step - attention.0 * hidden).max(0.0), (2.0 * step - attention.1 * hidden).max(0.0))
+            }
+            ContextComm::AllGather => {
+                let gather = f.all_gather(group, key_values * c.cp);
+                // The backward pass gathers again and reduce-scatters the gradients.
+                (gather, 2.0 * gather)
+            }
+            ContextComm::AllToAll => {
+                let exchange = |bytes: f64| f.all_to_all(group, bytes);
+                let all = exchange(queries) + exchange(outputs) + 2.0 * exchange(key_values / 2.0);
+                (all, all)
+            }
+        }
+    }
+
+    // ---- tensor parallelism ----
+
+    /// Full tensor of a tensor-parallel collective, gathers in the operand format.
+    fn tensor_payload(&self, c: &Cell) -> (f64, f64) {
+        let elements = self.model.hidden as f64 * c.tokens;
+        (self.input_bytes() * elements, 2.0 * elements)
+    }
+
+    /// Adds the exposed forward collectives of `parts` parts of a layer.
+    fn add_tensor_collectives(&self, c: &Cell, work: &mut Work, parts: f64) {
+        if c.key.tensor_parallel < 2 {
+            return;
+        }
+        let t = &self.profile.tensor;
+        let (gathered, reduced) = self.tensor_payload(c);
+        let one = if c.key.sequence_parallel {
+            let both = self.fabric.all_gather(&c.tensor_group, gathered)
+                + self.fabric.all_gather(&c.tensor_group, reduced);
+            if c.key.tensor_overlap { t.overlapped_exposed * both } else { both }
+        } else {
+            t.all_reduce_factor * self.fabric.all_reduce(&c.tensor_group, reduced)
+        };
+        work.add(Item::TensorParallel, parts * one);
+    }
+
+    fn tensor_parallel(&self, c: &Cell, block: &Block, p: &mut Passes) {
+        if c.key.tensor_parallel < 2 {
+            return;
+        }
+        let t = &self.profile.tensor;
+        let parts = tensor_parts(block);
+        self.add_tensor_collectives(c, &mut p.forward, parts);
+        let (gathered, reduced) = self.tensor_payload(c);
+        let backward = if c.key.sequence_parallel {
+            let gather = self.fabric.all_gather(&c.tensor_group, gathered);
+            let scatter = self.fabric.all_gather(&c.tensor_group, reduced);
+            match t.synchronous_factor {
+                _ if c.key.tensor_overlap => t.overlapped_exposed * (gather + scatter),
+                Some(factor) => factor * (2.0 * gather + scatter),
+                None => gather + REDUCE_INTERFERENCE * scatter,
+            }
+        } else {
+            t.all_reduce_factor * self.fabric.all_reduce(&c.tensor_group, reduced)
+        };
+        p.backward.add(Item::TensorParallel, parts * backward);
+        if let (Some(factor), true, false) =
+            (t.synchronous_factor, c.key.sequence_parallel, c.key.tensor_overlap)
+        {
+            let exposed = p.forward.0[Item::TensorParallel as usize];
+            p.forward.0[Item::TensorParallel as usize] = exposed * factor;
+        }
+    }
+
+    // ---- experts ----
+
+    /// Routed tokens on the most loaded rank.
+    fn imbalance(&self, e: &Moe) -> f64 {
+        match self.job.routing {
+            Routing::Balanced => 1.0,
+            Routing::Natural if e.experts > 16 => self.profile.experts.imbalance.0,
+            Routing::Natural => self.profile.experts.imbalance.1,
+        }
+    }
+
+    fn moe(
+        &self,
+        c: &Cell,
+        e: &Moe,
+        p: &mut Passes,
+        kept: &mut Kept,
+        modules: &mut Vec<(Module, Work, f64)>,
+        shapes: &mut Vec<(u64, u64)>,
+    ) {
+        let x = &self.profile.experts;
+        let d = &self.device;
+        let h = self.model.hidden as f64;
+        let width = e.latent_width.map_or(h, |w| w as f64);
+        let (ep, etp) = (f64::from(c.key.expert_parallel), f64::from(c.key.expert_tensor_parallel));
+        let matrices = e.activation.matrices() as f64;
+        let local_tokens = c.tokens / c.split as f64;
+        let imbalance = self.imbalance(e);
+        let copies = imbalance * e.top_k as f64 * local_tokens * etp;
+        let experts = e.experts as f64 / ep;
+        let fm = e.width as f64 / etp;
+        let low = self.low.is_some();
+        let mut body = Passes::default();
+
+        // Routed experts.
+        let bytes = if low { self.input_bytes() } else { 2.0 };
+        let product = |rows: f64, columns: f64, inner: f64, result_bytes: f64| Product {
+            rows,
+            columns,
+            inner,
+            groups: experts,
+            operand_bytes: bytes,
+            result_bytes,
+        };
+        let rows = copies / experts;
+        for (outputs, inputs) in [((matrices - 1.0) * fm, width), (width, fm)] {
+            body.forward.add(Item::Experts, d.grouped(&product(rows, outputs, inputs, 2.0), low));
+            body.backward.add(Item::Experts, d.grouped(&product(rows, inputs, outputs, 2.0), low));
+            if self.training_base() {
+                let result = self.weight_gradient_bytes();
+                body.backward.add(Item::Experts, d.grouped(&product(outputs, inputs, rows, result), low));
+            }
+        }
+        shapes.push((((matrices - 1.0) * fm) as u64, width as u64));
+        shapes.push((width as u64, fm as u64));
+        let graphed = c.key.cuda_graphs == CudaGraphs::FullIteration;
+        let gated = e.activation.gated();
+        let (forward, backward) = if gated { (6.0, 10.0) } else { (4.0, 6.0) };
+        // Under full-iteration graphs the activation is fused into the products.
+        let (share_forward, share_backward) = if graphed { (0.0, 0.5) } else { (1.0, 1.0) };
+        let activation = d.stream(forward * fm * copies * share_forward, 1.0);
+        body.forward.add(Item::Experts, activation);
+        body.backward.add(Item::Experts, d.stream(backward * fm * copies * share_backward, 1.0));
+        if let Some(l) = self.low {
+            let (into, out) = (width + fm, width + (matrices - 1.0) * fm);
+            body.forward.add(Item::Experts, d.stream(l.quantise_bytes * into * copies, 2.0));
+            body.backward.add(Item::Experts, d.stream(l.quantise_bytes * out * copies, 2.0));
+        }
+        if e.expert_bias {
+            let share = if graphed { 0.3 } else { 1.0 };
+            let traffic = d.stream(share * x.bias_bytes * (width + (matrices - 1.0) * fm) * copies, 0.0);
+            body.forward.add(Item::Experts, traffic);
+            body.backward.add(Item::Experts, 1.5 * traffic);
+        }
+
+        // Permutation and exchange.
+        let library = matches!(c.key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
+        let pi = if graphed || c.key.dispatcher == Some(Dispatcher::HybridEp) && graphed {
+            x.permute_bytes.2
+        } else if library || c.key.expert_parallel == 1 {
+            x.permute_bytes.1
+        } else {
+            x.permute_bytes.0
+        };
+        let permute =
+            (pi * copies * width + 4.0 * local_tokens * h) / (d.bandwidth_peak * x.permute_efficiency);
+        body.forward.add(Item::Routing, permute);
+        body.backward.add(Item::Routing, permute);
+        let router_kernels = if graphed { 4.0 } else { x.launches.1 };
+        let router = (6.0 * h + 40.0 * e.experts as f64) * local_tokens / d.bandwidth + router_kernels * 2e-6;
+        body.forward.add(Item::Routing, router);
+        body.backward.add(Item::Routing, router);
+        body.exchange = imbalance * self.exchange(c, e, width, local_tokens);
+        if let Some(latent) = e.latent_width {
+            let mut pair = Passes::default();
+            self.linear(local_tokens, latent as f64, h, low, &mut pair);
+            self.linear(local_tokens, h, latent as f64, low, &mut pair);
+            self.add(&mut body, &pair);
+            kept.hidden += 4.0 * latent as f64;
+        }
+
+        // Kept: permuted input, what the activation reads, and its output.
+        let in_bytes = self.input_bytes();
+        let activation_out = in_bytes * fm * copies;
+        let mut routed = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies + activation_out;
+        if c.key.dispatcher == Some(Dispatcher::AllGather) {
+            routed += 2.0 * h * local_tokens * ep * etp;
+        }
+        let small = (4.0 * e.experts as f64 + 8.0 * e.top_k as f64) * local_tokens;
+        kept.local += routed + small;
+
+        let mut extra = Work::default();
+        extra.add(Item::Experts, activation);
+        modules.push((Module::MoeActivation, extra, activation_out));
+
+        // Shared experts.
+        let mut shared_saved = 0.0;
+        if e.shared_width > 0 {
+            let mut shared = Passes::default();
+            self.column(c, e.shared_width * (e.activation.matrices() - 1), &mut shared, shapes);
+            self.row(c, e.shared_width, &mut shared, shapes);
+            self.activation(e.shared_width as f64 * c.tokens / c.tp, gated, &mut shared);
+            shared_saved = (2.0 * (matrices - 1.0) + in_bytes) * e.shared_width as f64 * c.tokens / c.tp;
+            kept.local += shared_saved;
+            modules.push((Module::SharedExperts, shared.forward, shared_saved));
+            self.add(&mut body, &shared);
+        }
+        let mut whole = body.forward;
+        whole.add(Item::ExpertParallel, 2.0 * body.exchange);
+        modules.push((Module::Moe, whole, routed + small + shared_saved));
+        p.exchange = body.exchange;
+        self.add(p, &body);
+    }
+
+    /// Seconds of one dispatch or combine.
+    fn exchange(&self, c: &Cell, e: &Moe, width: f64, tokens: f64) -> f64 {
+        let (ep, etp) = (f64::from(c.key.expert_parallel), f64::from(c.key.expert_tensor_parallel));
+        let ranks = ep * etp;
+        if ranks < 2.0 {
+            return 0.0;
+        }
+        let k = e.top_k as f64;
+        let group = &c.expert_group;
+        let domains = f64::from(group.domains);
+        let inside = f64::from(group.inside) * etp;
+        let latency = self.profile.experts.dispatch_latency.0;
+        let element = 2.0 * width * tokens;
+        let (near, far, library) = match c.key.dispatcher {
+            Some(Dispatcher::AllGather) => {
+                let bytes = 2.0 * width * tokens * ranks;
+                return self.fabric.all_gather(&self.fabric.group(ranks as u32, 1), bytes);
+            }
+            Some(Dispatcher::DeepEp | Dispatcher::HybridEp) => {
+                let ranks_hit = (ep - 1.0) * (1.0 - (1.0 - 1.0 / ep).powf(k));
+                let free = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains).powf(k));
+                let limit =
+                    e.router.groups.map_or(f64::INFINITY, |g| g.top_k as f64 * (domains - 1.0) / domains);
+                (element * ranks_hit * etp, element * free.min(limit), true)
+            }
+            _ => {
+                let mut near = element * k * (inside - 1.0).max(0.0) / ranks;
+                if etp > 1.0 {
+                    near += 2.0 * width * tokens * k * (etp - 1.0);
+                }
+                (near, element * k * (domains - 1.0) / domains, false)
+            }
+        };
+        let far = far * group.exchange_taper;
+        self.fabric.dispatch(near, far, library) + latency
+    }
+
+    /// Host time of a layer, forward and backward.
+    fn host(&self, c: &Cell, block: &Block) -> (f64, f64) {
+        let host = &self.profile.host;
+        let x = &self.profile.experts;
+        let tau = x.launch.0;
+        match (&block.feed_forward, c.key.cuda_graphs) {
+            (_, CudaGraphs::FullIteration) => (0.0, 0.0),
+            (FeedForward::Moe(e), graphs) => {
+                let (attention, router, rest) = x.launches;
+                let attention = if graphs == CudaGraphs::None { attention } else { 0.0 };
+                let router = if graphs == CudaGraphs::AttentionRouter { 0.0 } else { router };
+                let more = match self.job.precision {
+                    Precision::Bf16 | Precision::Fp16 => 0.0,
+                    Precision::Fp8 => x.low_precision_launches.0,
+                    Precision::Fp8Blockwise | Precision::Mxfp8 | Precision::Nvfp4 => {
+                        x.low_precision_launches.1
+                    }
+                };
+                let local = e.experts as f64 / f64::from(c.key.expert_parallel) * (1.0 + more);
+                let (forward, backward) = x.launches_per_expert;
+                (
+                    tau * (attention + router + rest + forward * local),
+                    tau * (1.2 * attention + router + rest + backward * local),
+                )
+            }
+            (_, CudaGraphs::None) => (host.forward.0, host.backward.0),
+            // Graphs over attention leave about half of a dense layer's launches.
+            (_, _) => (0.5 * host.forward.0, 0.5 * host.backward.0),
+        }
+    }
+
+    // ---- ends ----
+
+    fn embedding(&self, c: &Cell) -> EndCost {
+        let h = self.model.hidden as f64;
+        let mut p = Passes::default();
+        p.forward.add(Item::ElementWise, self.device.stream(6.0 * h * c.tokens, 2.0));
+        p.backward.add(Item::ElementWise, self.device.stream(10.0 * h * c.tokens, 2.0));
+        if self.model.embedding_norm {
+            p.forward.add(Item::ElementWise, self.device.stream(4.0 * h * c.tokens / c.split as f64, 1.0));
+            p.backward.add(Item::ElementWise, self.device.stream(8.0 * h * c.tokens / c.split as f64, 1.0));
+        }
+        let mut shapes = Vec::new();
+        let width = embedding_width(self.model);
+        if width != self.model.hidden {
+            self.linear(c.tokens / c.split as f64, h, width as f64, false, &mut p);
+            shapes.push((self.model.hidden, width));
+        }
+        if c.key.tensor_parallel > 1 {
+            let (_, payload) = self.tensor_payload(c);
+            let time = if c.key.sequence_parallel {
+                self.fabric.all_gather(&c.tensor_group, payload)
+            } else {
+                self.fabric.all_reduce(&c.tensor_group, payload)
+            };
+            p.forward.add(Item::TensorParallel, time);
+            if c.key.sequence_parallel {
+                p.backward.add(Item::TensorParallel, time);
+            }
+        }
+        let tp = u64::from(c.key.tensor_parallel);
+        let table = self.model.padded_vocabulary(tp) * width;
+        let rest = embedding_parameters(self.model, self.model.vocabulary) - self.model.vocabulary * width;
+        let mut parameters = LocalParameters::default();
+        parameters.0[self.base_class(StateClass::Ends) as usize] += table / tp + rest;
+        EndCost {
+            forward: p.forward.times(),
+            backward: p.backward.times(),
+            kept: Bytes::from_f64(2.0 * h * c.tokens / c.split as f64 + 8.0 * c.tokens),
+            transient: Bytes::ZERO,
+            parameters,
+            weight_shapes: if self.profile.memory.gradient_pool { shapes } else { Vec::new() },
+        }
+    }
+
+    /// A base weight's class: frozen under LoRA.
+    fn base_class(&self, class: StateClass) -> StateClass {
+        if self.training_base() { class } else { StateClass::Frozen }
+    }
+
+    /// Final norm, head and loss of one prediction.
+    fn head_passes(&self, c: &Cell) -> Passes {
+        let h = self.model.hidden as f64;
+        let tp = u64::from(c.key.tensor_parallel);
+        let width = embedding_width(self.model) as f64;
+        let vocabulary = self.model.padded_vocabulary(tp) as f64;
+        let local = vocabulary / c.tp;
+        let mut p = Passes::default();
+        let elements =
+            h * c.tokens / c.split as f64 * self.profile.kernels.norm_traffic.get(self.architecture());
+        p.forward.add(Item::ElementWise, self.device.stream(4.0 * elements, 1.0));
+        p.backward.add(Item::ElementWise, self.device.stream(8.0 * elements, 2.0));
+        if width != h {
+            self.linear(c.tokens / c.split as f64, width, h, false, &mut p);
+        }
+        self.linear(c.tokens, local, width, false, &mut p);
+        let (forward, backward) = self.profile.kernels.loss_bytes;
+        let logits = c.tokens * if self.profile.kernels.loss_gathered { vocabulary } else { local };
+        p.forward.add(Item::ElementWise, self.device.stream(forward * logits, 4.0));
+        p.backward.add(Item::ElementWise, self.device.stream(backward * logits, 2.0));
+        if c.key.tensor_parallel > 1 {
+            let g = &c.tensor_group;
+            let payload = 2.0 * h * c.tokens;
+            if c.key.sequence_parallel {
+                let gather = self.fabric.all_gather(g, payload);
+                p.forward.add(Item::TensorParallel, gather);
+                // Re-gather under the data gradient, reduce-scatter under the weight gradient.
+                let factor = self.profile.tensor.synchronous_factor.map_or(REDUCE_INTERFERENCE, |f| 2.0 * f);
+                p.backward.add(Item::TensorParallel, factor * gather);
+            } else {
+                p.backward.add(Item::TensorParallel, self.fabric.all_reduce(g, payload));
+            }
+            p.forward.add(Item::TensorParallel, 3.0 * self.fabric.all_reduce(g, 4.0 * c.tokens));
+            if self.profile.kernels.loss_gathered {
+                p.forward.add(Item::TensorParallel, self.fabric.all_gather(g, 2.0 * c.tokens * vocabulary));
+            }
+        }
+        p
+    }
+
+    fn head(&self, c: &Cell, layers: &[LayerCost]) -> EndCost {
+        let h = self.model.hidden as f64;
+        let tp = u64::from(c.key.tensor_parallel);
+        let width = embedding_width(self.model);
+        let vocabulary = self.model.padded_vocabulary(tp);
+        let local = vocabulary as f64 / c.tp;
+        let m = &self.profile.memory;
+        let head = self.head_passes(c);
+        let logits = c.tokens
+            * if m.logits_gathered {
+                // The gathered FP32 loss stands beside the local BF16 logits.
+                m.logit_bytes * vocabulary as f64 + 2.0 * local
+            } else {
+                m.logit_bytes * local
+            };
+        let mut parameters = LocalParameters::default();
+        let own = head_parameters(self.model, vocabulary);
+        let matrix = if self.model.tied_embeddings { 0 } else { vocabulary * width };
+        let bias = if self.model.head_bias { vocabulary } else { 0 };
+        parameters.0[self.base_class(StateClass::Ends) as usize] +=
+            (matrix + bias) / tp + (own - matrix - bias);
+        let mut shapes = vec![((vocabulary / tp), width)];
+        let mut cost = EndCost {
+            forward: head.forward.times(),
+            backward: head.backward.times(),
+            // Input and output of the final norm.
+            kept: Bytes::from_f64(4.0 * h * c.tokens / c.split as f64),
+            transient: Bytes::from_f64(logits),
+            parameters,
+            weight_shapes: Vec::new(),
+        };
+        if let Some((kind, modules)) = self.layers.mtp {
+            let layer = &layers[kind as usize];
+            let mut own = Passes::default();
+            let shared = c.tokens / c.split as f64;
+            self.linear(shared, h, 2.0 * h, self.low.is_some(), &mut own);
+            own.forward.add(Item::ElementWise, self.device.stream(12.0 * h * shared, 3.0));
+            own.backward.add(Item::ElementWise, self.device.stream(24.0 * h * shared, 6.0));
+            let count = u64::from(modules);
+            cost.forward = cost
+                .forward
+                .plus(&layer.forward, count)
+                .plus(&head.forward.times(), count)
+                .plus(&own.forward.times(), count);
+            cost.backward = cost
+                .backward
+                .plus(&layer.backward, count)
+                .plus(&head.backward.times(), count)
+                .plus(&own.backward.times(), count);
+            // Each depth keeps its layer, its concatenated input and its softmax.
+            let softmax = if self.profile.kernels.loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
+            let extra = Bytes::from_f64(softmax * c.tokens * local + 8.0 * h * shared);
+            cost.kept += (layer.kept + extra) * count;
+            cost.parameters = cost.parameters.plus(&layer.parameters, count);
+            let hidden = self.model.hidden;
+            cost.parameters.0[self.base_class(StateClass::Dense) as usize] +=
+                count * 2 * hidden * hidden / tp;
+            cost.parameters.0[self.base_class(StateClass::Ends) as usize] +=
+                count * 3 * norm_parameters(self.model);
+            shapes.push((hidden / tp, 2 * hidden));
+            shapes.extend(layer.weight_shapes.iter().copied());
+        }
+        if m.gradient_pool {
+            cost.weight_shapes = shapes;
+        }
+        cost
+    }
+
+    /// The input table's copy on the last stage, where the head is tied to it or multi-token
+    /// prediction embeds again.
+    fn tied_copy(&self, c: &Cell) -> LocalParameters {
+        let tp = u64::from(c.key.tensor_parallel);
+        let mut parameters = LocalParameters::default();
+        if self.model.tied_embeddings || self.layers.mtp.is_some() {
+            let table = self.model.padded_vocabulary(tp) * embedding_width(self.model) / tp;
+            parameters.0[self.base_class(StateClass::Ends) as usize] = table;
+        }
+        parameters
+    }
+
+    // ---- memory ----
+
+    fn local_parameters(&self, c: &Cell, kind: &LayerKind) -> LocalParameters {
+        let tp = u64::from(c.key.tensor_parallel);
+        let (ep, etp) = (u64::from(c.key.expert_parallel), u64::from(c.key.expert_tensor_parallel));
+        let p = &kind.parameters;
+        let h = self.model.hidden;
+        let mut dense = p.sharded.div_ceil(tp);
+        // Replicated matrices follow the recipe of linear layers; norms, routers and biases do not.
+        let mut linear = 0;
+        let (mut inputs_outputs, mut expert_adapters) = (0, 0);
+        match &kind.block.mixer {
+            Mixer::Attention(a) => {
+                // Fewer key/value heads than ranks: each rank holds a whole one.
+                let kv = 2 * h * a.head_dim;
+                dense += (kv * (a.kv_heads.div_ceil(tp) * tp - a.kv_heads)).div_ceil(tp);
+                let (q, k) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+                inputs_outputs += h + q + 2 * k + q + h;
+            }
+            Mixer::Latent(a) => {
+                linear += a.q_lora_rank.unwrap_or(0) * h + (a.kv_lora_rank + a.qk_rope_dim) * h;
+                let qk = a.heads * (a.qk_nope_dim + a.qk_rope_dim);
+                inputs_outputs +=
+                    h + qk + a.kv_lora_rank + a.heads * (a.qk_nope_dim + a.v_dim) + h + a.heads * a.v_dim;
+            }
+            Mixer::Mamba2(a) => {
+                inputs_outputs += h + 2 * a.inner + 2 * a.groups * a.state + a.heads + a.inner + h
+            }
+            Mixer::None => {}
+        }
+        match &kind.block.feed_forward {
+            FeedForward::Dense(d) => {
+                inputs_outputs += h + (d.activation.matrices() - 1) * d.width + d.width + h;
+            }
+            FeedForward::Moe(e) => {
+                let width = e.latent_width.unwrap_or(h);
+                if e.latent_width.is_some() {
+                    linear += 2 * h * width;
+                }
+                expert_adapters =
+                    e.experts * (width + (e.activation.matrices() - 1) * e.width + e.width + width);
+            }
+            FeedForward::None => {}
+        }
+        let mut local = LocalParameters::default();
+        let expert = p.expert.div_ceil(ep * etp);
+        match self.job.training {
+            Training::Full => {
+                local.0[StateClass::Dense as usize] = dense + linear;
+                local.0[StateClass::Ends as usize] = p.replicated - linear;
+                local.0[StateClass::Expert as usize] = expert;
+            }
+            Training::Lora { rank } => {
+                let rank = u64::from(rank);
+                local.0[StateClass::Frozen as usize] = dense + p.replicated + expert;
+                local.0[StateClass::Dense as usize] = rank * inputs_outputs.div_ceil(tp);
+                local.0[StateClass::Expert as usize] = rank * expert_adapters.div_ceil(ep * etp);
+            }
+        }
+        local
+    }
+
+    /// Bytes that the backward pass of one layer needs beyond what is kept.
+    fn working_set(&self, c: &Cell, block: &Block) -> f64 {
+        let h = self.model.hidden as f64;
+        let shared = c.tokens / c.split as f64;
+        let part = match &block.feed_forward {
+            FeedForward::Dense(d) => 6.0 * d.width as f64 * c.tokens / c.tp,
+            FeedForward::Moe(e) => {
+                let etp = f64::from(c.key.expert_tensor_parallel);
+                let copies = self.imbalance(e) * e.top_k as f64 * shared * etp;
+                let width = e.latent_width.map_or(h, |w| w as f64);
+                copies * (4.0 * width + 6.0 * e.width as f64 / etp)
+            }
+            FeedForward::None => 0.0,
+        };
+        let mixer = match &block.mixer {
+            Mixer::Mamba2(a) => 8.0 * a.inner as f64 * c.tokens / c.tp,
+            _ => 0.0,
+        };
+        part.max(mixer) + 8.0 * h * shared
+    }
+
+    fn offload_activations(&self, cost: &mut LayerCost) {
+        let link = self.accelerator.host_link.0;
+        let bytes = cost.kept.saturating_sub(cost.full_kept);
+        let moved = bytes.0 as f64 / link;
+        let hidden = |times: &Times| OFFLOAD_HIDDEN_SHARE * times.total().seconds().0;
+        let forward = (moved - hidden(&cost.forward)).max(0.0);
+        let backward = (moved - hidden(&cost.backward)).max(0.0);
+        cost.forward.add(Item::Offload, Seconds(forward).picos());
+        cost.backward.add(Item::Offload, Seconds(backward).picos());
+        cost.kept = cost.full_kept;
+        for module in &mut cost.modules {
+            module.saved = Bytes::ZERO;
+        }
+    }
+
+    /// Activations of two layers stay on the GPU while they move.
+    fn offload_buffers(&self, c: &Cell) -> Bytes {
+        let plain =
+            CellKey { offload: crate::plan::Offload { activations: false, ..c.key.offload }, ..*c.key };
+        let cell = self.cell_of(&plain);
+        let largest = self.layers.kinds.iter().map(|kind| self.layer(&cell, kind).kept).max();
+        largest.unwrap_or_default() * 2
+    }
+
+    // ---- states ----
+
+    /// Prices the states of one data-parallel arrangement.
+    #[must_use]
+    pub fn sharding(&self, layout: &Layout) -> Sharding {
+        let (t, c, p) = (layout.tensor_parallel, layout.context_parallel, layout.pipeline_parallel);
+        let replicas = layout.data_parallel * c;
+        let expert_stride = layout.expert_parallel * layout.expert_tensor_parallel;
+        let expert_replicas = layout.expert_data_parallel().max(1);
+        let shard = if layout.zero_stage > 0 { layout.shard_group.clamp(1, replicas) } else { 1 };
+        let expert_shard = if layout.zero_stage > 0 {
+            // Hybrid sharding divides expert replicas in the same proportion.
+            (expert_replicas / (replicas / shard).max(1)).max(1)
+        } else {
+            1
+        };
+        let sharded = layout.zero_stage > 0 && !self.profile.data.always_all_reduce;
+        let mode = if !layout.data_overlap {
+            DataMode::After
+        } else if layout.zero_stage > 0 {
+            self.profile.data.sharded
+        } else {
+            self.profile.data.replicated
+        };
+
+        let mut classes = [PerParameter::default(); 4];
+        for class in [StateClass::Dense, StateClass::Expert, StateClass::Ends, StateClass::Frozen] {
+            let (ranks, group, stride) = match class {
+                StateClass::Expert => (expert_replicas, expert_shard, expert_stride),
+                _ => (replicas, shard, t),
+            };
+            classes[class as usize] = self.states(layout, class, ranks, group, stride, sharded);
+        }
+
+        // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot
+        // hide. The average rank's parameters stand for all.
+        let total: u64 = crate::layers::parameter_count(self.model).total;
+        let local = (total as f64 / f64::from(t * p) / f64::from(layout.virtual_stages)).max(1.0);
+        let bucket = (1e6 * f64::from(layout.data_parallel)).max(40e6).min(local);
+        let buckets = (local * f64::from(layout.virtual_stages) / bucket).ceil().max(1.0);
+        let dense_group = self.data_fabric.group(shard.max(if sharded { 1 } else { replicas }), t);
+        let once = self.data_fabric.collective_latency(&dense_group);
+        let tensors = 6.0 * f64::from(self.layers.count()) / f64::from(p);
+        let per_tensor = if layout.zero_stage > 0 {
+            self.profile.data.tensor_latency.0
+        } else {
+            self.profile.data.tensor_latency.1
+        };
+        let tensor_latency = per_tensor.0 * f64::from(replicas.saturating_sub(1)) * tensors;
+        let latency = if replicas < 2 { 0.0 } else { buckets * once + tensor_latency };
+        let (hidden_reduce, hidden_gather) = match mode {
+            DataMode::Overlapped => (DATA_HIDDEN_SHARE, DATA_HIDDEN_SHARE),
+            DataMode::GradientsOverlapped => (DATA_HIDDEN_SHARE, 0.0),
+            DataMode::After => (0.0, 0.0),
+        };
+        // With virtual stages the chunks' gradients become final one chunk after the other.
+        let window = f64::from(layout.virtual_stages);
+        let floor = 1.0 / buckets;
+        let gpus = f64::from(self.job.gpus);
+        let jitter =
+            self.profile.jitter.base + self.profile.jitter.per_doubling * (gpus / 64.0).log2().max(0.0);
+        Sharding {
+            classes,
+            step_overhead: self.profile.host.step.picos(),
+            latency: (Seconds(latency).picos(), Seconds(if sharded { latency } else { 0.0 }).picos()),
+            exposed_floor: (floor, floor),
+            hidden_share: (hidden_reduce * window, hidden_gather * window),
+            interference: DATA_INTERFERENCE,
+            micro_overlap: (layout.zero_stage >= 3)
+                .then_some(MicroOverlap { slow: self.profile.sharded.slow, tail: self.profile.sharded.tail }),
+            jitter,
+        }
+    }
+
+    /// States of one class, sharded over `group` of `ranks` replicas that lie `stride` apart.
+    fn states(
+        &self,
+        layout: &Layout,
+        class: StateClass,
+        ranks: u32,
+        group: u32,
+        stride: u32,
+        sharded: bool,
+    ) -> PerParameter {
+        let low = self.low.filter(|_| matches!(class, StateClass::Dense | StateClass::Expert));
+        let recipe = memory::states(self.profile, self.job.precision);
+        let primary = self.profile.memory.primary_low_precision;
+        let d = f64::from(group);
+        let frozen = class == StateClass::Frozen;
+        let weights = match low {
+            Some(l) if primary => l.weight_bytes,
+            Some(l) => recipe.weights + l.weight_bytes,
+            None => recipe.weights,
+        };
+        let moments = memory::moment_bytes(self.job.optimizer, class);
+        let (mut q, mut o) = (recipe.gradients, recipe.owned + moments);
+        if frozen {
+            (q, o) = (0.0, 0.0);
+        }
+        let copies = if layout.schedule == Schedule::DualPipe { 2.0 } else { 1.0 };
+        let offload = layout.offload;
+        let stage = layout.zero_stage;
+        let mut s = PerParameter {
+            weights: copies * if stage >= 3 { weights / d } else { weights },
+            gradients: copies * if stage >= 2 { q / d } else { q },
+            optimizer: if offload.optimizer == Place::Gpu { o / d } else { 0.0 },
+            ..PerParameter::default()
+        };
+        if offload.parameters != Place::Gpu && stage >= 3 {
+            s.weights = 0.0;
+        }
+        let f = &self.data_fabric;
+        let inner = f.group(group, stride);
+        let outer = f.group(ranks / group.max(1), stride * group);
+        let all = f.group(ranks, stride);
+        let picos = 1e12;
+        let wire = self.profile.data.gradient_bytes;
+        let gather_bytes = low.map_or(2.0, |l| if primary { l.gather_bytes } else { 2.0 });
+        if stage >= 3 {
+            let w = &self.profile.sharded;
+            let gather = f.gather_slope(&inner)
+                * low.map_or(w.gather_bytes, |l| if primary { l.gather_bytes } else { w.gather_bytes });
+            let reduce = if frozen {
+                0.0
+            } else {
+                f.gather_slope(&inner) * w.reduce_bytes + f.reduce_slope(&outer) * w.reduce_bytes / d
+            };
+            let link = self.host_share(offload.parameters);
+            let fetch = if offload.parameters == Place::Gpu { 0.0 } else { 2.0 / d / link };
+            s.micro_gather = picos * (gather + fetch);
+            s.micro_reduce = picos * (gather + fetch + reduce);
+            s.gathered = (1.0 + w.prefetch) * 2.0 + if frozen { 0.0 } else { w.reduce_bytes };
+        } else if !frozen {
+            if sharded {
+                let reduce = f.gather_slope(&inner) * wire + f.reduce_slope(&outer) * wire / d;
+                if stage == 2 {
+                    s.micro_reduce = picos * reduce;
+                } else {
+                    s.reduce = picos * reduce;
+                }
+                s.gather = picos * f.gather_slope(&inner) * gather_bytes;
+            } else {
+                s.reduce = picos * f.reduce_slope(&all) * wire;
+                if group > 1 {
+                    s.gather = picos * f.gather_slope(&inner) * gather_bytes;
+                }
+            }
+        }
+        if !frozen {
+            let traffic = memory::update_bytes(self.job.optimizer, class);
+            s.update = if offload.optimizer == Place::Gpu {
+                picos * (traffic / d + 6.0) / self.device.bandwidth
+            } else {
+                // Gradients go down, weights come up, and the host walks the states in between.
+                let link = self.host_share(offload.optimizer);
+                let per_gpu = f64::from(self.cluster.gpus_per_node);
+                let host = self.cluster.host.memory_bandwidth.0 / per_gpu;
+                picos
+                    * ((recipe.gradients + 2.0) / d / link + traffic / d / host + 6.0 / self.device.bandwidth)
+            };
+        }
+        s
+    }
+
+    /// Bytes per second between one GPU and a place off it.
+    fn host_share(&self, place: Place) -> f64 {
+        let link = self.accelerator.host_link.0;
+        match (place, self.cluster.host.nvme) {
+            (Place::Nvme, Some((_, bandwidth))) => {
+                link.min(bandwidth.0 / f64::from(self.cluster.gpus_per_node))
+            }
+            _ => link,
+        }
+    }
+
+    /// Prices a message between neighbouring pipeline ranks.
+    #[must_use]
+    pub fn hop(&self, layout: &Layout) -> Hop {
+        if layout.pipeline_parallel < 2 {
+            return Hop::default();
+        }
+        let key = CellKey::from(layout);
+        let c = self.cell_of(&key);
+        let split = if layout.sequence_parallel { c.split as f64 } else { 1.0 };
+        let full = 2.0 * self.model.hidden as f64 * c.tokens;
+        let wire = if self.profile.pipeline.scattered { full / c.tp } else { full / split };
+        let stride = layout.tensor_parallel * layout.context_parallel * layout.data_parallel;
+        let mut time = self.fabric.send(stride, wire);
+        if self.profile.pipeline.scattered && !layout.sequence_parallel && layout.tensor_parallel > 1 {
+            time += self.fabric.all_gather(&c.tensor_group, full);
+        }
+        let time = Seconds(time + self.profile.pipeline.message_host.0).picos();
+        let overlapped = layout.virtual_stages > 1 && self.profile.pipeline.overlap_interleaved;
+        let buffers = Bytes::from_f64(full / split * if overlapped { 4.0 } else { 2.0 });
+        if overlapped {
+            Hop { latency: time, busy: Picos::ZERO, buffers }
+        } else {
+            Hop { latency: Picos::ZERO, busy: time, buffers }
+        }
+    }
+}
+
+/// Parts of a block that read the residual stream and add to it.
+fn parts(block: &Block) -> f64 {
+    let mixer = block.mixer != Mixer::None;
+    let feed_forward = block.feed_forward != FeedForward::None;
+    f64::from(u8::from(mixer)) + f64::from(u8::from(feed_forward))
+}
+
+/// Parts of a block that end in a tensor-parallel reduction: parallel blocks share one, routed experts
+/// have their own exchange, shared experts reduce.
+fn tensor_parts(block: &Block) -> f64 {
+    let mixer = f64::from(u8::from(block.mixer != Mixer::None));
+    let feed_forward = match &block.feed_forward {
+        FeedForward::Dense(_) => 1.0,
+        FeedForward::Moe(e) => f64::from(u8::from(e.shared_width > 0)),
+        FeedForward::None => 0.0,
+    };
+    if block.parallel { mixer.max(feed_forward) } else { mixer + feed_forward }
+}

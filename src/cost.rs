@@ -12,6 +12,7 @@ pub mod model;
 pub mod money;
 pub mod network;
 pub mod scaling;
+pub mod schedule;
 
 use serde::Serialize;
 

@@ -1,0 +1,757 @@
+//! Pipeline schedules: who runs what in which order, how much is in flight, how long it takes.
+//!
+//! A schedule is a fixed list of operations per rank, so its makespan is a longest path and monotone
+//! in every duration. Four views of it: in-flight counts (memory), the event simulation (time, exact),
+//! the chain bound (never above the simulation) and the closed form (for orientation).
+
+use crate::plan::Schedule;
+use crate::units::Picos;
+
+/// What one micro-batch costs on every chunk, in model order, and what a hop between ranks costs.
+#[derive(Debug, Clone, Copy)]
+pub struct Load<'a> {
+    /// Forward time of each of the `p * v` chunks.
+    pub forward: &'a [Picos],
+    /// Backward time of each chunk, recomputation included.
+    pub backward: &'a [Picos],
+    /// The part of each chunk's backward time that computes weight gradients (only zero-bubble
+    /// schedules move it).
+    pub weight: &'a [Picos],
+    /// Latency between an operation and its successor on another rank.
+    pub hop: Picos,
+}
+
+/// The schedule's shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Order of operations.
+    pub schedule: Schedule,
+    /// Pipeline ranks.
+    pub ranks: u32,
+    /// Chunks per rank.
+    pub virtual_stages: u32,
+    /// Micro-batches.
+    pub micro_batches: u32,
+}
+
+/// Smallest group of micro-batches that Megatron's interleaved schedule accepts: `p <= G <= m` and
+/// `m mod G` zero or at least `p` (`Megatron-LM:megatron/core/pipeline_parallel/schedules.py`).
+/// None where there are fewer micro-batches than ranks.
+#[must_use]
+pub fn interleave_group(ranks: u32, micro_batches: u32) -> Option<u32> {
+    if micro_batches < ranks {
+        return None;
+    }
+    (ranks..=micro_batches).find(|g| micro_batches % g == 0 || micro_batches % g >= ranks)
+}
+
+impl Shape {
+    /// Group size of the interleaved schedule.
+    #[must_use]
+    pub fn group(&self) -> u32 {
+        interleave_group(self.ranks, self.micro_batches).unwrap_or(self.micro_batches)
+    }
+
+    /// Largest number of chunk activations alive on `rank` at once; under 1F1B and interleaving also
+    /// the forward passes that it runs before its first backward pass.
+    #[must_use]
+    pub fn in_flight(&self, rank: u32) -> u32 {
+        let (p, v, m) = (self.ranks, self.virtual_stages, self.micro_batches);
+        match self.schedule {
+            Schedule::GPipe => m * v,
+            Schedule::OneFOneB => (p - rank).min(m),
+            Schedule::Interleaved => (2 * (p - rank - 1) + (v - 1) * self.group() + 1).min(m * v),
+            // Zero-bubble schedules keep a micro-batch until its weight gradient is done: every rank
+            // holds p, 2p - 1 or (two chunks) p or p + 1 micro-batches (Qi et al. 2023; DeepSeek-V3).
+            Schedule::ZeroBubbleH1 => p.min(m),
+            Schedule::ZeroBubbleH2 => (2 * p - 1).min(m),
+            Schedule::ZeroBubbleV => (2 * p).min(2 * m),
+            Schedule::DualPipe => (2 * p + 2).min(2 * m),
+        }
+    }
+
+    /// Pipeline rank that holds chunk `k` in model order.
+    #[must_use]
+    pub fn rank_of(&self, chunk: u32) -> u32 {
+        let p = self.ranks;
+        match self.schedule {
+            Schedule::ZeroBubbleV | Schedule::DualPipe if chunk / p % 2 == 1 => p - 1 - chunk % p,
+            _ => chunk % p,
+        }
+    }
+}
+
+/// One forward operation of a rank: its chunk on that rank and the micro-batch.
+type Slot = (u32, u32);
+
+/// Forward operations of the interleaved schedule, in order, the same on every rank; backward
+/// operations are the same with chunk `v - 1 - chunk`.
+fn interleaved_order(v: u32, m: u32, group: u32, order: &mut Vec<Slot>) {
+    order.clear();
+    let mut first = 0;
+    while first < m {
+        let size = group.min(m - first);
+        for chunk in 0..v {
+            order.extend((first..first + size).map(|j| (chunk, j)));
+        }
+        first += size;
+    }
+}
+
+/// A pass of a zero-bubble schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    /// Gradient of the input.
+    Input,
+    /// Gradient of the weights.
+    Weight,
+}
+
+/// Operation lists of a zero-bubble schedule, rank by rank: what a greedy scheduler does when every
+/// pass takes one unit and no rank holds more than [`Shape::in_flight`] chunks. The lists depend on
+/// the shape alone, so they are fixed whatever the passes really take.
+fn zero_bubble_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+    let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+    let n = p * v;
+    lists.clear();
+    lists.resize(p, Vec::new());
+    let never = usize::MAX;
+    // Time at which a pass has ended, and how many of each chunk's passes are done.
+    let mut forward = vec![never; n * m];
+    let mut input = vec![never; n * m];
+    let mut done = vec![[0usize; 3]; n];
+    let mut clock = 0;
+    while lists.iter().any(|list| list.len() < 3 * m * v) {
+        for (r, list) in lists.iter_mut().enumerate() {
+            let chunks = |rank: usize| (0..n).rev().filter(move |&k| shape.rank_of(k as u32) as usize == rank);
+            let held: usize = chunks(r).map(|k| done[k][0] - done[k][2]).sum();
+            let room = shape.in_flight(r as u32) as usize - held;
+            let ended = |ends: &[usize], k: usize, j: usize| ends[k * m + j] <= clock;
+            let input_pass = chunks(r).filter(|&k| done[k][1] < done[k][0]).find(|&k| {
+                let j = done[k][1];
+                if k + 1 == n { ended(&forward, k, j) } else { ended(&input, k + 1, j) }
+            });
+            let forward_pass = chunks(r).filter(|&k| done[k][0] < m).find(|&k| {
+                // A first chunk leaves room for the second, or the pipeline would lock.
+                let needed = if k >= p || v == 1 { 1 } else { 2 };
+                room >= needed && (k == 0 || ended(&forward, k - 1, done[k][0]))
+            });
+            let weight_pass = chunks(r).find(|&k| done[k][2] < done[k][1]);
+            let (pass, k) = match (input_pass, forward_pass, weight_pass) {
+                (Some(k), _, _) => (Pass::Input, k),
+                (_, Some(k), _) => (Pass::Forward, k),
+                (_, _, Some(k)) => (Pass::Weight, k),
+                _ => continue,
+            };
+            let j = done[k][pass as usize];
+            done[k][pass as usize] += 1;
+            match pass {
+                Pass::Forward => forward[k * m + j] = clock + 1,
+                Pass::Input => input[k * m + j] = clock + 1,
+                Pass::Weight => {}
+            }
+            list.push((pass, k as u32, j as u32));
+        }
+        clock += 1;
+    }
+}
+
+/// Runs schedules; holds the scratch memory so that repeated simulations allocate nothing.
+#[derive(Debug, Default, Clone)]
+pub struct Simulator {
+    forward_end: Vec<u64>,
+    backward_end: Vec<u64>,
+    order: Vec<Slot>,
+    clock: Vec<u64>,
+    next: Vec<[u32; 2]>,
+    lists: Vec<Vec<(Pass, u32, u32)>>,
+    listed: Option<Shape>,
+    /// End of the last operation of every rank, after a run.
+    pub ends: Vec<Picos>,
+    /// Start of the first operation of every rank, after a run.
+    pub starts: Vec<Picos>,
+}
+
+const UNKNOWN: u64 = u64::MAX;
+
+impl Simulator {
+    /// Makespan of one step's forward and backward passes; leaves `starts` and `ends` per rank.
+    ///
+    /// `load` holds one entry per chunk in model order.
+    pub fn run(&mut self, shape: Shape, load: Load<'_>) -> Picos {
+        self.clock.clear();
+        self.clock.resize(shape.ranks as usize, 0);
+        self.starts.clear();
+        self.starts.resize(shape.ranks as usize, Picos(UNKNOWN));
+        match shape.schedule {
+            Schedule::OneFOneB => self.one_f_one_b(shape, load),
+            Schedule::Interleaved => self.interleaved(shape, load),
+            Schedule::GPipe => self.gpipe(shape, load),
+            _ => self.zero_bubble(shape, load),
+        }
+        self.ends.clear();
+        self.ends.extend(self.clock.iter().map(|&c| Picos(c)));
+        self.ends.iter().copied().max().unwrap_or_default()
+    }
+
+    /// 1F1B, one micro-batch column at a time with O(p) state. Once a column shifts the whole state by
+    /// one amount the rest is linear (the recurrence commutes with adding a constant), so the steady
+    /// state is skipped without changing a bit.
+    fn one_f_one_b(&mut self, shape: Shape, load: Load<'_>) {
+        let p = shape.ranks as usize;
+        let m = shape.micro_batches as usize;
+        let x = load.hop.0;
+        let (f, b) = (load.forward, load.backward);
+        let warm = |r: usize| (p - r).min(m);
+        // Forward j of rank r ends at slot j mod 3: a neighbour is never more than two behind.
+        const RING: usize = 3;
+        self.forward_end.clear();
+        self.forward_end.resize(p * RING, 0);
+        // Clocks before the column, and the latest forward ends before it.
+        self.backward_end.clear();
+        self.backward_end.resize(2 * p, 0);
+        // Warm-up: all but the last forward of each rank's first w, in micro-batch order so that the
+        // ring suffices.
+        for j in 0..warm(0) {
+            for r in 0..p {
+                if j + 1 < warm(r) {
+                    self.forward(r, j, RING, f[r].0, x);
+                }
+            }
+        }
+        // Column k: forward warm(r)-1+k on every rank while there is one, then backward k.
+        let mut k = 0;
+        while k < m {
+            let (clocks, forwards) = self.backward_end.split_at_mut(p);
+            clocks.copy_from_slice(&self.clock);
+            for r in 0..p {
+                forwards[r] = if k > 0 { self.forward_end[r * RING + (warm(r) - 2 + k) % RING] } else { 0 };
+            }
+            for r in 0..p {
+                let j = warm(r) - 1 + k;
+                if j < m {
+                    self.forward(r, j, RING, f[r].0, x);
+                }
+            }
+            let mut from_next = None;
+            for r in (0..p).rev() {
+                let ready = from_next.map_or(0, |end: u64| end + x);
+                self.clock[r] = self.clock[r].max(ready) + b[r].0;
+                from_next = Some(self.clock[r]);
+            }
+            k += 1;
+            // Columns in which the first rank still has a forward pass (then all have).
+            let skip = (m - warm(0)).saturating_sub(k);
+            if k >= 2 && skip > 0 {
+                let shift = self.clock[0] - self.backward_end[0];
+                let latest = |r: usize| self.forward_end[r * RING + (warm(r) - 2 + k) % RING];
+                let steady = (0..p).all(|r| {
+                    self.clock[r] - self.backward_end[r] == shift && latest(r) - self.backward_end[p + r] == shift
+                });
+                if steady {
+                    let jump = shift * skip as u64;
+                    self.clock.iter_mut().for_each(|c| *c += jump);
+                    for row in self.forward_end.chunks_exact_mut(RING) {
+                        row.rotate_right(skip % RING);
+                        row.iter_mut().for_each(|end| *end += jump);
+                    }
+                    k += skip;
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn forward(&mut self, r: usize, j: usize, ring: usize, time: u64, x: u64) {
+        let ready = if r == 0 { 0 } else { self.forward_end[(r - 1) * ring + j % ring] + x };
+        let begin = self.clock[r].max(ready);
+        self.starts[r] = self.starts[r].min(Picos(begin));
+        self.clock[r] = begin + time;
+        self.forward_end[r * ring + j % ring] = self.clock[r];
+    }
+
+    fn gpipe(&mut self, shape: Shape, load: Load<'_>) {
+        let p = shape.ranks as usize;
+        let x = load.hop.0;
+        for _ in 0..shape.micro_batches {
+            let mut from = None;
+            for r in 0..p {
+                let begin = self.clock[r].max(from.map_or(0, |end: u64| end + x));
+                self.starts[r] = self.starts[r].min(Picos(begin));
+                self.clock[r] = begin + load.forward[r].0;
+                from = Some(self.clock[r]);
+            }
+        }
+        for _ in 0..shape.micro_batches {
+            let mut from = None;
+            for r in (0..p).rev() {
+                self.clock[r] = self.clock[r].max(from.map_or(0, |end: u64| end + x)) + load.backward[r].0;
+                from = Some(self.clock[r]);
+            }
+        }
+    }
+
+    fn reset_ends(&mut self, shape: Shape) {
+        let operations = (shape.ranks * shape.virtual_stages * shape.micro_batches) as usize;
+        for ends in [&mut self.forward_end, &mut self.backward_end] {
+            ends.clear();
+            ends.resize(operations, UNKNOWN);
+        }
+        self.next.clear();
+        self.next.resize(shape.ranks as usize, [0; 2]);
+    }
+
+    /// Megatron's interleaved order: every rank walks its fixed list; ranks take turns and stop where
+    /// an input is missing.
+    fn interleaved(&mut self, shape: Shape, load: Load<'_>) {
+        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+        let x = load.hop.0;
+        self.reset_ends(shape);
+        let mut order = std::mem::take(&mut self.order);
+        interleaved_order(shape.virtual_stages, shape.micro_batches, shape.group(), &mut order);
+        let total = m * v;
+        let last = p * v - 1;
+        let mut open = true;
+        while open {
+            open = false;
+            for r in 0..p {
+                let warm = shape.in_flight(r as u32) as usize;
+                let [done_f, done_b] = self.next[r];
+                let (mut done_f, mut done_b) = (done_f as usize, done_b as usize);
+                let mut clock = self.clock[r];
+                while done_b < total {
+                    if done_f < total && done_f < warm + done_b {
+                        let (chunk, j) = order[done_f];
+                        let (k, j) = (chunk as usize * p + r, j as usize);
+                        let ready = if k == 0 { 0 } else { self.forward_end[(k - 1) * m + j] };
+                        if ready == UNKNOWN {
+                            break;
+                        }
+                        let begin = clock.max(if k == 0 { 0 } else { ready + x });
+                        self.starts[r] = self.starts[r].min(Picos(begin));
+                        clock = begin + load.forward[k].0;
+                        self.forward_end[k * m + j] = clock;
+                        done_f += 1;
+                    } else {
+                        let (chunk, j) = order[done_b];
+                        let (k, j) = ((v - 1 - chunk as usize) * p + r, j as usize);
+                        let (ready, hop) = if k == last {
+                            (self.forward_end[k * m + j], 0)
+                        } else {
+                            (self.backward_end[(k + 1) * m + j], x)
+                        };
+                        if ready == UNKNOWN {
+                            break;
+                        }
+                        clock = clock.max(ready + hop) + load.backward[k].0;
+                        self.backward_end[k * m + j] = clock;
+                        done_b += 1;
+                    }
+                }
+                self.clock[r] = clock;
+                self.next[r] = [done_f as u32, done_b as u32];
+                open |= done_b < total;
+            }
+        }
+        self.order = order;
+    }
+
+    /// Zero-bubble schedules and DualPipe: passes for inputs go first, weight gradients fill the gaps
+    /// (Qi et al. 2023; DeepSeek-V3 report), in the fixed lists of [`zero_bubble_lists`].
+    fn zero_bubble(&mut self, shape: Shape, load: Load<'_>) {
+        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+        let x = load.hop.0;
+        self.reset_ends(shape);
+        if self.listed != Some(shape) {
+            zero_bubble_lists(shape, &mut self.lists);
+            self.listed = Some(shape);
+        }
+        let n = p * v;
+        let hop = |from: usize, to: usize| if shape.rank_of(from as u32) == shape.rank_of(to as u32) { 0 } else { x };
+        let mut open = true;
+        while open {
+            open = false;
+            for (r, list) in self.lists.iter().enumerate() {
+                let mut at = self.next[r][0] as usize;
+                while let Some(&(pass, k, j)) = list.get(at) {
+                    let (k, j) = (k as usize, j as usize);
+                    let (ready, time) = match pass {
+                        Pass::Weight => (0, load.weight[k]),
+                        Pass::Forward if k == 0 => (0, load.forward[k]),
+                        Pass::Forward => {
+                            let end = self.forward_end[(k - 1) * m + j];
+                            (end.saturating_add(hop(k - 1, k)), load.forward[k])
+                        }
+                        Pass::Input => {
+                            let time = load.backward[k].saturating_sub(load.weight[k]);
+                            if k + 1 == n {
+                                (self.forward_end[k * m + j], time)
+                            } else {
+                                (self.backward_end[(k + 1) * m + j].saturating_add(hop(k, k + 1)), time)
+                            }
+                        }
+                    };
+                    if ready == UNKNOWN {
+                        open = true;
+                        break;
+                    }
+                    let begin = self.clock[r].max(ready);
+                    self.starts[r] = self.starts[r].min(Picos(begin));
+                    self.clock[r] = begin + time.0;
+                    match pass {
+                        Pass::Forward => self.forward_end[k * m + j] = self.clock[r],
+                        Pass::Input => self.backward_end[k * m + j] = self.clock[r],
+                        Pass::Weight => {}
+                    }
+                    at += 1;
+                }
+                self.next[r][0] = at as u32;
+            }
+        }
+    }
+}
+
+/// Vectors of in-flight micro-batches per chunk of one rank, at the moments when none dominates
+/// another: one memory condition each (the chunks of a rank may hold different layers).
+#[must_use]
+pub fn in_flight_vectors(shape: Shape, rank: u32) -> Vec<Vec<u32>> {
+    let (v, m) = (shape.virtual_stages as usize, shape.micro_batches);
+    if v == 1 {
+        return vec![vec![shape.in_flight(rank)]];
+    }
+    let warm = shape.in_flight(rank) as usize;
+    let mut order = Vec::new();
+    let mut now = vec![0u32; v];
+    let mut vectors: Vec<Vec<u32>> = Vec::new();
+    let mut keep = |now: &Vec<u32>| {
+        if !vectors.iter().any(|seen| seen.iter().zip(now).all(|(a, b)| a >= b)) {
+            vectors.retain(|seen| !seen.iter().zip(now).all(|(a, b)| a <= b));
+            vectors.push(now.clone());
+        }
+    };
+    if shape.schedule == Schedule::Interleaved {
+        // The pattern repeats with every group: four groups show all vectors.
+        let group = shape.group();
+        let shown = if m > 4 * group && m % group == 0 { 4 * group } else { m };
+        interleaved_order(shape.virtual_stages, shown, group, &mut order);
+        for (k, &(chunk, _)) in order.iter().enumerate() {
+            now[chunk as usize] += 1;
+            if k + 1 < warm.min(order.len()) {
+                continue;
+            }
+            keep(&now);
+            let (chunk, _) = order[(k + 1).saturating_sub(warm)];
+            let freed = &mut now[v - 1 - chunk as usize];
+            *freed = freed.saturating_sub(1);
+        }
+    } else {
+        // Like the lists, the counts settle after a few rounds of the pipeline.
+        let shown = Shape { micro_batches: m.min(6 * shape.ranks + 6), ..shape };
+        let mut lists = Vec::new();
+        zero_bubble_lists(shown, &mut lists);
+        for &(pass, k, _) in &lists[rank as usize] {
+            let chunk = (k / shape.ranks) as usize;
+            match pass {
+                Pass::Forward => {
+                    now[chunk] += 1;
+                    keep(&now);
+                }
+                Pass::Input => {}
+                Pass::Weight => now[chunk] -= 1,
+            }
+        }
+    }
+    vectors.sort();
+    vectors
+}
+
+/// A time that no order of the schedule's fixed lists can beat: `max` over ranks of the chain through
+/// that rank's first backward pass, its mirror through the last forward pass, and its busy time.
+///
+/// v = 1: with `S` the sum of all passes and `w_i` the warm-up of rank i,
+/// `S + (m-1) b_i + (m-w_i) f_i + 2 (p-1) x`, the mirror `S + (m-1) f_i + (m-w_i) b_i + 2 (p-1) x`,
+/// and `m t_i + sum_{j<i} t_j + 2 i x`.
+#[must_use]
+pub fn chain_bound(shape: Shape, load: Load<'_>) -> Picos {
+    let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, u64::from(shape.micro_batches));
+    let x = load.hop.0;
+    let (f, b) = (load.forward, load.backward);
+    let all_f: u64 = f.iter().map(|t| t.0).sum();
+    let all_b: u64 = b.iter().map(|t| t.0).sum();
+    let mut best = 0;
+    match shape.schedule {
+        Schedule::OneFOneB => {
+            let sum = all_f + all_b + 2 * (p as u64 - 1) * x;
+            let mut before = 0;
+            for i in 0..p {
+                let w = u64::from(shape.in_flight(i as u32));
+                let (fi, bi) = (f[i].0, b[i].0);
+                let chain = sum + (m - 1) * bi + (m - w) * fi;
+                let mirror = sum + (m - 1) * fi + (m - w) * bi;
+                let busy = before + m * (fi + bi) + 2 * i as u64 * x;
+                best = best.max(chain).max(mirror).max(busy);
+                before += fi + bi;
+            }
+        }
+        Schedule::GPipe => {
+            // The last rank runs all forwards before its first backward: two full sweeps.
+            let longest = |t: &[Picos]| t.iter().map(|t| t.0).max().unwrap_or(0);
+            best = all_f + all_b + 2 * (p as u64 - 1) * x + (m - 1) * (longest(f) + longest(b));
+        }
+        Schedule::Interleaved => {
+            let (pu, vu) = (p as u64, v as u64);
+            let hops = (pu * vu + pu - 2) * x;
+            for i in 0..p {
+                let w = u64::from(shape.in_flight(i as u32));
+                let on = |t: &[Picos]| (0..v).map(|c| t[c * p + i].0).sum::<u64>();
+                let (rank_f, rank_b) = (on(f), on(b));
+                // Forwards after the first w, and (by symmetry) backwards before the last w.
+                let mut later_f = m * rank_f;
+                let mut earlier_b = m * rank_b;
+                for c in 0..v {
+                    let first = first_of_chunk(shape, w, c as u64);
+                    later_f -= first * f[c * p + i].0;
+                    earlier_b -= last_of_chunk(shape, w, c as u64) * b[c * p + i].0;
+                }
+                // First backward of rank i: all forwards of one micro-batch, the last chunks' backwards
+                // down to rank i, the rest of its list, the first chunks' backwards down to rank 0.
+                let last_chunk = |t: &[Picos]| (i..p).map(|j| t[(v - 1) * p + j].0).sum::<u64>();
+                let first_chunk = |t: &[Picos]| (0..i).map(|j| t[j].0).sum::<u64>();
+                let rest_b = m * rank_b - b[(v - 1) * p + i].0;
+                let rest_f = m * rank_f - f[(v - 1) * p + i].0;
+                let chain = all_f + last_chunk(b) + rest_b + later_f + first_chunk(b) + hops;
+                let mirror = first_chunk(f) + rest_f + earlier_b + last_chunk(f) + all_b + hops;
+                let busy = first_chunk(f) + m * (rank_f + rank_b) + first_chunk(b) + 2 * i as u64 * x;
+                best = best.max(chain).max(mirror).max(busy);
+            }
+        }
+        _ => {
+            // Any list: every rank is busy for all its passes, and one micro-batch goes all the way
+            // through (its weight gradients may wait).
+            best = all_f + all_b - load.weight.iter().map(|t| t.0).sum::<u64>().min(all_b);
+            for i in 0..shape.ranks {
+                let on = |t: &[Picos]| {
+                    (0..(p * v) as u32).filter(|&k| shape.rank_of(k) == i).map(|k| t[k as usize].0).sum::<u64>()
+                };
+                best = best.max(m * (on(f) + on(b)));
+            }
+        }
+    }
+    Picos(best)
+}
+
+/// How many of the first `w` forwards of the interleaved order belong to chunk `c`.
+fn first_of_chunk(shape: Shape, w: u64, c: u64) -> u64 {
+    let (v, m, group) = (u64::from(shape.virtual_stages), u64::from(shape.micro_batches), u64::from(shape.group()));
+    let (mut left, mut first, mut count) = (w, 0, 0);
+    while first < m && left > 0 {
+        let size = group.min(m - first);
+        count += left.saturating_sub(c * size).min(size);
+        left = left.saturating_sub(v * size);
+        first += size;
+    }
+    count
+}
+
+/// How many of the last `w` backwards of the interleaved order belong to chunk `c`: backwards walk the
+/// forward order with chunk `v - 1 - c`.
+fn last_of_chunk(shape: Shape, w: u64, c: u64) -> u64 {
+    let (v, m) = (u64::from(shape.virtual_stages), u64::from(shape.micro_batches));
+    m - first_of_chunk(shape, m * v - w, v - 1 - c)
+}
+
+/// The textbook makespan from the slowest and the average rank: 1F1B and GPipe
+/// `(m-1) max t + sum t`, interleaved `m max t + (p-1)/(p v) sum t`, zero bubble `m max t`.
+#[must_use]
+pub fn closed_form(shape: Shape, load: Load<'_>) -> Picos {
+    let (p, v, m) = (u64::from(shape.ranks), u64::from(shape.virtual_stages), u64::from(shape.micro_batches));
+    let (mut longest, mut sum) = (0, 0);
+    for rank in 0..shape.ranks {
+        let mine = (0..(p * v) as u32).filter(|&k| shape.rank_of(k) == rank);
+        let busy: u64 = mine.map(|k| load.forward[k as usize].0 + load.backward[k as usize].0).sum();
+        longest = longest.max(busy);
+        sum += busy;
+    }
+    Picos(match shape.schedule {
+        Schedule::OneFOneB | Schedule::GPipe => (m - 1) * longest + sum,
+        Schedule::Interleaved => m * longest + sum * (p - 1) / (p * v),
+        _ => m * longest,
+    })
+}
+
+/// Bubble of equal stages as a ratio to useful time: `(p-1) / (v m)`.
+#[must_use]
+pub fn bubble_ratio(pipeline_parallel: u32, virtual_stages: u32, micro_batches: u32) -> f64 {
+    f64::from(pipeline_parallel - 1) / (f64::from(virtual_stages) * f64::from(micro_batches))
+}
+
+/// The same bubble as a fraction of the whole step: `r / (1 + r)`.
+#[must_use]
+pub fn bubble_fraction(pipeline_parallel: u32, virtual_stages: u32, micro_batches: u32) -> f64 {
+    let ratio = bubble_ratio(pipeline_parallel, virtual_stages, micro_batches);
+    ratio / (1.0 + ratio)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Longest path through explicit operation lists, written without sharing anything with
+    /// [`Simulator`]: repeated relaxation until nothing moves.
+    fn oracle(shape: Shape, f: &[u64], b: &[u64], x: u64) -> u64 {
+        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+        let n = p * v;
+        // Operation ids: forward (k, j) = k*m+j, backward = n*m + k*m+j.
+        let mut lists: Vec<Vec<usize>> = Vec::new();
+        for r in 0..p {
+            let mut forwards = Vec::new();
+            let g = if v == 1 { m } else { shape.group() as usize };
+            let mut first = 0;
+            while first < m {
+                let size = g.min(m - first);
+                for c in 0..v {
+                    for j in first..first + size {
+                        forwards.push((c, j));
+                    }
+                }
+                first += size;
+            }
+            let warm = match (shape.schedule, v) {
+                (Schedule::GPipe, _) => m,
+                (_, 1) => (p - r).min(m),
+                _ => (2 * (p - r - 1) + (v - 1) * g + 1).min(m * v),
+            };
+            let (mut list, mut backwards) = (Vec::new(), 0);
+            for (i, &(c, j)) in forwards.iter().enumerate() {
+                list.push((c * p + r) * m + j);
+                if i + 1 >= warm {
+                    let (c, j) = forwards[backwards];
+                    list.push(n * m + ((v - 1 - c) * p + r) * m + j);
+                    backwards += 1;
+                }
+            }
+            for &(c, j) in &forwards[backwards..] {
+                list.push(n * m + ((v - 1 - c) * p + r) * m + j);
+            }
+            lists.push(list);
+        }
+        let mut end = vec![0u64; 2 * n * m];
+        loop {
+            let mut moved = false;
+            for list in &lists {
+                let mut clock = 0;
+                for &op in list {
+                    let (k, j) = ((op % (n * m)) / m, op % m);
+                    let (ready, time) = if op < n * m {
+                        (if k == 0 { 0 } else { end[(k - 1) * m + j] + x }, f[k])
+                    } else if k + 1 == n {
+                        (end[k * m + j], b[k])
+                    } else {
+                        (end[n * m + (k + 1) * m + j] + x, b[k])
+                    };
+                    clock = clock.max(ready) + time;
+                    if end[op] != clock {
+                        end[op] = clock;
+                        moved = true;
+                    }
+                }
+            }
+            if !moved {
+                return end.into_iter().max().unwrap();
+            }
+        }
+    }
+
+    fn picos(t: &[u64]) -> Vec<Picos> {
+        t.iter().map(|&t| Picos(t)).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        #[test]
+        fn simulation_equals_the_oracle_and_never_undercuts_the_chain_bound(
+            p in 1u32..6, v in 1u32..4, m in 1u32..40, x in 0u64..40,
+            times in prop::collection::vec(1u64..200, 40), gpipe in any::<bool>(), flat in any::<bool>(),
+        ) {
+            let v = if p == 1 || interleave_group(p, m).is_none() { 1 } else { v };
+            let schedule =
+                if v > 1 { Schedule::Interleaved } else if gpipe { Schedule::GPipe } else { Schedule::OneFOneB };
+            let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: m };
+            let n = (p * v) as usize;
+            let (mut f, mut b) = (times[..n].to_vec(), times[20..20 + n].to_vec());
+            if flat {
+                f.fill(100);
+                b.fill(200);
+            }
+            let (fp, bp) = (picos(&f), picos(&b));
+            let load = Load { forward: &fp, backward: &bp, weight: &bp, hop: Picos(x) };
+            let simulated = Simulator::default().run(shape, load);
+            prop_assert_eq!(simulated.0, oracle(shape, &f, &b, x));
+            prop_assert!(chain_bound(shape, load) <= simulated, "{:?} > {:?}", chain_bound(shape, load), simulated);
+        }
+
+        #[test]
+        fn zero_bubble_schedules_finish_and_respect_the_bound(
+            p in 1u32..6, m in 1u32..20, f in 1u64..100, bx in 1u64..100, w in 1u64..100, kind in 0usize..4,
+        ) {
+            let schedule =
+                [Schedule::ZeroBubbleH1, Schedule::ZeroBubbleH2, Schedule::ZeroBubbleV, Schedule::DualPipe][kind];
+            let v = if kind >= 2 { 2 } else { 1 };
+            let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: m };
+            let n = (p * v) as usize;
+            let (fp, bp, wp) = (vec![Picos(f); n], vec![Picos(bx + w); n], vec![Picos(w); n]);
+            let load = Load { forward: &fp, backward: &bp, weight: &wp, hop: Picos(0) };
+            let simulated = Simulator::default().run(shape, load);
+            prop_assert!(chain_bound(shape, load) <= simulated);
+        }
+    }
+
+    #[test]
+    fn equal_stages_meet_the_closed_forms() {
+        let f = vec![Picos(100); 16];
+        let b = vec![Picos(200); 16];
+        for (schedule, p, v) in [(Schedule::OneFOneB, 16, 1), (Schedule::GPipe, 16, 1), (Schedule::Interleaved, 4, 4)] {
+            let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: 64 };
+            let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(0) };
+            assert_eq!(Simulator::default().run(shape, load), closed_form(shape, load), "{schedule:?}");
+        }
+        assert!((bubble_fraction(4, 1, 12) - 0.2).abs() < 1e-12);
+    }
+
+    #[test]
+    fn zero_bubble_schedules_shrink_the_bubble() {
+        let (p, m) = (8u32, 32u32);
+        let one = vec![Picos(100); 16];
+        let two = vec![Picos(200); 16];
+        let bubble = |schedule, v: u32| {
+            let n = (p * v) as usize;
+            let load = Load { forward: &one[..n], backward: &two[..n], weight: &one[..n], hop: Picos(0) };
+            let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: m };
+            Simulator::default().run(shape, load).0 - u64::from(v) * 300 * u64::from(m)
+        };
+        assert_eq!(bubble(Schedule::OneFOneB, 1), 7 * 300);
+        // The papers count each rank from its own start; the last rank starts 700 late, so 700 is the
+        // least that a makespan can show for one chunk (Qi et al. 2023, table 1, with f = b_x = w).
+        assert!(bubble(Schedule::ZeroBubbleH1, 1) <= 900);
+        assert!(bubble(Schedule::ZeroBubbleH2, 1) <= 700);
+        assert!(bubble(Schedule::ZeroBubbleV, 2) <= 1000);
+        assert!(bubble(Schedule::DualPipe, 2) <= 800);
+    }
+
+    #[test]
+    fn in_flight_counts_are_those_of_the_papers() {
+        // Interleaving holds p (1 + (p-1)/(p v)) full-stage units on the first rank (Korthikanti 2022).
+        let shape = Shape { schedule: Schedule::Interleaved, ranks: 8, virtual_stages: 4, micro_batches: 64 };
+        let units = f64::from(shape.in_flight(0)) / 4.0;
+        assert!((units - 8.0 * (1.0 + 7.0 / 32.0)).abs() < 0.26, "{units}");
+        for rank in 0..8 {
+            for vector in in_flight_vectors(shape, rank) {
+                assert!(vector.iter().sum::<u32>() <= shape.in_flight(rank));
+            }
+        }
+        let plain = Shape { schedule: Schedule::OneFOneB, ranks: 8, virtual_stages: 1, micro_batches: 3 };
+        assert_eq!((0..8).map(|r| plain.in_flight(r)).collect::<Vec<_>>(), [3, 3, 3, 3, 3, 3, 2, 1]);
+    }
+}

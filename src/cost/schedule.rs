@@ -124,7 +124,8 @@ fn zero_bubble_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
     let mut clock = 0;
     while lists.iter().any(|list| list.len() < 3 * m * v) {
         for (r, list) in lists.iter_mut().enumerate() {
-            let chunks = |rank: usize| (0..n).rev().filter(move |&k| shape.rank_of(k as u32) as usize == rank);
+            let chunks =
+                |rank: usize| (0..n).rev().filter(move |&k| shape.rank_of(k as u32) as usize == rank);
             let held: usize = chunks(r).map(|k| done[k][0] - done[k][2]).sum();
             let room = shape.in_flight(r as u32) as usize - held;
             let ended = |ends: &[usize], k: usize, j: usize| ends[k * m + j] <= clock;
@@ -247,7 +248,8 @@ impl Simulator {
                 let shift = self.clock[0] - self.backward_end[0];
                 let latest = |r: usize| self.forward_end[r * RING + (warm(r) - 2 + k) % RING];
                 let steady = (0..p).all(|r| {
-                    self.clock[r] - self.backward_end[r] == shift && latest(r) - self.backward_end[p + r] == shift
+                    self.clock[r] - self.backward_end[r] == shift
+                        && latest(r) - self.backward_end[p + r] == shift
                 });
                 if steady {
                     let jump = shift * skip as u64;
@@ -368,7 +370,9 @@ impl Simulator {
             self.listed = Some(shape);
         }
         let n = p * v;
-        let hop = |from: usize, to: usize| if shape.rank_of(from as u32) == shape.rank_of(to as u32) { 0 } else { x };
+        let hop = |from: usize, to: usize| {
+            if shape.rank_of(from as u32) == shape.rank_of(to as u32) { 0 } else { x }
+        };
         let mut open = true;
         while open {
             open = false;
@@ -532,7 +536,10 @@ pub fn chain_bound(shape: Shape, load: Load<'_>) -> Picos {
             best = all_f + all_b - load.weight.iter().map(|t| t.0).sum::<u64>().min(all_b);
             for i in 0..shape.ranks {
                 let on = |t: &[Picos]| {
-                    (0..(p * v) as u32).filter(|&k| shape.rank_of(k) == i).map(|k| t[k as usize].0).sum::<u64>()
+                    (0..(p * v) as u32)
+                        .filter(|&k| shape.rank_of(k) == i)
+                        .map(|k| t[k as usize].0)
+                        .sum::<u64>()
                 };
                 best = best.max(m * (on(f) + on(b)));
             }
@@ -543,7 +550,8 @@ pub fn chain_bound(shape: Shape, load: Load<'_>) -> Picos {
 
 /// How many of the first `w` forwards of the interleaved order belong to chunk `c`.
 fn first_of_chunk(shape: Shape, w: u64, c: u64) -> u64 {
-    let (v, m, group) = (u64::from(shape.virtual_stages), u64::from(shape.micro_batches), u64::from(shape.group()));
+    let (v, m, group) =
+        (u64::from(shape.virtual_stages), u64::from(shape.micro_batches), u64::from(shape.group()));
     let (mut left, mut first, mut count) = (w, 0, 0);
     while first < m && left > 0 {
         let size = group.min(m - first);
@@ -712,7 +720,9 @@ mod tests {
     fn equal_stages_meet_the_closed_forms() {
         let f = vec![Picos(100); 16];
         let b = vec![Picos(200); 16];
-        for (schedule, p, v) in [(Schedule::OneFOneB, 16, 1), (Schedule::GPipe, 16, 1), (Schedule::Interleaved, 4, 4)] {
+        for (schedule, p, v) in
+            [(Schedule::OneFOneB, 16, 1), (Schedule::GPipe, 16, 1), (Schedule::Interleaved, 4, 4)]
+        {
             let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: 64 };
             let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(0) };
             assert_eq!(Simulator::default().run(shape, load), closed_form(shape, load), "{schedule:?}");

@@ -3,6 +3,7 @@
 pub mod cluster;
 pub mod job;
 pub mod model;
+pub mod shipped;
 
 /// How every RON file of this crate is read: an optional field takes its bare value (`window: 4096`),
 /// a variant takes the fields of its struct (`mixer: Attention(heads: 32, ...)`), nesting is bounded.

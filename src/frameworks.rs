@@ -1,3 +1,1098 @@
 //! Training frameworks: what each can express, how it behaves at run time, how it is written and read.
+//!
+//! A framework is one [`Target`]. Its [`Capabilities`] say which axes of a layout exist at all; its
+//! rules, an ordered table with the source of each, say which layouts and plans it accepts
+//! ([`legal`], [`legal_plan`]). Rules are integer arithmetic and run on every layout of a search:
+//! they allocate nothing, and a [`Refusal`] formats itself only when it is shown.
 
+pub mod accelerate;
+pub mod bridge;
+pub mod deepspeed;
+pub mod megatron;
 pub mod profile;
+pub mod torchtitan;
+
+use std::fmt;
+
+use crate::layers::Layers;
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Plan, Recompute, Schedule};
+use crate::spec::cluster::Architecture;
+use crate::spec::job::{Job, Optimizer, Precision, Training};
+use crate::spec::model::{FeedForward, LatentAttention, Mamba2, Mixer, Model, Position, RouterGroups};
+
+/// A framework that plans are made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Target {
+    /// Megatron-LM with Megatron-Core.
+    Megatron,
+    /// Megatron-Bridge (NeMo), on Megatron-Core.
+    Bridge,
+    /// DeepSpeed with Hugging Face models; its pipeline engine where the plan has stages.
+    DeepSpeed,
+    /// Megatron-DeepSpeed, the fork of an early Megatron-LM.
+    MegatronDeepSpeed,
+    /// torchtitan.
+    Torchtitan,
+    /// Hugging Face Accelerate with FSDP2.
+    Accelerate,
+    /// nanotron; predicted, not exported.
+    Nanotron,
+    /// llm-foundry with FSDP1; predicted, not exported.
+    LlmFoundry,
+    /// InternEvo; predicted, not exported.
+    InternEvo,
+    /// HAI-LLM, which trained DeepSeek-V3; predicted, not exported.
+    HaiLlm,
+}
+
+impl Target {
+    /// Every target.
+    pub const ALL: [Self; 10] = [
+        Self::Megatron,
+        Self::Bridge,
+        Self::DeepSpeed,
+        Self::MegatronDeepSpeed,
+        Self::Torchtitan,
+        Self::Accelerate,
+        Self::Nanotron,
+        Self::LlmFoundry,
+        Self::InternEvo,
+        Self::HaiLlm,
+    ];
+
+    /// The name used on the command line and in results.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Megatron => "megatron",
+            Self::Bridge => "bridge",
+            Self::DeepSpeed => "deepspeed",
+            Self::MegatronDeepSpeed => "megatron-deepspeed",
+            Self::Torchtitan => "torchtitan",
+            Self::Accelerate => "accelerate",
+            Self::Nanotron => "nanotron",
+            Self::LlmFoundry => "llm-foundry",
+            Self::InternEvo => "internevo",
+            Self::HaiLlm => "hai-llm",
+        }
+    }
+
+    /// Whether plans can be written out for it.
+    #[must_use]
+    pub fn exports(self) -> bool {
+        !matches!(self, Self::Nanotron | Self::LlmFoundry | Self::InternEvo | Self::HaiLlm)
+    }
+
+    /// Which axes of a layout it has.
+    #[must_use]
+    pub fn capabilities(self) -> &'static Capabilities {
+        match self {
+            Self::Megatron | Self::Bridge => &megatron::CAPABILITIES,
+            Self::DeepSpeed => &deepspeed::CAPABILITIES,
+            Self::MegatronDeepSpeed => &deepspeed::MEGATRON_CAPABILITIES,
+            Self::Torchtitan => &torchtitan::CAPABILITIES,
+            Self::Accelerate => &accelerate::CAPABILITIES,
+            Self::Nanotron => &NANOTRON,
+            Self::LlmFoundry => &LLM_FOUNDRY,
+            Self::InternEvo => &INTERNEVO,
+            Self::HaiLlm => &HAI_LLM,
+        }
+    }
+
+    /// Its own rules on layouts, in the order in which they are asked; those that follow from
+    /// [`Self::capabilities`] come before them and are shared ([`COMMON_RULES`]).
+    #[must_use]
+    pub fn rules(self) -> &'static [Rule] {
+        match self {
+            Self::Megatron | Self::Bridge => megatron::RULES,
+            Self::DeepSpeed => deepspeed::RULES,
+            Self::MegatronDeepSpeed => deepspeed::MEGATRON_RULES,
+            Self::Torchtitan => torchtitan::RULES,
+            Self::Accelerate => accelerate::RULES,
+            Self::Nanotron | Self::LlmFoundry | Self::InternEvo | Self::HaiLlm => GENERIC_RULES,
+        }
+    }
+
+    /// Its own rules on plans: placement of layers and recomputation.
+    #[must_use]
+    pub fn plan_rules(self) -> &'static [PlanRule] {
+        match self {
+            Self::Megatron | Self::Bridge => megatron::PLAN_RULES,
+            _ => &[],
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A framework's name was not understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{found}` is not a framework; did you mean `{nearest}`? (known: {})", Target::ALL.map(Target::name).join(", "))]
+pub struct ParseTargetError {
+    /// What was found.
+    pub found: String,
+    /// The most similar name.
+    pub nearest: &'static str,
+}
+
+impl std::str::FromStr for Target {
+    type Err = ParseTargetError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let plain = text.trim().to_ascii_lowercase().replace(['_', ' '], "-");
+        let alias = match plain.as_str() {
+            "megatron-lm" | "megatron-core" | "mcore" => Some(Self::Megatron),
+            "megatron-bridge" | "nemo" => Some(Self::Bridge),
+            "fsdp2" => Some(Self::Accelerate),
+            _ => Self::ALL.into_iter().find(|t| t.name() == plain),
+        };
+        alias.ok_or_else(|| {
+            let near = |t: &Self| (strsim::jaro_winkler(&plain, t.name()) * 1e6) as u64;
+            let nearest = Self::ALL.into_iter().max_by_key(near).map_or("megatron", Self::name);
+            ParseTargetError { found: text.to_owned(), nearest }
+        })
+    }
+}
+
+/// Which axes of a layout a framework has: the candidate generator walks only these.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Tensor parallelism.
+    pub tensor_parallel: bool,
+    /// Pipeline parallelism.
+    pub pipeline_parallel: bool,
+    /// Several chunks per pipeline rank.
+    pub virtual_stages: bool,
+    /// Pipeline schedules.
+    pub schedules: &'static [Schedule],
+    /// Ways in which attention crosses context-parallel ranks; empty where sequences cannot be split.
+    pub context_comms: &'static [ContextComm],
+    /// Expert parallelism.
+    pub expert_parallel: bool,
+    /// Which expert-tensor-parallel degrees exist.
+    pub expert_tensor: ExpertTensor,
+    /// Sequence parallelism beside tensor parallelism.
+    pub sequence_parallel: SequenceParallel,
+    /// ZeRO stages that can be expressed.
+    pub zero_stages: &'static [u8],
+    /// ZeRO stages that a search tries unless told otherwise.
+    pub default_zero_stages: &'static [u8],
+    /// Over which ranks states may be sharded.
+    pub shard_groups: ShardGroups,
+    /// Recompute families.
+    pub recompute: RecomputeFamilies,
+    /// Tensor-parallel collectives under matrix products.
+    pub tensor_overlap: bool,
+    /// Data-parallel collectives under computation.
+    pub data_overlap: bool,
+    /// Expert dispatch under the computation of another micro-batch.
+    pub expert_overlap: bool,
+    /// Ways to bring tokens to experts.
+    pub dispatchers: &'static [Dispatcher],
+    /// What CUDA graphs may capture.
+    pub cuda_graphs: &'static [CudaGraphs],
+    /// Where optimizer states may live.
+    pub optimizer_places: &'static [Place],
+    /// Where weights may live between uses.
+    pub parameter_places: &'static [Place],
+    /// Activations may go to host memory.
+    pub activation_offload: bool,
+    /// Chunks may hold different numbers of layers.
+    pub uneven_stages: bool,
+    /// A chunk may hold no layer.
+    pub empty_stages: bool,
+    /// Tensor parallelism may exceed the key/value heads, which are then replicated.
+    pub kv_replication: bool,
+}
+
+/// Which expert-tensor-parallel degrees a framework has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExpertTensor {
+    /// Any that divides the expert's width.
+    Free,
+    /// Only 1.
+    One,
+    /// Only the tensor-parallel degree.
+    Tensor,
+}
+
+/// Sequence parallelism beside tensor parallelism.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SequenceParallel {
+    /// There is none.
+    Never,
+    /// Either way.
+    Optional,
+    /// Always on where TP > 1.
+    Always,
+}
+
+/// Over which ranks states may be sharded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShardGroups {
+    /// All data-parallel (times context-parallel) ranks.
+    Whole,
+    /// Any divisor of them, at every ZeRO stage from 1.
+    Divisors,
+    /// Any divisor of them at ZeRO stage 3, all of them below.
+    DivisorsAtStage3,
+}
+
+/// Recompute families of a framework.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecomputeFamilies {
+    /// Modules that selective recomputation can name; one set for all stages.
+    pub selective: Modules,
+    /// Whole layers in groups of n: largest n (0: not offered).
+    pub full_uniform: u32,
+    /// The first n layers of every chunk.
+    pub full_block: bool,
+    /// Every stage may have a mode of its own.
+    pub per_stage: bool,
+}
+
+/// Everything about a model, a job and a cluster that rules ask for, reduced to integers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Context {
+    /// GPUs of the job.
+    pub gpus: u32,
+    /// GPUs of a node.
+    pub gpus_per_node: u32,
+    /// Sequences per step.
+    pub global_batch_size: u32,
+    /// Tokens per sequence.
+    pub sequence_length: u64,
+    /// Number format.
+    pub precision: Precision,
+    /// Optimizer.
+    pub optimizer: Optimizer,
+    /// What is trained.
+    pub training: Training,
+    /// Silicon generation.
+    pub architecture: Architecture,
+    /// Decoder layers.
+    pub layers: u32,
+    /// Multi-token-prediction modules.
+    pub mtp_modules: u32,
+    /// Width of the residual stream.
+    pub hidden: u64,
+    /// Distinct attention shapes.
+    pub attention: Vec<HeadShape>,
+    /// Distinct latent-attention shapes.
+    pub latent: Vec<LatentAttention>,
+    /// Distinct Mamba-2 shapes.
+    pub mamba: Vec<Mamba2>,
+    /// Distinct widths of dense feed-forward parts.
+    pub dense: Vec<u64>,
+    /// Distinct mixtures of experts.
+    pub moe: Vec<MoeShape>,
+    /// Some attention layer looks through a window shorter than the sequence.
+    pub windows: bool,
+    /// Some attention layer has sink logits.
+    pub sinks: bool,
+    /// Some layer is dense although others have experts.
+    pub dense_beside_moe: bool,
+    /// Input embedding and output head share one matrix.
+    pub tied_embeddings: bool,
+    /// Hidden and attention dropout are applied.
+    pub dropout: bool,
+    /// Positions are a learned table.
+    pub learned_positions: bool,
+}
+
+/// Heads of one attention shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadShape {
+    /// Query heads.
+    pub heads: u64,
+    /// Key/value heads.
+    pub kv_heads: u64,
+    /// Size of a head.
+    pub head_dim: u64,
+}
+
+/// Sizes of one mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoeShape {
+    /// Routed experts.
+    pub experts: u64,
+    /// Inner width of one.
+    pub width: u64,
+    /// Summed inner width of the shared experts.
+    pub shared_width: u64,
+    /// The experts' matrices have biases.
+    pub bias: bool,
+    /// Group-limited routing.
+    pub groups: Option<RouterGroups>,
+}
+
+fn push_new<T: PartialEq>(list: &mut Vec<T>, item: T) {
+    if !list.contains(&item) {
+        list.push(item);
+    }
+}
+
+impl Context {
+    /// Collects the facts of a validated model, a job and a cluster.
+    #[must_use]
+    pub fn new(
+        model: &Model,
+        layers: &Layers,
+        job: &Job,
+        architecture: Architecture,
+        gpus_per_node: u32,
+    ) -> Self {
+        let mut context = Self {
+            gpus: job.gpus,
+            gpus_per_node,
+            global_batch_size: job.global_batch_size,
+            sequence_length: u64::from(job.sequence_length),
+            precision: job.precision,
+            optimizer: job.optimizer,
+            training: job.training,
+            architecture,
+            layers: layers.count(),
+            mtp_modules: layers.mtp.map_or(0, |(_, modules)| modules),
+            hidden: model.hidden,
+            attention: Vec::new(),
+            latent: Vec::new(),
+            mamba: Vec::new(),
+            dense: Vec::new(),
+            moe: Vec::new(),
+            windows: false,
+            sinks: false,
+            dense_beside_moe: false,
+            tied_embeddings: model.tied_embeddings,
+            dropout: model.dropout,
+            learned_positions: matches!(model.position, Position::Learned(_)),
+        };
+        for kind in &layers.kinds {
+            match &kind.block.mixer {
+                Mixer::Attention(a) => {
+                    let shape = HeadShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim };
+                    push_new(&mut context.attention, shape);
+                    context.windows |= a.window.is_some_and(|w| w < u64::from(job.sequence_length));
+                    context.sinks |= a.sinks;
+                }
+                Mixer::Latent(a) => push_new(&mut context.latent, a.clone()),
+                Mixer::Mamba2(a) => push_new(&mut context.mamba, a.clone()),
+                Mixer::None => {}
+            }
+            match &kind.block.feed_forward {
+                FeedForward::Dense(d) => push_new(&mut context.dense, d.width),
+                FeedForward::Moe(e) => {
+                    let shape = MoeShape {
+                        experts: e.experts,
+                        width: e.width,
+                        shared_width: e.shared_width,
+                        bias: e.expert_bias,
+                        groups: e.router.groups,
+                    };
+                    push_new(&mut context.moe, shape);
+                }
+                FeedForward::None => {}
+            }
+        }
+        context.dense_beside_moe = !context.moe.is_empty() && !context.dense.is_empty();
+        context
+    }
+
+    /// Whether the model has routed experts.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        !self.moe.is_empty()
+    }
+}
+
+/// Why a check failed: a sentence with `{0}` … `{3}` for its numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Broken {
+    text: &'static str,
+    numbers: [u64; 4],
+}
+
+/// `Ok` if `holds`, else the sentence with its numbers.
+pub(crate) fn ensure(holds: bool, text: &'static str, numbers: [u64; 4]) -> Result<(), Broken> {
+    if holds { Ok(()) } else { Err(Broken { text, numbers }) }
+}
+
+/// Shorthand for up to four numbers of a [`Broken`].
+pub(crate) fn numbers<const N: usize>(given: [u64; N]) -> [u64; 4] {
+    let mut all = [0; 4];
+    all[..N].copy_from_slice(&given);
+    all
+}
+
+/// Who finds out that a rule is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Judge {
+    /// The framework's parser, validator or set-up code, before training starts.
+    SetUp,
+    /// The framework or a library beneath it, in the first training steps.
+    Run,
+    /// No one: the option does not exist, or the framework would quietly run something else.
+    Nobody,
+}
+
+/// One rule on layouts.
+pub struct Rule {
+    /// Short name, unique within a target.
+    pub name: &'static str,
+    /// File (and symbol) of the framework that enforces it.
+    pub source: &'static str,
+    /// Who finds out.
+    pub judge: Judge,
+    /// The check: integers only, no allocation.
+    pub check: fn(&Capabilities, &Context, &Layout) -> Result<(), Broken>,
+}
+
+/// One rule on plans.
+pub struct PlanRule {
+    /// Short name, unique within a target.
+    pub name: &'static str,
+    /// File (and symbol) of the framework that enforces it.
+    pub source: &'static str,
+    /// Who finds out.
+    pub judge: Judge,
+    /// The check: integers only, no allocation.
+    pub check: fn(&Capabilities, &Context, &Plan) -> Result<(), Broken>,
+}
+
+/// A layout or plan that a framework does not accept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// The framework.
+    pub target: Target,
+    /// Name of the rule.
+    pub rule: &'static str,
+    /// Where the framework enforces it.
+    pub source: &'static str,
+    /// The nearest plan that it accepts, where one was looked for and found.
+    pub nearest: Option<Box<Plan>>,
+    broken: Broken,
+}
+
+impl Refusal {
+    /// Why, with the numbers; without the rule's name and source.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        let mut text = self.broken.text.to_owned();
+        for (at, number) in self.broken.numbers.iter().enumerate() {
+            text = text.replace(&format!("{{{at}}}"), &number.to_string());
+        }
+        text
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} refuses: {} (rule {}; {})", self.target, self.reason(), self.rule, self.source)?;
+        if let Some(plan) = &self.nearest {
+            write!(f, "; the nearest plan it accepts is {plan}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Whether a framework accepts a layout (its placement of layers and recomputation aside).
+///
+/// # Errors
+/// The first rule that is broken, in the order of [`COMMON_RULES`] and [`Target::rules`].
+pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), Refusal> {
+    let capabilities = target.capabilities();
+    for rule in COMMON_RULES.iter().chain(target.rules()) {
+        if let Err(broken) = (rule.check)(capabilities, context, layout) {
+            return Err(Refusal { target, rule: rule.name, source: rule.source, nearest: None, broken });
+        }
+    }
+    Ok(())
+}
+
+/// Whether a framework accepts a plan: its layout, its placement of layers and its recomputation.
+///
+/// # Errors
+/// The first rule that is broken.
+pub fn legal_plan(target: Target, context: &Context, plan: &Plan) -> Result<(), Refusal> {
+    legal(target, context, plan.layout())?;
+    let capabilities = target.capabilities();
+    for rule in COMMON_PLAN_RULES.iter().chain(target.plan_rules()) {
+        if let Err(broken) = (rule.check)(capabilities, context, plan) {
+            return Err(Refusal { target, rule: rule.name, source: rule.source, nearest: None, broken });
+        }
+    }
+    Ok(())
+}
+
+const MESH: &str = "degrees multiply to the ranks of the job";
+const AXES: &str = "the framework has no such option";
+const FORM: &str = "a layout says one thing in one way";
+
+/// Rules that every framework shares: the mesh and the batch, one spelling per layout, and the axes
+/// that [`Capabilities`] leave out.
+pub static COMMON_RULES: &[Rule] = &[
+    Rule {
+        name: "mesh",
+        source: MESH,
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            ensure(
+                l.gpus() == u64::from(c.gpus),
+                "tp x pp x cp x dp = {0}, but the job has {1} GPUs",
+                numbers([l.gpus(), u64::from(c.gpus)]),
+            )
+        },
+    },
+    Rule {
+        name: "batch",
+        source: MESH,
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            ensure(
+                l.global_batch_size() == u64::from(c.global_batch_size),
+                "micro-batch x accumulation x dp = {0}, but the global batch is {1}",
+                numbers([l.global_batch_size(), u64::from(c.global_batch_size)]),
+            )
+        },
+    },
+    Rule {
+        name: "tensor-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                k.tensor_parallel || l.tensor_parallel == 1,
+                "there is no tensor parallelism, but tp is {0}",
+                numbers([u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "pipeline-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                k.pipeline_parallel || l.pipeline_parallel == 1,
+                "there is no pipeline parallelism, but pp is {0}",
+                numbers([u64::from(l.pipeline_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "virtual-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                k.virtual_stages || l.virtual_stages == 1,
+                "there are no virtual stages, but vpp is {0}",
+                numbers([u64::from(l.virtual_stages)]),
+            )
+        },
+    },
+    Rule {
+        name: "schedule-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(k.schedules.contains(&l.schedule), "the pipeline schedule is not offered", [0; 4])
+        },
+    },
+    Rule {
+        name: "schedule-chunks",
+        source: FORM,
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            let v = l.virtual_stages;
+            let fits = match l.schedule {
+                Schedule::Interleaved => v > 1,
+                Schedule::ZeroBubbleV | Schedule::DualPipe => v == 2,
+                Schedule::GPipe | Schedule::OneFOneB | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
+                    v == 1
+                }
+            };
+            ensure(fits, "the schedule does not run {0} chunks per rank", numbers([u64::from(v)]))
+        },
+    },
+    Rule {
+        name: "virtual-needs-pipeline",
+        source: "Megatron-LM megatron/training/arguments.py validate_args",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(
+                l.virtual_stages == 1 || l.pipeline_parallel > 1,
+                "{0} virtual stages need at least 2 pipeline stages",
+                numbers([u64::from(l.virtual_stages)]),
+            )
+        },
+    },
+    Rule {
+        name: "context-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                l.context_parallel == 1 || k.context_comms.contains(&l.context_comm),
+                "sequences cannot be split over {0} ranks in this way",
+                numbers([u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "sequence-parallel-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| match k.sequence_parallel {
+            SequenceParallel::Optional => Ok(()),
+            SequenceParallel::Never => {
+                ensure(!l.sequence_parallel, "there is no sequence parallelism", [0; 4])
+            }
+            SequenceParallel::Always => ensure(
+                l.sequence_parallel || l.tensor_parallel == 1,
+                "sequence parallelism is always on at tp {0}",
+                numbers([u64::from(l.tensor_parallel)]),
+            ),
+        },
+    },
+    Rule {
+        name: "sequence-parallel-needs-tensor",
+        source: "Megatron-LM megatron/core/model_parallel_config.py __post_init__",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(!l.sequence_parallel || l.tensor_parallel > 1, "sequence parallelism needs tp > 1", [0; 4])
+        },
+    },
+    Rule {
+        name: "dense-has-no-experts",
+        source: "Megatron-LM megatron/training/arguments.py validate_args",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            let plain = l.expert_parallel == 1
+                && l.expert_tensor_parallel == 1
+                && l.dispatcher.is_none()
+                && !l.expert_overlap;
+            ensure(
+                c.has_experts() || plain,
+                "the model has no experts, but ep is {0} and etp {1}, or a dispatcher is named",
+                numbers([u64::from(l.expert_parallel), u64::from(l.expert_tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "dispatcher-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, c, l| {
+            let offered = match l.dispatcher {
+                None => !c.has_experts(),
+                Some(kind) => k.dispatchers.contains(&kind),
+            };
+            ensure(offered, "this way of bringing tokens to experts is not offered", [0; 4])
+        },
+    },
+    Rule {
+        name: "expert-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                k.expert_parallel || l.expert_parallel == 1,
+                "there is no expert parallelism, but ep is {0}",
+                numbers([u64::from(l.expert_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "expert-tensor-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, c, l| {
+            let (etp, tp) = (l.expert_tensor_parallel, l.tensor_parallel);
+            let offered = match k.expert_tensor {
+                ExpertTensor::Free => true,
+                ExpertTensor::One => etp == 1,
+                ExpertTensor::Tensor => etp == tp || !c.has_experts(),
+            };
+            ensure(
+                offered,
+                "experts cannot be split over etp {0} at tp {1}",
+                numbers([u64::from(etp), u64::from(tp)]),
+            )
+        },
+    },
+    Rule {
+        name: "experts-divide",
+        source: "Megatron-LM megatron/training/arguments.py validate_args; torchtitan ParallelDims",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            let e = u64::from(l.expert_parallel);
+            for moe in &c.moe {
+                ensure(
+                    moe.experts % e == 0,
+                    "{0} experts do not divide among ep {1}",
+                    numbers([moe.experts, e]),
+                )?;
+            }
+            Ok(())
+        },
+    },
+    Rule {
+        name: "expert-mesh",
+        source: "Megatron-LM megatron/core/parallel_state.py initialize_model_parallel",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            let block =
+                u64::from(l.tensor_parallel) * u64::from(l.context_parallel) * u64::from(l.data_parallel);
+            let experts = u64::from(l.expert_parallel) * u64::from(l.expert_tensor_parallel);
+            ensure(
+                block % experts == 0,
+                "ep {0} x etp {1} does not divide tp x cp x dp = {2}",
+                numbers([u64::from(l.expert_parallel), u64::from(l.expert_tensor_parallel), block]),
+            )
+        },
+    },
+    Rule {
+        name: "zero-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                k.zero_stages.contains(&l.zero_stage),
+                "ZeRO stage {0} is not offered",
+                numbers([u64::from(l.zero_stage)]),
+            )
+        },
+    },
+    Rule {
+        name: "shard-group",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            let ranks = u64::from(l.data_parallel) * u64::from(l.context_parallel);
+            let group = u64::from(l.shard_group);
+            if l.zero_stage == 0 {
+                return ensure(
+                    group == 1,
+                    "nothing is sharded at ZeRO stage 0, but the group is {0}",
+                    numbers([group]),
+                );
+            }
+            ensure(
+                group > 0 && ranks % group == 0,
+                "a shard group of {0} does not divide dp x cp = {1}",
+                numbers([group, ranks]),
+            )?;
+            let hybrid = match k.shard_groups {
+                ShardGroups::Whole => false,
+                ShardGroups::Divisors => true,
+                ShardGroups::DivisorsAtStage3 => l.zero_stage == 3,
+            };
+            ensure(
+                hybrid || group == ranks,
+                "states can only be sharded over all dp x cp = {1} ranks at ZeRO stage {2}, not over {0}",
+                numbers([group, ranks, u64::from(l.zero_stage)]),
+            )
+        },
+    },
+    Rule {
+        name: "overlap-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(k.tensor_overlap || !l.tensor_overlap, "tensor-parallel overlap is not offered", [0; 4])?;
+            ensure(k.data_overlap || !l.data_overlap, "data-parallel overlap is not offered", [0; 4])?;
+            ensure(k.expert_overlap || !l.expert_overlap, "expert-parallel overlap is not offered", [0; 4])
+        },
+    },
+    Rule {
+        name: "cuda-graph-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(k.cuda_graphs.contains(&l.cuda_graphs), "this kind of CUDA graph is not offered", [0; 4])
+        },
+    },
+    Rule {
+        name: "offload-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, l| {
+            ensure(
+                k.optimizer_places.contains(&l.offload.optimizer),
+                "the optimizer cannot live there",
+                [0; 4],
+            )?;
+            ensure(k.parameter_places.contains(&l.offload.parameters), "weights cannot live there", [0; 4])?;
+            ensure(
+                k.activation_offload || !l.offload.activations,
+                "activations cannot go to host memory",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
+        name: "precision-hardware",
+        source: "Transformer Engine transformer_engine/pytorch/quantization.py check_*_support",
+        judge: Judge::Run,
+        check: |_, c, _| {
+            use Architecture::{Ada, Blackwell, Cdna3, Cdna4, Hopper};
+            let there = match c.precision {
+                Precision::Bf16 | Precision::Fp16 => true,
+                Precision::Fp8 => matches!(c.architecture, Ada | Hopper | Blackwell | Cdna3 | Cdna4),
+                Precision::Fp8Blockwise => matches!(c.architecture, Hopper | Blackwell),
+                Precision::Mxfp8 | Precision::Nvfp4 => matches!(c.architecture, Blackwell | Cdna4),
+            };
+            ensure(there, "the accelerator has no matrix units for this number format", [0; 4])
+        },
+    },
+];
+
+const NANOTRON: Capabilities = Capabilities {
+    tensor_parallel: true,
+    pipeline_parallel: true,
+    virtual_stages: false,
+    schedules: &[Schedule::OneFOneB, Schedule::GPipe],
+    context_comms: &[ContextComm::Ring],
+    expert_parallel: false,
+    expert_tensor: ExpertTensor::Tensor,
+    sequence_parallel: SequenceParallel::Optional,
+    zero_stages: &[0, 1],
+    default_zero_stages: &[0, 1],
+    shard_groups: ShardGroups::Whole,
+    recompute: RecomputeFamilies {
+        selective: Modules::NONE,
+        full_uniform: 1,
+        full_block: false,
+        per_stage: false,
+    },
+    tensor_overlap: false,
+    data_overlap: true,
+    expert_overlap: false,
+    dispatchers: &[Dispatcher::AllToAll],
+    cuda_graphs: &[CudaGraphs::None],
+    optimizer_places: &[Place::Gpu],
+    parameter_places: &[Place::Gpu],
+    activation_offload: false,
+    // Blocks go greedily by a cost rule of its own, which cannot be told otherwise.
+    uneven_stages: false,
+    empty_stages: false,
+    kv_replication: false,
+};
+
+const LLM_FOUNDRY: Capabilities = Capabilities {
+    tensor_parallel: false,
+    pipeline_parallel: false,
+    schedules: &[Schedule::OneFOneB],
+    context_comms: &[],
+    expert_tensor: ExpertTensor::One,
+    sequence_parallel: SequenceParallel::Never,
+    zero_stages: &[0, 2, 3],
+    default_zero_stages: &[0, 2, 3],
+    shard_groups: ShardGroups::Divisors,
+    ..NANOTRON
+};
+
+const INTERNEVO: Capabilities = Capabilities {
+    virtual_stages: true,
+    schedules: &[Schedule::OneFOneB, Schedule::Interleaved],
+    context_comms: &[],
+    expert_parallel: true,
+    zero_stages: &[0, 1],
+    default_zero_stages: &[1],
+    shard_groups: ShardGroups::Divisors,
+    uneven_stages: true,
+    ..NANOTRON
+};
+
+const HAI_LLM: Capabilities = Capabilities {
+    tensor_parallel: false,
+    virtual_stages: true,
+    schedules: &[Schedule::OneFOneB, Schedule::ZeroBubbleH1, Schedule::DualPipe],
+    expert_parallel: true,
+    expert_tensor: ExpertTensor::One,
+    zero_stages: &[1],
+    default_zero_stages: &[1],
+    recompute: RecomputeFamilies {
+        selective: Modules(0b0000_1111),
+        full_uniform: 0,
+        full_block: false,
+        per_stage: false,
+    },
+    expert_overlap: true,
+    dispatchers: &[Dispatcher::DeepEp],
+    uneven_stages: true,
+    ..NANOTRON
+};
+
+/// Rules of plain arithmetic for frameworks that are predicted but not exported.
+static GENERIC_RULES: &[Rule] = &[
+    Rule {
+        name: "heads",
+        source: "splitting attention over ranks",
+        judge: Judge::SetUp,
+        check: heads_divide,
+    },
+    Rule {
+        name: "widths",
+        source: "splitting matrices over ranks",
+        judge: Judge::SetUp,
+        check: widths_divide,
+    },
+    Rule {
+        name: "sequence",
+        source: "splitting sequences over ranks",
+        judge: Judge::SetUp,
+        check: sequence_divides,
+    },
+    Rule {
+        name: "interleaving",
+        source: "warm-up of the interleaved schedule",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(
+                l.schedule != Schedule::Interleaved
+                    || l.gradient_accumulation_steps % l.pipeline_parallel == 0,
+                "{0} micro-batches are no multiple of {1} stages",
+                numbers([u64::from(l.gradient_accumulation_steps), u64::from(l.pipeline_parallel)]),
+            )
+        },
+    },
+];
+
+/// Query heads divide among tensor-parallel ranks, and key/value heads divide or are replicated.
+pub(crate) fn heads_divide(k: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let tp = u64::from(l.tensor_parallel);
+    for a in &c.attention {
+        ensure(a.heads % tp == 0, "{0} heads do not divide among tp {1}", numbers([a.heads, tp]))?;
+        let replicated = k.kv_replication && tp % a.kv_heads == 0;
+        ensure(
+            a.kv_heads % tp == 0 || replicated,
+            "{0} key/value heads do not divide among tp {1}",
+            numbers([a.kv_heads, tp]),
+        )?;
+    }
+    for a in &c.latent {
+        ensure(a.heads % tp == 0, "{0} heads do not divide among tp {1}", numbers([a.heads, tp]))?;
+    }
+    for a in &c.mamba {
+        ensure(a.heads % tp == 0, "{0} Mamba heads do not divide among tp {1}", numbers([a.heads, tp]))?;
+        ensure(a.groups % tp == 0, "{0} Mamba groups do not divide among tp {1}", numbers([a.groups, tp]))?;
+    }
+    Ok(())
+}
+
+/// Feed-forward widths divide among the ranks that split them.
+pub(crate) fn widths_divide(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let (tp, etp) = (u64::from(l.tensor_parallel), u64::from(l.expert_tensor_parallel));
+    for &width in &c.dense {
+        ensure(
+            width % tp == 0,
+            "the feed-forward width {0} does not divide among tp {1}",
+            numbers([width, tp]),
+        )?;
+    }
+    for moe in &c.moe {
+        ensure(
+            moe.width % etp == 0,
+            "the expert width {0} does not divide among etp {1}",
+            numbers([moe.width, etp]),
+        )?;
+        ensure(
+            moe.shared_width % tp == 0,
+            "the shared experts' width {0} does not divide among tp {1}",
+            numbers([moe.shared_width, tp]),
+        )?;
+    }
+    Ok(())
+}
+
+/// Sequences divide among context-parallel ranks (two pieces each, for a causal mask), and what is
+/// left among tensor-parallel ranks where sequence parallelism splits it again.
+pub(crate) fn sequence_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let (tp, cp, s) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel), c.sequence_length);
+    ensure(
+        cp == 1 || s % (2 * cp) == 0,
+        "a sequence of {0} tokens is no multiple of 2 x cp {1}",
+        numbers([s, cp]),
+    )?;
+    ensure(
+        !l.sequence_parallel || (s / cp) % tp == 0,
+        "{0} tokens per context-parallel rank do not divide among tp {1}",
+        numbers([s / cp, tp]),
+    )
+}
+
+/// Plan rules that follow from [`Capabilities`].
+pub static COMMON_PLAN_RULES: &[PlanRule] = &[
+    PlanRule {
+        name: "uneven-stages",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, p| {
+            let chunks = p.chunks();
+            let (least, most) =
+                chunks.iter().fold((u32::MAX, 0), |(a, b), c| (a.min(c.layers), b.max(c.layers)));
+            ensure(
+                k.uneven_stages || least == most,
+                "every stage must hold as many layers, but they hold {0} to {1}",
+                numbers([u64::from(least), u64::from(most)]),
+            )
+        },
+    },
+    PlanRule {
+        name: "empty-stages",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, p| {
+            let empty = p.chunks().iter().filter(|c| c.layers == 0).count();
+            ensure(k.empty_stages || empty == 0, "{0} stages hold no layer", numbers([empty as u64]))
+        },
+    },
+    PlanRule {
+        name: "recompute-family",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, p| {
+            for chunk in p.chunks().iter().filter(|c| c.layers > 0) {
+                let (text, offered) = match chunk.recompute {
+                    Recompute::None => ("", true),
+                    Recompute::Selective(modules) => (
+                        "recomputing this set of modules is not offered",
+                        modules != Modules::NONE && modules.0 & !k.recompute.selective.0 == 0,
+                    ),
+                    Recompute::FullUniform(n) => (
+                        "recomputing whole layers in groups of {0} is not offered",
+                        n > 0 && n <= k.recompute.full_uniform,
+                    ),
+                    Recompute::FullBlock(n) => (
+                        "recomputing the first {0} layers of every stage is not offered",
+                        n > 0 && k.recompute.full_block,
+                    ),
+                };
+                let n = match chunk.recompute {
+                    Recompute::FullUniform(n) | Recompute::FullBlock(n) => u64::from(n),
+                    _ => 0,
+                };
+                ensure(offered, text, numbers([n]))?;
+            }
+            Ok(())
+        },
+    },
+    PlanRule {
+        name: "recompute-common",
+        source: AXES,
+        judge: Judge::Nobody,
+        check: |k, _, p| {
+            ensure(
+                k.recompute.per_stage || p.common_recompute().is_some(),
+                "all stages must share one recompute mode",
+                [0; 4],
+            )
+        },
+    },
+];

@@ -1,3 +1,4 @@
 //! Integration tests, one module per topic.
 
+mod frameworks;
 mod money;

@@ -1,0 +1,395 @@
+//! DeepSpeed: ZeRO, Ulysses, AutoTP and AutoEP for Hugging Face models, and Megatron-DeepSpeed for
+//! pipeline plans.
+//!
+//! Read in DeepSpeed 0.19.8; sources of rules name files below `deepspeed/`.
+
+use super::{
+    Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
+    heads_divide, numbers, widths_divide,
+};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Schedule};
+use crate::spec::job::{Optimizer, Precision};
+
+/// What a DeepSpeed configuration can express.
+pub static CAPABILITIES: Capabilities = Capabilities {
+    tensor_parallel: true,
+    pipeline_parallel: true,
+    virtual_stages: false,
+    schedules: &[Schedule::OneFOneB],
+    context_comms: &[ContextComm::AllToAll],
+    expert_parallel: true,
+    expert_tensor: ExpertTensor::One,
+    sequence_parallel: SequenceParallel::Never,
+    zero_stages: &[0, 1, 2, 3],
+    default_zero_stages: &[1, 2, 3],
+    shard_groups: ShardGroups::DivisorsAtStage3,
+    recompute: RecomputeFamilies {
+        selective: Modules::NONE,
+        full_uniform: 1,
+        full_block: false,
+        per_stage: false,
+    },
+    tensor_overlap: true,
+    data_overlap: true,
+    expert_overlap: false,
+    dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp],
+    cuda_graphs: &[CudaGraphs::None],
+    optimizer_places: &[Place::Gpu, Place::Cpu, Place::Nvme],
+    parameter_places: &[Place::Gpu, Place::Cpu, Place::Nvme],
+    activation_offload: true,
+    // The pipeline engine splits transformer layers evenly and cannot be told otherwise.
+    uneven_stages: false,
+    empty_stages: false,
+    kv_replication: false,
+};
+
+/// What Megatron-DeepSpeed can express: dense models, Megatron's tensor parallelism, DeepSpeed's
+/// pipeline and ZeRO.
+pub static MEGATRON_CAPABILITIES: Capabilities = Capabilities {
+    expert_parallel: false,
+    expert_tensor: ExpertTensor::Tensor,
+    sequence_parallel: SequenceParallel::Optional,
+    recompute: RecomputeFamilies {
+        selective: Modules::NONE,
+        full_uniform: u32::MAX,
+        full_block: false,
+        per_stage: false,
+    },
+    tensor_overlap: false,
+    dispatchers: &[],
+    ..CAPABILITIES
+};
+
+const ULYSSES_HEADS: Rule = Rule {
+    name: "ulysses-heads",
+    source: "runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF",
+    judge: Judge::Run,
+    check: |_, c, l| {
+        let sp = u64::from(l.context_parallel);
+        for a in &c.attention {
+            ensure(
+                a.heads % sp == 0,
+                "{0} heads do not divide among {1} Ulysses ranks",
+                numbers([a.heads, sp]),
+            )?;
+            ensure(
+                a.kv_heads % sp == 0 || sp % a.kv_heads == 0,
+                "{0} key/value heads neither divide among {1} Ulysses ranks nor repeat over them",
+                numbers([a.kv_heads, sp]),
+            )?;
+        }
+        ensure(
+            sp == 1 || (c.latent.is_empty() && c.mamba.is_empty()),
+            "Ulysses (cp {0}) exchanges the heads of plain attention only",
+            numbers([sp]),
+        )
+    },
+};
+
+const ULYSSES_SEQUENCE: Rule = Rule {
+    name: "ulysses-sequence",
+    source: "runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter",
+    judge: Judge::Run,
+    check: |_, c, l| {
+        let sp = u64::from(l.context_parallel);
+        ensure(
+            c.sequence_length % sp == 0,
+            "a sequence of {0} tokens does not divide among {1} Ulysses ranks",
+            numbers([c.sequence_length, sp]),
+        )
+    },
+};
+
+const PIPELINE_ZERO: Rule = Rule {
+    name: "pipeline-zero",
+    source: "runtime/pipe/engine.py PipelineEngine",
+    judge: Judge::SetUp,
+    check: |_, _, l| {
+        ensure(
+            l.pipeline_parallel == 1 || l.zero_stage <= 1,
+            "ZeRO stage {0} does not work with {1} pipeline stages",
+            numbers([u64::from(l.zero_stage), u64::from(l.pipeline_parallel)]),
+        )
+    },
+};
+
+const PIPELINE_OVERLAP: Rule = Rule {
+    name: "pipeline-overlap",
+    source: "runtime/engine.py, overlap_comm under pipeline parallelism",
+    judge: Judge::Nobody,
+    check: |_, _, l| {
+        ensure(
+            l.pipeline_parallel == 1 || !l.data_overlap,
+            "the pipeline engine switches data-parallel overlap off ({0} stages)",
+            numbers([u64::from(l.pipeline_parallel)]),
+        )
+    },
+};
+
+const PIPELINE_OFFLOAD: Rule = Rule {
+    name: "pipeline-offload",
+    source: "runtime/pipe/engine.py",
+    judge: Judge::Nobody,
+    check: |_, _, l| {
+        ensure(
+            l.pipeline_parallel == 1 || l.offload == crate::plan::Offload::NONE,
+            "offload is not exported together with {0} pipeline stages",
+            numbers([u64::from(l.pipeline_parallel)]),
+        )
+    },
+};
+
+const PIPELINE_CONTEXT: Rule = Rule {
+    name: "pipeline-context",
+    source: "runtime/sequence_parallel/ulysses_sp.py; Megatron-DeepSpeed megatron/arguments.py",
+    judge: Judge::Nobody,
+    check: |_, _, l| {
+        ensure(
+            l.pipeline_parallel == 1 || l.context_parallel == 1,
+            "Ulysses (cp {0}) does not work with {1} pipeline stages",
+            numbers([u64::from(l.context_parallel), u64::from(l.pipeline_parallel)]),
+        )
+    },
+};
+
+const OFFLOAD_STAGES: Rule = Rule {
+    name: "offload-stages",
+    source: "runtime/zero/offload_config.py",
+    judge: Judge::SetUp,
+    check: |_, _, l| {
+        let stage = u64::from(l.zero_stage);
+        ensure(
+            l.offload.optimizer == Place::Gpu || stage >= 1,
+            "optimizer offload needs ZeRO stage 1, 2 or 3",
+            [0; 4],
+        )?;
+        ensure(
+            l.offload.optimizer != Place::Nvme || stage == 3,
+            "optimizer states on NVMe need ZeRO stage 3, not {0}",
+            numbers([stage]),
+        )?;
+        ensure(
+            l.offload.parameters == Place::Gpu || stage == 3,
+            "weights off the GPU need ZeRO stage 3, not {0}",
+            numbers([stage]),
+        )
+    },
+};
+
+const PRECISION: Rule = Rule {
+    name: "precision",
+    source: "runtime/config.py bf16, fp16",
+    judge: Judge::Nobody,
+    check: |_, c, _| {
+        ensure(
+            matches!(c.precision, Precision::Bf16 | Precision::Fp16),
+            "the configuration knows bf16 and fp16 only",
+            [0; 4],
+        )
+    },
+};
+
+const OPTIMIZER: Rule = Rule {
+    name: "optimizer",
+    source: "runtime/config.py bf16_optimizer_states; runtime/engine.py _configure_basic_optimizer",
+    judge: Judge::SetUp,
+    check: |_, c, l| {
+        ensure(c.optimizer != Optimizer::Adam8bit, "there is no 8-bit Adam", [0; 4])?;
+        ensure(
+            c.optimizer != Optimizer::AdamwBf16 || (l.zero_stage >= 1 && c.precision == Precision::Bf16),
+            "bf16 moments need bf16 and ZeRO stage 1, 2 or 3",
+            [0; 4],
+        )?;
+        ensure(
+            l.offload.optimizer == Place::Gpu
+                || matches!(c.optimizer, Optimizer::Adamw | Optimizer::AdamwBf16),
+            "only Adam can be offloaded",
+            [0; 4],
+        )
+    },
+};
+
+/// Rules on layouts for DeepSpeed with Hugging Face models; plans with stages are Megatron-DeepSpeed's.
+pub static RULES: &[Rule] = &[
+    Rule {
+        name: "heads",
+        source: "module_inject/auto_tp.py; AutoTP leaves ranks beyond the key/value heads idle",
+        judge: Judge::Nobody,
+        check: heads_divide,
+    },
+    Rule { name: "widths", source: "module_inject/auto_tp.py", judge: Judge::Nobody, check: widths_divide },
+    ULYSSES_HEADS,
+    ULYSSES_SEQUENCE,
+    PIPELINE_ZERO,
+    PIPELINE_OVERLAP,
+    PIPELINE_OFFLOAD,
+    PIPELINE_CONTEXT,
+    Rule {
+        name: "pipeline-experts",
+        source: "Megatron-DeepSpeed megatron/arguments.py",
+        judge: Judge::Nobody,
+        check: |_, c, l| {
+            ensure(
+                l.pipeline_parallel == 1 || !c.has_experts(),
+                "models with experts cannot be split over {0} stages",
+                numbers([u64::from(l.pipeline_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "ulysses-tensor",
+        source: "module_inject/auto_ep_folding.py; runtime/sequence_parallel",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(
+                l.context_parallel == 1 || l.tensor_parallel == 1,
+                "Ulysses (cp {0}) and AutoTP (tp {1}) exclude each other",
+                numbers([u64::from(l.context_parallel), u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "experts-zero",
+        source: "module_inject/auto_ep.py, AutoEP under ZeRO stage 3",
+        judge: Judge::Run,
+        check: |_, c, l| {
+            if !c.has_experts() || l.expert_parallel == 1 || l.zero_stage < 3 {
+                return Ok(());
+            }
+            ensure(
+                l.context_parallel == 1,
+                "expert parallelism under ZeRO stage 3 excludes Ulysses (cp {0})",
+                numbers([u64::from(l.context_parallel)]),
+            )?;
+            let ranks = l.data_parallel * l.context_parallel;
+            ensure(
+                l.shard_group == ranks,
+                "expert parallelism under ZeRO stage 3 excludes shard groups ({0})",
+                numbers([u64::from(l.shard_group)]),
+            )
+        },
+    },
+    Rule {
+        name: "experts-tensor",
+        source: "module_inject/auto_ep_folding.py validate_folding_global",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            if !c.has_experts() || l.tensor_parallel == 1 {
+                return Ok(());
+            }
+            ensure(
+                l.expert_parallel > 1,
+                "AutoTP (tp {0}) on a model with experts needs ep > 1",
+                numbers([u64::from(l.tensor_parallel)]),
+            )?;
+            ensure(
+                l.offload == crate::plan::Offload::NONE,
+                "offload excludes AutoTP (tp {0}) on a model with experts",
+                numbers([u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "tensor-overlap",
+        source: "runtime/tensor_parallel/config.py tp_overlap_comm",
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            ensure(
+                !l.tensor_overlap || (l.tensor_parallel > 1 && l.pipeline_parallel == 1),
+                "tensor-parallel overlap needs AutoTP",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
+        name: "partition-group",
+        source: "utils/groups.py _create_zero_param_parallel_group",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            let group = u64::from(l.shard_group.max(1));
+            ensure(
+                l.zero_stage < 3 || u64::from(c.gpus) % group == 0,
+                "{1} ranks do not divide into groups of {0}",
+                numbers([group, u64::from(c.gpus)]),
+            )?;
+            ensure(
+                l.zero_stage < 3
+                    || l.shard_group == l.data_parallel * l.context_parallel
+                    || l.tensor_parallel == 1,
+                "secondary weight shards are groups of neighbouring ranks: not with tp {0}",
+                numbers([u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    OFFLOAD_STAGES,
+    PRECISION,
+    OPTIMIZER,
+];
+
+/// Rules on layouts for Megatron-DeepSpeed.
+pub static MEGATRON_RULES: &[Rule] = &[
+    Rule {
+        name: "dense",
+        source: "Megatron-DeepSpeed megatron/arguments.py",
+        judge: Judge::Nobody,
+        check: |_, c, _| {
+            ensure(
+                !c.has_experts() && c.latent.is_empty() && c.mamba.is_empty(),
+                "only dense models with plain attention are exported",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
+        name: "heads",
+        source: "Megatron-DeepSpeed megatron/core/utils.py divide",
+        judge: Judge::SetUp,
+        check: heads_divide,
+    },
+    Rule {
+        name: "widths",
+        source: "Megatron-DeepSpeed megatron/core/utils.py divide",
+        judge: Judge::SetUp,
+        check: widths_divide,
+    },
+    Rule {
+        name: "sequence",
+        source: "Megatron-DeepSpeed megatron/core/tensor_parallel/mappings.py",
+        judge: Judge::Run,
+        check: |_, c, l| {
+            let tp = u64::from(l.tensor_parallel);
+            ensure(
+                !l.sequence_parallel || c.sequence_length % tp == 0,
+                "a sequence of {0} tokens does not divide among tp {1}",
+                numbers([c.sequence_length, tp]),
+            )
+        },
+    },
+    Rule {
+        name: "ulysses-sequence-parallel",
+        source: "Megatron-DeepSpeed megatron/arguments.py --ds-sequence-parallel-size",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(
+                l.context_parallel == 1 || !l.sequence_parallel,
+                "Ulysses (cp {0}) and Megatron's sequence parallelism exclude each other",
+                numbers([u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    ULYSSES_HEADS,
+    ULYSSES_SEQUENCE,
+    PIPELINE_ZERO,
+    PIPELINE_OVERLAP,
+    PIPELINE_OFFLOAD,
+    PIPELINE_CONTEXT,
+    OFFLOAD_STAGES,
+    PRECISION,
+    OPTIMIZER,
+];
+
+/// Whether a plan needs Megatron-DeepSpeed's model instead of a Hugging Face one.
+#[must_use]
+pub fn needs_megatron(layout: &Layout) -> bool {
+    layout.pipeline_parallel > 1
+}

@@ -1,0 +1,170 @@
+//! torchtitan: FSDP2, tensor, context, pipeline and expert parallelism in plain PyTorch.
+//!
+//! Read in torchtitan of August 2026; sources of rules name files below `torchtitan/`.
+
+use super::{
+    Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
+    heads_divide, numbers, widths_divide,
+};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
+use crate::spec::job::{Optimizer, Precision, Training};
+
+/// What torchtitan can express.
+pub static CAPABILITIES: Capabilities = Capabilities {
+    tensor_parallel: true,
+    pipeline_parallel: true,
+    virtual_stages: true,
+    schedules: &[Schedule::OneFOneB, Schedule::GPipe, Schedule::Interleaved, Schedule::ZeroBubbleV],
+    context_comms: &[ContextComm::AllGather],
+    expert_parallel: true,
+    expert_tensor: ExpertTensor::One,
+    sequence_parallel: SequenceParallel::Optional,
+    zero_stages: &[0, 2, 3],
+    default_zero_stages: &[0, 2, 3],
+    shard_groups: ShardGroups::Divisors,
+    recompute: RecomputeFamilies {
+        selective: Modules::NONE,
+        full_uniform: 1,
+        full_block: false,
+        per_stage: false,
+    },
+    tensor_overlap: true,
+    data_overlap: true,
+    expert_overlap: false,
+    dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp, Dispatcher::HybridEp],
+    cuda_graphs: &[CudaGraphs::None, CudaGraphs::FullIteration],
+    optimizer_places: &[Place::Gpu, Place::Cpu],
+    parameter_places: &[Place::Gpu, Place::Cpu],
+    activation_offload: false,
+    uneven_stages: true,
+    empty_stages: true,
+    kv_replication: false,
+};
+
+/// Rules on layouts, in the order in which they are asked.
+pub static RULES: &[Rule] = &[
+    Rule {
+        name: "heads",
+        source: "models/common/decoder.py update_from_config",
+        judge: Judge::SetUp,
+        check: heads_divide,
+    },
+    Rule {
+        name: "widths",
+        source: "models/common/feed_forward.py, sharding over the tp mesh",
+        judge: Judge::Run,
+        check: widths_divide,
+    },
+    Rule {
+        name: "tokens",
+        source: "trainer.py Trainer.__init__",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            let tp = if l.sequence_parallel { u64::from(l.tensor_parallel) } else { 1 };
+            let cp = u64::from(l.context_parallel);
+            let split = tp * if cp > 1 { 2 * cp } else { 1 };
+            let tokens = u64::from(l.micro_batch_size) * c.sequence_length;
+            ensure(
+                tokens % split == 0,
+                "{0} tokens per micro-batch are no multiple of {1}, which tp and cp split them by",
+                numbers([tokens, split]),
+            )
+        },
+    },
+    Rule {
+        name: "shard-context",
+        source: "distributed/parallel_dims.py ParallelDims: weights are sharded over dp_shard x cp",
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            let (group, cp) = (l.shard_group, l.context_parallel);
+            ensure(
+                if l.zero_stage == 0 { cp == 1 } else { group % cp == 0 },
+                "the shard group {0} must hold whole context-parallel groups (cp {1})",
+                numbers([u64::from(group), u64::from(cp)]),
+            )
+        },
+    },
+    Rule {
+        name: "expert-shard",
+        source: "distributed/parallel_dims.py ParallelDims._validate",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            let ranks = u64::from(l.shard_group.max(1)) * u64::from(l.tensor_parallel);
+            ensure(
+                ranks % u64::from(l.expert_parallel) == 0,
+                "ep {0} does not divide dp_shard x cp x tp = {1}",
+                numbers([u64::from(l.expert_parallel), ranks]),
+            )
+        },
+    },
+    Rule {
+        name: "pipeline-tied",
+        source: "models/common/decoder.py update_from_config",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            ensure(
+                l.pipeline_parallel == 1 || !c.tied_embeddings,
+                "tied embeddings do not work with {0} pipeline stages",
+                numbers([u64::from(l.pipeline_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "cuda-graphs",
+        source: "trainer.py; config/configs.py disable_cuda_graphs",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(
+                l.cuda_graphs == CudaGraphs::None || (l.pipeline_parallel == 1 && l.expert_parallel == 1),
+                "CUDA graphs do not work with {0} pipeline stages or ep {1}",
+                numbers([u64::from(l.pipeline_parallel), u64::from(l.expert_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "interleaving",
+        source: "torch distributed/pipelining/schedules.py ScheduleInterleaved1F1B",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            let (m, p) = (l.gradient_accumulation_steps, l.pipeline_parallel);
+            let rounds = (m / p.max(1)).max(1);
+            ensure(
+                l.schedule != Schedule::Interleaved || m % rounds == 0,
+                "{0} micro-batches do not divide into {1} rounds of the interleaved schedule",
+                numbers([u64::from(m), u64::from(rounds)]),
+            )
+        },
+    },
+    Rule {
+        name: "cpu-offload",
+        source: "config/configs.py enable_cpu_offload",
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            ensure(
+                l.offload.optimizer == l.offload.parameters
+                    && (l.offload.optimizer == Place::Gpu || l.zero_stage >= 2),
+                "weights, gradients and optimizer are offloaded together, under FSDP",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
+        name: "data-overlap",
+        source: "distributed/fsdp.py",
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            let ranks = l.data_parallel * l.context_parallel;
+            ensure(l.data_overlap || ranks == 1, "FSDP2 always overlaps its collectives", [0; 4])
+        },
+    },
+    Rule {
+        name: "precision",
+        source: "config/configs.py mixed_precision_param",
+        judge: Judge::Nobody,
+        check: |_, c, _| {
+            ensure(c.precision == Precision::Bf16, "only bf16 is exported", [0; 4])?;
+            ensure(c.optimizer == Optimizer::Adamw, "only AdamW is exported", [0; 4])?;
+            ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
+        },
+    },
+];

@@ -1,0 +1,730 @@
+//! What each framework accepts: every rule has a layout or plan that breaks it, and nothing else.
+
+use autoplan::frameworks::{Context, Target, legal, legal_plan};
+use autoplan::layers::Layers;
+use autoplan::plan::{
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
+};
+use autoplan::spec::cluster::Architecture;
+use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::Model;
+use autoplan::spec::ron_options;
+
+/// A dense model of the Llama kind.
+pub const DENSE: &str = r#"(
+    schema: 1, name: "Dense 70B", hidden: 8192, vocabulary: 128256, max_sequence: 131072,
+    blocks: { "layer": (
+        mixer: Attention(heads: 64, kv_heads: 8, head_dim: 128),
+        feed_forward: Dense(width: 28672)) },
+    layers: [(repeat: 80, of: ["layer"])],
+)"#;
+
+/// Dense layers first, then experts, latent attention, multi-token prediction.
+pub const LATENT_MOE: &str = r#"(
+    schema: 1, name: "Latent MoE", hidden: 7168, vocabulary: 129280, max_sequence: 163840,
+    blocks: {
+        "dense": (
+            mixer: Latent(heads: 128, q_lora_rank: 1536, kv_lora_rank: 512, qk_nope_dim: 128, qk_rope_dim: 64, v_dim: 128),
+            feed_forward: Dense(width: 18432)),
+        "moe": (
+            mixer: Latent(heads: 128, q_lora_rank: 1536, kv_lora_rank: 512, qk_nope_dim: 128, qk_rope_dim: 64, v_dim: 128),
+            feed_forward: Moe(experts: 256, top_k: 8, width: 2048, shared_width: 2048,
+                router: (score: Sigmoid, balancing_bias: true, groups: (count: 8, top_k: 4)))) },
+    layers: [(repeat: 3, of: ["dense"]), (repeat: 58, of: ["moe"])],
+    mtp: (modules: 1, block: "moe"),
+)"#;
+
+/// Windows, sinks and biases, as in gpt-oss.
+pub const WINDOWS: &str = r#"(
+    schema: 1, name: "Windows MoE", hidden: 2880, vocabulary: 201088, max_sequence: 131072,
+    blocks: {
+        "window": (
+            mixer: Attention(heads: 64, kv_heads: 8, head_dim: 64, qkv_bias: true, output_bias: true, sinks: true, window: 128),
+            feed_forward: Moe(experts: 128, top_k: 4, width: 2880, expert_bias: true, router: (bias: true))),
+        "full": (
+            mixer: Attention(heads: 64, kv_heads: 8, head_dim: 64, qkv_bias: true, output_bias: true, sinks: true),
+            feed_forward: Moe(experts: 128, top_k: 4, width: 2880, expert_bias: true, router: (bias: true))) },
+    layers: [(repeat: 18, of: ["window", "full"])],
+)"#;
+
+/// Mamba layers with a few of attention.
+pub const HYBRID: &str = r#"(
+    schema: 1, name: "Hybrid 8B", hidden: 4096, vocabulary: 131072, max_sequence: 8192,
+    blocks: {
+        "mamba": (mixer: Mamba2(inner: 8192, state: 128, groups: 8, heads: 128, conv_kernel: 4), norms: 1),
+        "attention": (mixer: Attention(heads: 32, kv_heads: 8, head_dim: 128), norms: 1),
+        "mlp": (feed_forward: Dense(width: 21504, activation: SquaredRelu), norms: 1) },
+    layers: [(repeat: 12, of: ["mamba", "mlp", "mamba", "mlp"]), (repeat: 4, of: ["attention"])],
+)"#;
+
+pub fn model(text: &str) -> Model {
+    let model: Model = ron_options().from_str(text).unwrap();
+    model.validate().unwrap();
+    model
+}
+
+pub fn job(gpus: u32, global_batch_size: u32) -> Job {
+    Job {
+        gpus,
+        global_batch_size,
+        sequence_length: 4096,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        training: Training::Full,
+        memory_limit: None,
+        tokens: None,
+        routing: Routing::Balanced,
+    }
+}
+
+pub fn context(text: &str, job: &Job) -> Context {
+    let model = model(text);
+    Context::new(&model, &Layers::new(&model), job, Architecture::Hopper, 8)
+}
+
+/// A layout of 64 GPUs with everything off.
+pub fn plain() -> Layout {
+    Layout {
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        virtual_stages: 1,
+        context_parallel: 1,
+        expert_parallel: 1,
+        expert_tensor_parallel: 1,
+        data_parallel: 64,
+        sequence_parallel: false,
+        micro_batch_size: 1,
+        gradient_accumulation_steps: 4,
+        zero_stage: 0,
+        shard_group: 1,
+        schedule: Schedule::OneFOneB,
+        context_comm: ContextComm::Ring,
+        dispatcher: None,
+        tensor_overlap: false,
+        data_overlap: false,
+        expert_overlap: false,
+        cuda_graphs: CudaGraphs::None,
+        offload: Offload::NONE,
+    }
+}
+
+/// Degrees set, data parallelism and accumulation filled in for the job, states sharded over all ranks.
+pub fn fill(job: &Job, change: impl Fn(&mut Layout)) -> Layout {
+    let mut layout = plain();
+    layout.zero_stage = 1;
+    layout.shard_group = 0;
+    change(&mut layout);
+    let model = layout.tensor_parallel * layout.pipeline_parallel * layout.context_parallel;
+    layout.data_parallel = job.gpus / model;
+    layout.gradient_accumulation_steps =
+        job.global_batch_size / (layout.data_parallel * layout.micro_batch_size);
+    if layout.shard_group == 0 {
+        layout.shard_group =
+            if layout.zero_stage == 0 { 1 } else { layout.data_parallel * layout.context_parallel };
+    }
+    layout
+}
+
+/// Layers spread as evenly as they go, one recompute mode.
+pub fn spread(layout: Layout, job: &Job, layers: u32, recompute: Recompute) -> Plan {
+    let count = layout.chunk_count();
+    let chunks = (0..count)
+        .map(|k| Chunk { layers: layers / count + u32::from(k < layers % count), recompute })
+        .collect();
+    Plan::new(layout, chunks, job.gpus, job.global_batch_size, layers).unwrap()
+}
+
+/// A case: which rule a change to a layout breaks.
+struct Case {
+    target: Target,
+    rule: &'static str,
+    model: &'static str,
+    job: fn(&mut Job),
+    layout: fn(&mut Layout),
+}
+
+const fn case(
+    target: Target,
+    rule: &'static str,
+    model: &'static str,
+    job: fn(&mut Job),
+    layout: fn(&mut Layout),
+) -> Case {
+    Case { target, rule, model, job, layout }
+}
+
+fn same(_: &mut Job) {}
+
+fn ninety_six(j: &mut Job) {
+    j.gpus = 96;
+    j.global_batch_size = 384;
+}
+
+fn moe(l: &mut Layout) {
+    l.dispatcher = Some(Dispatcher::AllToAll);
+}
+
+static CASES: &[Case] = &[
+    case(Target::Megatron, "mesh", DENSE, |j| j.gpus = 60, |l| l.tensor_parallel = 8),
+    case(Target::Megatron, "batch", DENSE, |j| j.global_batch_size = 250, |_| {}),
+    case(Target::Accelerate, "pipeline-axis", DENSE, same, |l| {
+        l.pipeline_parallel = 2;
+        l.zero_stage = 3;
+    }),
+    case(Target::LlmFoundry, "tensor-axis", DENSE, same, |l| l.tensor_parallel = 2),
+    case(Target::DeepSpeed, "virtual-axis", DENSE, same, |l| {
+        l.pipeline_parallel = 2;
+        l.virtual_stages = 2;
+        l.schedule = Schedule::Interleaved;
+    }),
+    case(Target::Megatron, "schedule-axis", DENSE, same, |l| {
+        l.pipeline_parallel = 2;
+        l.schedule = Schedule::GPipe;
+    }),
+    case(Target::Megatron, "schedule-chunks", DENSE, same, |l| {
+        l.pipeline_parallel = 2;
+        l.virtual_stages = 2;
+    }),
+    case(Target::Megatron, "virtual-needs-pipeline", DENSE, same, |l| {
+        l.virtual_stages = 2;
+        l.schedule = Schedule::Interleaved;
+    }),
+    case(Target::DeepSpeed, "context-axis", DENSE, same, |l| l.context_parallel = 2),
+    case(Target::DeepSpeed, "sequence-parallel-axis", DENSE, same, |l| {
+        l.tensor_parallel = 2;
+        l.sequence_parallel = true;
+    }),
+    case(Target::Megatron, "sequence-parallel-needs-tensor", DENSE, same, |l| l.sequence_parallel = true),
+    case(Target::Megatron, "dense-has-no-experts", DENSE, same, |l| l.expert_parallel = 2),
+    case(Target::Megatron, "dispatcher-axis", LATENT_MOE, same, |l| l.expert_parallel = 8),
+    case(Target::Accelerate, "expert-axis", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+    }),
+    case(Target::DeepSpeed, "expert-tensor-axis", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_tensor_parallel = 2;
+    }),
+    case(Target::Megatron, "experts-divide", LATENT_MOE, ninety_six, |l| {
+        moe(l);
+        l.expert_parallel = 48;
+    }),
+    case(Target::Megatron, "expert-mesh", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 128;
+    }),
+    case(Target::Accelerate, "zero-axis", DENSE, same, |_| {}),
+    case(Target::Megatron, "shard-group", DENSE, same, |l| l.shard_group = 24),
+    case(Target::DeepSpeed, "overlap-axis", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.expert_overlap = true;
+    }),
+    case(Target::DeepSpeed, "cuda-graph-axis", DENSE, same, |l| l.cuda_graphs = CudaGraphs::Attention),
+    case(Target::Megatron, "offload-axis", DENSE, same, |l| l.offload.parameters = Place::Cpu),
+    case(Target::Megatron, "precision-hardware", DENSE, |j| j.precision = Precision::Mxfp8, |_| {}),
+    // Megatron-LM
+    case(Target::Megatron, "heads", DENSE, ninety_six, |l| l.tensor_parallel = 3),
+    case(Target::Megatron, "heads", WINDOWS, ninety_six, |l| {
+        moe(l);
+        l.tensor_parallel = 12;
+        l.sequence_parallel = true;
+    }),
+    case(Target::Megatron, "widths", LATENT_MOE, ninety_six, |l| {
+        moe(l);
+        l.expert_tensor_parallel = 3;
+    }),
+    case(Target::Megatron, "sequence", DENSE, |j| j.sequence_length = 4095, |l| l.context_parallel = 2),
+    case(
+        Target::Megatron,
+        "sequence",
+        DENSE,
+        |j| j.sequence_length = 4090,
+        |l| {
+            l.tensor_parallel = 4;
+            l.sequence_parallel = true;
+        },
+    ),
+    case(
+        Target::Megatron,
+        "interleaving",
+        DENSE,
+        |j| j.global_batch_size = 32,
+        |l| {
+            l.pipeline_parallel = 4;
+            l.virtual_stages = 2;
+            l.schedule = Schedule::Interleaved;
+        },
+    ),
+    case(Target::Megatron, "context-all-to-all-heads", DENSE, same, |l| {
+        l.tensor_parallel = 8;
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::Megatron, "context-windows", WINDOWS, same, |l| {
+        moe(l);
+        l.context_parallel = 2;
+    }),
+    case(Target::Megatron, "context-sinks", WINDOWS, same, |l| {
+        moe(l);
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllGather;
+    }),
+    case(
+        Target::Megatron,
+        "mamba-context",
+        HYBRID,
+        |j| {
+            ninety_six(j);
+            j.sequence_length = 6144;
+        },
+        |l| l.context_parallel = 3,
+    ),
+    case(Target::Megatron, "moe-tensor-needs-sequence", LATENT_MOE, same, |l| {
+        moe(l);
+        l.tensor_parallel = 2;
+    }),
+    case(Target::Megatron, "expert-bias", WINDOWS, same, |l| {
+        moe(l);
+        l.expert_tensor_parallel = 2;
+    }),
+    case(Target::Megatron, "deepep-group", LATENT_MOE, same, |l| l.dispatcher = Some(Dispatcher::DeepEp)),
+    case(Target::Megatron, "tensor-overlap-needs-sequence", DENSE, same, |l| {
+        l.tensor_parallel = 2;
+        l.tensor_overlap = true;
+    }),
+    case(Target::Megatron, "expert-overlap", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.pipeline_parallel = 2;
+        l.expert_overlap = true;
+    }),
+    case(Target::Megatron, "expert-instances", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 32;
+        l.shard_group = 16;
+    }),
+    case(Target::Megatron, "optimizer", DENSE, |j| j.optimizer = Optimizer::Muon, |l| l.zero_stage = 3),
+    case(Target::Megatron, "optimizer", DENSE, |j| j.optimizer = Optimizer::AdamwBf16, |l| l.zero_stage = 0),
+    case(
+        Target::Megatron,
+        "optimizer-instances",
+        DENSE,
+        |j| j.optimizer = Optimizer::Muon,
+        |l| {
+            l.shard_group = 8;
+        },
+    ),
+    case(Target::Megatron, "optimizer-offload", DENSE, same, |l| {
+        l.zero_stage = 0;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(Target::Megatron, "cuda-graphs", DENSE, same, |l| l.cuda_graphs = CudaGraphs::AttentionRouter),
+    case(Target::Megatron, "cuda-graphs-dropless", LATENT_MOE, same, |l| {
+        moe(l);
+        l.cuda_graphs = CudaGraphs::FullIteration;
+    }),
+    case(
+        Target::Megatron,
+        "low-precision-shapes",
+        DENSE,
+        |j| {
+            j.precision = Precision::Fp8;
+            j.sequence_length = 4100;
+        },
+        |_| {},
+    ),
+    case(Target::Megatron, "training", DENSE, |j| j.training = Training::Lora { rank: 16 }, |_| {}),
+    // DeepSpeed
+    case(Target::DeepSpeed, "heads", DENSE, same, |l| l.tensor_parallel = 16),
+    case(Target::DeepSpeed, "widths", ODD_WIDTH, same, |l| l.tensor_parallel = 4),
+    case(Target::DeepSpeed, "ulysses-heads", DENSE, ninety_six, |l| {
+        l.context_parallel = 12;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(
+        Target::DeepSpeed,
+        "ulysses-sequence",
+        DENSE,
+        |j| j.sequence_length = 4095,
+        |l| {
+            l.context_parallel = 2;
+            l.context_comm = ContextComm::AllToAll;
+        },
+    ),
+    case(Target::DeepSpeed, "pipeline-zero", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.zero_stage = 2;
+    }),
+    case(Target::DeepSpeed, "pipeline-overlap", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.data_overlap = true;
+    }),
+    case(Target::DeepSpeed, "pipeline-offload", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(Target::DeepSpeed, "pipeline-context", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::DeepSpeed, "pipeline-experts", WINDOWS, same, |l| {
+        moe(l);
+        l.pipeline_parallel = 4;
+    }),
+    case(Target::DeepSpeed, "ulysses-tensor", DENSE, same, |l| {
+        l.tensor_parallel = 2;
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::DeepSpeed, "experts-zero", WINDOWS, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.zero_stage = 3;
+        l.shard_group = 8;
+    }),
+    case(Target::DeepSpeed, "experts-tensor", WINDOWS, same, |l| {
+        moe(l);
+        l.tensor_parallel = 2;
+    }),
+    case(Target::DeepSpeed, "tensor-overlap", DENSE, same, |l| l.tensor_overlap = true),
+    case(Target::DeepSpeed, "partition-group", DENSE, same, |l| {
+        l.tensor_parallel = 2;
+        l.zero_stage = 3;
+        l.shard_group = 8;
+    }),
+    case(Target::DeepSpeed, "offload-stages", DENSE, same, |l| {
+        l.zero_stage = 2;
+        l.offload.parameters = Place::Cpu;
+    }),
+    case(Target::DeepSpeed, "precision", DENSE, |j| j.precision = Precision::Fp8, |_| {}),
+    case(Target::DeepSpeed, "optimizer", DENSE, |j| j.optimizer = Optimizer::Adam8bit, |_| {}),
+    case(Target::MegatronDeepSpeed, "dense", HYBRID, same, |_| {}),
+    case(Target::MegatronDeepSpeed, "heads", DENSE, same, |l| l.tensor_parallel = 16),
+    case(Target::MegatronDeepSpeed, "widths", ODD_WIDTH, same, |l| l.tensor_parallel = 4),
+    case(
+        Target::MegatronDeepSpeed,
+        "sequence",
+        DENSE,
+        |j| j.sequence_length = 4095,
+        |l| {
+            l.tensor_parallel = 2;
+            l.sequence_parallel = true;
+        },
+    ),
+    case(Target::MegatronDeepSpeed, "ulysses-sequence-parallel", DENSE, same, |l| {
+        l.tensor_parallel = 2;
+        l.sequence_parallel = true;
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::MegatronDeepSpeed, "ulysses-heads", DENSE, ninety_six, |l| {
+        l.context_parallel = 12;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(
+        Target::MegatronDeepSpeed,
+        "ulysses-sequence",
+        DENSE,
+        |j| j.sequence_length = 4095,
+        |l| {
+            l.context_parallel = 2;
+            l.context_comm = ContextComm::AllToAll;
+        },
+    ),
+    case(Target::MegatronDeepSpeed, "pipeline-zero", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.zero_stage = 2;
+    }),
+    case(Target::MegatronDeepSpeed, "pipeline-overlap", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.data_overlap = true;
+    }),
+    case(Target::MegatronDeepSpeed, "pipeline-offload", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(Target::MegatronDeepSpeed, "pipeline-context", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::MegatronDeepSpeed, "offload-stages", DENSE, same, |l| {
+        l.zero_stage = 2;
+        l.offload.parameters = Place::Cpu;
+    }),
+    case(Target::MegatronDeepSpeed, "precision", DENSE, |j| j.precision = Precision::Fp8, |_| {}),
+    case(Target::MegatronDeepSpeed, "optimizer", DENSE, |j| j.optimizer = Optimizer::Adam8bit, |_| {}),
+    // torchtitan
+    case(Target::Torchtitan, "heads", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.tensor_parallel = 16;
+    }),
+    case(Target::Torchtitan, "widths", ODD_WIDTH, same, |l| {
+        l.zero_stage = 3;
+        l.tensor_parallel = 4;
+    }),
+    case(
+        Target::Torchtitan,
+        "tokens",
+        DENSE,
+        |j| j.sequence_length = 4095,
+        |l| {
+            l.zero_stage = 3;
+            l.context_parallel = 2;
+            l.context_comm = ContextComm::AllGather;
+        },
+    ),
+    case(Target::Torchtitan, "shard-context", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.context_parallel = 4;
+        l.context_comm = ContextComm::AllGather;
+        l.shard_group = 2;
+    }),
+    case(Target::Torchtitan, "expert-shard", LATENT_MOE, same, |l| {
+        moe(l);
+        l.zero_stage = 3;
+        l.shard_group = 8;
+        l.expert_parallel = 16;
+    }),
+    case(Target::Torchtitan, "pipeline-tied", TIED, same, |l| {
+        l.zero_stage = 3;
+        l.pipeline_parallel = 2;
+    }),
+    case(Target::Torchtitan, "cuda-graphs", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.pipeline_parallel = 2;
+        l.cuda_graphs = CudaGraphs::FullIteration;
+    }),
+    case(
+        Target::Torchtitan,
+        "interleaving",
+        DENSE,
+        |j| j.global_batch_size = 144,
+        |l| {
+            l.zero_stage = 3;
+            l.pipeline_parallel = 4;
+            l.virtual_stages = 2;
+            l.schedule = Schedule::Interleaved;
+            l.micro_batch_size = 1;
+            l.data_overlap = true;
+        },
+    ),
+    case(Target::Torchtitan, "cpu-offload", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(Target::Torchtitan, "data-overlap", DENSE, same, |l| l.zero_stage = 3),
+    case(
+        Target::Torchtitan,
+        "precision",
+        DENSE,
+        |j| j.precision = Precision::Fp16,
+        |l| {
+            l.zero_stage = 3;
+            l.data_overlap = true;
+        },
+    ),
+    // Accelerate
+    case(Target::Accelerate, "heads", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.tensor_parallel = 16;
+    }),
+    case(Target::Accelerate, "widths", ODD_WIDTH, same, |l| {
+        l.zero_stage = 3;
+        l.tensor_parallel = 4;
+    }),
+    case(
+        Target::Accelerate,
+        "sequence",
+        DENSE,
+        |j| j.sequence_length = 4095,
+        |l| {
+            l.zero_stage = 3;
+            l.context_parallel = 2;
+        },
+    ),
+    case(Target::Accelerate, "shard-context", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.context_parallel = 4;
+        l.shard_group = 2;
+    }),
+    case(Target::Accelerate, "replication", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.context_parallel = 4;
+        l.shard_group = 4;
+    }),
+    case(Target::Accelerate, "sharding", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.shard_group = 1;
+    }),
+    case(Target::Accelerate, "cpu-offload", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(Target::Accelerate, "data-overlap", DENSE, same, |l| l.zero_stage = 3),
+    case(
+        Target::Accelerate,
+        "precision",
+        DENSE,
+        |j| j.precision = Precision::Fp8,
+        |l| {
+            l.zero_stage = 3;
+            l.data_overlap = true;
+        },
+    ),
+    // Frameworks without export
+    case(Target::Nanotron, "heads", DENSE, same, |l| l.tensor_parallel = 16),
+    case(Target::Nanotron, "widths", ODD_WIDTH, same, |l| l.tensor_parallel = 4),
+    case(Target::Nanotron, "sequence", DENSE, |j| j.sequence_length = 4095, |l| l.context_parallel = 2),
+    case(
+        Target::InternEvo,
+        "interleaving",
+        DENSE,
+        |j| j.global_batch_size = 160,
+        |l| {
+            l.pipeline_parallel = 4;
+            l.virtual_stages = 2;
+            l.schedule = Schedule::Interleaved;
+        },
+    ),
+];
+
+/// A feed-forward width that four ranks cannot share.
+const ODD_WIDTH: &str = r#"(
+    schema: 1, name: "Odd", hidden: 4096, vocabulary: 32000, max_sequence: 8192,
+    blocks: { "layer": (
+        mixer: Attention(heads: 32, kv_heads: 32, head_dim: 128),
+        feed_forward: Dense(width: 11006)) },
+    layers: [(repeat: 32, of: ["layer"])],
+)"#;
+
+/// Input and output embedding are one matrix.
+const TIED: &str = r#"(
+    schema: 1, name: "Tied", hidden: 2048, vocabulary: 32000, max_sequence: 8192, tied_embeddings: true,
+    blocks: { "layer": (
+        mixer: Attention(heads: 32, kv_heads: 8, head_dim: 64),
+        feed_forward: Dense(width: 8192)) },
+    layers: [(repeat: 16, of: ["layer"])],
+)"#;
+
+#[test]
+fn every_rule_refuses_what_it_says() {
+    for case in CASES {
+        let mut job = job(64, 256);
+        (case.job)(&mut job);
+        let layout = fill(&job, case.layout);
+        let refusal = legal(case.target, &context(case.model, &job), &layout).expect_err(case.rule);
+        assert_eq!(refusal.rule, case.rule, "{refusal}");
+        let text = refusal.to_string();
+        assert!(!text.contains('{') && text.contains(refusal.source), "{text}");
+    }
+}
+
+#[test]
+fn every_rule_has_a_case() {
+    for target in Target::ALL {
+        for rule in target.rules() {
+            let covered = CASES.iter().any(|c| {
+                c.rule == rule.name && std::ptr::eq(c.target.rules().as_ptr(), target.rules().as_ptr())
+                    || c.rule == rule.name
+                        && c.target.rules().iter().any(|r| r.name == rule.name && r.source == rule.source)
+            });
+            assert!(covered, "no case breaks {target}'s rule {}", rule.name);
+        }
+    }
+    for rule in autoplan::frameworks::COMMON_RULES {
+        assert!(CASES.iter().any(|c| c.rule == rule.name), "no case breaks the rule {}", rule.name);
+    }
+}
+
+#[test]
+fn published_layouts_are_legal() {
+    // Llama-3.1 405B's kind of layout: key/value heads fewer than tensor-parallel ranks are fine too.
+    let job = job(2048, 2048);
+    let layout = fill(&job, |l| {
+        l.tensor_parallel = 16;
+        l.pipeline_parallel = 16;
+        l.sequence_parallel = true;
+        l.tensor_overlap = true;
+        l.data_overlap = true;
+    });
+    assert_eq!(legal(Target::Megatron, &context(DENSE, &job), &layout), Ok(()));
+    // DeepSeek-V3 on 2,048 GPUs.
+    let layout = fill(&job, |l| {
+        l.pipeline_parallel = 16;
+        l.virtual_stages = 2;
+        l.schedule = Schedule::Interleaved;
+        l.expert_parallel = 64;
+        l.dispatcher = Some(Dispatcher::DeepEp);
+        l.expert_overlap = true;
+    });
+    assert_eq!(legal(Target::Megatron, &context(LATENT_MOE, &job), &layout), Ok(()));
+    let plan = spread(layout, &job, 61, Recompute::None);
+    assert_eq!(legal_plan(Target::Megatron, &context(LATENT_MOE, &job), &plan), Ok(()));
+}
+
+#[test]
+fn every_plan_rule_refuses_what_it_says() {
+    let parse = |text: &str| text.parse::<Recompute>().unwrap();
+    let cases: &[(Target, &str, &str, fn(&mut Layout), &str)] = &[
+        (Target::DeepSpeed, "uneven-stages", DENSE, |l| l.pipeline_parallel = 32, "none"),
+        (Target::InternEvo, "empty-stages", TIED, |l| l.pipeline_parallel = 32, "none"),
+        (Target::DeepSpeed, "recompute-family", DENSE, |_| {}, "full:block:3"),
+        (Target::Torchtitan, "recompute-family", DENSE, fsdp, "selective:core_attn"),
+        (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:mla_up_proj"),
+        (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:moe_act"),
+        (Target::Megatron, "recompute-meaning", DENSE, |_| {}, "selective:moe"),
+        (Target::Megatron, "recompute-meaning", WINDOWS, moe, "selective:shared_experts"),
+        (Target::Megatron, "recompute-expert-overlap", LATENT_MOE, overlap, "full:uniform:1"),
+        (Target::Megatron, "recompute-expert-overlap", LATENT_MOE, overlap, "selective:moe"),
+        (
+            Target::Megatron,
+            "recompute-cuda-graphs",
+            DENSE,
+            |l| l.cuda_graphs = CudaGraphs::Attention,
+            "full:uniform:1",
+        ),
+        (Target::Megatron, "activation-offload", DENSE, |l| l.offload.activations = true, "full:uniform:1"),
+    ];
+    for &(target, rule, model, change, recompute) in cases {
+        let job = job(64, 256);
+        let layout = fill(&job, change);
+        let context = context(model, &job);
+        let plan = spread(layout, &job, context.layers, parse(recompute));
+        let refusal = legal_plan(target, &context, &plan).expect_err(rule);
+        assert_eq!(refusal.rule, rule, "{refusal}");
+    }
+    // One mode for all stages is all that stock Megatron has.
+    let job = job(64, 256);
+    let layout = fill(&job, |l| l.pipeline_parallel = 2);
+    let chunks = vec![
+        Chunk { layers: 40, recompute: parse("full:block:10") },
+        Chunk { layers: 40, recompute: Recompute::None },
+    ];
+    let plan = Plan::new(layout, chunks, 64, 256, 80).unwrap();
+    let refusal = legal_plan(Target::Megatron, &context(DENSE, &job), &plan).unwrap_err();
+    assert_eq!(refusal.rule, "recompute-common");
+}
+
+fn fsdp(l: &mut Layout) {
+    l.zero_stage = 3;
+    l.data_overlap = true;
+}
+
+fn overlap(l: &mut Layout) {
+    moe(l);
+    l.expert_parallel = 8;
+    l.expert_overlap = true;
+}
+
+#[test]
+fn names_are_understood() {
+    for target in Target::ALL {
+        assert_eq!(target.name().parse(), Ok(target));
+    }
+    assert_eq!("Megatron-LM".parse(), Ok(Target::Megatron));
+    let error = "deepsped".parse::<Target>().unwrap_err();
+    assert_eq!(error.nearest, "deepspeed");
+}

@@ -4,4 +4,5 @@
 fn main() {
     println!("cargo::rerun-if-changed=models");
     println!("cargo::rerun-if-changed=clusters");
+    println!("cargo::rerun-if-changed=src/frameworks/profiles");
 }

@@ -862,6 +862,7 @@ impl<'a> CostModel<'a> {
                 (near, element * k * (domains - 1.0) / domains, false)
             }
         };
+        let near = near / self.fabric.reach(inside as u32);
         let far = far * group.exchange_taper;
         self.fabric.dispatch(near, far, library) + latency
     }

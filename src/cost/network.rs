@@ -7,7 +7,7 @@
 //! switch of protocols and the ramp of channels in the megabyte range; without it the published
 //! all-reduce curve of eight H100 is missed by up to 41 % (`NVIDIA/dgxc-benchmarking:nccl/README.md`).
 
-use crate::spec::cluster::Cluster;
+use crate::spec::cluster::{Cluster, ScaleUp};
 use crate::units::{Bandwidth, Bytes, Seconds};
 
 /// `latency + payload / bandwidth`.
@@ -113,6 +113,7 @@ pub struct Fabric {
     nic_latency: f64,
     taper: Vec<(u32, f64)>,
     in_network: bool,
+    scale_up: ScaleUp,
 }
 
 impl Fabric {
@@ -142,6 +143,7 @@ impl Fabric {
             nic_latency: out.latency.0,
             taper: out.oversubscription.clone(),
             in_network: out.in_network_reduce,
+            scale_up: up.clone(),
         }
     }
 
@@ -179,6 +181,12 @@ impl Fabric {
         group
     }
 
+    /// Share of the fast fabric's bandwidth that `inside` ranks of one domain can use; 1 behind switches.
+    #[must_use]
+    pub fn reach(&self, inside: u32) -> f64 {
+        self.scale_up.reach(inside)
+    }
+
     /// Bus bandwidth of ring collectives in a group.
     #[must_use]
     pub fn ring_bandwidth(&self, group: &Group) -> Bandwidth {
@@ -186,18 +194,23 @@ impl Fabric {
     }
 
     fn ring_rate(&self, group: &Group) -> f64 {
+        let ring = self.ring * self.reach(group.inside);
         if group.domains < 2 {
-            return self.ring;
+            return ring;
         }
-        self.ring.min(f64::from(group.inside) * self.nic * self.nic_share / group.ring_taper)
+        // One rank per domain has no fast link to share.
+        let ring = if group.inside > 1 { ring } else { self.ring };
+        ring.min(f64::from(group.inside) * self.nic * self.nic_share / group.ring_taper)
     }
 
     fn reduce_rate(&self, group: &Group) -> f64 {
         if group.domains < 2 {
-            return if group.ranks > 4 { self.reduce } else { self.ring };
+            let rate = if group.ranks > 4 { self.reduce } else { self.ring };
+            return rate * self.reach(group.ranks);
         }
         let sharp = if self.in_network { 2.0 } else { 1.0 };
-        self.reduce.min(sharp * f64::from(group.inside) * self.nic * self.nic_share / group.ring_taper)
+        let reach = if group.inside > 1 { self.reach(group.inside) } else { 1.0 };
+        (self.reduce * reach).min(sharp * f64::from(group.inside) * self.nic * self.nic_share / group.ring_taper)
     }
 
     /// Latency and ramp of one collective of `payload` bytes.
@@ -234,7 +247,8 @@ impl Fabric {
             return 0.0;
         }
         let n = f64::from(group.ranks);
-        let near = payload * f64::from(group.inside - 1) / n / self.exchange;
+        let near =
+            payload * f64::from(group.inside - 1) / n / (self.exchange * self.reach(group.inside));
         let far = payload * f64::from(group.ranks - group.inside) / n / (self.nic * self.nic_share)
             * group.exchange_taper.max(1.0);
         self.start(payload, f64::from(ceil_log2(u64::from(group.domains)))) + near.max(far)
@@ -244,7 +258,7 @@ impl Fabric {
     #[must_use]
     pub fn send(&self, stride: u32, payload: f64) -> f64 {
         let within = self.gpus <= self.domain || stride < self.domain && self.domain % (2 * stride) == 0;
-        let rate = if within { self.ring } else { (self.nic * self.nic_share).min(self.ring) };
+        let rate = if within { self.ring * self.reach(2) } else { (self.nic * self.nic_share).min(self.ring) };
         // A send has no tree or ring to set up: the hop's own latency.
         self.nic_latency + payload / rate
     }
@@ -279,4 +293,27 @@ impl Fabric {
 
 fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::shipped::Kind;
+
+    fn fabric(name: &str, gpus: u32) -> Fabric {
+        let text = Kind::Cluster.find(name).unwrap().text;
+        Fabric::new(&crate::spec::ron_options().from_str(text).unwrap(), gpus, 1.0)
+    }
+
+    #[test]
+    fn a_full_mesh_gives_small_groups_few_links() {
+        let mesh = fabric("mi300x-roce", 8);
+        let rate = |ranks| mesh.ring_bandwidth(&mesh.group(ranks, 1)).0 / 1e9;
+        // Measured: 47.7 GB/s with two GPUs, 312.9 with eight.
+        assert!((rate(2) - 47.7).abs() < 5.0, "{}", rate(2));
+        assert!((rate(8) - 312.9).abs() < 1.0, "{}", rate(8));
+        let switched = fabric("dgx-h100", 8);
+        let rate = |ranks| switched.ring_bandwidth(&switched.group(ranks, 1));
+        assert_eq!(rate(2), rate(8));
+    }
 }

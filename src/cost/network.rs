@@ -210,7 +210,8 @@ impl Fabric {
         }
         let sharp = if self.in_network { 2.0 } else { 1.0 };
         let reach = if group.inside > 1 { self.reach(group.inside) } else { 1.0 };
-        (self.reduce * reach).min(sharp * f64::from(group.inside) * self.nic * self.nic_share / group.ring_taper)
+        (self.reduce * reach)
+            .min(sharp * f64::from(group.inside) * self.nic * self.nic_share / group.ring_taper)
     }
 
     /// Latency and ramp of one collective of `payload` bytes.
@@ -247,8 +248,7 @@ impl Fabric {
             return 0.0;
         }
         let n = f64::from(group.ranks);
-        let near =
-            payload * f64::from(group.inside - 1) / n / (self.exchange * self.reach(group.inside));
+        let near = payload * f64::from(group.inside - 1) / n / (self.exchange * self.reach(group.inside));
         let far = payload * f64::from(group.ranks - group.inside) / n / (self.nic * self.nic_share)
             * group.exchange_taper.max(1.0);
         self.start(payload, f64::from(ceil_log2(u64::from(group.domains)))) + near.max(far)
@@ -258,7 +258,8 @@ impl Fabric {
     #[must_use]
     pub fn send(&self, stride: u32, payload: f64) -> f64 {
         let within = self.gpus <= self.domain || stride < self.domain && self.domain % (2 * stride) == 0;
-        let rate = if within { self.ring * self.reach(2) } else { (self.nic * self.nic_share).min(self.ring) };
+        let rate =
+            if within { self.ring * self.reach(2) } else { (self.nic * self.nic_share).min(self.ring) };
         // A send has no tree or ring to set up: the hop's own latency.
         self.nic_latency + payload / rate
     }

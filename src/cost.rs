@@ -13,6 +13,7 @@ pub mod money;
 pub mod network;
 pub mod scaling;
 pub mod schedule;
+pub mod step;
 
 use serde::Serialize;
 

@@ -1,0 +1,562 @@
+//! A plan's step: stage times and memory from the tables of [`crate::cost`], then the schedule, the
+//! data-parallel tail and the optimizer, itemised so that the items sum to the total.
+
+use serde::Serialize;
+
+use super::model::CostModel;
+use super::schedule::{Load, Shape, Simulator, in_flight_vectors};
+use super::{CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, Sharding, Times};
+use crate::layers::Layers;
+use crate::plan::{Layout, Module, Modules, Plan, Recompute};
+use crate::units::{Bytes, Picos};
+
+/// Kinds of time of a whole step beyond those of [`Item`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(usize)]
+pub enum StepItem {
+    /// Sends and receives between pipeline ranks that keep both busy.
+    PipelineMessages = ITEMS,
+    /// Idle time of the busiest rank: fill, drain, and waiting for unequal neighbours.
+    PipelineBubble,
+    /// Weights gathered before the first forward pass, as far as nothing hides it.
+    WeightGather,
+    /// Gradients reduced after the last backward pass, as far as nothing hides it.
+    GradientReduction,
+    /// The optimizer's update.
+    OptimizerUpdate,
+    /// What happens once per step whatever the plan.
+    StepOverhead,
+    /// Jitter and stragglers at this scale.
+    Stragglers,
+}
+
+/// Number of items of a step.
+pub const STEP_ITEMS: usize = ITEMS + 7;
+
+/// Names of all items, in order.
+pub const ITEM_NAMES: [&str; STEP_ITEMS] = [
+    "gemm",
+    "attention",
+    "element_wise",
+    "experts",
+    "routing",
+    "host",
+    "tensor_parallel",
+    "context_parallel",
+    "expert_parallel",
+    "sharding",
+    "recompute",
+    "offload",
+    "pipeline_messages",
+    "pipeline_bubble",
+    "weight_gather",
+    "gradient_reduction",
+    "optimizer_update",
+    "step_overhead",
+    "stragglers",
+];
+
+/// A step's time by item; the items sum to the step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StepTimes(pub [Picos; STEP_ITEMS]);
+
+impl StepTimes {
+    /// The whole step.
+    #[must_use]
+    pub fn total(&self) -> Picos {
+        self.0.iter().copied().sum()
+    }
+    /// Items with their names.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, Picos)> + '_ {
+        ITEM_NAMES.into_iter().zip(self.0)
+    }
+    /// The largest item that is not useful computation: what limits the plan.
+    #[must_use]
+    pub fn limiting(&self) -> &'static str {
+        let compute = [Item::Gemm, Item::Attention, Item::Experts, Item::ElementWise].map(|item| item as usize);
+        let overhead = (0..STEP_ITEMS).filter(|i| !compute.contains(i)).max_by_key(|&i| (self.0[i], STEP_ITEMS - i));
+        let useful: Picos = compute.iter().map(|&i| self.0[i]).sum();
+        match overhead {
+            // An overhead of less than a tenth of the useful work does not limit anything.
+            Some(i) if self.0[i].0 * 10 > useful.0 => ITEM_NAMES[i],
+            _ => "compute",
+        }
+    }
+}
+
+/// Peak memory of one pipeline rank, by item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct RankMemory {
+    /// Weights, low-precision copies included.
+    pub weights: Bytes,
+    /// Gradients.
+    pub gradients: Bytes,
+    /// Master weights and moments.
+    pub optimizer: Bytes,
+    /// Activations of all micro-batches in flight.
+    pub activations: Bytes,
+    /// Working set of the heaviest layer, or logits.
+    pub transient: Bytes,
+    /// Pooled dummy weight gradients, gathered units of sharded weights.
+    pub pools: Bytes,
+    /// Communication buffers.
+    pub buffers: Bytes,
+}
+
+impl RankMemory {
+    fn add_states(&mut self, sharding: &Sharding, parameters: &LocalParameters) {
+        let [weights, gradients, optimizer] = state_bytes(sharding, parameters);
+        self.weights += weights;
+        self.gradients += gradients;
+        self.optimizer += optimizer;
+    }
+    /// All of it: allocated bytes at the peak.
+    #[must_use]
+    pub fn total(&self) -> Bytes {
+        self.weights + self.gradients + self.optimizer + self.activations + self.transient + self.pools + self.buffers
+    }
+}
+
+/// One chunk of layers, per micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ChunkTimes {
+    /// Pipeline rank.
+    pub rank: u32,
+    /// Forward pass.
+    pub forward: Times,
+    /// Backward pass, recomputation included.
+    pub backward: Times,
+    /// Sends and receives that keep the rank busy, forward and backward alike.
+    pub messages: Picos,
+}
+
+/// What is predicted of a plan.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// Step time by item.
+    pub times: StepTimes,
+    /// One standard deviation of the logarithm of the step time.
+    pub sigma: f64,
+    /// Chunks in model order.
+    pub chunks: Vec<ChunkTimes>,
+    /// Memory of every pipeline rank.
+    pub memory: Vec<RankMemory>,
+    /// Bytes of tensors on the fullest rank.
+    pub allocated: Bytes,
+    /// Bytes that the allocator holds there.
+    pub reserved: Bytes,
+    /// Bytes that the device reports there.
+    pub device: Bytes,
+}
+
+impl Prediction {
+    /// The step.
+    #[must_use]
+    pub fn step(&self) -> Picos {
+        self.times.total()
+    }
+}
+
+/// What a recompute mode does to one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ModeCost {
+    /// Extra backward time.
+    pub extra: Times,
+    /// Bytes kept per micro-batch in flight (of one group of layers under full, uniform).
+    pub kept: Bytes,
+    /// Bytes needed once during the backward pass.
+    pub transient: Bytes,
+}
+
+/// What a recompute mode does to one layer of a kind; for [`Recompute::FullBlock`] the mode of the
+/// recomputed layers.
+#[must_use]
+pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
+    match recompute {
+        Recompute::None => ModeCost { extra: Times::default(), kept: layer.kept, transient: layer.transient },
+        Recompute::Selective(set) => selective_cost(layer, set),
+        Recompute::FullUniform(n) => ModeCost {
+            extra: layer.full_extra,
+            kept: layer.full_kept,
+            transient: layer.transient + (layer.kept * u64::from(n)).saturating_sub(layer.full_kept),
+        },
+        Recompute::FullBlock(_) => mode_cost(layer, Recompute::FullUniform(1)),
+    }
+}
+
+fn selective_cost(layer: &LayerCost, set: Modules) -> ModeCost {
+    let mut extra = Times::default();
+    let mut saved = Bytes::ZERO;
+    for cost in &layer.modules {
+        // What lies inside a recomputed MoE layer is recomputed with it.
+        let inside = matches!(cost.module, Module::MoeActivation | Module::SharedExperts) && set.has(Module::Moe);
+        let whole = layer.modules.iter().any(|m| m.module == Module::Moe);
+        if set.has(cost.module) && !(inside && whole) {
+            extra = extra.plus(&cost.extra, 1);
+            saved += cost.saved;
+        }
+    }
+    let saved = Bytes(saved.0.min(layer.kept.0));
+    // One layer at a time is rebuilt.
+    ModeCost { extra, kept: layer.kept - saved, transient: layer.transient + saved }
+}
+
+/// Bytes of weights, gradients and optimizer states of so many local parameters.
+#[must_use]
+pub fn state_bytes(sharding: &Sharding, parameters: &LocalParameters) -> [Bytes; 3] {
+    let mut sums = [0.0; 3];
+    for (class, &count) in sharding.classes.iter().zip(&parameters.0) {
+        let count = count as f64;
+        sums[0] += count * class.weights;
+        sums[1] += count * class.gradients;
+        sums[2] += count * class.optimizer;
+    }
+    sums.map(Bytes::from_f64)
+}
+
+/// Bytes of a gathered unit of sharded weights.
+#[must_use]
+pub fn gathered_bytes(sharding: &Sharding, parameters: &LocalParameters) -> Bytes {
+    Bytes::from_f64(sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * class.gathered).sum())
+}
+
+/// Exposed weight traffic of one unit in one forward and one backward pass of one micro-batch
+/// (ZeRO-3; ZeRO-2 reduces after every backward pass).
+#[must_use]
+pub fn micro_exposed(sharding: &Sharding, parameters: &LocalParameters, forward: Picos, backward: Picos) -> [Picos; 2] {
+    let sum = |rate: fn(&super::PerParameter) -> f64| -> u64 {
+        let picos: f64 = sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * rate(class)).sum();
+        picos.round() as u64
+    };
+    let traffic = [sum(|c| c.micro_gather), sum(|c| c.micro_reduce)];
+    let compute = [forward.0, backward.0];
+    let exposed = |traffic: u64, compute: u64, hidden: f64| -> Picos {
+        if traffic == 0 {
+            return Picos::ZERO;
+        }
+        match sharding.micro_overlap {
+            Some(overlap) => {
+                let (traffic, compute) = (traffic as f64, compute as f64);
+                let together = compute * (1.0 + overlap.slow * (traffic / compute.max(1.0)).min(1.0));
+                let behind = traffic + overlap.tail * compute;
+                Picos((together.max(behind) - compute).max(0.0).round() as u64)
+            }
+            None => Picos(traffic.saturating_sub((compute as f64 * hidden) as u64)),
+        }
+    };
+    [
+        exposed(traffic[0], compute[0], sharding.hidden_share.1),
+        exposed(traffic[1], compute[1], sharding.hidden_share.0),
+    ]
+}
+
+/// A layer's passes with the exposed traffic of sharded weights.
+#[must_use]
+pub fn layer_passes(sharding: &Sharding, layer: &LayerCost) -> [Times; 2] {
+    with_traffic(sharding, &layer.parameters, layer.forward, layer.backward)
+}
+
+/// An end's passes with the exposed traffic of sharded weights.
+#[must_use]
+pub fn end_passes(sharding: &Sharding, end: &EndCost) -> [Times; 2] {
+    with_traffic(sharding, &end.parameters, end.forward, end.backward)
+}
+
+fn with_traffic(sharding: &Sharding, parameters: &LocalParameters, forward: Times, backward: Times) -> [Times; 2] {
+    let [gather, reduce] = micro_exposed(sharding, parameters, forward.total(), backward.total());
+    let (mut forward, mut backward) = (forward, backward);
+    forward.add(Item::Sharding, gather);
+    backward.add(Item::Sharding, reduce);
+    [forward, backward]
+}
+
+/// Once-per-step traffic and update of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OncePerStep {
+    /// Reduction of gradients.
+    pub reduce: Picos,
+    /// Gather of weights.
+    pub gather: Picos,
+    /// Update.
+    pub update: Picos,
+}
+
+/// Once-per-step traffic and update of so many local parameters.
+#[must_use]
+pub fn once_per_step(sharding: &Sharding, parameters: &LocalParameters) -> OncePerStep {
+    let sum = |rate: fn(&super::PerParameter) -> f64| {
+        let picos: f64 = sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * rate(class)).sum();
+        Picos(picos.round() as u64)
+    };
+    let reduce = sum(|c| c.reduce);
+    let gather = sum(|c| c.gather);
+    OncePerStep {
+        reduce: if reduce.0 > 0 { reduce + sharding.latency.0 } else { reduce },
+        gather: if gather.0 > 0 { gather + sharding.latency.1 } else { gather },
+        update: sum(|c| c.update),
+    }
+}
+
+/// The part of a reduction (or gather) that `window` of computation cannot hide.
+#[must_use]
+pub fn exposed(traffic: Picos, floor: f64, hidden: f64, interference: f64, window: Picos) -> Picos {
+    if hidden <= 0.0 {
+        return traffic;
+    }
+    let behind = traffic.saturating_sub(window.scale(hidden));
+    behind.max(traffic.scale(floor)) + traffic.scale(interference)
+}
+
+/// Shape of a layout's schedule.
+#[must_use]
+pub fn shape(layout: &Layout) -> Shape {
+    Shape {
+        schedule: layout.schedule,
+        ranks: layout.pipeline_parallel,
+        virtual_stages: layout.virtual_stages,
+        micro_batches: layout.gradient_accumulation_steps,
+    }
+}
+
+/// The tables that one layout needs.
+#[derive(Debug, Clone)]
+pub struct Tables {
+    /// Layers and ends.
+    pub cell: CellCosts,
+    /// States.
+    pub sharding: Sharding,
+    /// Messages.
+    pub hop: Hop,
+}
+
+impl Tables {
+    /// Prices everything that a layout needs.
+    #[must_use]
+    pub fn new(cost: &CostModel<'_>, layout: &Layout) -> Self {
+        Self { cell: cost.cell(&CellKey::from(layout)), sharding: cost.sharding(layout), hop: cost.hop(layout) }
+    }
+}
+
+/// Predicts a plan.
+#[must_use]
+pub fn predict(cost: &CostModel<'_>, layers: &Layers, plan: &Plan) -> Prediction {
+    let tables = Tables::new(cost, plan.layout());
+    predict_with(cost, layers, plan, &tables, &mut Simulator::default())
+}
+
+/// [`predict`] with tables that were made before.
+#[must_use]
+pub fn predict_with(
+    cost: &CostModel<'_>,
+    layers: &Layers,
+    plan: &Plan,
+    tables: &Tables,
+    simulator: &mut Simulator,
+) -> Prediction {
+    let layout = plan.layout();
+    let chunks = chunk_times(layers, plan, tables);
+    let parameters = rank_parameters(layers, plan, tables);
+    let times = step_times(layout, tables, &chunks, &parameters, simulator);
+    let memory = rank_memory(layers, plan, tables);
+    let allocated = memory.iter().map(RankMemory::total).max().unwrap_or_default();
+    let reserve = cost.reserve();
+    let reserved = reserve.reserved(allocated);
+    Prediction {
+        times,
+        sigma: cost.sigma(layout),
+        chunks,
+        memory,
+        allocated,
+        reserved,
+        device: reserve.device(allocated),
+    }
+}
+
+/// Layers of each chunk, by position in the model.
+fn chunk_ranges(plan: &Plan) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
+    plan.chunks().iter().scan(0usize, |at, chunk| {
+        let from = *at;
+        *at += chunk.layers as usize;
+        Some(from..*at)
+    })
+}
+
+fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes> {
+    let layout = plan.layout();
+    let Tables { cell, sharding, hop } = tables;
+    let passes: Vec<[Times; 2]> = cell.layers.iter().map(|layer| layer_passes(sharding, layer)).collect();
+    let last = plan.chunks().len() - 1;
+    let mut out = Vec::with_capacity(plan.chunks().len());
+    for (k, (range, chunk)) in chunk_ranges(plan).zip(plan.chunks()).enumerate() {
+        let rank = layout.rank_of_chunk(k as u32);
+        let mut c = ChunkTimes { rank, ..ChunkTimes::default() };
+        for (i, at) in range.enumerate() {
+            let kind = layers.order[at] as usize;
+            c.forward = c.forward.plus(&passes[kind][0], 1);
+            c.backward = c.backward.plus(&passes[kind][1], 1);
+            let mode = match chunk.recompute {
+                Recompute::FullBlock(n) if i as u32 >= n => Recompute::None,
+                mode => mode,
+            };
+            c.backward = c.backward.plus(&mode_cost(&cell.layers[kind], mode).extra, 1);
+        }
+        if k == 0 {
+            let [forward, backward] = end_passes(sharding, &cell.embedding);
+            c.forward = c.forward.plus(&forward, 1);
+            c.backward = c.backward.plus(&backward, 1);
+        }
+        if k == last {
+            let [forward, backward] = end_passes(sharding, &cell.head);
+            c.forward = c.forward.plus(&forward, 1);
+            c.backward = c.backward.plus(&backward, 1);
+        }
+        // Host time that no layer carries is paid once per rank and micro-batch.
+        if (k as u32) < layout.pipeline_parallel {
+            c.forward.add(Item::Host, cell.micro_batch_overhead);
+        }
+        let neighbours = [k.checked_sub(1), (k < last).then_some(k + 1)];
+        let messages = neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count();
+        c.messages = hop.busy * messages as u64;
+        out.push(c);
+    }
+    out
+}
+
+/// Local parameters of every pipeline rank.
+fn rank_parameters(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<LocalParameters> {
+    let layout = plan.layout();
+    let cell = &tables.cell;
+    let last = plan.chunks().len() - 1;
+    let mut ranks = vec![LocalParameters::default(); layout.pipeline_parallel as usize];
+    for (k, range) in chunk_ranges(plan).enumerate() {
+        let rank = &mut ranks[layout.rank_of_chunk(k as u32) as usize];
+        for at in range {
+            *rank = rank.plus(&cell.layers[layers.order[at] as usize].parameters, 1);
+        }
+        if k == 0 {
+            *rank = rank.plus(&cell.embedding.parameters, 1);
+        }
+        if k == last {
+            *rank = rank.plus(&cell.head.parameters, 1);
+            if layout.rank_of_chunk(0) != layout.rank_of_chunk(k as u32) {
+                *rank = rank.plus(&cell.tied_copy, 1);
+            }
+        }
+    }
+    ranks
+}
+
+fn step_times(
+    layout: &Layout,
+    tables: &Tables,
+    chunks: &[ChunkTimes],
+    parameters: &[LocalParameters],
+    simulator: &mut Simulator,
+) -> StepTimes {
+    let Tables { sharding, hop, .. } = tables;
+    let forward: Vec<Picos> = chunks.iter().map(|c| c.forward.total() + c.messages).collect();
+    let backward: Vec<Picos> = chunks.iter().map(|c| c.backward.total() + c.messages).collect();
+    // Half of the matrix work of a backward pass is weight gradients.
+    let weight: Vec<Picos> =
+        chunks.iter().map(|c| (c.backward.get(Item::Gemm) + c.backward.get(Item::Experts)) / 2).collect();
+    let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: hop.latency };
+    let makespan = simulator.run(shape(layout), load);
+
+    let micro_batches = u64::from(layout.gradient_accumulation_steps);
+    let ranks = layout.pipeline_parallel as usize;
+    let mut busy = vec![Picos::ZERO; ranks];
+    let mut windows = vec![[Picos::ZERO; 2]; ranks];
+    for (k, c) in chunks.iter().enumerate() {
+        let r = c.rank as usize;
+        busy[r] += (forward[k] + backward[k]) * micro_batches;
+        windows[r][0] += c.forward.total();
+        windows[r][1] += c.backward.total();
+    }
+    let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, makespan, Picos::ZERO);
+    for r in 0..ranks {
+        let once = once_per_step(sharding, &parameters[r]);
+        let gather =
+            exposed(once.gather, sharding.exposed_floor.1, sharding.hidden_share.1, sharding.interference, windows[r][0]);
+        let reduce =
+            exposed(once.reduce, sharding.exposed_floor.0, sharding.hidden_share.0, sharding.interference, windows[r][1]);
+        // A rank that starts late gathers while it waits; one that ends early reduces while others work.
+        gather_wait = gather_wait.max(gather.saturating_sub(simulator.starts[r]));
+        flush = flush.max(simulator.ends[r] + reduce);
+        update = update.max(once.update);
+    }
+
+    let busiest = (0..ranks).max_by_key(|&r| (busy[r], ranks - r)).unwrap_or(0);
+    let mut times = StepTimes::default();
+    for c in chunks.iter().filter(|c| c.rank as usize == busiest) {
+        let passes = c.forward.plus(&c.backward, 1);
+        for (into, &item) in times.0.iter_mut().zip(&passes.0) {
+            *into += item * micro_batches;
+        }
+        times.0[StepItem::PipelineMessages as usize] += c.messages * (2 * micro_batches);
+    }
+    times.0[StepItem::PipelineBubble as usize] = makespan - busy[busiest];
+    times.0[StepItem::WeightGather as usize] = gather_wait;
+    times.0[StepItem::GradientReduction as usize] = flush - makespan;
+    times.0[StepItem::OptimizerUpdate as usize] = update;
+    times.0[StepItem::StepOverhead as usize] = sharding.step_overhead;
+    times.0[StepItem::Stragglers as usize] = times.total().scale((sharding.jitter - 1.0).max(0.0));
+    times
+}
+
+fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory> {
+    let layout = plan.layout();
+    let Tables { cell, sharding, hop } = tables;
+    let chunks = plan.chunks().len();
+    let v = layout.virtual_stages as usize;
+    // What each chunk keeps per micro-batch in flight.
+    let mut kept = vec![Bytes::ZERO; chunks];
+    let mut ranks = vec![RankMemory::default(); layout.pipeline_parallel as usize];
+    let mut gathered = vec![Bytes::ZERO; ranks.len()];
+    let mut shapes: Vec<Vec<(u64, u64)>> = vec![Vec::new(); ranks.len()];
+    for (k, (range, chunk)) in chunk_ranges(plan).zip(plan.chunks()).enumerate() {
+        let r = layout.rank_of_chunk(k as u32) as usize;
+        for (i, at) in range.enumerate() {
+            let layer = &cell.layers[layers.order[at] as usize];
+            let mode = match chunk.recompute {
+                Recompute::FullBlock(n) if i as u32 >= n => Recompute::None,
+                mode => mode,
+            };
+            let cost = mode_cost(layer, mode);
+            // Under full, uniform, n one input is kept for n layers.
+            if !matches!(mode, Recompute::FullUniform(n) if i as u32 % n != 0) {
+                kept[k] += cost.kept;
+            }
+            ranks[r].transient = ranks[r].transient.max(cost.transient);
+            gathered[r] = gathered[r].max(gathered_bytes(sharding, &layer.parameters));
+            ranks[r].add_states(sharding, &layer.parameters);
+            shapes[r].extend(&layer.weight_shapes);
+        }
+        let ends = [(k == 0).then_some(&cell.embedding), (k + 1 == chunks).then_some(&cell.head)];
+        for end in ends.into_iter().flatten() {
+            kept[k] += end.kept;
+            ranks[r].transient = ranks[r].transient.max(end.transient);
+            gathered[r] = gathered[r].max(gathered_bytes(sharding, &end.parameters));
+            ranks[r].add_states(sharding, &end.parameters);
+            shapes[r].extend(&end.weight_shapes);
+        }
+        if k + 1 == chunks && r != layout.rank_of_chunk(0) as usize {
+            ranks[r].add_states(sharding, &cell.tied_copy);
+        }
+    }
+    for (r, rank) in ranks.iter_mut().enumerate() {
+        let own: Vec<usize> = (0..chunks).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r).collect();
+        debug_assert_eq!(own.len(), v);
+        rank.activations = in_flight_vectors(shape(layout), r as u32)
+            .iter()
+            .map(|vector| own.iter().zip(vector).map(|(&k, &n)| kept[k] * u64::from(n)).sum())
+            .max()
+            .unwrap_or_default();
+        shapes[r].sort_unstable();
+        shapes[r].dedup();
+        let pool: Bytes = shapes[r].iter().map(|&(rows, columns)| Bytes(2 * rows * columns)).sum();
+        rank.pools = pool + gathered[r];
+        rank.buffers = cell.buffers + hop.buffers;
+    }
+    ranks
+}

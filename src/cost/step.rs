@@ -74,8 +74,10 @@ impl StepTimes {
     /// The largest item that is not useful computation: what limits the plan.
     #[must_use]
     pub fn limiting(&self) -> &'static str {
-        let compute = [Item::Gemm, Item::Attention, Item::Experts, Item::ElementWise].map(|item| item as usize);
-        let overhead = (0..STEP_ITEMS).filter(|i| !compute.contains(i)).max_by_key(|&i| (self.0[i], STEP_ITEMS - i));
+        let compute =
+            [Item::Gemm, Item::Attention, Item::Experts, Item::ElementWise].map(|item| item as usize);
+        let overhead =
+            (0..STEP_ITEMS).filter(|i| !compute.contains(i)).max_by_key(|&i| (self.0[i], STEP_ITEMS - i));
         let useful: Picos = compute.iter().map(|&i| self.0[i]).sum();
         match overhead {
             // An overhead of less than a tenth of the useful work does not limit anything.
@@ -114,7 +116,13 @@ impl RankMemory {
     /// All of it: allocated bytes at the peak.
     #[must_use]
     pub fn total(&self) -> Bytes {
-        self.weights + self.gradients + self.optimizer + self.activations + self.transient + self.pools + self.buffers
+        self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.transient
+            + self.pools
+            + self.buffers
     }
 }
 
@@ -190,7 +198,8 @@ fn selective_cost(layer: &LayerCost, set: Modules) -> ModeCost {
     let mut saved = Bytes::ZERO;
     for cost in &layer.modules {
         // What lies inside a recomputed MoE layer is recomputed with it.
-        let inside = matches!(cost.module, Module::MoeActivation | Module::SharedExperts) && set.has(Module::Moe);
+        let inside =
+            matches!(cost.module, Module::MoeActivation | Module::SharedExperts) && set.has(Module::Moe);
         let whole = layer.modules.iter().any(|m| m.module == Module::Moe);
         if set.has(cost.module) && !(inside && whole) {
             extra = extra.plus(&cost.extra, 1);
@@ -218,15 +227,23 @@ pub fn state_bytes(sharding: &Sharding, parameters: &LocalParameters) -> [Bytes;
 /// Bytes of a gathered unit of sharded weights.
 #[must_use]
 pub fn gathered_bytes(sharding: &Sharding, parameters: &LocalParameters) -> Bytes {
-    Bytes::from_f64(sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * class.gathered).sum())
+    Bytes::from_f64(
+        sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * class.gathered).sum(),
+    )
 }
 
 /// Exposed weight traffic of one unit in one forward and one backward pass of one micro-batch
 /// (ZeRO-3; ZeRO-2 reduces after every backward pass).
 #[must_use]
-pub fn micro_exposed(sharding: &Sharding, parameters: &LocalParameters, forward: Picos, backward: Picos) -> [Picos; 2] {
+pub fn micro_exposed(
+    sharding: &Sharding,
+    parameters: &LocalParameters,
+    forward: Picos,
+    backward: Picos,
+) -> [Picos; 2] {
     let sum = |rate: fn(&super::PerParameter) -> f64| -> u64 {
-        let picos: f64 = sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * rate(class)).sum();
+        let picos: f64 =
+            sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * rate(class)).sum();
         picos.round() as u64
     };
     let traffic = [sum(|c| c.micro_gather), sum(|c| c.micro_reduce)];
@@ -263,7 +280,12 @@ pub fn end_passes(sharding: &Sharding, end: &EndCost) -> [Times; 2] {
     with_traffic(sharding, &end.parameters, end.forward, end.backward)
 }
 
-fn with_traffic(sharding: &Sharding, parameters: &LocalParameters, forward: Times, backward: Times) -> [Times; 2] {
+fn with_traffic(
+    sharding: &Sharding,
+    parameters: &LocalParameters,
+    forward: Times,
+    backward: Times,
+) -> [Times; 2] {
     let [gather, reduce] = micro_exposed(sharding, parameters, forward.total(), backward.total());
     let (mut forward, mut backward) = (forward, backward);
     forward.add(Item::Sharding, gather);
@@ -286,7 +308,8 @@ pub struct OncePerStep {
 #[must_use]
 pub fn once_per_step(sharding: &Sharding, parameters: &LocalParameters) -> OncePerStep {
     let sum = |rate: fn(&super::PerParameter) -> f64| {
-        let picos: f64 = sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * rate(class)).sum();
+        let picos: f64 =
+            sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * rate(class)).sum();
         Picos(picos.round() as u64)
     };
     let reduce = sum(|c| c.reduce);
@@ -334,7 +357,11 @@ impl Tables {
     /// Prices everything that a layout needs.
     #[must_use]
     pub fn new(cost: &CostModel<'_>, layout: &Layout) -> Self {
-        Self { cell: cost.cell(&CellKey::from(layout)), sharding: cost.sharding(layout), hop: cost.hop(layout) }
+        Self {
+            cell: cost.cell(&CellKey::from(layout)),
+            sharding: cost.sharding(layout),
+            hop: cost.hop(layout),
+        }
     }
 }
 
@@ -416,7 +443,8 @@ fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes>
             c.forward.add(Item::Host, cell.micro_batch_overhead);
         }
         let neighbours = [k.checked_sub(1), (k < last).then_some(k + 1)];
-        let messages = neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count();
+        let messages =
+            neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count();
         c.messages = hop.busy * messages as u64;
         out.push(c);
     }
@@ -476,10 +504,20 @@ fn step_times(
     let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, makespan, Picos::ZERO);
     for r in 0..ranks {
         let once = once_per_step(sharding, &parameters[r]);
-        let gather =
-            exposed(once.gather, sharding.exposed_floor.1, sharding.hidden_share.1, sharding.interference, windows[r][0]);
-        let reduce =
-            exposed(once.reduce, sharding.exposed_floor.0, sharding.hidden_share.0, sharding.interference, windows[r][1]);
+        let gather = exposed(
+            once.gather,
+            sharding.exposed_floor.1,
+            sharding.hidden_share.1,
+            sharding.interference,
+            windows[r][0],
+        );
+        let reduce = exposed(
+            once.reduce,
+            sharding.exposed_floor.0,
+            sharding.hidden_share.0,
+            sharding.interference,
+            windows[r][1],
+        );
         // A rank that starts late gathers while it waits; one that ends early reduces while others work.
         gather_wait = gather_wait.max(gather.saturating_sub(simulator.starts[r]));
         flush = flush.max(simulator.ends[r] + reduce);

@@ -180,6 +180,8 @@ pub struct LayerCost {
     pub forward: Times,
     /// Backward pass without recomputation.
     pub backward: Times,
+    /// The part of `backward` that computes weight gradients: zero-bubble schedules may delay it.
+    pub weight_gradient: Picos,
     /// Bytes kept for the backward pass without recomputation.
     pub kept: Bytes,
     /// What selective recomputation can drop, each on its own; effects add up.
@@ -203,6 +205,8 @@ pub struct EndCost {
     pub forward: Times,
     /// Backward pass.
     pub backward: Times,
+    /// The part of `backward` that computes weight gradients.
+    pub weight_gradient: Picos,
     /// Bytes kept per micro-batch in flight.
     pub kept: Bytes,
     /// Bytes needed once, at the peak (logits and their softmax).

@@ -75,6 +75,8 @@ impl Work {
 struct Passes {
     forward: Work,
     backward: Work,
+    /// Seconds of `backward` that compute weight gradients.
+    weight: f64,
     /// One dispatch or combine.
     exchange: f64,
 }
@@ -306,6 +308,7 @@ impl<'a> CostModel<'a> {
         let mut cost = LayerCost {
             forward: p.forward.times(),
             backward: p.backward.times(),
+            weight_gradient: Seconds(p.weight).picos(),
             kept: Bytes::from_f64(whole),
             modules: modules
                 .into_iter()
@@ -328,6 +331,7 @@ impl<'a> CostModel<'a> {
     }
 
     fn add(&self, into: &mut Passes, from: &Passes) {
+        into.weight += from.weight;
         for item in 0..ITEMS {
             into.forward.0[item] += from.forward.0[item];
             into.backward.0[item] += from.backward.0[item];
@@ -361,7 +365,9 @@ impl<'a> CostModel<'a> {
         p.backward.add(Item::Gemm, d.product(&product(tokens, inputs, outputs, 2.0), low));
         if self.training_base() {
             let result = self.weight_gradient_bytes();
-            p.backward.add(Item::Gemm, d.product(&product(outputs, inputs, tokens, result), low));
+            let weight = d.product(&product(outputs, inputs, tokens, result), low);
+            p.backward.add(Item::Gemm, weight);
+            p.weight += weight;
         }
     }
 
@@ -745,7 +751,9 @@ impl<'a> CostModel<'a> {
             body.backward.add(Item::Experts, d.grouped(&product(rows, inputs, outputs, 2.0), low));
             if self.training_base() {
                 let result = self.weight_gradient_bytes();
-                body.backward.add(Item::Experts, d.grouped(&product(outputs, inputs, rows, result), low));
+                let weight = d.grouped(&product(outputs, inputs, rows, result), low);
+                body.backward.add(Item::Experts, weight);
+                body.weight += weight;
             }
         }
         shapes.push((((matrices - 1.0) * fm) as u64, width as u64));
@@ -935,6 +943,7 @@ impl<'a> CostModel<'a> {
         EndCost {
             forward: p.forward.times(),
             backward: p.backward.times(),
+            weight_gradient: Seconds(p.weight).picos(),
             kept: Bytes::from_f64(2.0 * h * c.tokens / c.split as f64 + 8.0 * c.tokens),
             transient: Bytes::ZERO,
             parameters,
@@ -1012,6 +1021,7 @@ impl<'a> CostModel<'a> {
         let mut cost = EndCost {
             forward: head.forward.times(),
             backward: head.backward.times(),
+            weight_gradient: Seconds(head.weight).picos(),
             // Input and output of the final norm.
             kept: Bytes::from_f64(4.0 * h * c.tokens / c.split as f64),
             transient: Bytes::from_f64(logits),
@@ -1036,6 +1046,8 @@ impl<'a> CostModel<'a> {
                 .plus(&layer.backward, count)
                 .plus(&head.backward.times(), count)
                 .plus(&own.backward.times(), count);
+            cost.weight_gradient +=
+                (layer.weight_gradient + Seconds(head.weight + own.weight).picos()) * count;
             // Each depth keeps its layer, its concatenated input and its softmax.
             let softmax = if self.profile.kernels.loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
             let extra = Bytes::from_f64(softmax * c.tokens * local + 8.0 * h * shared);

@@ -1,9 +1,27 @@
 //! Text in, checked values out: models, accelerators, clusters and jobs.
+//!
+//! The functions here are the only ones of the library that read specification files. An argument is
+//! the name of a shipped file or a path; whatever is wrong with it comes back as a [`SpecError`] that
+//! says where.
 
 pub mod cluster;
+pub mod diagnostic;
 pub mod job;
 pub mod model;
+mod scan;
 pub mod shipped;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+pub use diagnostic::{SpecError, parse_ron};
+
+use cluster::{Accelerator, Cluster};
+use model::{Fault, Model};
+use shipped::Kind;
+
+/// Largest specification that is read, in bytes; real ones are a few kilobytes.
+pub const LARGEST_FILE: u64 = 4_000_000;
 
 /// How every RON file of this crate is read: an optional field takes its bare value (`window: 4096`),
 /// a variant takes the fields of its struct (`mixer: Attention(heads: 32, ...)`), nesting is bounded.
@@ -15,32 +33,189 @@ pub fn ron_options() -> ron::Options {
         .with_recursion_limit(32)
 }
 
+/// A cluster together with its accelerator, both checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Nodes, network, prices.
+    pub cluster: Cluster,
+    /// Each of its GPUs.
+    pub accelerator: Accelerator,
+}
+
+/// Text of a specification and where it came from.
+struct Source {
+    /// Path or shipped name, for messages.
+    name: String,
+    /// The file; none for a shipped one.
+    path: Option<PathBuf>,
+    text: String,
+}
+
+/// Loads a model: a shipped name or a `.ron` file.
+///
+/// # Errors
+/// What is wrong with the argument, the file or its contents.
+pub fn load_model(argument: &str) -> Result<Model, SpecError> {
+    let source = open(Kind::Model, argument, None)?;
+    model_from_text(&source.name, &source.text)
+}
+
+/// Loads a cluster and its accelerator: a shipped name or a `.ron` file. The accelerator of a file may
+/// be a path relative to it.
+///
+/// # Errors
+/// What is wrong with the argument, the files or their contents.
+pub fn load_cluster(argument: &str) -> Result<Machine, SpecError> {
+    let source = open(Kind::Cluster, argument, None)?;
+    let cluster = cluster_from_text(&source.name, &source.text)?;
+    let folder = source.path.as_deref().and_then(Path::parent);
+    let wanted = &cluster.accelerator;
+    let beside = open(Kind::Accelerator, wanted, folder).map_err(|error| {
+        let near = Kind::Accelerator.all();
+        let fault =
+            Fault { field: "accelerator".into(), within: None, message: error.title().to_owned() };
+        SpecError::from_fault(&source.name, &source.text, &fault)
+            .nearest(wanted, near.iter().map(|shipped| shipped.name))
+            .note(format!("shipped accelerators are {}", names(Kind::Accelerator)))
+    })?;
+    let accelerator = accelerator_from_text(&beside.name, &beside.text)?;
+    Ok(Machine { cluster, accelerator })
+}
+
+/// Loads an accelerator: a shipped name or a `.ron` file.
+///
+/// # Errors
+/// What is wrong with the argument, the file or its contents.
+pub fn load_accelerator(argument: &str) -> Result<Accelerator, SpecError> {
+    let source = open(Kind::Accelerator, argument, None)?;
+    accelerator_from_text(&source.name, &source.text)
+}
+
+/// Reads a model from RON text; `source` names it in errors.
+///
+/// # Errors
+/// Syntax errors and faults, each with its place.
+pub fn model_from_text(source: &str, text: &str) -> Result<Model, SpecError> {
+    checked(source, text, Model::validate)
+}
+
+/// Reads a cluster (without its accelerator) from RON text.
+///
+/// # Errors
+/// Syntax errors and faults, each with its place.
+pub fn cluster_from_text(source: &str, text: &str) -> Result<Cluster, SpecError> {
+    checked(source, text, Cluster::validate)
+}
+
+/// Reads an accelerator from RON text.
+///
+/// # Errors
+/// Syntax errors and faults, each with its place.
+pub fn accelerator_from_text(source: &str, text: &str) -> Result<Accelerator, SpecError> {
+    checked(source, text, Accelerator::validate)
+}
+
+fn checked<T: serde::de::DeserializeOwned>(
+    source: &str,
+    text: &str,
+    validate: impl Fn(&T) -> Result<(), Fault>,
+) -> Result<T, SpecError> {
+    let value = parse_ron(source, text)?;
+    validate(&value).map_err(|fault| SpecError::from_fault(source, text, &fault))?;
+    Ok(value)
+}
+
+fn names(kind: Kind) -> String {
+    let all = kind.all();
+    diagnostic::list(&all.iter().map(|shipped| shipped.name).collect::<Vec<_>>(), "and")
+}
+
+/// Finds what an argument means: a path if it looks like one, else a shipped name, else a path.
+fn open(kind: Kind, argument: &str, folder: Option<&Path>) -> Result<Source, SpecError> {
+    let path = folder.map_or_else(|| PathBuf::from(argument), |folder| folder.join(argument));
+    let extension = Path::new(argument).extension().and_then(|e| e.to_str()).unwrap_or_default();
+    let written_as_path = argument.contains(['/', '\\'])
+        || ["ron", "json", "yaml", "yml", "toml"].iter().any(|e| extension.eq_ignore_ascii_case(e));
+    if !written_as_path {
+        if let Some(shipped) = kind.find(argument) {
+            let name = format!("{}/{}.ron", kind.folder(), shipped.name);
+            return Ok(Source { name, path: None, text: shipped.text.to_owned() });
+        }
+        if !path.exists() {
+            return Err(unknown(kind, argument));
+        }
+    }
+    match read_text(&path) {
+        Ok(text) => Ok(Source { name: path.display().to_string(), path: Some(path), text }),
+        Err(error) if !path.exists() => {
+            // `meta-llama/Llama-3.1-8B` or `dgx-h100.ron` may mean a shipped one.
+            let last = Path::new(argument).file_stem().and_then(|s| s.to_str()).unwrap_or(argument);
+            let last = if extension.parse::<f64>().is_ok() || extension.contains('-') { argument } else { last };
+            Err(error.nearest(last, kind.all().iter().map(|shipped| shipped.name)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn unknown(kind: Kind, argument: &str) -> SpecError {
+    let word = kind.word();
+    let error = SpecError::new("", format!("no {word} `{argument}` ships, and no file has that name"))
+        .nearest(argument, kind.all().iter().map(|shipped| shipped.name));
+    match kind {
+        Kind::Accelerator => error.note(format!("shipped accelerators are {}", names(kind))),
+        _ => error.help(format!("`autoplan {word}s` lists all shipped {word}s; a file may be given by its path")),
+    }
+}
+
+/// Reads a text file whole: UTF-8, at most [`LARGEST_FILE`] bytes, a byte-order mark dropped.
+///
+/// # Errors
+/// Missing files, folders, files that are too large, and what is not text.
+pub fn read_text(path: &Path) -> Result<String, SpecError> {
+    let name = path.display().to_string();
+    let fail = |title: String| SpecError::new(name.clone(), title);
+    if path.is_dir() {
+        let inside = path.join("config.json");
+        let error = fail("this is a folder; a file was expected".into());
+        return Err(if inside.is_file() {
+            error.help(format!("did you mean `{}`?", inside.display()))
+        } else {
+            error
+        });
+    }
+    let file = std::fs::File::open(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => fail("no such file".into()),
+        std::io::ErrorKind::PermissionDenied => fail("no permission to read this file".into()),
+        _ => fail(format!("cannot be read: {error}")),
+    })?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(|e| fail(format!("cannot be read: {e}")))?;
+    if bytes.len() as u64 > LARGEST_FILE {
+        let title = format!("larger than {} MB; no specification is", LARGEST_FILE / 1_000_000);
+        return Err(fail(title).note("specifications are a few kilobytes of text"));
+    }
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return Err(fail("the text is UTF-16; UTF-8 was expected".into()).help("save it as UTF-8"));
+    }
+    if let Some(at) = bytes.iter().position(|&b| b == 0) {
+        return Err(fail(format!("not a text file: byte {at} is zero")));
+    }
+    let text = String::from_utf8(bytes)
+        .map_err(|error| fail(format!("not UTF-8 text: byte {} is invalid", error.utf8_error().valid_up_to())))?;
+    Ok(text.strip_prefix('\u{feff}').map_or_else(|| text.clone(), str::to_owned))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn shipped_accelerators_and_clusters_are_valid() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("clusters");
-        let mut accelerators = Vec::new();
-        for entry in std::fs::read_dir(folder.join("accelerators")).unwrap() {
-            let path = entry.unwrap().path();
-            let text = std::fs::read_to_string(&path).unwrap();
-            let value: cluster::Accelerator =
-                ron_options().from_str(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-            assert_eq!(value.validate(), Ok(()), "{path:?}");
-            accelerators.push(path.file_stem().unwrap().to_str().unwrap().to_owned());
+        for shipped in shipped::accelerators() {
+            load_accelerator(shipped.name).unwrap_or_else(|e| panic!("{}", e.render(false)));
         }
-        for entry in std::fs::read_dir(&folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                continue;
-            }
-            let text = std::fs::read_to_string(&path).unwrap();
-            let value: cluster::Cluster =
-                ron_options().from_str(&text).unwrap_or_else(|e| panic!("{path:?}: {e}"));
-            assert_eq!(value.validate(), Ok(()), "{path:?}");
-            assert!(accelerators.contains(&value.accelerator), "{path:?}");
+        for shipped in shipped::clusters() {
+            load_cluster(shipped.name).unwrap_or_else(|e| panic!("{}", e.render(false)));
         }
     }
 }

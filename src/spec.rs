@@ -72,8 +72,7 @@ pub fn load_cluster(argument: &str) -> Result<Machine, SpecError> {
     let wanted = &cluster.accelerator;
     let beside = open(Kind::Accelerator, wanted, folder).map_err(|error| {
         let near = Kind::Accelerator.all();
-        let fault =
-            Fault { field: "accelerator".into(), within: None, message: error.title().to_owned() };
+        let fault = Fault { field: "accelerator".into(), within: None, message: error.title().to_owned() };
         SpecError::from_fault(&source.name, &source.text, &fault)
             .nearest(wanted, near.iter().map(|shipped| shipped.name))
             .note(format!("shipped accelerators are {}", names(Kind::Accelerator)))
@@ -150,7 +149,8 @@ fn open(kind: Kind, argument: &str, folder: Option<&Path>) -> Result<Source, Spe
         Err(error) if !path.exists() => {
             // `meta-llama/Llama-3.1-8B` or `dgx-h100.ron` may mean a shipped one.
             let last = Path::new(argument).file_stem().and_then(|s| s.to_str()).unwrap_or(argument);
-            let last = if extension.parse::<f64>().is_ok() || extension.contains('-') { argument } else { last };
+            let last =
+                if extension.parse::<f64>().is_ok() || extension.contains('-') { argument } else { last };
             Err(error.nearest(last, kind.all().iter().map(|shipped| shipped.name)))
         }
         Err(error) => Err(error),
@@ -163,7 +163,8 @@ fn unknown(kind: Kind, argument: &str) -> SpecError {
         .nearest(argument, kind.all().iter().map(|shipped| shipped.name));
     match kind {
         Kind::Accelerator => error.note(format!("shipped accelerators are {}", names(kind))),
-        _ => error.help(format!("`autoplan {word}s` lists all shipped {word}s; a file may be given by its path")),
+        _ => error
+            .help(format!("`autoplan {word}s` lists all shipped {word}s; a file may be given by its path")),
     }
 }
 
@@ -200,8 +201,9 @@ pub fn read_text(path: &Path) -> Result<String, SpecError> {
     if let Some(at) = bytes.iter().position(|&b| b == 0) {
         return Err(fail(format!("not a text file: byte {at} is zero")));
     }
-    let text = String::from_utf8(bytes)
-        .map_err(|error| fail(format!("not UTF-8 text: byte {} is invalid", error.utf8_error().valid_up_to())))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        fail(format!("not UTF-8 text: byte {} is invalid", error.utf8_error().valid_up_to()))
+    })?;
     Ok(text.strip_prefix('\u{feff}').map_or_else(|| text.clone(), str::to_owned))
 }
 

@@ -398,7 +398,8 @@ fn leading(text: &str) -> usize {
 
 impl Mark {
     fn new(text: &str, span: Range<usize>, label: String) -> Self {
-        let floor = |at: usize| (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+        let floor =
+            |at: usize| (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
         let start = floor(span.start);
         let end = floor(span.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);

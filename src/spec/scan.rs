@@ -249,7 +249,8 @@ pub(crate) fn scan(text: &str) -> Scan {
             Token::Word | Token::Text => {}
         }
         // The value begins with the first token after the colon.
-        if !matches!(token, Token::Punctuation(_)) || matches!(token, Token::Punctuation(b'(' | b'[' | b'{')) {
+        if !matches!(token, Token::Punctuation(_)) || matches!(token, Token::Punctuation(b'(' | b'[' | b'{'))
+        {
             let owner = if matches!(token, Token::Punctuation(_)) { key.len() - 2 } else { key.len() - 1 };
             if let Some(k) = key[owner]
                 && matches!(previous, Some((Token::Punctuation(b':'), _)))

@@ -276,6 +276,9 @@ pub struct Sharding {
     /// How ZeRO-3 traffic of a layer joins its computation:
     /// `max(compute * (1 + slow * min(1, comm/compute)), comm + tail * compute)`.
     pub micro_overlap: Option<MicroOverlap>,
+    /// Bytes of staging at the update for every local parameter: the peak of a rank is its states plus
+    /// this or plus activations and transients, whichever is larger.
+    pub staging: f64,
     /// Factor on the whole step: jitter and stragglers at this scale.
     pub jitter: f64,
 }

@@ -156,11 +156,14 @@ pub enum Module {
     Moe = 5,
     /// Shared experts.
     SharedExperts = 6,
+    /// Operator by operator: products are kept by turns, everything cheap is recomputed (torchtitan's
+    /// selective mode "op").
+    Operators = 7,
 }
 
 impl Module {
     /// Every module.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::CoreAttention,
         Self::LayerNorm,
         Self::MlaUpProjection,
@@ -168,6 +171,7 @@ impl Module {
         Self::Mlp,
         Self::Moe,
         Self::SharedExperts,
+        Self::Operators,
     ];
     /// Megatron's name.
     #[must_use]
@@ -180,6 +184,7 @@ impl Module {
             Self::Mlp => "mlp",
             Self::Moe => "moe",
             Self::SharedExperts => "shared_experts",
+            Self::Operators => "op",
         }
     }
 }
@@ -238,7 +243,7 @@ impl fmt::Display for Recompute {
 /// A recompute mode's text was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a recompute mode; expected none, selective:MODULE+MODULE, full:uniform:N or full:block:N (modules: core_attn, layernorm, mla_up_proj, moe_act, mlp, moe, shared_experts)"
+    "`{0}` is not a recompute mode; expected none, selective:MODULE+MODULE, full:uniform:N or full:block:N (modules: core_attn, layernorm, mla_up_proj, moe_act, mlp, moe, shared_experts, op)"
 )]
 pub struct ParseRecomputeError(String);
 

@@ -32,6 +32,11 @@ const OFFLOAD_HIDDEN_SHARE: f64 = 0.9;
 /// Rate of a chunked state-space scan as a share of the BF16 peak, and its passes over the inner
 /// channels in bytes per channel and token. Estimate from the published Mamba-2 kernels.
 const SCAN_EFFICIENCY: f64 = 0.25;
+/// Operator-level selective recomputation (torchtitan, mode "op"): share of a forward pass that is
+/// replayed, and share of the activations that stays. Fitted on 12 memory readings and the step times of
+/// `torchtitan:benchmarks`.
+const OPERATOR_REPLAY: f64 = 0.35;
+const OPERATOR_KEPT: f64 = 0.45;
 /// Tokens of one chunk of a state-space scan, whose states are kept in FP32 (Mamba-2's default).
 const SCAN_CHUNK: u64 = 256;
 
@@ -265,6 +270,8 @@ impl<'a> CostModel<'a> {
             FeedForward::None => {}
         }
         self.tensor_parallel(c, block, &mut p);
+        let parameters = self.local_parameters(c, kind);
+        p.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
 
         // Experts exchange tokens: exposed in full, or joined with the computation of another
         // micro-batch's opposite pass.
@@ -300,11 +307,12 @@ impl<'a> CostModel<'a> {
         full_extra.add(Item::Recompute, replayed - plain_backward);
 
         let tokens = c.tokens;
-        let share = self.profile.memory.kept_share;
         let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
-        let whole =
-            share * (hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local);
+        let whole = hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local;
         let input = 2.0 * self.model.hidden as f64 * tokens / c.split as f64;
+        let mut replay = Work::default();
+        replay.add(Item::Recompute, OPERATOR_REPLAY * device_forward);
+        modules.push((Module::Operators, replay, (1.0 - OPERATOR_KEPT) * whole));
         let mut cost = LayerCost {
             forward: p.forward.times(),
             backward: p.backward.times(),
@@ -315,12 +323,12 @@ impl<'a> CostModel<'a> {
                 .map(|(module, work, saved)| {
                     let mut extra = Times::default();
                     extra.add(Item::Recompute, Seconds(work.total()).picos());
-                    ModuleCost { module, extra, saved: Bytes((saved * share).max(0.0) as u64) }
+                    ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
                 })
                 .collect(),
             full_extra: full_extra.times(),
             full_kept: Bytes::from_f64(input),
-            parameters: self.local_parameters(c, kind),
+            parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
             weight_shapes: if self.profile.memory.gradient_pool { shapes } else { Vec::new() },
         };
@@ -336,6 +344,15 @@ impl<'a> CostModel<'a> {
             into.forward.0[item] += from.forward.0[item];
             into.backward.0[item] += from.backward.0[item];
         }
+    }
+
+    /// Seconds of adding one micro-batch's gradients to the accumulated ones where no product does it.
+    fn gradient_addition(&self, parameters: &LocalParameters) -> f64 {
+        let trained: u64 = [StateClass::Dense, StateClass::Expert, StateClass::Ends]
+            .into_iter()
+            .map(|class| parameters.0[class as usize])
+            .sum();
+        self.profile.kernels.gradient_addition_bytes * trained as f64 / self.device.bandwidth
     }
 
     /// Bytes of a saved linear input per element.
@@ -940,6 +957,7 @@ impl<'a> CostModel<'a> {
         let rest = embedding_parameters(self.model, self.model.vocabulary) - self.model.vocabulary * width;
         let mut parameters = LocalParameters::default();
         parameters.0[self.base_class(StateClass::Ends) as usize] += table / tp + rest;
+        p.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
         EndCost {
             forward: p.forward.times(),
             backward: p.backward.times(),
@@ -1003,7 +1021,7 @@ impl<'a> CostModel<'a> {
         let vocabulary = self.model.padded_vocabulary(tp);
         let local = vocabulary as f64 / c.tp;
         let m = &self.profile.memory;
-        let head = self.head_passes(c);
+        let mut head = self.head_passes(c);
         let logits = c.tokens
             * if m.logits_gathered {
                 // The gathered FP32 loss stands beside the local BF16 logits.
@@ -1017,6 +1035,7 @@ impl<'a> CostModel<'a> {
         let bias = if self.model.head_bias { vocabulary } else { 0 };
         parameters.0[self.base_class(StateClass::Ends) as usize] +=
             (matrix + bias) / tp + (own - matrix - bias);
+        head.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
         let mut shapes = vec![((vocabulary / tp), width)];
         let mut cost = EndCost {
             forward: head.forward.times(),
@@ -1256,6 +1275,7 @@ impl<'a> CostModel<'a> {
             interference: DATA_INTERFERENCE,
             micro_overlap: (layout.zero_stage >= 3)
                 .then_some(MicroOverlap { slow: self.profile.sharded.slow, tail: self.profile.sharded.tail }),
+            staging: self.profile.memory.staging,
             jitter,
         }
     }

@@ -40,7 +40,8 @@ pub struct Profile {
     pub data: Data,
     /// Sharded weights (ZeRO-3, FSDP).
     pub sharded: Sharded,
-    /// Mixture-of-experts layers.
+    /// Mixture-of-experts layers; the shared figures of `src/frameworks/experts.ron` unless said otherwise.
+    #[serde(default = "Experts::shared")]
     pub experts: Experts,
     /// Host time.
     pub host: Host,
@@ -259,9 +260,6 @@ pub struct Memory {
     /// hidden and every feed-forward channel.
     #[serde(default)]
     pub extra_kept: (f64, f64),
-    /// Share of a layer's activations that is kept (operator-level selective checkpointing).
-    #[serde(default = "one")]
-    pub kept_share: f64,
     /// Bytes per logit at the peak of the loss.
     pub logit_bytes: f64,
     /// They are on the whole vocabulary.
@@ -293,6 +291,17 @@ pub struct States {
     pub gradients: f64,
     /// Master weights and further copies that belong to the owner: divided by the sharding group.
     pub owned: f64,
+}
+
+impl Experts {
+    /// Figures of Megatron-Core, which every profile shares that does not say otherwise.
+    ///
+    /// # Panics
+    /// Never: the embedded file is read by a test.
+    #[must_use]
+    pub fn shared() -> Self {
+        crate::spec::ron_options().from_str(include_str!("experts.ron")).expect("the embedded file is valid")
+    }
 }
 
 fn one() -> f64 {
@@ -343,7 +352,6 @@ impl Profile {
             ("permute_efficiency", self.experts.permute_efficiency),
             ("base", self.jitter.base),
             ("fragmentation", self.memory.fragmentation),
-            ("kept_share", self.memory.kept_share),
             ("sigma", self.sigma),
         ];
         for (field, value) in positive {

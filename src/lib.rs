@@ -6,4 +6,7 @@ pub mod layers;
 pub mod memory;
 pub mod plan;
 pub mod spec;
+pub mod stages {
+    pub mod layout;
+}
 pub mod units;

@@ -324,7 +324,9 @@ pub fn layout_chunks(
             return Err(LayoutError::Order("all m of the pipeline layout must stand on one stage"));
         }
         if at < stages.len() - ranks as usize {
-            return Err(LayoutError::Order("the m of the pipeline layout must stand on the last chunk of a rank"));
+            return Err(LayoutError::Order(
+                "the m of the pipeline layout must stand on the last chunk of a rank",
+            ));
         }
     }
     Ok(stages.iter().map(|s| s.decoders).collect())

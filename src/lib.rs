@@ -10,3 +10,4 @@ pub mod stages {
     pub mod layout;
 }
 pub mod units;
+pub mod validate;

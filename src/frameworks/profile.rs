@@ -11,6 +11,7 @@ use include_dir::{Dir, include_dir};
 use serde::{Deserialize, Serialize};
 
 use crate::spec::cluster::{Architecture, AttentionKernel};
+use crate::spec::job::Precision;
 use crate::spec::model::Fault;
 use crate::units::Seconds;
 
@@ -49,6 +50,9 @@ pub struct Profile {
     pub jitter: Jitter,
     /// Memory recipe.
     pub memory: Memory,
+    /// What a run of this framework does unless it says otherwise.
+    #[serde(default)]
+    pub defaults: Defaults,
     /// One standard deviation of the logarithm of a predicted time, from residuals of its class.
     pub sigma: f64,
     /// Where the facts come from.
@@ -73,6 +77,40 @@ impl PerArchitecture {
     pub fn get(&self, architecture: Architecture) -> f64 {
         self.on.get(&architecture).copied().unwrap_or(self.any)
     }
+}
+
+/// What a run does unless it says otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Defaults {
+    /// Number format.
+    #[serde(default = "bf16")]
+    pub precision: Precision,
+    /// Sequence parallelism wherever tensor parallelism is on.
+    #[serde(default = "yes")]
+    pub sequence_parallel: bool,
+    /// Tensor-parallel overlap wherever sequence parallelism is on.
+    #[serde(default)]
+    pub tensor_overlap: bool,
+    /// Sharding stage.
+    #[serde(default = "one_stage")]
+    pub zero_stage: u8,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { precision: bf16(), sequence_parallel: true, tensor_overlap: false, zero_stage: 1 }
+    }
+}
+
+fn bf16() -> Precision {
+    Precision::Bf16
+}
+fn yes() -> bool {
+    true
+}
+fn one_stage() -> u8 {
+    1
 }
 
 /// Kernels.

@@ -2,4 +2,3 @@
 
 mod frameworks;
 mod money;
-mod specs;

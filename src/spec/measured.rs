@@ -1,0 +1,147 @@
+//! Published and own measurements: rows of a CSV file with the columns of
+//! `results/published/measured.csv`. Cells are read when asked for; what cannot be read is a reason to
+//! skip a row, never a failure of the file.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::str::FromStr;
+use std::sync::Arc;
+
+/// Reads rows one by one.
+pub struct MeasuredReader<R: Read> {
+    csv: csv::Reader<R>,
+    columns: Arc<BTreeMap<String, usize>>,
+    record: csv::StringRecord,
+}
+
+/// One row.
+#[derive(Debug, Clone)]
+pub struct MeasuredRow {
+    columns: Arc<BTreeMap<String, usize>>,
+    record: csv::StringRecord,
+    line: u64,
+}
+
+/// A file that is no measured table at all.
+#[derive(Debug, thiserror::Error)]
+pub enum MeasuredError {
+    /// Not readable as CSV text.
+    #[error("line {line}: not a CSV table: {message}")]
+    Csv {
+        /// Line, counted from 1.
+        line: u64,
+        /// What the reader says.
+        message: String,
+    },
+    /// Columns without which no row can be predicted.
+    #[error(
+        "the header has no column `{missing}`; a measured table needs at least id, gpu, gpus, layers, hidden, heads, seq_len and global_batch"
+    )]
+    Columns {
+        /// The first that is missing.
+        missing: &'static str,
+    },
+}
+
+/// A cell that holds no number where one is needed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{column} is `{text}`, not a number in range")]
+pub struct UnreadableCell {
+    /// Column.
+    pub column: String,
+    /// Text.
+    pub text: String,
+}
+
+const NEEDED: [&str; 8] = ["id", "gpu", "gpus", "layers", "hidden", "heads", "seq_len", "global_batch"];
+
+impl<R: Read> MeasuredReader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// When the text is no CSV or lacks the columns that every prediction needs.
+    pub fn new(input: R) -> Result<Self, MeasuredError> {
+        let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(input);
+        let headers = csv.headers().map_err(|e| broken(&e))?;
+        let name = |text: &str| text.trim_start_matches('\u{feff}').trim().to_ascii_lowercase();
+        let columns: BTreeMap<String, usize> =
+            headers.iter().enumerate().map(|(at, text)| (name(text), at)).collect();
+        if let Some(missing) = NEEDED.into_iter().find(|column| !columns.contains_key(*column)) {
+            return Err(MeasuredError::Columns { missing });
+        }
+        Ok(Self { csv, columns: Arc::new(columns), record: csv::StringRecord::new() })
+    }
+}
+
+fn broken(error: &csv::Error) -> MeasuredError {
+    let line = error.position().map_or(1, csv::Position::line);
+    MeasuredError::Csv { line, message: error.to_string() }
+}
+
+impl<R: Read> Iterator for MeasuredReader<R> {
+    type Item = Result<MeasuredRow, MeasuredError>;
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.csv.read_record(&mut self.record) {
+            Ok(false) => None,
+            Ok(true) => {
+                let line = self.record.position().map_or(0, csv::Position::line);
+                Some(Ok(MeasuredRow { columns: self.columns.clone(), record: self.record.clone(), line }))
+            }
+            Err(error) => Some(Err(broken(&error))),
+        }
+    }
+}
+
+impl MeasuredRow {
+    /// Line of the file, counted from 1.
+    #[must_use]
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+    /// Text of a cell; none where the column or the text is missing.
+    #[must_use]
+    pub fn text(&self, column: &str) -> Option<&str> {
+        let text = self.record.get(*self.columns.get(column)?)?.trim();
+        (!text.is_empty()).then_some(text)
+    }
+    /// Text of a cell, empty where it is missing.
+    #[must_use]
+    pub fn text_or_empty(&self, column: &str) -> &str {
+        self.text(column).unwrap_or("")
+    }
+    /// A whole number; `8.0` counts as one.
+    ///
+    /// # Errors
+    /// When the cell holds something else.
+    pub fn whole<T: FromStr + TryFrom<u64>>(&self, column: &str) -> Result<Option<T>, UnreadableCell> {
+        let Some(text) = self.text(column) else { return Ok(None) };
+        if let Ok(number) = text.parse() {
+            return Ok(Some(number));
+        }
+        let whole = text.parse::<f64>().ok().filter(|x| x.fract() == 0.0 && (0.0..1e15).contains(x));
+        match whole.and_then(|x| T::try_from(x as u64).ok()) {
+            Some(number) => Ok(Some(number)),
+            None => Err(UnreadableCell { column: column.to_owned(), text: text.chars().take(40).collect() }),
+        }
+    }
+    /// A positive finite number.
+    ///
+    /// # Errors
+    /// When the cell holds something else.
+    pub fn positive(&self, column: &str) -> Result<Option<f64>, UnreadableCell> {
+        let Some(text) = self.text(column) else { return Ok(None) };
+        match text.parse::<f64>() {
+            Ok(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
+            _ => Err(UnreadableCell { column: column.to_owned(), text: text.chars().take(40).collect() }),
+        }
+    }
+    /// A flag: `1` or `0`, none where unstated.
+    #[must_use]
+    pub fn flag(&self, column: &str) -> Option<bool> {
+        match self.text(column)? {
+            "1" | "true" | "yes" => Some(true),
+            "0" | "false" | "no" => Some(false),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Scores the cost model on measured runs.
+
+pub mod case;

@@ -1,0 +1,805 @@
+//! From a measured row to a job, a plan and a cost model: every field that a row does not state takes
+//! the default of its framework's profile and is listed as assumed; none is searched.
+
+use std::collections::BTreeMap;
+
+use crate::frameworks::profile::{Placement, Profile};
+use crate::layers::Layers;
+use crate::plan::{
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
+};
+use crate::spec::cluster::{Accelerator, Architecture, Cluster};
+use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use crate::spec::measured::{MeasuredRow, UnreadableCell};
+use crate::spec::model::{
+    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Mtp, Norm,
+    Position, QkNorm, Router, RouterGroups, Segment,
+};
+use crate::units::Bandwidth;
+
+/// A measured run, ready to be predicted.
+#[derive(Debug, Clone)]
+pub struct Case {
+    /// The row's id.
+    pub id: String,
+    /// What the row says about itself, for grouping.
+    pub labels: Labels,
+    /// Model.
+    pub model: Model,
+    /// Its layers.
+    pub layers: Layers,
+    /// Cluster, adapted to the row.
+    pub cluster: Cluster,
+    /// Accelerator.
+    pub accelerator: Accelerator,
+    /// Runtime profile.
+    pub profile: &'static Profile,
+    /// Job.
+    pub job: Job,
+    /// Plan.
+    pub plan: Plan,
+    /// Columns that the row leaves empty and that were filled from defaults.
+    pub assumed: Vec<&'static str>,
+    /// What was measured.
+    pub measured: Measured,
+}
+
+/// Labels of a row.
+#[derive(Debug, Clone, Default)]
+pub struct Labels {
+    /// Trust grade.
+    pub quality: String,
+    /// Framework family.
+    pub framework: String,
+    /// Name of the runtime profile.
+    pub profile: &'static str,
+    /// Source: the prefix of the id.
+    pub source: String,
+    /// Accelerator as the row names it.
+    pub gpu: String,
+    /// Model as the row names it.
+    pub model: String,
+    /// Whether the model has routed experts.
+    pub experts: bool,
+    /// The same run under another id.
+    pub same_as: Vec<String>,
+    /// Runs with the same key differ only in their plan.
+    pub group: String,
+    /// Months between the software's release and the reference release of the constants.
+    pub release: Option<(u32, u32)>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Measured {
+    /// Seconds of one step.
+    pub step_s: Option<f64>,
+    /// Peak memory in bytes.
+    pub memory: Option<f64>,
+    /// What it counts.
+    pub memory_kind: MemoryKind,
+    /// Whether the run ran out of memory; none where the row does not bear on it.
+    pub out_of_memory: Option<bool>,
+}
+
+/// What a memory reading counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum MemoryKind {
+    /// Tensors.
+    #[default]
+    Allocated,
+    /// What the allocator reserves.
+    Reserved,
+    /// What `nvidia-smi` shows.
+    Device,
+}
+
+/// Why a row was not predicted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Skip {
+    /// A cell that prediction needs is empty.
+    #[error("{0} is not stated")]
+    Missing(&'static str),
+    /// A cell cannot be read.
+    #[error(transparent)]
+    Cell(#[from] UnreadableCell),
+    /// Text without a meaning here.
+    #[error("{what} `{text}` is not known")]
+    Unknown {
+        /// Which column.
+        what: &'static str,
+        /// Its text.
+        text: String,
+    },
+    /// Stated fields contradict each other.
+    #[error("{0}")]
+    Contradiction(String),
+    /// Something the model does not cover.
+    #[error("{0}")]
+    Unsupported(&'static str),
+}
+
+/// Shipped clusters and accelerators, read once.
+#[derive(Debug)]
+pub struct Shelf {
+    clusters: BTreeMap<&'static str, Cluster>,
+    accelerators: BTreeMap<&'static str, Accelerator>,
+}
+
+impl Shelf {
+    /// Reads what ships.
+    #[must_use]
+    pub fn shipped() -> Self {
+        use crate::spec::{ron_options, shipped};
+        Self {
+            clusters: shipped::clusters()
+                .into_iter()
+                .filter_map(|s| Some((s.name, ron_options().from_str(s.text).ok()?)))
+                .collect(),
+            accelerators: shipped::accelerators()
+                .into_iter()
+                .filter_map(|s| Some((s.name, ron_options().from_str(s.text).ok()?)))
+                .collect(),
+        }
+    }
+}
+
+/// Names of accelerators in measured tables, with the shipped accelerator and cluster they mean.
+const GPUS: &[(&str, &str, &str)] = &[
+    ("A100-SXM-80GB", "a100-80gb", "dgx-a100"),
+    ("A100-SXM-40GB", "a100-40gb", "dgx-a100-40gb"),
+    ("A800", "a800", "a800-ib"),
+    ("H100-SXM-80GB", "h100-sxm", "dgx-h100"),
+    ("H100-HBM2E-96GB-500W", "h100-hbm2e-500w", "dgx-h100"),
+    ("H100-PCIE", "h100-pcie", "l40s-pcie"),
+    ("H800", "h800", "h800-ib"),
+    ("H200", "h200", "dgx-h200"),
+    ("B200", "b200", "dgx-b200"),
+    ("B300", "b300", "dgx-b300"),
+    ("GB200", "gb200", "gb200-nvl72"),
+    ("GB300", "gb300", "gb300-nvl72"),
+    ("L40S", "l40s", "l40s-pcie"),
+    ("MI300X", "mi300x", "mi300x-roce"),
+    ("MI325X", "mi325x", "mi325x-roce"),
+    ("MI355X", "mi355x", "mi355x-roce"),
+];
+
+/// Reads cells and notes what had to be assumed.
+struct Cells<'r> {
+    row: &'r MeasuredRow,
+    assumed: Vec<&'static str>,
+}
+
+impl Cells<'_> {
+    fn need(&self, column: &'static str) -> Result<u64, Skip> {
+        match self.row.whole(column)? {
+            Some(0) => Err(Skip::Contradiction(format!("{column} is 0"))),
+            Some(number) => Ok(number),
+            None => Err(Skip::Missing(column)),
+        }
+    }
+    fn or(&mut self, column: &'static str, default: u64) -> Result<u64, Skip> {
+        match self.row.whole(column)? {
+            Some(number) => Ok(number),
+            None => {
+                self.assumed.push(column);
+                Ok(default)
+            }
+        }
+    }
+    fn degree(&mut self, column: &'static str, default: u64) -> Result<u32, Skip> {
+        let number = self.or(column, default)?;
+        match u32::try_from(number) {
+            Ok(number) if number > 0 => Ok(number),
+            _ => Err(Skip::Contradiction(format!("{column} is {number}"))),
+        }
+    }
+    fn flag(&mut self, column: &'static str, default: bool) -> bool {
+        self.row.flag(column).unwrap_or_else(|| {
+            self.assumed.push(column);
+            default
+        })
+    }
+}
+
+/// The runtime profile of a row.
+fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'static str, Skip> {
+    let family = row.text_or_empty("framework_family").to_ascii_lowercase();
+    let unfused = row.text("attn_kernel") == Some("unfused");
+    let stage = row.text("zero_stage");
+    Ok(match family.as_str() {
+        "nemo" | "megatron-bridge" => "nemo",
+        "megatron-core" | "megatron" => "megatron",
+        "megatron-lm" => {
+            let old =
+                unfused || architecture == Architecture::Ampere && row.text("precision") == Some("fp16");
+            if old { "megatron-2021" } else { "megatron" }
+        }
+        "megatron-deepspeed" => match stage {
+            Some("3") => "deepspeed",
+            Some(_) if unfused => "megatron-deepspeed",
+            _ => "megatron-deepspeed-ddp",
+        },
+        "aa-scaling" if row.text_or_empty("attn_kernel").contains("rms") => "aa-scaling-rms",
+        "flash-attn" => "pytorch-fsdp",
+        other => Profile::names()
+            .find(|name| *name == other)
+            .ok_or_else(|| Skip::Unknown { what: "framework_family", text: family.clone() })?,
+    })
+}
+
+/// `24.07`, `25.11` and the like: year and month of a software release.
+fn release(row: &MeasuredRow) -> Option<(u32, u32)> {
+    ["framework", "source_where", "notes"].into_iter().find_map(|column| {
+        let text = row.text(column)?;
+        text.split(|c: char| !(c.is_ascii_digit() || c == '.')).find_map(|word| {
+            let mut parts = word.split('.');
+            let (year, month) = (parts.next()?, parts.next()?);
+            if year.len() != 2 || month.len() != 2 {
+                return None;
+            }
+            let (year, month): (u32, u32) = (year.parse().ok()?, month.parse().ok()?);
+            ((20..40).contains(&year) && (1..=12).contains(&month)).then_some((2000 + year, month))
+        })
+    })
+}
+
+impl Case {
+    /// Reads a row.
+    ///
+    /// # Errors
+    /// The reason why it cannot be predicted.
+    pub fn read(row: &MeasuredRow, shelf: &Shelf) -> Result<Self, Skip> {
+        let mut cells = Cells { row, assumed: Vec::new() };
+        let id = row.text("id").ok_or(Skip::Missing("id"))?.to_owned();
+        let gpu = row.text("gpu").ok_or(Skip::Missing("gpu"))?;
+        let unknown_gpu = || Skip::Unknown { what: "gpu", text: gpu.chars().take(40).collect() };
+        let (_, accelerator_name, cluster_name) = GPUS
+            .iter()
+            .find(|(name, accelerator, _)| {
+                name.eq_ignore_ascii_case(gpu) || accelerator.eq_ignore_ascii_case(gpu)
+            })
+            .ok_or_else(unknown_gpu)?;
+        let accelerator = shelf.accelerators.get(accelerator_name).ok_or_else(unknown_gpu)?.clone();
+        let mut cluster = shelf.clusters.get(cluster_name).ok_or_else(unknown_gpu)?.clone();
+        adapt_cluster(&mut cells, &mut cluster)?;
+
+        let profile_name = profile_name(row, accelerator.architecture)?;
+        let profile = Profile::find(profile_name)
+            .ok_or_else(|| Skip::Unknown { what: "framework_family", text: profile_name.to_owned() })?;
+        let model = read_model(&mut cells)?;
+        if let Err(fault) = model.validate() {
+            return Err(Skip::Contradiction(format!("{}: {}", fault.field, fault.message)));
+        }
+        let layers = Layers::new(&model);
+        let job = read_job(&mut cells, profile, accelerator.architecture)?;
+        let plan = read_plan(&mut cells, profile, &model, &layers, &job, &cluster)?;
+
+        let training = row.text_or_empty("training");
+        let group = [
+            &id.split('-').next().unwrap_or_default().to_owned(),
+            row.text_or_empty("model"),
+            gpu,
+            row.text_or_empty("gpus"),
+            row.text_or_empty("precision"),
+            row.text_or_empty("seq_len"),
+            row.text_or_empty("global_batch"),
+            training,
+        ]
+        .join("|");
+        let labels = Labels {
+            quality: row.text_or_empty("quality").to_owned(),
+            framework: row.text_or_empty("framework_family").to_owned(),
+            profile: profile_name,
+            source: id.split('-').next().unwrap_or_default().to_owned(),
+            gpu: gpu.to_owned(),
+            model: row.text_or_empty("model").to_owned(),
+            experts: row.text("experts").is_some_and(|n| n != "0"),
+            same_as: row.text_or_empty("same_run_as").split_whitespace().map(str::to_owned).collect(),
+            group,
+            release: release(row),
+        };
+        let measured = read_measured(row)?;
+        Ok(Self {
+            id,
+            labels,
+            model,
+            layers,
+            cluster,
+            accelerator,
+            profile,
+            job,
+            plan,
+            assumed: cells.assumed,
+            measured,
+        })
+    }
+}
+
+fn read_measured(row: &MeasuredRow) -> Result<Measured, Skip> {
+    let step_s = row.positive("step_time_s")?;
+    let unit = match row.text("mem_unit") {
+        Some("GiB") => 1_073_741_824.0,
+        _ => 1e9,
+    };
+    let memory = row.positive("peak_mem_gb")?.map(|x| x * unit);
+    let memory_kind = match row.text("mem_kind") {
+        Some("nvidia-smi") => MemoryKind::Device,
+        Some("max_reserved") => MemoryKind::Reserved,
+        _ => MemoryKind::Allocated,
+    };
+    let failed = row.flag("oom") == Some(true);
+    let ran = step_s.is_some() || memory.is_some();
+    let out_of_memory = if failed { Some(true) } else { ran.then_some(false) };
+    Ok(Measured { step_s, memory: memory.filter(|_| !failed), memory_kind, out_of_memory })
+}
+
+fn adapt_cluster(cells: &mut Cells, cluster: &mut Cluster) -> Result<(), Skip> {
+    let gpus = cells.need("gpus")?;
+    let stated: Option<u32> = cells.row.whole("gpus_per_node")?;
+    if let Some(stated) = stated.filter(|&n| n > 0) {
+        if stated != cluster.gpus_per_node {
+            cluster.scale_out.nics_per_node =
+                (cluster.scale_out.nics_per_node * stated).div_ceil(cluster.gpus_per_node).max(1);
+            if cluster.scale_up.domain == cluster.gpus_per_node {
+                cluster.scale_up.domain = stated;
+            }
+        }
+        cluster.gpus_per_node = stated;
+    }
+    if let Some(domain) = cells.row.whole::<u32>("nvlink_domain")?.filter(|&n| n > 0)
+        && domain != cluster.scale_up.domain
+    {
+        cluster.scale_up.domain = domain;
+        cluster.scale_up.allocation = None;
+    }
+    match cells.row.positive("nic_gbps_per_gpu")? {
+        Some(rate) => {
+            cluster.scale_out.nic = Bandwidth(rate * 1e9 / 8.0);
+            cluster.scale_out.nics_per_node = cluster.gpus_per_node;
+        }
+        None if gpus > u64::from(cluster.scale_up.domain) => cells.assumed.push("nic_gbps_per_gpu"),
+        None => {}
+    }
+    Ok(())
+}
+
+fn read_job(cells: &mut Cells, profile: &Profile, architecture: Architecture) -> Result<Job, Skip> {
+    let row = cells.row;
+    let gpus = u32::try_from(cells.need("gpus")?).map_err(|_| Skip::Unsupported("too many gpus"))?;
+    let global_batch_size = match row.whole::<u32>("global_batch")? {
+        Some(0) | None => return Err(Skip::Missing("global_batch")),
+        Some(batch) => batch,
+    };
+    let sequence_length =
+        u32::try_from(cells.need("seq_len")?).map_err(|_| Skip::Unsupported("sequences are too long"))?;
+    let precision = match row.text("precision") {
+        Some("bf16") => Precision::Bf16,
+        Some("fp16") => Precision::Fp16,
+        Some("fp8") => Precision::Fp8,
+        Some("fp8-blockwise") => Precision::Fp8Blockwise,
+        Some("mxfp8") => Precision::Mxfp8,
+        Some("nvfp4") => Precision::Nvfp4,
+        Some(other) => return Err(Skip::Unknown { what: "precision", text: other.to_owned() }),
+        None => {
+            cells.assumed.push("precision");
+            profile.defaults.precision
+        }
+    };
+    let low = !matches!(precision, Precision::Bf16 | Precision::Fp16);
+    if low && architecture == Architecture::Ampere {
+        return Err(Skip::Contradiction("this accelerator has no 8-bit matrix products".into()));
+    }
+    let training = match row.text("training") {
+        Some("lora") => {
+            cells.assumed.push("lora_rank");
+            Training::Lora { rank: 16 }
+        }
+        _ => Training::Full,
+    };
+    let routing = match row.text("moe_routing") {
+        Some("natural") => Routing::Natural,
+        _ => Routing::Balanced,
+    };
+    Ok(Job {
+        gpus,
+        global_batch_size,
+        sequence_length,
+        precision,
+        optimizer: Optimizer::Adamw,
+        training,
+        memory_limit: None,
+        tokens: None,
+        routing,
+    })
+}
+
+fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
+    let row = cells.row;
+    let notes = row.text_or_empty("arch_notes").to_ascii_lowercase();
+    let hidden = cells.need("hidden")?;
+    let count = u32::try_from(cells.need("layers")?).map_err(|_| Skip::Unsupported("too many layers"))?;
+    let heads = cells.need("heads")?;
+    let kv_heads = cells.or("kv_heads", heads)?;
+    let head_dim = row.whole("head_dim")?.unwrap_or(hidden / heads.max(1));
+    let sequence = cells.need("seq_len")?;
+    let vocabulary = match (row.whole("vocab")?, row.whole("vocab_assumed")?) {
+        (Some(n), _) => n,
+        (None, padded) => {
+            cells.assumed.push("vocab");
+            padded.unwrap_or(51_200)
+        }
+    };
+    let relu = notes.contains("squared-relu") || notes.contains("squared relu");
+    let plain = notes.contains("gelu") || notes.contains("gpt");
+    let gated = match row.flag("gated_mlp") {
+        Some(gated) => gated,
+        None => {
+            cells.assumed.push("gated_mlp");
+            !(plain || relu)
+        }
+    };
+    let activation = match (gated, relu) {
+        (true, _) => Activation::SwiGlu,
+        (false, true) => Activation::SquaredRelu,
+        (false, false) => Activation::Gelu,
+    };
+    let old = !gated && !relu;
+    let experts: Option<u64> = row.whole("experts")?.filter(|&n| n > 0);
+    let ffn = match (row.whole::<u64>("ffn_hidden")?, experts) {
+        (Some(n), _) => n,
+        (None, Some(_)) => 4 * hidden,
+        (None, None) => {
+            cells.assumed.push("ffn_hidden");
+            if gated { (8 * hidden / 3).next_multiple_of(256) } else { 4 * hidden }
+        }
+    };
+    let latent = match row.whole::<u64>("mla_kv_lora")? {
+        Some(kv_lora_rank) if kv_lora_rank > 0 => Some(LatentAttention {
+            heads,
+            q_lora_rank: row.whole("mla_q_lora")?.filter(|&n: &u64| n > 0),
+            kv_lora_rank,
+            qk_nope_dim: row.whole("mla_qk_nope")?.unwrap_or(128),
+            qk_rope_dim: row.whole("mla_qk_rope")?.unwrap_or(64),
+            v_dim: row.whole("mla_v_dim")?.unwrap_or(128),
+        }),
+        _ => None,
+    };
+    let sinks = notes.contains("sink");
+    let attention = |window: Option<u64>| match &latent {
+        Some(latent) => Mixer::Latent(latent.clone()),
+        None => Mixer::Attention(Attention {
+            heads,
+            kv_heads,
+            head_dim,
+            qkv_bias: old || notes.contains("qkv bias") || sinks,
+            output_bias: old || sinks,
+            qk_norm: if notes.contains("qk-norm") { QkNorm::PerHeadDim } else { QkNorm::None },
+            sinks,
+            window,
+        }),
+    };
+    let dense = FeedForward::Dense(Dense { width: ffn, activation, bias: old });
+    let moe = match experts {
+        Some(experts) => {
+            let top_k = cells.need("topk")?;
+            let width = cells.need("moe_ffn")?;
+            // Published routing facts of the DeepSeek-V3 family: 8 groups of which 4 are visited.
+            let limited = latent.is_some() && experts == 256;
+            Some(FeedForward::Moe(Moe {
+                experts,
+                top_k,
+                width,
+                activation,
+                expert_bias: sinks,
+                shared_width: row.whole("shared_expert_ffn")?.unwrap_or(0),
+                shared_gate: false,
+                latent_width: None,
+                router: Router {
+                    bias: sinks,
+                    balancing_bias: latent.is_some(),
+                    groups: limited.then_some(RouterGroups { count: 8, top_k: 4 }),
+                    ..Router::default()
+                },
+            }))
+        }
+        None => None,
+    };
+    let block = |mixer, feed_forward| Block { mixer, feed_forward, norms: 2, parallel: false };
+    let mut blocks = BTreeMap::new();
+    let mut layers: Vec<Segment> = Vec::new();
+    let mut order: Vec<&str> = Vec::new();
+    if let Some(hybrid) = row.text("hybrid_layers") {
+        let state = row.whole("ssm_state")?.unwrap_or(128);
+        order = hybrid_order(hybrid, count)?;
+        // Nemotron-H keeps the usual inner width of twice the hidden size with heads of 64 and 8 groups.
+        let mamba = Mamba2 { inner: 2 * hidden, state, groups: 8, heads: 2 * hidden / 64, conv_kernel: 4 };
+        let one = |mixer, feed_forward| Block { mixer, feed_forward, norms: 1, parallel: false };
+        blocks.insert("attention".to_owned(), one(attention(None), FeedForward::None));
+        blocks.insert("mlp".to_owned(), one(Mixer::None, dense));
+        blocks.insert("mamba2".to_owned(), one(Mixer::Mamba2(mamba), FeedForward::None));
+    } else {
+        let window: Option<u64> = row.whole("attn_window")?.filter(|&n| n > 0);
+        let window_every = row.whole::<u32>("attn_window_every")?.unwrap_or(1).max(1);
+        let first_dense = row.whole::<u32>("first_k_dense")?.unwrap_or(0);
+        let moe_every = row.whole::<u32>("moe_every")?.unwrap_or(1).max(1);
+        for layer in 0..count {
+            let windowed = window.is_some() && layer % window_every == 0;
+            let routed = moe.is_some() && layer >= first_dense && (layer + 1) % moe_every == 0;
+            order.push(match (routed, windowed) {
+                (true, true) => "moe_window",
+                (true, false) => "moe",
+                (false, true) => "dense_window",
+                (false, false) => "dense",
+            });
+        }
+        for &name in &order {
+            if blocks.contains_key(name) {
+                continue;
+            }
+            let mixer = attention(if name.ends_with("window") { window } else { None });
+            let feed_forward = if name.starts_with("moe") { moe.clone() } else { Some(dense.clone()) };
+            blocks.insert(name.to_owned(), block(mixer, feed_forward.unwrap_or_default()));
+        }
+    }
+    for name in &order {
+        match layers.last_mut() {
+            Some(segment) if segment.of[0] == *name => segment.repeat += 1,
+            _ => layers.push(Segment { repeat: 1, of: vec![(*name).to_owned()] }),
+        }
+    }
+    let modules: Option<u32> = row.whole("mtp_layers")?.filter(|&n| n > 0);
+    let mtp = modules.and_then(|modules| Some(Mtp { modules, block: (*order.last()?).to_owned() }));
+    Ok(Model {
+        schema: crate::spec::model::SCHEMA,
+        name: row.text("model").unwrap_or("unnamed").to_owned(),
+        hidden,
+        vocabulary,
+        vocabulary_divisor: 128,
+        tied_embeddings: cells.flag("tied_embeddings", old),
+        position: if old { Position::Learned(sequence) } else { Position::Rotary },
+        norm: if gated { Norm::RmsNorm } else { Norm::LayerNorm },
+        embedding_norm: false,
+        final_norm: true,
+        head_bias: false,
+        embedding_width: None,
+        max_sequence: sequence,
+        dropout: old,
+        blocks,
+        layers,
+        mtp,
+    })
+}
+
+/// `attention:10 mlp:54 mamba2:54`: spreads the kinds evenly over the depth.
+fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
+    let unknown = || Skip::Unknown { what: "hybrid_layers", text: text.chars().take(60).collect() };
+    let mut counts = Vec::new();
+    for part in text.split_whitespace() {
+        let (name, number) = part.split_once(':').ok_or_else(unknown)?;
+        let name = match name {
+            "attention" => "attention",
+            "mlp" => "mlp",
+            "mamba2" => "mamba2",
+            _ => return Err(Skip::Unsupported("a kind of hybrid layer is not supported")),
+        };
+        counts.push((name, number.parse::<u32>().map_err(|_| unknown())?));
+    }
+    if counts.iter().map(|(_, n)| n).sum::<u32>() != count {
+        return Err(Skip::Contradiction(format!("hybrid_layers `{text}` do not sum to {count} layers")));
+    }
+    // Largest remainder first: the kind that lags most behind its share comes next.
+    let mut placed = vec![0u32; counts.len()];
+    let mut order = Vec::with_capacity(count as usize);
+    for at in 1..=count {
+        let lag = |k: usize| f64::from(counts[k].1) * f64::from(at) / f64::from(count) - f64::from(placed[k]);
+        let next = (0..counts.len()).max_by(|&a, &b| lag(a).total_cmp(&lag(b))).ok_or_else(unknown)?;
+        placed[next] += 1;
+        order.push(counts[next].0);
+    }
+    Ok(order)
+}
+
+fn read_plan(
+    cells: &mut Cells,
+    profile: &Profile,
+    model: &Model,
+    layers: &Layers,
+    job: &Job,
+    cluster: &Cluster,
+) -> Result<Plan, Skip> {
+    let row = cells.row;
+    let defaults = &profile.defaults;
+    let (tp, pp) = (cells.degree("tp", 1)?, cells.degree("pp", 1)?);
+    let cp = cells.degree("cp", 1)?;
+    let vpp = if pp > 1 { cells.degree("vpp", 1)? } else { 1 };
+    let experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
+    let (ep, etp) =
+        if experts { (cells.degree("ep", 1)?, row.whole::<u32>("etp")?.unwrap_or(1).max(1)) } else { (1, 1) };
+    let product = u64::from(tp) * u64::from(pp) * u64::from(cp);
+    if product == 0 || u64::from(job.gpus) % product != 0 {
+        return Err(Skip::Contradiction(format!(
+            "tp {tp} x pp {pp} x cp {cp} does not divide {} gpus",
+            job.gpus
+        )));
+    }
+    let dp = (u64::from(job.gpus) / product) as u32;
+    if let Some(stated) = row.whole::<u32>("dp")?.filter(|&n| n > 0 && n != dp) {
+        return Err(Skip::Contradiction(format!("dp is {stated}, but the other degrees leave {dp}")));
+    }
+    let micro_batch = cells.degree("micro_batch", 1)?;
+    let per_step = u64::from(dp) * u64::from(micro_batch);
+    if u64::from(job.global_batch_size) % per_step != 0 {
+        return Err(Skip::Contradiction(format!(
+            "micro-batch {micro_batch} x dp {dp} does not divide a global batch of {}",
+            job.global_batch_size
+        )));
+    }
+    let accumulation = (u64::from(job.global_batch_size) / per_step) as u32;
+    let ranks = dp * cp;
+    let zero_stage = match row.whole::<u8>("zero_stage")? {
+        Some(stage) if stage <= 3 => stage,
+        Some(stage) => return Err(Skip::Contradiction(format!("zero_stage is {stage}"))),
+        None => {
+            cells.assumed.push("zero_stage");
+            defaults.zero_stage
+        }
+    };
+    let shard_group = row.whole::<u32>("shard_group")?.unwrap_or(ranks).clamp(1, ranks);
+    let notes = row.text_or_empty("overlap_notes").to_ascii_lowercase();
+    let sequence_parallel = tp > 1 && cells.flag("sp", defaults.sequence_parallel);
+    let tensor_overlap = tp > 1 && sequence_parallel && cells.flag("tp_overlap", defaults.tensor_overlap);
+    let data_overlap = row.flag("dp_overlap").unwrap_or(true);
+    let dispatcher = experts.then(|| {
+        if notes.contains("deepep") {
+            Dispatcher::DeepEp
+        } else if notes.contains("hybridep") {
+            Dispatcher::HybridEp
+        } else if notes.contains("alltoall") || notes.contains("dispatcher_backend=none") {
+            Dispatcher::AllToAll
+        } else {
+            cells.assumed.push("dispatcher");
+            // Domains of many nodes run HybridEP in the published recipes, single-node domains NCCL.
+            if cluster.scale_up.domain > 8 { Dispatcher::HybridEp } else { Dispatcher::AllToAll }
+        }
+    });
+    let expert_overlap = experts
+        && ep > 1
+        && (notes.contains("overlap_moe_expert_parallel_comm=true")
+            || notes.contains("a2a_overlap=1")
+            || row.flag("ep_overlap") == Some(true));
+    let cuda_graphs = if notes.contains("full_iteration") {
+        CudaGraphs::FullIteration
+    } else if notes.contains("moe_router") {
+        CudaGraphs::AttentionRouter
+    } else if row.flag("cuda_graphs") == Some(true) || notes.contains("cuda_graph_impl='transformer_engine'")
+    {
+        CudaGraphs::Attention
+    } else {
+        CudaGraphs::None
+    };
+    let offload = Offload { activations: false, ..Offload::NONE };
+    let context_comm = ContextComm::Ring;
+    let schedule = if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
+    let layout = Layout {
+        tensor_parallel: tp,
+        pipeline_parallel: pp,
+        virtual_stages: vpp,
+        context_parallel: cp,
+        expert_parallel: ep,
+        expert_tensor_parallel: etp,
+        data_parallel: dp,
+        sequence_parallel,
+        micro_batch_size: micro_batch,
+        gradient_accumulation_steps: accumulation,
+        zero_stage,
+        shard_group: if zero_stage > 0 { shard_group } else { 1 },
+        schedule,
+        context_comm,
+        dispatcher,
+        tensor_overlap,
+        data_overlap,
+        expert_overlap,
+        cuda_graphs,
+        offload,
+    };
+    let recompute = match row.text("recompute") {
+        Some(text) => read_recompute(text)?,
+        None => {
+            cells.assumed.push("recompute");
+            Recompute::None
+        }
+    };
+    let counts = place(row, profile, model, layers, pp, vpp)?;
+    let chunks = counts.into_iter().map(|layers| Chunk { layers, recompute }).collect();
+    Plan::new(layout, chunks, job.gpus, job.global_batch_size, layers.count())
+        .map_err(|law| Skip::Contradiction(law.to_string()))
+}
+
+fn read_recompute(text: &str) -> Result<Recompute, Skip> {
+    let operators = || Recompute::Selective(Modules::NONE.with(Module::Operators));
+    match text {
+        "selective:op-level-sac" => return Ok(operators()),
+        // XLA's rematerialisation policies: everything but attention, or nothing of the attention block.
+        _ if text.starts_with("remat:minimal") => {
+            return Ok(Recompute::Selective(Modules::NONE.with(Module::LayerNorm)));
+        }
+        _ if text.starts_with("remat:") => {
+            return Ok(Recompute::Selective(Modules::NONE.with(Module::Mlp).with(Module::LayerNorm)));
+        }
+        _ => {}
+    }
+    let text = text.replace("shared_expert", "shared_experts").replace("expertss", "experts");
+    text.parse().map_err(|_| Skip::Unknown { what: "recompute", text })
+}
+
+/// Layers per chunk, by the row's word or by the framework's own rule.
+fn place(
+    row: &MeasuredRow,
+    profile: &Profile,
+    model: &Model,
+    layers: &Layers,
+    pp: u32,
+    vpp: u32,
+) -> Result<Vec<u32>, Skip> {
+    let (count, slots) = (layers.count(), pp * vpp);
+    if slots > count + 2 {
+        return Err(Skip::Contradiction(format!("{slots} chunks for {count} layers")));
+    }
+    if let Placement::Greedy { head_weight } = profile.pipeline.placement
+        && vpp == 1
+    {
+        return Ok(greedy(model, layers, pp, head_weight));
+    }
+    let even = count % slots == 0;
+    let ends = row.text("pp_layout") == Some("embedding+loss as layers") || !even && (count + 2) % slots == 0;
+    if ends && (count + 2) % slots == 0 && slots > 1 {
+        let each = (count + 2) / slots;
+        let mut counts = vec![each; slots as usize];
+        counts[0] -= 1;
+        counts[slots as usize - 1] -= 1;
+        return Ok(counts);
+    }
+    if even {
+        return Ok(vec![count / slots; slots as usize]);
+    }
+    if layers.mtp.is_some() || model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_))) {
+        // Full slots from the front; the head (and what predicts further tokens) stands in for layers
+        // of the last one.
+        let tail = 1 + layers.mtp.map_or(0, |(_, modules)| modules);
+        let each = (count + tail).div_ceil(slots);
+        let mut left = count;
+        return Ok((0..slots)
+            .map(|_| {
+                let here = each.min(left);
+                left -= here;
+                here
+            })
+            .collect());
+    }
+    // Spread the remainder over the first slots.
+    let (each, more) = (count / slots, count % slots);
+    Ok((0..slots).map(|k| each + u32::from(k < more)).collect())
+}
+
+/// nanotron's rule: see [`Placement::Greedy`].
+fn greedy(model: &Model, layers: &Layers, pp: u32, head_weight: f64) -> Vec<u32> {
+    let h = model.hidden as f64;
+    let width = layers.kinds.first().map_or(0.0, |kind| match &kind.block.feed_forward {
+        FeedForward::Dense(d) => d.width as f64,
+        _ => 4.0 * h,
+    });
+    let layer = 4.0 * h * h + 3.0 * h * width;
+    let head = head_weight * model.vocabulary as f64 * h;
+    let total = f64::from(layers.count()) * layer + head;
+    let mut counts = vec![0u32; pp as usize];
+    let (mut rank, mut sum) = (0usize, 0.0);
+    for _ in 0..layers.count() {
+        sum += layer;
+        counts[rank] += 1;
+        if sum > (rank + 1) as f64 / f64::from(pp) * total && rank + 1 < pp as usize {
+            rank += 1;
+        }
+    }
+    counts
+}

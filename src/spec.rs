@@ -73,7 +73,15 @@ pub fn load_cluster(argument: &str) -> Result<Machine, SpecError> {
     let wanted = &cluster.accelerator;
     let beside = open(Kind::Accelerator, wanted, folder).map_err(|error| {
         let near = Kind::Accelerator.all();
-        let fault = Fault { field: "accelerator".into(), within: None, message: error.title().to_owned() };
+        let message = if error.title() == "no such file" {
+            format!(
+                "no such file as `{}`",
+                folder.map_or_else(|| wanted.into(), |f| f.join(wanted)).display()
+            )
+        } else {
+            error.to_string()
+        };
+        let fault = Fault { field: "accelerator".into(), within: None, message };
         SpecError::from_fault(&source.name, &source.text, &fault)
             .nearest(wanted, near.iter().map(|shipped| shipped.name))
             .note(format!("shipped accelerators are {}", names(Kind::Accelerator)))
@@ -149,9 +157,8 @@ fn open(kind: Kind, argument: &str, folder: Option<&Path>) -> Result<Source, Spe
         Ok(text) => Ok(Source { name: path.display().to_string(), path: Some(path), text }),
         Err(error) if !path.exists() => {
             // `meta-llama/Llama-3.1-8B` or `dgx-h100.ron` may mean a shipped one.
-            let last = Path::new(argument).file_stem().and_then(|s| s.to_str()).unwrap_or(argument);
-            let last =
-                if extension.parse::<f64>().is_ok() || extension.contains('-') { argument } else { last };
+            let last = argument.rsplit(['/', '\\']).next().unwrap_or(argument);
+            let last = last.strip_suffix(".ron").unwrap_or(last);
             Err(error.nearest(last, kind.all().iter().map(|shipped| shipped.name)))
         }
         Err(error) => Err(error),
@@ -160,6 +167,9 @@ fn open(kind: Kind, argument: &str, folder: Option<&Path>) -> Result<Source, Spe
 
 fn unknown(kind: Kind, argument: &str) -> SpecError {
     let word = kind.word();
+    if argument.trim().is_empty() {
+        return SpecError::new("", format!("the name of the {word} is empty"));
+    }
     let error = SpecError::new("", format!("no {word} `{argument}` ships, and no file has that name"))
         .nearest(argument, kind.all().iter().map(|shipped| shipped.name));
     match kind {

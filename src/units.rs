@@ -133,7 +133,7 @@ macro_rules! float_quantity {
                         $name::parse(text).map_err(E::custom)
                     }
                 }
-                deserializer.deserialize_str(TextVisitor)
+                deserializer.deserialize_any(TextVisitor)
             }
         }
         impl Serialize for $name {

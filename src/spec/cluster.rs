@@ -4,6 +4,7 @@
 //! `sources`.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
@@ -299,27 +300,59 @@ pub struct Reliability {
     pub checkpoint_blocking: Seconds,
 }
 
-fn share(field: &str, value: f64, highest: f64) -> Result<(), Fault> {
-    if value.is_finite() && value > 0.0 && value <= highest {
-        return Ok(());
-    }
-    Err(Fault {
-        field: field.into(),
-        within: None,
-        message: format!("expected a number in (0, {highest}], found {value}"),
-    })
-}
+/// Where a field stands, for faults: the section's key, or the top of the file.
+#[derive(Clone, Copy)]
+struct At<'a>(Option<&'a str>);
 
-fn positive(field: &str, value: f64) -> Result<(), Fault> {
-    share(field, value, f64::MAX)
+impl At<'_> {
+    fn fault(self, field: &str, message: impl Into<String>) -> Fault {
+        Fault { field: field.into(), within: self.0.map(Into::into), message: message.into() }
+    }
+
+    /// Finite and within bounds, both included.
+    fn between<T: PartialOrd + Display>(self, field: &str, value: T, low: T, high: T) -> Result<(), Fault> {
+        if low <= value && value <= high {
+            return Ok(());
+        }
+        Err(self.fault(field, format!("expected {low} to {high}, found {value}")))
+    }
+
+    /// A share in (0, 1].
+    fn share(self, field: &str, value: f64) -> Result<(), Fault> {
+        if value > 0.0 && value <= 1.0 {
+            return Ok(());
+        }
+        let percent = if value > 1.0 && value <= 100.0 {
+            format!("; {value} % is {}", value / 100.0)
+        } else {
+            String::new()
+        };
+        Err(self.fault(field, format!("expected a share above 0 and at most 1, found {value}{percent}")))
+    }
+
+    fn bandwidth(self, field: &str, value: Bandwidth) -> Result<(), Fault> {
+        self.between(field, value, Bandwidth(1e6), Bandwidth(1e16))
+    }
+
+    fn memory(self, field: &str, value: Bytes) -> Result<(), Fault> {
+        self.between(field, value, Bytes(1_000_000), Bytes(1_000_000_000_000_000_000))
+    }
+
+    /// At most so long; zero is allowed.
+    fn time(self, field: &str, value: Seconds, longest: Seconds) -> Result<(), Fault> {
+        self.between(field, value, Seconds(0.0), longest)
+    }
 }
 
 fn schema(found: u32) -> Result<(), Fault> {
     if found == SCHEMA {
         return Ok(());
     }
-    let message = format!("schema {found} is not known; this build reads schema {SCHEMA}");
-    Err(Fault { field: "schema".into(), within: None, message })
+    Err(At(None).fault("schema", format!("schema {found} is not known; this build reads schema {SCHEMA}")))
+}
+
+fn named(name: &str) -> Result<(), Fault> {
+    if name.trim().is_empty() { Err(At(None).fault("name", "the name is empty")) } else { Ok(()) }
 }
 
 impl Accelerator {
@@ -328,56 +361,56 @@ impl Accelerator {
     /// # Errors
     /// The first [`Fault`] found.
     pub fn validate(&self) -> Result<(), Fault> {
+        let at = At(None);
         schema(self.schema)?;
-        positive("memory", self.memory.0 as f64)?;
-        positive("memory_bandwidth", self.memory_bandwidth.0)?;
-        share("memory_efficiency", self.memory_efficiency, 1.0)?;
-        positive("multiprocessors", f64::from(self.multiprocessors))?;
-        positive("power", self.power.0)?;
-        positive("host_link", self.host_link.0)?;
-        if self.memory_limit.is_some_and(|limit| limit > self.memory) {
-            let message = "the limit exceeds the memory".to_owned();
-            return Err(Fault { field: "memory_limit".into(), within: None, message });
+        named(&self.name)?;
+        at.memory("memory", self.memory)?;
+        if let Some(limit) = self.memory_limit {
+            at.between("memory_limit", limit, Bytes(1_000_000), self.memory)?;
         }
+        at.bandwidth("memory_bandwidth", self.memory_bandwidth)?;
+        at.share("memory_efficiency", self.memory_efficiency)?;
+        at.between("multiprocessors", self.multiprocessors, 1, 100_000)?;
+        at.between("power", self.power, Watts(1.0), Watts(1e6))?;
+        at.bandwidth("host_link", self.host_link)?;
         if !self.rates.contains_key(&Format::Bf16) {
-            return Err(Fault {
-                field: "rates".into(),
-                within: None,
-                message: "the rate of Bf16 is missing".into(),
-            });
+            return Err(at.fault("rates", "the rate of `Bf16` is missing"));
         }
-        for rate in self.rates.values() {
-            positive("peak", rate.peak.0)?;
-            share("sustained", rate.sustained, 1.0)?;
+        for (format, rate) in &self.rates {
+            let name = format!("{format:?}");
+            let at = At(Some(&name));
+            at.between("peak", rate.peak, FlopRate(1e9), FlopRate(1e20))?;
+            at.share("sustained", rate.sustained)?;
         }
-        if self.gemm.tiles.is_empty() {
-            return Err(Fault {
-                field: "tiles".into(),
-                within: None,
-                message: "at least one tile is needed".into(),
-            });
+        let at = At(Some("gemm"));
+        if self.gemm.tiles.is_empty() || self.gemm.tiles.len() > 64 {
+            return Err(at.fault("tiles", "expected 1 to 64 tiles of (rows, columns, relative efficiency)"));
         }
         for &(rows, columns, efficiency) in &self.gemm.tiles {
-            positive("tiles", f64::from(rows.min(columns)))?;
-            share("tiles", efficiency, 1.0)?;
+            at.between("tiles", rows.min(columns), 1, 65_536)?;
+            at.between("tiles", rows.max(columns), 1, 65_536)?;
+            at.share("tiles", efficiency)?;
         }
-        share("wave_softening", self.gemm.wave_softening, 1.0)?;
-        positive("fill_length", self.gemm.fill_length)?;
-        share("roofline_exponent", self.gemm.roofline_exponent, 16.0)?;
+        at.between("wave_softening", self.gemm.wave_softening, 0.0, 1.0)?;
+        at.between("fill_length", self.gemm.fill_length, 0.0, 1e5)?;
+        at.between("roofline_exponent", self.gemm.roofline_exponent, 1.0, 16.0)?;
         if !self.attention.contains_key(&AttentionKernel::Vendor)
             && !self.attention.contains_key(&AttentionKernel::Flash2)
         {
-            let message = "rates of Vendor or Flash2 are missing".to_owned();
-            return Err(Fault { field: "attention".into(), within: None, message });
+            return Err(At(None).fault("attention", "rates of `Vendor` or `Flash2` are missing"));
         }
-        for rates in self.attention.values() {
-            for (efficiency, half) in [rates.forward, rates.backward] {
-                share("attention", efficiency, 1.0)?;
-                share("attention", half + 1.0, 1e6)?;
+        for (kernel, rates) in &self.attention {
+            let name = format!("{kernel:?}");
+            let at = At(Some(&name));
+            for (field, (efficiency, half_length)) in
+                [("forward", rates.forward), ("backward", rates.backward)]
+            {
+                at.share(field, efficiency)?;
+                at.between(field, half_length, 0.0, 1e6)?;
             }
-            share("narrow_heads", rates.narrow_heads, 1.5)?;
-            share("latent_heads", rates.latent_heads.0, 1.5)?;
-            share("latent_heads", rates.latent_heads.1, 1.5)?;
+            at.between("narrow_heads", rates.narrow_heads, 0.01, 1.5)?;
+            at.between("latent_heads", rates.latent_heads.0, 0.01, 1.5)?;
+            at.between("latent_heads", rates.latent_heads.1, 0.01, 1.5)?;
         }
         Ok(())
     }
@@ -389,46 +422,70 @@ impl Cluster {
     /// # Errors
     /// The first [`Fault`] found.
     pub fn validate(&self) -> Result<(), Fault> {
+        let at = At(None);
         schema(self.schema)?;
-        share("gpus_per_node", f64::from(self.gpus_per_node), 1024.0)?;
-        share("domain", f64::from(self.scale_up.domain), 4096.0)?;
-        if let Some(allocation) = self.scale_up.allocation {
-            share("allocation", f64::from(allocation), f64::from(self.scale_up.domain))?;
+        named(&self.name)?;
+        at.between("gpus_per_node", self.gpus_per_node, 1, 1024)?;
+        if let Some(gpus) = self.max_gpus {
+            at.between("max_gpus", gpus, 1, u32::MAX)?;
         }
-        if self.max_gpus == Some(0) {
-            return Err(Fault {
-                field: "max_gpus".into(),
-                within: None,
-                message: "a cluster needs a GPU".into(),
-            });
+
+        let (at, up) = (At(Some("scale_up")), &self.scale_up);
+        at.between("domain", up.domain, 1, 4096)?;
+        let (domain, node) = (up.domain, self.gpus_per_node);
+        if domain % node != 0 && node % domain != 0 {
+            let message =
+                format!("a domain of {domain} GPUs does not fit nodes of {node}: one must divide the other");
+            return Err(at.fault("domain", message));
         }
-        positive("ring", self.scale_up.ring.0)?;
-        positive("in_network_reduce", self.scale_up.in_network_reduce.map_or(1.0, |b| b.0))?;
-        positive("all_to_all", self.scale_up.all_to_all.0)?;
-        positive("dispatch", self.scale_up.dispatch.0)?;
-        positive("nic", self.scale_out.nic.0)?;
-        share("nics_per_node", f64::from(self.scale_out.nics_per_node), 1024.0)?;
-        share("efficiency", self.scale_out.efficiency, 1.0)?;
-        share("dispatch_efficiency", self.scale_out.dispatch_efficiency, 1.0)?;
-        for &(gpus, factor) in &self.scale_out.oversubscription {
-            positive("oversubscription", f64::from(gpus))?;
-            share("oversubscription", factor, 1000.0)?;
+        if let Some(allocation) = up.allocation {
+            at.between("allocation", allocation, 1, domain)?;
         }
-        positive("memory", self.host.memory.0 as f64)?;
-        positive("memory_bandwidth", self.host.memory_bandwidth.0)?;
+        at.bandwidth("ring", up.ring)?;
+        if let Some(bandwidth) = up.in_network_reduce {
+            at.bandwidth("in_network_reduce", bandwidth)?;
+        }
+        at.bandwidth("all_to_all", up.all_to_all)?;
+        at.bandwidth("dispatch", up.dispatch)?;
+        at.time("latency", up.latency, Seconds(1.0))?;
+        at.time("ramp", up.ramp.0, Seconds(1.0))?;
+        at.between("ramp", up.ramp.1, Bytes(1), Bytes(1_000_000_000_000))?;
+
+        let (at, out) = (At(Some("scale_out")), &self.scale_out);
+        at.bandwidth("nic", out.nic)?;
+        at.between("nics_per_node", out.nics_per_node, 1, 1024)?;
+        at.share("efficiency", out.efficiency)?;
+        at.share("dispatch_efficiency", out.dispatch_efficiency)?;
+        at.time("latency", out.latency, Seconds(1.0))?;
+        for &(gpus, factor) in &out.oversubscription {
+            at.between("oversubscription", gpus, 1, u32::MAX)?;
+            at.between("oversubscription", factor, 1.0, 1000.0)?;
+        }
+
+        let at = At(Some("host"));
+        at.memory("memory", self.host.memory)?;
+        at.bandwidth("memory_bandwidth", self.host.memory_bandwidth)?;
         if let Some((size, bandwidth)) = self.host.nvme {
-            positive("nvme", size.0 as f64)?;
-            positive("nvme", bandwidth.0)?;
+            at.memory("nvme", size)?;
+            at.bandwidth("nvme", bandwidth)?;
         }
-        positive("total", self.storage.total.0)?;
-        positive("per_node", self.storage.per_node.0)?;
-        share("utilisation", self.energy.utilisation, 1.0)?;
-        share("pue", self.energy.pue, 10.0)?;
-        positive("gpu_hours_between_failures", self.reliability.gpu_hours_between_failures)?;
-        if !(self.energy.dollars_per_kwh.is_finite() && self.energy.dollars_per_kwh >= 0.0) {
-            let message = format!("expected a price of 0 or more, found {}", self.energy.dollars_per_kwh);
-            return Err(Fault { field: "dollars_per_kwh".into(), within: None, message });
-        }
-        Ok(())
+        let at = At(Some("storage"));
+        at.bandwidth("total", self.storage.total)?;
+        at.bandwidth("per_node", self.storage.per_node)?;
+
+        let (at, highest) = (At(Some("price")), DollarsPerHour(1e6));
+        at.between("on_demand", self.price.on_demand, DollarsPerHour(0.0), highest)?;
+        at.between("reserved", self.price.reserved, DollarsPerHour(0.0), highest)?;
+
+        let at = At(Some("energy"));
+        at.share("utilisation", self.energy.utilisation)?;
+        at.between("host_per_gpu", self.energy.host_per_gpu, Watts(0.0), Watts(1e6))?;
+        at.between("pue", self.energy.pue, 1.0, 10.0)?;
+        at.between("dollars_per_kwh", self.energy.dollars_per_kwh, 0.0, 1000.0)?;
+
+        let (at, day) = (At(Some("reliability")), Seconds(86_400.0));
+        at.between("gpu_hours_between_failures", self.reliability.gpu_hours_between_failures, 1.0, 1e12)?;
+        at.time("restart", self.reliability.restart, day)?;
+        at.time("checkpoint_blocking", self.reliability.checkpoint_blocking, day)
     }
 }

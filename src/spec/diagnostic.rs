@@ -11,8 +11,8 @@ use super::model::Fault;
 use super::scan::{Scan, scan};
 use super::shipped;
 
-/// Longest piece of a line that a report shows; more is cut out around the marked text.
-const LONGEST_LINE: usize = 160;
+/// Longest line that a report keeps; more is cut out around the marked text.
+const LONGEST_LINE: usize = 2000;
 
 /// An error in a file or an argument. [`SpecError::render`] is the report for people; `Display` is its
 /// first line with file, line and column.
@@ -34,6 +34,8 @@ struct Mark {
     line: usize,
     column: usize,
     shown: String,
+    /// `shown` is not the whole line.
+    cut: bool,
     span: Range<usize>,
     label: String,
 }
@@ -113,10 +115,14 @@ impl SpecError {
             if !mark.label.is_empty() {
                 annotation = annotation.label(&*mark.label);
             }
-            let origin = Origin::path(&*report.source).line(mark.line).char_column(mark.column);
-            group = group.element(origin);
+            // The renderer counts columns itself, which a cut line would falsify.
             let snippet = Snippet::source(&*mark.shown).line_start(mark.line).annotation(annotation);
-            group = group.element(snippet);
+            group = if mark.cut {
+                let place = format!("{}:{}:{}", report.source, mark.line, mark.column);
+                group.element(snippet.line_numbering(false).path(format!("{place} (cut)")))
+            } else {
+                group.element(snippet.path(&*report.source))
+            };
         }
         if report.marks.is_empty() && !report.source.is_empty() {
             group = group.element(Origin::path(&*report.source));
@@ -141,7 +147,23 @@ impl SpecError {
         };
         let mut error = Self::new(source, title);
         if let Some(key) = found.key(&fault.field, within) {
-            error = error.mark(text, key.value.clone(), "");
+            // The word that the message quotes, where the value is a list of words.
+            let value = &text[key.value.clone()];
+            let word = fault.message.split('`').nth(1).unwrap_or_default();
+            let inside = value.find(&format!("\"{word}\"")).filter(|_| !word.is_empty());
+            if let Some(at) = inside {
+                let start = key.value.start + at;
+                error = error.mark(text, start..start + word.len() + 2, "");
+                let blocks = found
+                    .keys
+                    .iter()
+                    .filter(|k| k.parent.is_some_and(|parent| found.keys[parent].name == "blocks"));
+                error = error.nearest(word, blocks.map(|k| k.name.as_str()));
+            } else if value.contains('\n') {
+                error = error.mark(text, key.span.clone(), "");
+            } else {
+                error = error.mark(text, key.value.clone(), "");
+            }
         } else if let Some(key) = within.and_then(|within| found.key(within, None)) {
             error = error.mark(text, key.span.clone(), format!("`{}` is not given here", fault.field));
         }
@@ -182,16 +204,22 @@ fn from_ron(source: &str, text: &str, error: &SpannedError) -> SpecError {
     if text.trim().is_empty() {
         return SpecError::new(source, "the file is empty");
     }
-    let spot = token_at(text, start, end);
+    if leading(text) == text.len() {
+        return SpecError::new(source, "the file holds comments only");
+    }
+    let mut spot = token_at(text, start, end);
+    // The parser stands behind the opening quote of a string whose contents are refused.
+    if let (RonError::Message(_), Some(key)) = (&error.code, found.key_at(spot.start))
+        && key.value.start < spot.start
+        && text[key.value.start..spot.start].trim_matches('"').is_empty()
+    {
+        spot = key.value.clone();
+    }
     match &error.code {
         RonError::NoSuchStructField { expected, found: name, outer } => {
             let outer = outer.as_deref().map(|o| format!(" in `{o}`")).unwrap_or_default();
-            alternatives(
-                SpecError::new(source, format!("unknown field `{name}`{outer}")).mark(text, spot, ""),
-                name,
-                expected,
-                "fields",
-            )
+            let error = SpecError::new(source, format!("unknown field `{name}`{outer}")).mark(text, spot, "");
+            alternatives(brackets(error, text, &found), name, expected, "fields")
         }
         RonError::NoSuchEnumVariant { expected, found: name, outer } => {
             let outer = outer.as_deref().map(|o| format!(" of `{o}`")).unwrap_or_default();
@@ -209,7 +237,13 @@ fn from_ron(source: &str, text: &str, error: &SpannedError) -> SpecError {
             };
             let bracket = found.bracket_at(start).or_else(|| found.bracket_at(start.saturating_sub(1)));
             let place = bracket.map_or(spot, |b| b.head.clone().unwrap_or(b.open..b.open + 1));
-            SpecError::new(source, title).mark(text, place, format!("`{field}` is needed here"))
+            let error = SpecError::new(source, title).mark(text, place, format!("`{field}` is needed here"));
+            let error = brackets(error, text, &found);
+            if *field == "schema" {
+                error.help("add `schema: 1,`: the version of this format")
+            } else {
+                error
+            }
         }
         RonError::DuplicateStructField { field, .. } => {
             let again = found.keys.iter().filter(|k| k.name == *field && k.span.start < end).next_back();
@@ -254,9 +288,27 @@ fn syntax(
         let title = format!("`{}` is never closed", &text[open..=open]);
         return SpecError::new(source, title).mark(text, open..open + 1, "it opens here");
     }
+    // A parser that stops inside or right behind a value means the whole of it.
+    let key = found.key_at(spot.start).filter(|key| key.value.start <= spot.start);
+    let spot = match (key, code) {
+        (
+            Some(key),
+            RonError::IntegerOutOfBounds
+            | RonError::ExpectedDifferentLength { .. }
+            | RonError::InvalidValueForType { .. },
+        ) => key.value.clone(),
+        _ => spot,
+    };
     let word = &text[spot.clone()];
-    let field = found.key_at(spot.start).map(|key| key.name.clone());
-    let of = field.as_deref().map(|field| format!("invalid `{field}`: ")).unwrap_or_default();
+    let of = key.map(|key| format!("invalid `{}`: ", key.name)).unwrap_or_default();
+    if let (Some(key), RonError::ExpectedComma) = (key, code)
+        && key.value.start < spot.start
+        && key.value.end == spot.end
+        && !text[key.value.clone()].contains(char::is_whitespace)
+    {
+        let title = format!("{of}expected a whole number, found {}", quoted(&text[key.value.clone()]));
+        return SpecError::new(source, title).mark(text, key.value.clone(), "");
+    }
     let expected = |what: &str| {
         let label = if word.is_empty() { String::new() } else { format!("expected {what}") };
         let title = format!("{of}expected {what}, found {}", quoted(word));
@@ -264,7 +316,14 @@ fn syntax(
     };
     match code {
         RonError::Message(message) => SpecError::new(source, format!("{of}{message}")).mark(text, spot, ""),
-        RonError::InvalidValueForType { expected: what, .. } => expected(what),
+        RonError::InvalidValueForType { expected: what, .. } => {
+            let title = format!("{of}expected {what}, found {}", quoted(word));
+            SpecError::new(source, title).mark(text, spot, "")
+        }
+        RonError::ExpectedDifferentLength { expected: what, found } => {
+            let title = format!("{of}expected {what}, found {found}");
+            SpecError::new(source, title).mark(text, spot, "")
+        }
         RonError::ExpectedInteger => expected("a whole number"),
         RonError::ExpectedFloat => expected("a number"),
         RonError::ExpectedBoolean => expected("`true` or `false`"),
@@ -272,6 +331,9 @@ fn syntax(
         RonError::ExpectedArray => expected("a list `[...]`"),
         RonError::ExpectedMap => expected("a map `{...}`"),
         RonError::ExpectedStructLike => expected("fields in parentheses `(...)`"),
+        RonError::ExpectedNamedStructLike(_) if word.starts_with('{') && spot.start == leading(text) => {
+            expected("fields in parentheses `(...)`").help("JSON is read only from files named `.json`")
+        }
         RonError::ExpectedNamedStructLike(name) => expected(&format!("`{name}(...)`")),
         RonError::ExpectedIdentifier => expected("a name"),
         RonError::ExpectedComma => expected("a comma or a closing bracket"),
@@ -281,8 +343,8 @@ fn syntax(
         RonError::ExpectedMapEnd => expected("`}`"),
         RonError::ExpectedStructLikeEnd | RonError::ExpectedOptionEnd => expected("`)`"),
         RonError::IntegerOutOfBounds => {
-            SpecError::new(source, format!("{of}{} is too large or too small", quoted(word)))
-                .mark(text, spot, "")
+            let size = if word.starts_with('-') { "is negative" } else { "is too large" };
+            SpecError::new(source, format!("{of}{} {size}", quoted(word))).mark(text, spot, "")
         }
         RonError::TrailingCharacters => SpecError::new(source, "text after the end of the specification")
             .mark(text, spot, "nothing may follow the closing bracket"),
@@ -301,12 +363,28 @@ fn alternatives(error: SpecError, found: &str, expected: &[&str], what: &str) ->
     if expected.is_empty() {
         return error.note(format!("there are no {what} here"));
     }
-    let mut sorted: Vec<&str> = expected.to_vec();
-    sorted.sort_by(|a, b| {
-        let near = |name: &str| strsim::jaro_winkler(&found.to_lowercase(), &name.to_lowercase());
-        near(b).total_cmp(&near(a)).then_with(|| a.cmp(b))
-    });
+    let mut sorted = shipped::nearest(found, expected.iter().copied());
+    sorted.extend(expected.iter().filter(|name| !sorted.contains(name)).collect::<Vec<_>>());
     error.note(format!("{what} are {}", list(&sorted, "and")))
+}
+
+/// Says where brackets do not match: fields then seem to belong elsewhere.
+fn brackets(error: SpecError, text: &str, found: &Scan) -> SpecError {
+    let line = |at: usize| 1 + text[..at].matches('\n').count();
+    if let Some((close, Some(open))) = found.mismatched {
+        let (open, closing) = (found.brackets[open].open, &text[close..=close]);
+        let opening = &text[open..=open];
+        return error.help(format!(
+            "brackets do not match: `{closing}` in line {} meets `{opening}` of line {}",
+            line(close),
+            line(open)
+        ));
+    }
+    if let Some(bracket) = found.unclosed() {
+        let open = bracket.open;
+        return error.help(format!("`{}` in line {} is never closed", &text[open..=open], line(open)));
+    }
+    error
 }
 
 /// "`a`, `b` or `c`".
@@ -409,14 +487,16 @@ impl Mark {
         let end = end.min(line_end);
         // A long line is cut around the marked piece.
         let from = if line_end - line_start > LONGEST_LINE {
-            floor(start.saturating_sub(LONGEST_LINE / 4)).max(line_start)
+            floor(start.saturating_sub(40)).max(line_start)
         } else {
             line_start
         };
-        let to = floor((from + LONGEST_LINE).min(line_end)).max(start);
+        let longest = if line_end - line_start > LONGEST_LINE { 120 } else { LONGEST_LINE };
+        let to = floor((from + longest).min(line_end)).max(start);
         let shown = &text[from..to];
         let span = start - from..end.min(to) - from;
-        Self { line, column, shown: shown.to_owned(), span, label }
+        let cut = to - from < line_end - line_start;
+        Self { line, column, shown: shown.to_owned(), cut, span, label }
     }
 }
 

@@ -36,7 +36,8 @@ pub(crate) struct Bracket {
 pub(crate) struct Unterminated {
     /// "string" or "block comment".
     pub what: &'static str,
-    /// Where it begins.
+    /// Where it begins. Of a string, where the first one begins that runs over a line's end: behind a
+    /// missing quote every later quote changes its role.
     pub start: usize,
 }
 
@@ -63,6 +64,8 @@ struct Tokens<'a> {
     text: &'a [u8],
     at: usize,
     unterminated: Option<Unterminated>,
+    /// The first plain string with a line's end inside.
+    long_string: Option<usize>,
 }
 
 impl Tokens<'_> {
@@ -136,8 +139,12 @@ impl Tokens<'_> {
             loop {
                 match self.rest().first() {
                     None => {
-                        self.unterminated("string", start);
+                        self.unterminated("string", self.long_string.unwrap_or(start));
                         break;
+                    }
+                    Some(b'\n') => {
+                        self.long_string.get_or_insert(start);
+                        self.at += 1;
                     }
                     Some(b'\\') => self.at += 2,
                     Some(b'"') => {
@@ -188,7 +195,7 @@ fn find(text: &[u8], wanted: &[u8]) -> Option<usize> {
 
 /// Scans a text.
 pub(crate) fn scan(text: &str) -> Scan {
-    let mut tokens = Tokens { text: text.as_bytes(), at: 0, unterminated: None };
+    let mut tokens = Tokens { text: text.as_bytes(), at: 0, unterminated: None, long_string: None };
     let mut found = Scan::default();
     // Open brackets, and the key that is open at each level (the first entry is the file's own level).
     let mut open: Vec<usize> = Vec::new();

@@ -91,7 +91,8 @@ fn files(dir: &'static Dir<'static>) -> Vec<Shipped> {
     found
 }
 
-/// The candidates nearest to a misspelt name, best first, at most three.
+/// The candidates nearest to a misspelt name, best first, at most three; clearly worse ones than the
+/// best are left out.
 ///
 /// Case, spaces and separators do not count; a candidate that contains the name (or the reverse)
 /// counts as near.
@@ -115,6 +116,8 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .filter(|&(score, _)| score >= 0.75)
         .collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+    let best = scored.first().map_or(1.0, |&(score, _)| score);
+    scored.retain(|&(score, _)| score >= if best > 0.999 { best } else { best - 0.07 });
     scored.truncate(3);
     scored.into_iter().map(|(_, candidate)| candidate).collect()
 }

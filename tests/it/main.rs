@@ -2,3 +2,4 @@
 
 mod frameworks;
 mod money;
+mod specs;

@@ -1,0 +1,192 @@
+//! Specifications: shipped ones load, broken ones give diagnostics, and no text makes a parser panic.
+
+use std::path::{Path, PathBuf};
+
+use autoplan::spec::shipped::{self, Kind, Shipped};
+use autoplan::spec::{self, SpecError};
+use proptest::prelude::*;
+
+fn folder(name: &str) -> PathBuf {
+    // Relative, so that the paths in diagnostics are the same on every machine; tests run in the
+    // package's folder.
+    Path::new("tests/specs").join(name)
+}
+
+fn files(name: &str) -> Vec<PathBuf> {
+    let mut paths: Vec<PathBuf> =
+        std::fs::read_dir(folder(name)).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths
+}
+
+/// Loads a test file; the first word of its name says what it is.
+fn load(path: &Path) -> Result<(), SpecError> {
+    let argument = path.to_str().unwrap();
+    let name = path.file_name().unwrap().to_str().unwrap();
+    match name.split('-').next().unwrap() {
+        "model" => spec::load_model(argument).map(drop),
+        "cluster" => spec::load_cluster(argument).map(drop),
+        "accelerator" => spec::load_accelerator(argument).map(drop),
+        other => panic!("what is a {other}?"),
+    }
+}
+
+#[test]
+fn shipped_files_load() {
+    let report = |shipped: Shipped, error: SpecError| panic!("{}: {}", shipped.name, error.render(false));
+    for shipped in shipped::models() {
+        spec::load_model(shipped.name).map_or_else(|error| report(shipped, error), drop);
+    }
+    for shipped in shipped::accelerators() {
+        spec::load_accelerator(shipped.name).map_or_else(|error| report(shipped, error), drop);
+    }
+    for shipped in shipped::clusters() {
+        spec::load_cluster(shipped.name).map_or_else(|error| report(shipped, error), drop);
+    }
+    assert!(shipped::accelerators().len() >= 16);
+    assert!(shipped::clusters().len() >= 16);
+}
+
+#[test]
+fn valid_files_load() {
+    for path in files("valid") {
+        if let Err(error) = load(&path) {
+            panic!("{}", error.render(false));
+        }
+    }
+}
+
+#[test]
+fn invalid_files_give_diagnostics() {
+    let paths = files("invalid");
+    assert!(paths.len() >= 25);
+    for path in paths {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        let Err(error) = load(&path) else { panic!("{name} was accepted") };
+        insta::with_settings!({ snapshot_path => "../specs/snapshots", prepend_module_to_snapshot => false, omit_expression => true }, {
+            insta::assert_snapshot!(name, error.render(false));
+        });
+    }
+}
+
+#[test]
+fn arguments_that_name_nothing_give_diagnostics() {
+    let shown = |error: SpecError| error.render(false);
+    let model = |argument: &str| shown(spec::load_model(argument).unwrap_err());
+    let cluster = |argument: &str| shown(spec::load_cluster(argument).unwrap_err());
+    let all = [
+        cluster("dgx-h10"),
+        cluster("h100"),
+        cluster("DGX H100"),
+        cluster("no such thing"),
+        cluster(""),
+        cluster("$(rm -rf /); `x` | \"y\""),
+        cluster("clusters"),
+        cluster("clusters/dgx-h1000.ron"),
+        cluster("dgx-h100.ron"),
+        model("tests/specs/missing.ron"),
+        model("meta-llama/no-such-model"),
+        model("x\u{1b}[31m\ny.ron"),
+        shown(spec::load_accelerator("h100").unwrap_err()),
+    ];
+    insta::with_settings!({ snapshot_path => "../specs/snapshots", prepend_module_to_snapshot => false, omit_expression => true }, {
+        insta::assert_snapshot!("arguments", all.join("\n\n"));
+    });
+}
+
+#[test]
+fn large_files_are_refused_quickly() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model-large.ron");
+    std::fs::write(&path, "(\n".repeat(5_000_000)).unwrap();
+    let error = spec::load_model(path.to_str().unwrap()).unwrap_err();
+    assert!(error.title().contains("larger than 4 MB"), "{}", error.title());
+    // Just below the limit: every pattern that could be slow must end soon.
+    let started = std::time::Instant::now();
+    for pattern in
+        ["(", "((", "[", "{\"a\":", "a:", "\"", "/*", "/* */", "//\n", "r#\"", "'", "\\", ",", "é", "1"]
+    {
+        let text = pattern.repeat(3_900_000 / pattern.len());
+        std::fs::write(&path, text).unwrap();
+        let error = load(&path).unwrap_err();
+        assert!(error.render(false).len() < 2000);
+    }
+    assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
+}
+
+/// Whatever the text: a value, or an error that renders.
+fn never_panics(kind: Kind, text: &str) {
+    let result = match kind {
+        Kind::Model => spec::model_from_text("f.ron", text).map(drop),
+        Kind::Cluster => spec::cluster_from_text("f.ron", text).map(drop),
+        Kind::Accelerator => spec::accelerator_from_text("f.ron", text).map(drop),
+    };
+    if let Err(error) = result {
+        let rendered = error.render(false);
+        assert!(rendered.starts_with("error: "), "{rendered}");
+        assert!(rendered.contains("f.ron"), "{rendered}");
+        assert!(!error.render(true).is_empty());
+        assert!(!error.to_string().contains('\n'));
+    }
+}
+
+fn kind() -> impl Strategy<Value = Kind> {
+    prop_oneof![Just(Kind::Model), Just(Kind::Cluster), Just(Kind::Accelerator)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes_never_panic(kind in kind(), bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+        never_panics(kind, &String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn random_structure_never_panics(kind in kind(), text in "[(){}\\[\\]:,\"'/*a-z0-9 \\n#rb\\\\.é-]{0,200}") {
+        never_panics(kind, &text);
+    }
+
+    #[test]
+    fn mutated_files_never_panic(
+        (kind, which, cut, edits) in (
+            kind(),
+            any::<prop::sample::Index>(),
+            proptest::option::of(any::<prop::sample::Index>()),
+            proptest::collection::vec((any::<prop::sample::Index>(), 0..3u8, "[(){}\\[\\]:,\"'/*0-9a-z\\n é.-]"), 0..6),
+        )
+    ) {
+        let all = kind.all();
+        prop_assume!(!all.is_empty());
+        let mut characters: Vec<char> = which.get(&all).text.chars().collect();
+        if let Some(cut) = cut {
+            characters.truncate(cut.index(characters.len()));
+        }
+        for (place, action, new) in edits {
+            if characters.is_empty() {
+                break;
+            }
+            let at = place.index(characters.len());
+            let new = new.chars().next().unwrap_or('x');
+            match action {
+                0 => characters[at] = new,
+                1 => characters.insert(at, new),
+                _ => drop(characters.remove(at)),
+            }
+        }
+        never_panics(kind, &characters.into_iter().collect::<String>());
+    }
+
+    #[test]
+    fn numbers_of_any_kind_never_panic(
+        which in any::<prop::sample::Index>(),
+        value in prop_oneof!["-?[0-9]{1,25}(\\.[0-9]{0,3})?(e-?[0-9]{1,4})?", Just("NaN".to_owned()), Just("-inf".to_owned()), "\"-?[0-9.eE]{0,9}[a-zA-Z/]{0,6}\""],
+    ) {
+        // Any value of the file, replaced.
+        let text = Kind::Cluster.find("dgx-h100").unwrap().text;
+        let colons: Vec<usize> = text.match_indices(": ").map(|(at, _)| at + 2).collect();
+        let at = *which.get(&colons);
+        let end = at + text[at..].find([',', '\n']).unwrap_or(0);
+        never_panics(Kind::Cluster, &format!("{}{value}{}", &text[..at], &text[end..]));
+    }
+}

@@ -186,6 +186,7 @@ pub fn norm_parameters(model: &Model) -> u64 {
     match model.norm {
         Norm::LayerNorm => 2 * model.hidden,
         Norm::RmsNorm | Norm::LayerNormNoBias => model.hidden,
+        Norm::NoParameters => 0,
     }
 }
 
@@ -226,6 +227,7 @@ fn attention_parameters(h: u64, a: &Attention, p: &mut LayerParameters) {
     match a.qk_norm {
         QkNorm::None | QkNorm::NoParameters => {}
         QkNorm::PerHeadDim => p.replicated += 2 * a.head_dim,
+        QkNorm::PerHeadDimWithBias => p.replicated += 4 * a.head_dim,
         QkNorm::Full => p.sharded += queries + keys,
     }
     if a.sinks {
@@ -245,13 +247,21 @@ fn latent_parameters(h: u64, a: &LatentAttention, p: &mut LayerParameters) {
     }
     p.replicated += h * (a.kv_lora_rank + a.qk_rope_dim) + a.kv_lora_rank;
     p.sharded += a.kv_lora_rank * a.heads * (a.qk_nope_dim + a.v_dim) + a.heads * a.v_dim * h;
+    if a.bias {
+        p.replicated += a.q_lora_rank.unwrap_or(0) + a.kv_lora_rank + a.qk_rope_dim + h;
+    }
 }
 
 /// Input and output projections, convolution, and per-head A, D and time-step bias, inner norm.
 fn mamba_parameters(h: u64, a: &Mamba2, p: &mut LayerParameters) {
     let mixed = a.inner + 2 * a.groups * a.state;
-    p.sharded += h * (2 * a.inner + 2 * a.groups * a.state + a.heads);
-    p.sharded += mixed * (a.conv_kernel + 1) + 3 * a.heads + a.inner + a.inner * h;
+    let projected = a.inner + mixed + a.heads;
+    p.sharded += h * projected + a.inner * h;
+    p.sharded += mixed * (a.conv_kernel + u64::from(a.conv_bias)) + 3 * a.heads + a.inner;
+    if a.bias {
+        p.sharded += projected;
+        p.replicated += h;
+    }
 }
 
 fn moe_parameters(h: u64, e: &Moe, p: &mut LayerParameters) {
@@ -326,6 +336,7 @@ pub fn linear_flops_per_token(model: &Model, block: &Block) -> Flops {
 pub fn core_flops_per_token(block: &Block, sequence: u64, count: AttentionCount) -> Flops {
     match &block.mixer {
         Mixer::Attention(a) => {
+            let sequence = a.chunk.map_or(sequence, |chunk| chunk.min(sequence));
             let seen = effective_length(sequence, a.window, count);
             Flops(2.0 * seen * (a.heads * 2 * a.head_dim) as f64)
         }

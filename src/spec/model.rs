@@ -112,6 +112,8 @@ pub enum Norm {
     LayerNorm,
     /// A scale per channel after centring (Cohere).
     LayerNormNoBias,
+    /// Centred and scaled without parameters (OLMo).
+    NoParameters,
 }
 
 /// One decoder layer.
@@ -172,6 +174,9 @@ pub struct Attention {
     /// Sliding window in tokens; none means full causal attention.
     #[serde(default)]
     pub window: Option<u64>,
+    /// The sequence is cut into chunks of this many tokens that do not see each other (Llama 4).
+    #[serde(default)]
+    pub chunk: Option<u64>,
 }
 
 /// Normalisation of queries and keys.
@@ -182,6 +187,8 @@ pub enum QkNorm {
     None,
     /// One scale of `head_dim` for all query heads and one for all key heads (Qwen3, Gemma 3).
     PerHeadDim,
+    /// As before, with a shift beside each scale (Phi, Persimmon).
+    PerHeadDimWithBias,
     /// A scale for every channel of all heads (OLMo-2, Cohere).
     Full,
     /// Normalised without parameters (Llama 4).
@@ -205,6 +212,9 @@ pub struct LatentAttention {
     pub qk_rope_dim: u64,
     /// Size of a value head.
     pub v_dim: u64,
+    /// Biases on both down projections and on the output projection.
+    #[serde(default)]
+    pub bias: bool,
 }
 
 /// Mamba-2 mixer.
@@ -221,6 +231,12 @@ pub struct Mamba2 {
     pub heads: u64,
     /// Convolution kernel length.
     pub conv_kernel: u64,
+    /// Biases on the input and output projections.
+    #[serde(default)]
+    pub bias: bool,
+    /// A bias per channel of the convolution.
+    #[serde(default = "yes")]
+    pub conv_bias: bool,
 }
 
 /// Channel mixing of a block.
@@ -257,19 +273,23 @@ pub enum Activation {
     SwiGlu,
     /// GELU(gate) times up: three matrices.
     GeGlu,
+    /// ReLU(gate) times up: three matrices.
+    ReGlu,
     /// GELU: two matrices.
     Gelu,
     /// ReLU: two matrices.
     Relu,
     /// Squared ReLU: two matrices.
     SquaredRelu,
+    /// SiLU: two matrices.
+    Silu,
 }
 
 impl Activation {
     /// Whether a gate matrix stands beside the up projection.
     #[must_use]
     pub fn gated(self) -> bool {
-        matches!(self, Self::SwiGlu | Self::GeGlu)
+        matches!(self, Self::SwiGlu | Self::GeGlu | Self::ReGlu)
     }
     /// Matrices of width `hidden x width`: 3 gated, 2 plain.
     #[must_use]
@@ -376,8 +396,17 @@ pub struct Fault {
     pub message: String,
 }
 
-/// Largest size of any dimension that is accepted: keeps all later arithmetic inside 64 bits.
-const LARGEST: u64 = 1 << 24;
+/// Largest width that is accepted. With [`LARGEST_VOCABULARY`] and [`LARGEST_EXPERTS`] it keeps every
+/// parameter total below 2^59, so that bytes (at most 20 for each) stay inside 64 bits.
+const LARGEST: u64 = 1 << 22;
+/// Largest residual stream that is accepted.
+const LARGEST_HIDDEN: u64 = 1 << 20;
+/// Largest vocabulary (and position table) that is accepted.
+const LARGEST_VOCABULARY: u64 = 1 << 26;
+/// Largest number of weights that the routed experts of one layer may have together.
+const LARGEST_EXPERTS: u64 = 1 << 45;
+/// Most distinct blocks: layers refer to them by one byte.
+const MOST_BLOCKS: usize = 128;
 
 impl Model {
     /// Checks everything that types alone cannot: positive sizes, known blocks, heads that divide.
@@ -395,13 +424,13 @@ impl Model {
         if self.name.trim().is_empty() {
             return Err(top("name", "the name is empty".into()));
         }
-        for (field, value) in [
-            ("hidden", self.hidden),
-            ("vocabulary", self.vocabulary),
-            ("vocabulary_divisor", self.vocabulary_divisor),
-            ("embedding_width", self.embedding_width.unwrap_or(1)),
+        for (field, value, largest) in [
+            ("hidden", self.hidden, LARGEST_HIDDEN),
+            ("vocabulary", self.vocabulary, LARGEST_VOCABULARY),
+            ("vocabulary_divisor", self.vocabulary_divisor, 1 << 16),
+            ("embedding_width", self.embedding_width.unwrap_or(1), LARGEST_HIDDEN),
         ] {
-            check_size(field, None, value)?;
+            check_up_to(field, None, value, largest)?;
         }
         if self.max_sequence == 0 || self.max_sequence > 1 << 32 {
             return Err(top(
@@ -410,7 +439,7 @@ impl Model {
             ));
         }
         if let Position::Learned(rows) = self.position {
-            check_size("position", None, rows)?;
+            check_up_to("position", None, rows, LARGEST_VOCABULARY)?;
         }
         if let Position::RotaryWith { base, share } = self.position
             && !(base.is_finite() && base > 0.0 && share > 0.0 && share <= 1.0)
@@ -420,8 +449,14 @@ impl Model {
         if self.layers.is_empty() {
             return Err(top("layers", "a model needs at least one layer".into()));
         }
+        if self.blocks.len() > MOST_BLOCKS {
+            return Err(top(
+                "blocks",
+                format!("{} distinct blocks; at most {MOST_BLOCKS} are accepted", self.blocks.len()),
+            ));
+        }
         for (name, block) in &self.blocks {
-            block.validate(name)?;
+            block.validate(name, self.hidden)?;
         }
         let known = || self.blocks.keys().cloned().collect::<Vec<_>>().join("`, `");
         let mut total = 0u64;
@@ -429,7 +464,7 @@ impl Model {
             if segment.repeat == 0 || segment.of.is_empty() {
                 return Err(top("layers", "every segment needs repeat >= 1 and at least one block".into()));
             }
-            total += u64::from(segment.repeat) * segment.of.len() as u64;
+            total = total.saturating_add(u64::from(segment.repeat).saturating_mul(segment.of.len() as u64));
             if let Some(unknown) = segment.of.iter().find(|name| !self.blocks.contains_key(*name)) {
                 return Err(top(
                     "layers",
@@ -468,18 +503,34 @@ impl Model {
 }
 
 fn check_size(field: &str, within: Option<&str>, value: u64) -> Result<(), Fault> {
-    if (1..=LARGEST).contains(&value) {
+    check_up_to(field, within, value, LARGEST)
+}
+
+fn check_up_to(field: &str, within: Option<&str>, value: u64, largest: u64) -> Result<(), Fault> {
+    if (1..=largest).contains(&value) {
         return Ok(());
     }
     Err(Fault {
         field: field.into(),
         within: within.map(Into::into),
-        message: format!("expected 1 to {LARGEST}, found {value}"),
+        message: format!("expected 1 to {largest}, found {value}"),
+    })
+}
+
+/// Checks the product of two factors that each passed [`check_size`].
+fn check_product(field: &str, within: &str, of: &str, a: u64, b: u64) -> Result<(), Fault> {
+    if a * b <= LARGEST {
+        return Ok(());
+    }
+    Err(Fault {
+        field: field.into(),
+        within: Some(within.into()),
+        message: format!("{of} is {a} x {b}; at most {LARGEST} is accepted"),
     })
 }
 
 impl Block {
-    fn validate(&self, name: &str) -> Result<(), Fault> {
+    fn validate(&self, name: &str, hidden: u64) -> Result<(), Fault> {
         let within = Some(name);
         let fault =
             |field: &str, message: String| Fault { field: field.into(), within: Some(name.into()), message };
@@ -498,8 +549,15 @@ impl Block {
                         format!("{} query heads do not divide among {} key/value heads", a.heads, a.kv_heads),
                     ));
                 }
+                check_product("head_dim", name, "the width of all heads", a.heads, a.head_dim)?;
                 if a.window == Some(0) {
                     return Err(fault("window", "a window needs at least one token".into()));
+                }
+                if a.chunk == Some(0) {
+                    return Err(fault("chunk", "a chunk needs at least one token".into()));
+                }
+                if a.window.is_some() && a.chunk.is_some() {
+                    return Err(fault("chunk", "attention is either windowed or chunked, not both".into()));
                 }
             }
             Mixer::Latent(a) => {
@@ -513,17 +571,18 @@ impl Block {
                 ] {
                     check_size(field, within, value)?;
                 }
+                let heads = "the width of all heads";
+                check_product("heads", name, heads, a.heads, a.qk_nope_dim + a.qk_rope_dim)?;
+                check_product("heads", name, heads, a.heads, a.qk_nope_dim + a.v_dim)?;
             }
             Mixer::Mamba2(a) => {
-                for (field, value) in [
-                    ("inner", a.inner),
-                    ("state", a.state),
-                    ("groups", a.groups),
-                    ("heads", a.heads),
-                    ("conv_kernel", a.conv_kernel),
-                ] {
+                for (field, value) in
+                    [("inner", a.inner), ("state", a.state), ("groups", a.groups), ("heads", a.heads)]
+                {
                     check_size(field, within, value)?;
                 }
+                check_up_to("conv_kernel", within, a.conv_kernel, 1 << 12)?;
+                check_product("groups", name, "the width of B and C", a.groups, a.state)?;
                 if a.inner % a.heads != 0 || a.heads % a.groups != 0 {
                     return Err(fault(
                         "heads",
@@ -544,6 +603,15 @@ impl Block {
                     ("latent_width", e.latent_width.unwrap_or(1)),
                 ] {
                     check_size(field, within, value)?;
+                }
+                let seen = e.latent_width.unwrap_or(hidden);
+                if [e.experts, e.width, 3 * seen].iter().map(|&n| u128::from(n)).product::<u128>()
+                    > u128::from(LARGEST_EXPERTS)
+                {
+                    return Err(fault(
+                        "experts",
+                        format!("{} experts of {seen} x {} hold more than 2^45 weights", e.experts, e.width),
+                    ));
                 }
                 if e.top_k > e.experts {
                     return Err(fault(

@@ -1,5 +1,6 @@
 //! Integration tests, one module per topic.
 
 mod frameworks;
+mod models;
 mod money;
 mod specs;

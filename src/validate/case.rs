@@ -462,6 +462,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
             qk_nope_dim: row.whole("mla_qk_nope")?.unwrap_or(128),
             qk_rope_dim: row.whole("mla_qk_rope")?.unwrap_or(64),
             v_dim: row.whole("mla_v_dim")?.unwrap_or(128),
+            bias: false,
         }),
         _ => None,
     };
@@ -477,6 +478,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
             qk_norm: if notes.contains("qk-norm") { QkNorm::PerHeadDim } else { QkNorm::None },
             sinks,
             window,
+            chunk: None,
         }),
     };
     let dense = FeedForward::Dense(Dense { width: ffn, activation, bias: old });
@@ -513,7 +515,15 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         let state = row.whole("ssm_state")?.unwrap_or(128);
         order = hybrid_order(hybrid, count)?;
         // Nemotron-H keeps the usual inner width of twice the hidden size with heads of 64 and 8 groups.
-        let mamba = Mamba2 { inner: 2 * hidden, state, groups: 8, heads: 2 * hidden / 64, conv_kernel: 4 };
+        let mamba = Mamba2 {
+            inner: 2 * hidden,
+            state,
+            groups: 8,
+            heads: 2 * hidden / 64,
+            conv_kernel: 4,
+            bias: false,
+            conv_bias: true,
+        };
         let one = |mixer, feed_forward| Block { mixer, feed_forward, norms: 1, parallel: false };
         blocks.insert("attention".to_owned(), one(attention(None), FeedForward::None));
         blocks.insert("mlp".to_owned(), one(Mixer::None, dense));

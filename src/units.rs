@@ -44,7 +44,25 @@ fn parse_with_units(
     if !value.is_finite() || value < 0.0 {
         return Err(err());
     }
-    Ok(value)
+    // Negative zero becomes zero.
+    Ok(value + 0.0)
+}
+
+/// Largest whole quantity that is read from text: sums of many stay inside 64 bits.
+const LARGEST_WHOLE: f64 = 1e18;
+
+/// Reads a whole quantity, rounded.
+fn parse_whole(
+    text: &str,
+    units: &[(&str, f64)],
+    what: &'static str,
+    example: &'static str,
+) -> Result<u64, ParseQuantityError> {
+    let value = parse_with_units(text, units, what, example)?;
+    if value > LARGEST_WHOLE {
+        return Err(ParseQuantityError { text: text.to_owned(), what, example });
+    }
+    Ok(value.round() as u64)
 }
 
 macro_rules! float_quantity {
@@ -384,8 +402,7 @@ const BYTE_UNITS: &[(&str, f64)] = &[
 impl Bytes {
     /// Reads `"80GiB"`, `"80GB"` or a bare number of bytes such as `75e9`.
     pub fn parse(text: &str) -> Result<Self, ParseQuantityError> {
-        parse_with_units(text, BYTE_UNITS, "an amount of memory", "\"80GiB\", \"80GB\" or 80e9")
-            .map(|bytes| Self(bytes.round() as u64))
+        parse_whole(text, BYTE_UNITS, "an amount of memory", "\"80GiB\", \"80GB\" or 80e9").map(Self)
     }
     /// Decimal gigabytes.
     #[must_use]
@@ -437,8 +454,7 @@ impl Tokens {
     /// Reads `"15T"`, `"800B"` (billion) or a bare number.
     pub fn parse(text: &str) -> Result<Self, ParseQuantityError> {
         let units = &[("", 1.0), ("K", 1e3), ("M", 1e6), ("B", 1e9), ("T", 1e12)];
-        parse_with_units(text, units, "a number of tokens", "15T, 800B or 1e12")
-            .map(|tokens| Self(tokens.round() as u64))
+        parse_whole(text, units, "a number of tokens", "15T, 800B or 1e12").map(Self)
     }
 }
 impl fmt::Display for Tokens {
@@ -499,6 +515,10 @@ mod tests {
         assert!(Seconds::parse("-3s").is_err());
         assert!(Dollars::parse("NaNUSD").is_err());
         assert!(Bytes::parse("lots").is_err());
+        assert!(Bytes::parse("1e30B").is_err());
+        assert!(Tokens::parse("1e300").is_err());
+        assert!(Seconds::parse("1e400s").is_err());
+        assert_eq!(Seconds::parse("-0s").unwrap().0.to_bits(), 0);
     }
 
     #[test]

@@ -246,7 +246,7 @@ fn from_ron(source: &str, text: &str, error: &SpannedError) -> SpecError {
             }
         }
         RonError::DuplicateStructField { field, .. } => {
-            let again = found.keys.iter().filter(|k| k.name == *field && k.span.start < end).next_back();
+            let again = found.keys.iter().rfind(|k| k.name == *field && k.span.start < end);
             let first = again.and_then(|again| {
                 found.keys.iter().find(|k| k.name == *field && k.bracket == again.bracket && k != &again)
             });

@@ -11,6 +11,7 @@ pub mod goodput;
 pub mod model;
 pub mod money;
 pub mod network;
+pub mod roofline;
 pub mod scaling;
 pub mod schedule;
 pub mod step;

@@ -10,7 +10,8 @@ use serde::Serialize;
 
 use super::goodput::NoProgress;
 use super::money::{Run, RunCost, run_cost};
-use super::scaling::{CHINCHILLA, bubble_fraction, bubble_ratio, critical_batch, tokens_factor};
+use super::scaling::{CHINCHILLA, critical_batch, tokens_factor};
+use super::schedule::{bubble_fraction, bubble_ratio};
 use crate::spec::job::{Phase, Precision};
 use crate::units::{Dollars, Picos, Seconds, Tokens, as_number};
 

@@ -11,6 +11,8 @@
 
 use serde::Serialize;
 
+use super::StateClass;
+use crate::memory::moment_bytes;
 use crate::spec::cluster::Cluster;
 use crate::spec::job::Optimizer;
 use crate::units::{Bandwidth, Bytes, Seconds, as_number};
@@ -119,20 +121,14 @@ pub struct NoProgress {
 }
 
 /// Bytes of a checkpoint of `parameters` trained weights: the BF16 weights, the FP32 master copy and the
-/// optimizer's moments (14 B per parameter with AdamW). `in_adamw` of them are embeddings, head and
-/// norms, which Muon leaves to AdamW; other optimizers ignore it.
+/// optimizer's moments (14 B per parameter with AdamW). `ends` of them are embeddings, head and norms,
+/// whose optimizer may differ ([`crate::memory::optimizer_of`]).
 #[must_use]
-pub fn checkpoint_bytes(parameters: u64, in_adamw: u64, optimizer: Optimizer) -> Bytes {
-    let weights_and_master = 2 + 4;
-    let moments = match optimizer {
-        Optimizer::Adamw => 8 * parameters,
-        Optimizer::AdamwBf16 => 4 * parameters,
-        // Two moments of one byte; their block scales are below a percent.
-        Optimizer::Adam8bit => 2 * parameters,
-        Optimizer::Muon => 4 * parameters + 4 * in_adamw.min(parameters),
-        Optimizer::Sgd => 4 * parameters,
-    };
-    Bytes(weights_and_master * parameters + moments)
+pub fn checkpoint_bytes(parameters: u64, ends: u64, optimizer: Optimizer) -> Bytes {
+    let weights_and_master = 2.0 + 4.0;
+    let bytes = |count: u64, class| count as f64 * (weights_and_master + moment_bytes(optimizer, class));
+    let layers = bytes(parameters.saturating_sub(ends), StateClass::Dense);
+    Bytes::from_f64(layers + bytes(ends.min(parameters), StateClass::Ends))
 }
 
 /// Mean time between failures of a job on `gpus` GPUs.

@@ -1,8 +1,9 @@
-//! Closed forms of scale: training FLOPs, the loss law, the critical batch, the pipeline bubble.
+//! Closed forms of scale: training FLOPs, the loss law, the critical batch, micro-batches for a bubble.
 //!
 //! They explain and advise; no plan is ranked by them. Predictions come from the itemised model.
 
-use crate::units::{FlopRate, Flops, Seconds, Tokens};
+use super::schedule::bubble_fraction;
+use crate::units::{Bytes, FlopRate, Flops, Seconds, Tokens};
 
 /// Training FLOPs of a dense model without attention: `6 parameters tokens`.
 #[must_use]
@@ -26,6 +27,12 @@ pub fn time_at(flops: Flops, gpus: u32, peak: FlopRate, utilisation: f64) -> Sec
 #[must_use]
 pub fn utilisation(flops: Flops, gpus: u32, peak: FlopRate, time: Seconds) -> f64 {
     flops.0 / (f64::from(gpus) * peak.0 * time.0)
+}
+
+/// Fewest GPUs that hold `state` bytes when it is fully sharded and each takes `limit`.
+#[must_use]
+pub fn least_gpus(state: Bytes, limit: Bytes) -> u64 {
+    state.0.div_ceil(limit.0.max(1))
 }
 
 /// A loss law `irreducible + a / parameters^alpha + b / tokens^beta`.
@@ -68,20 +75,6 @@ pub fn critical_batch(loss: f64) -> Tokens {
 #[must_use]
 pub fn tokens_factor(batch: Tokens, critical: Tokens) -> f64 {
     1.0 + batch.0 as f64 / critical.0.max(1) as f64
-}
-
-/// Idle time of a pipeline of equal stages, relative to its busy time: `(p - 1) / (m v)`. GPipe and
-/// 1F1B have the same (v = 1).
-#[must_use]
-pub fn bubble_ratio(pipeline_parallel: u32, virtual_stages: u32, micro_batches: u32) -> f64 {
-    f64::from(pipeline_parallel - 1) / (f64::from(micro_batches) * f64::from(virtual_stages))
-}
-
-/// Share of the step in which a pipeline of equal stages idles: `(p - 1) / (m v + p - 1)`.
-#[must_use]
-pub fn bubble_fraction(pipeline_parallel: u32, virtual_stages: u32, micro_batches: u32) -> f64 {
-    let ratio = bubble_ratio(pipeline_parallel, virtual_stages, micro_batches);
-    ratio / (1.0 + ratio)
 }
 
 /// Fewest micro-batches for which the pipeline idles less than `share` of the step.

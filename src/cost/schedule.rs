@@ -108,11 +108,39 @@ enum Pass {
     Weight,
 }
 
-/// Operation lists of a zero-bubble schedule, rank by rank: what a greedy scheduler does when every
-/// pass takes one unit and no rank holds more than [`Shape::in_flight`] chunks. The lists depend on
-/// the shape alone, so they are fixed whatever the passes really take.
+/// Operation lists of zero bubble H1 (Qi et al. 2023): 1F1B whose rank `r` runs its weight gradients
+/// `r` micro-batches late, so that the cool-down is full of them. Its bubble is
+/// `(p - 1) (F + B - W)`, a third of 1F1B's where the three passes are equal.
+fn zero_bubble_h1_lists(p: usize, m: usize, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+    lists.clear();
+    for rank in 0..p {
+        let k = rank as u32;
+        let (mut forwards, mut weights) = ((p - rank).min(m), 0);
+        let mut list: Vec<_> = (0..forwards).map(|j| (Pass::Forward, k, j as u32)).collect();
+        for j in 0..m {
+            list.push((Pass::Input, k, j as u32));
+            if j >= rank {
+                list.push((Pass::Weight, k, weights));
+                weights += 1;
+            }
+            if forwards < m {
+                list.push((Pass::Forward, k, forwards as u32));
+                forwards += 1;
+            }
+        }
+        list.extend((weights..m as u32).map(|j| (Pass::Weight, k, j)));
+        lists.push(list);
+    }
+}
+
+/// Operation lists of a zero-bubble schedule, rank by rank: H1 as published, the others what a greedy
+/// scheduler does when every pass takes one unit and no rank holds more than [`Shape::in_flight`]
+/// chunks. The lists depend on the shape alone, so they are fixed whatever the passes really take.
 fn zero_bubble_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
     let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+    if shape.schedule == Schedule::ZeroBubbleH1 {
+        return zero_bubble_h1_lists(p, m, lists);
+    }
     let n = p * v;
     lists.clear();
     lists.resize(p, Vec::new());

@@ -3,4 +3,5 @@
 mod frameworks;
 mod models;
 mod money;
+mod reference_facts;
 mod specs;

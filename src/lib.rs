@@ -9,5 +9,6 @@ pub mod spec;
 pub mod stages {
     pub mod layout;
 }
+pub mod stages;
 pub mod units;
 pub mod validate;

@@ -1,0 +1,621 @@
+//! Which layers go on which pipeline stage, and what each stage recomputes: one problem type, one
+//! solution type, and independent solvers.
+//!
+//! The problem is plain integers and knows nothing of GPUs, models or frameworks. Layers come in model
+//! order as runs of identical neighbours; they are cut into `pipeline_parallel * virtual_stages` chunks;
+//! chunk `k` lives on rank [`Pipeline::rank_of_chunk`]`[k]`. What a schedule does to time and memory is
+//! data as well ([`Pipeline`]).
+//!
+//! * [`dp`]: exact for one chunk per rank, in microseconds: what the search calls.
+//! * [`milp`]: the same problem as an integer programme for HiGHS, any number of chunks per rank, with a
+//!   certified bound.
+//! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
+//! * [`layout`]: the result in the words of launch flags.
+
+pub mod dp;
+pub mod pipeline;
+
+use crate::units::{Bytes, Picos};
+
+pub use dp::{Balancer, Outcome};
+pub use pipeline::{Pipeline, RankOrder};
+
+use std::sync::Arc;
+
+/// Most kinds of layers that a problem may hold.
+pub const MAX_KINDS: usize = 16;
+
+/// `count` layers of one kind in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Index into [`Problem::kinds`].
+    pub kind: u8,
+    /// How many layers, at least one.
+    pub count: u32,
+}
+
+/// What one layer of a kind costs on one rank, whatever it recomputes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Kind {
+    /// Forward pass of one micro-batch.
+    pub forward: Picos,
+    /// Backward pass of one micro-batch without recomputation.
+    pub backward: Picos,
+    /// Bytes that the layer holds for the whole step: weights, gradients, optimizer states.
+    pub held: Bytes,
+    /// Bytes that the largest layer of a rank needs once (a gathered unit of sharded weights).
+    pub gathered: Bytes,
+    /// Groups of [`Problem::shared`] that the layer touches, as bits.
+    pub touches: u64,
+}
+
+/// One way to recompute: by kind, as in [`Problem::kinds`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Mode {
+    /// Backward time on top of [`Kind::backward`] per micro-batch.
+    pub extra: Vec<Picos>,
+    /// Bytes kept per micro-batch in flight (of a group of [`Mode::group`] layers).
+    pub kept: Vec<Bytes>,
+    /// Bytes that the largest layer of a rank needs once while it runs its backward pass.
+    pub transient: Vec<Bytes>,
+    /// Consecutive layers of a chunk that keep one input together: 1, or `n` of "full, uniform, n".
+    /// Beyond 1, `kept` is the same for all kinds.
+    pub group: u32,
+}
+
+/// Whole-layer recomputation of the first layers of a chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Block {
+    /// Mode of the recomputed layers, an index into [`Problem::modes`].
+    pub full: u16,
+    /// Mode of the other layers.
+    pub rest: u16,
+    /// Fewest and most recomputed layers of a chunk to try, at least 1.
+    pub counts: (u32, u32),
+}
+
+/// Whether stages may differ in what they recompute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Freedom {
+    /// One mode, or one count of recomputed layers per chunk, for the whole model (stock Megatron).
+    Global,
+    /// Every rank its own.
+    PerStage,
+}
+
+/// What a chunk costs beside its layers: embedding, head, loss, multi-token prediction, host time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fixed {
+    /// Forward pass of one micro-batch.
+    pub forward: Picos,
+    /// Backward pass of one micro-batch.
+    pub backward: Picos,
+    /// Bytes held for the whole step.
+    pub held: Bytes,
+    /// Bytes kept per micro-batch in flight.
+    pub kept: Bytes,
+    /// Bytes needed once, at the peak (logits); the rank pays the largest of these and of its layers'.
+    pub transient: Bytes,
+    /// As [`Kind::gathered`].
+    pub gathered: Bytes,
+    /// As [`Kind::touches`].
+    pub touches: u64,
+    /// The chunk holds no decoder layers (a head, or multi-token prediction, alone on a stage).
+    pub closed: bool,
+}
+
+/// Time after the last backward pass of the first rank: its data-parallel reduction as far as it stays
+/// exposed, as the largest of lines over the layers of that rank (and zero).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Tail {
+    /// The lines.
+    pub lines: Vec<Line>,
+}
+
+/// `constant + sum over layers of per_layer[kind]`, in picoseconds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Line {
+    /// Whatever the layers.
+    pub constant: i64,
+    /// By kind.
+    pub per_layer: Vec<i64>,
+}
+
+impl Tail {
+    /// The tail of a rank with so many layers of each kind.
+    #[must_use]
+    pub fn at(&self, counts: &[u32]) -> u64 {
+        let line = |line: &Line| {
+            let layers = line.per_layer.iter().zip(counts).map(|(&each, &n)| each * i64::from(n));
+            u64::try_from(line.constant + layers.sum::<i64>()).unwrap_or(0)
+        };
+        self.lines.iter().map(line).max().unwrap_or(0)
+    }
+}
+
+/// What is to be balanced.
+#[derive(Debug, Clone)]
+pub struct Problem {
+    /// Ranks, chunks and the order of passes.
+    pub pipeline: Arc<Pipeline>,
+    /// Kinds of layers, at most [`MAX_KINDS`].
+    pub kinds: Vec<Kind>,
+    /// The layers in model order.
+    pub runs: Vec<Run>,
+    /// Ways to recompute, at least one.
+    pub modes: Vec<Mode>,
+    /// Recomputation of the first layers of every chunk, where the framework has it.
+    pub block: Option<Block>,
+    /// Whether ranks may differ in recomputation.
+    pub freedom: Freedom,
+    /// What chunks cost beside their layers; one entry per chunk, in model order.
+    pub fixed: Vec<Fixed>,
+    /// Bytes of every rank whatever it holds.
+    pub rank_bytes: Bytes,
+    /// Bytes of groups that a rank pays once if anything on it touches them (at most 64 groups).
+    pub shared: Vec<Bytes>,
+    /// Bytes that a rank may use.
+    pub limit: Bytes,
+    /// Exposed latency between the end of a pass and the start of the next on a neighbouring rank.
+    pub hop: Picos,
+    /// Fewest decoder layers of a chunk that is not [`Fixed::closed`].
+    pub min_layers: u32,
+    /// Data-parallel tail of the first rank, where it matters.
+    pub tail: Option<Tail>,
+}
+
+/// What a chunk recomputes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Choice {
+    /// All its layers in one mode, an index into [`Problem::modes`].
+    Mode(u16),
+    /// Its first `n` layers wholly ([`Block`]).
+    Block(u32),
+}
+
+/// Where the layers are and what they recompute; one entry per chunk, in model order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Assignment {
+    /// Decoder layers.
+    pub layers: Vec<u32>,
+    /// Recomputation.
+    pub recompute: Vec<Choice>,
+}
+
+/// What an assignment costs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Evaluation {
+    /// Forward pass of one micro-batch, per chunk.
+    pub forward: Vec<Picos>,
+    /// Backward pass of one micro-batch with recomputation, per chunk.
+    pub backward: Vec<Picos>,
+    /// Peak bytes per rank.
+    pub memory: Vec<Bytes>,
+    /// Exposed data-parallel tail.
+    pub tail: Picos,
+    /// Lower bound on the makespan of the schedule from the chains of dependent passes (the larger of
+    /// the chain and the busy bound), tail included.
+    pub bound: Picos,
+    /// The part of [`Evaluation::bound`] that solvers minimise: without the busy bound, and for several
+    /// chunks per rank as if the chunks of a rank were equal.
+    pub chain: Picos,
+    /// The closed form: `(m-1) max t + sum t`, or `m max t + (p-1)/(p v) sum t`, tail included.
+    pub closed: Picos,
+}
+
+/// What solvers minimise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Objective {
+    /// [`Evaluation::chain`].
+    Chain,
+    /// [`Evaluation::closed`].
+    Closed,
+}
+
+/// Who found a solution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Solver {
+    /// [`dp`].
+    Dynamic,
+    /// [`milp`].
+    Milp,
+    /// The even split.
+    Even,
+}
+
+/// An assignment with its cost and what is known about anything better.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Solution {
+    /// Layers and recomputation.
+    pub assignment: Assignment,
+    /// Its cost.
+    pub evaluation: Evaluation,
+    /// What was minimised.
+    pub objective: Objective,
+    /// No assignment has a smaller objective than this.
+    pub lower_bound: Picos,
+    /// Who found it.
+    pub solver: Solver,
+}
+
+impl Solution {
+    /// Value of what was minimised.
+    #[must_use]
+    pub fn value(&self) -> Picos {
+        match self.objective {
+            Objective::Chain => self.evaluation.chain,
+            Objective::Closed => self.evaluation.closed,
+        }
+    }
+    /// By what share of the objective any other assignment could at most be better.
+    #[must_use]
+    pub fn gap(&self) -> f64 {
+        let value = self.value().0;
+        if value == 0 { 0.0 } else { value.saturating_sub(self.lower_bound.0) as f64 / value as f64 }
+    }
+}
+
+/// Why an assignment is not one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// The assignment's lists do not have one entry per chunk.
+    #[error("{found} chunks, but the pipeline has {expected}")]
+    Chunks {
+        /// Entries given.
+        found: usize,
+        /// Chunks of the pipeline.
+        expected: usize,
+    },
+    /// Layers are lost or invented.
+    #[error("{found} layers placed, but the model has {expected}")]
+    Layers {
+        /// Layers placed.
+        found: u64,
+        /// Layers of the model.
+        expected: u64,
+    },
+    /// A chunk has fewer layers than allowed, or any where it must have none.
+    #[error("chunk {chunk} holds {layers} layers")]
+    ChunkSize {
+        /// Which chunk.
+        chunk: usize,
+        /// Its layers.
+        layers: u32,
+    },
+    /// A recompute choice that the problem does not offer.
+    #[error("chunk {chunk} recomputes in a way that is not offered")]
+    Choice {
+        /// Which chunk.
+        chunk: usize,
+    },
+    /// Ranks (or, under [`Freedom::Global`], the model) mix recompute choices.
+    #[error("chunk {chunk} recomputes otherwise than the chunks it must agree with")]
+    Mixed {
+        /// Which chunk.
+        chunk: usize,
+    },
+    /// A rank needs more memory than it has.
+    #[error("rank {rank} needs {need} but has {limit}")]
+    Memory {
+        /// Which rank.
+        rank: usize,
+        /// Peak bytes.
+        need: Bytes,
+        /// Bytes it may use.
+        limit: Bytes,
+    },
+}
+
+/// A problem that makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProblemError {
+    /// A table has the wrong length or an index points nowhere.
+    #[error("malformed balancing problem: {0}")]
+    Malformed(&'static str),
+    /// Times are so long that sums of picoseconds could overflow.
+    #[error("a step of this problem exceeds two weeks; times cannot be summed in picoseconds")]
+    TooLong,
+}
+
+impl Problem {
+    /// Number of decoder layers.
+    #[must_use]
+    pub fn layer_count(&self) -> u32 {
+        self.runs.iter().map(|run| run.count).sum()
+    }
+
+    /// Number of chunks.
+    #[must_use]
+    pub fn chunks(&self) -> usize {
+        self.pipeline.rank_of_chunk.len()
+    }
+
+    /// Fewest layers that a chunk may hold.
+    #[must_use]
+    pub fn least(&self, chunk: usize) -> u32 {
+        if self.fixed[chunk].closed { 0 } else { self.min_layers }
+    }
+
+    /// Checks that every table fits every other and that no sum can overflow.
+    ///
+    /// # Errors
+    /// The first thing that does not fit.
+    pub fn check(&self) -> Result<(), ProblemError> {
+        let bad = |what| Err(ProblemError::Malformed(what));
+        let kinds = self.kinds.len();
+        if kinds > MAX_KINDS {
+            return bad("more than 16 kinds of layers");
+        }
+        if self.runs.iter().any(|run| run.count == 0 || usize::from(run.kind) >= kinds) {
+            return bad("a run is empty or of an unknown kind");
+        }
+        if self.fixed.len() != self.chunks() {
+            return bad("fixed costs are not one per chunk");
+        }
+        if self.modes.is_empty() {
+            return bad("no recompute mode");
+        }
+        for mode in &self.modes {
+            if [mode.extra.len(), mode.kept.len(), mode.transient.len()] != [kinds; 3] {
+                return bad("a recompute mode does not list every kind");
+            }
+            if mode.group == 0 || mode.group > 1 && mode.kept.windows(2).any(|pair| pair[0] != pair[1]) {
+                return bad("grouped layers keep different inputs");
+            }
+        }
+        if let Some(block) = self.block {
+            let modes = self.modes.len();
+            let (full, rest) = (usize::from(block.full), usize::from(block.rest));
+            if full >= modes || rest >= modes {
+                return bad("block recomputation uses an unknown mode");
+            }
+            if self.modes[full].group != 1 || self.modes[rest].group != 1 {
+                return bad("block recomputation of grouped layers");
+            }
+            if block.counts.0 == 0 {
+                return bad("block recomputation of no layer");
+            }
+        }
+        if self.shared.len() > 64 {
+            return bad("more than 64 shared groups");
+        }
+        if let Some(tail) = &self.tail {
+            if tail.lines.iter().any(|line| line.per_layer.len() != kinds) {
+                return bad("a tail line does not list every kind");
+            }
+        }
+        // Everything on one rank at once, in 128 bits, must leave room for a factor of 8.
+        let most = |values: &mut dyn Iterator<Item = u64>| u128::from(values.max().unwrap_or(0));
+        let mut time = 0;
+        let mut bytes = u128::from(self.rank_bytes.0);
+        for run in &self.runs {
+            let kind = &self.kinds[usize::from(run.kind)];
+            let q = usize::from(run.kind);
+            let extra = most(&mut self.modes.iter().map(|mode| mode.extra[q].0));
+            let kept = most(&mut self.modes.iter().map(|mode| mode.kept[q].0));
+            let transient = most(&mut self.modes.iter().map(|mode| mode.transient[q].0));
+            time += u128::from(run.count) * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
+            bytes += u128::from(run.count) * (u128::from(kind.held.0) + kept * self.pipeline.most_in_flight())
+                + transient
+                + u128::from(kind.gathered.0);
+        }
+        for fixed in &self.fixed {
+            time += u128::from(fixed.forward.0) + u128::from(fixed.backward.0) + u128::from(self.hop.0) * 4;
+            bytes += u128::from(fixed.held.0)
+                + u128::from(fixed.kept.0) * self.pipeline.most_in_flight()
+                + u128::from(fixed.transient.0)
+                + u128::from(fixed.gathered.0);
+        }
+        bytes += self.shared.iter().map(|group| u128::from(group.0)).sum::<u128>();
+        let step = time * u128::from(self.pipeline.micro_batches + 1);
+        if step * u128::from(self.pipeline.chunks_per_rank) > u128::from(u64::MAX / 8) {
+            return Err(ProblemError::TooLong);
+        }
+        if bytes > u128::from(u64::MAX / 8) {
+            return bad("bytes beyond what 64 bits can sum");
+        }
+        Ok(())
+    }
+
+    /// The even split: equal counts, and where they do not come out, one layer more on the first
+    /// chunks that take any.
+    #[must_use]
+    pub fn even_layers(&self) -> Vec<u32> {
+        let open = self.fixed.iter().filter(|fixed| !fixed.closed).count() as u32;
+        let layers = self.layer_count();
+        let (each, more) = if open == 0 { (0, 0) } else { (layers / open, layers % open) };
+        let mut seen = 0;
+        self.fixed
+            .iter()
+            .map(|fixed| {
+                if fixed.closed {
+                    return 0;
+                }
+                seen += 1;
+                each + u32::from(seen <= more)
+            })
+            .collect()
+    }
+}
+
+/// Counts of layers by kind in a stretch of the model.
+pub(crate) type Counts = [u32; MAX_KINDS];
+
+/// What an assignment costs, or why it is not one.
+///
+/// # Errors
+/// The first [`Violation`], memory last.
+pub fn evaluate(problem: &Problem, assignment: &Assignment) -> Result<Evaluation, Violation> {
+    let mut evaluation = Evaluation::default();
+    evaluate_into(problem, assignment, &mut evaluation)?;
+    Ok(evaluation)
+}
+
+/// [`evaluate`] into an existing value, so that a search need not allocate. After an error the value
+/// holds whatever had been computed.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn evaluate_into(
+    problem: &Problem,
+    assignment: &Assignment,
+    into: &mut Evaluation,
+) -> Result<(), Violation> {
+    check_shape(problem, assignment)?;
+    let pipeline = &*problem.pipeline;
+    let chunks = problem.chunks();
+    into.forward.clear();
+    into.backward.clear();
+    into.memory.clear();
+    let (mut run, mut used) = (0, 0);
+    let mut first_rank = Counts::default();
+    // Of every rank: what is held, the largest transient and gathered unit, the groups touched.
+    let mut ranks = [(0_u64, 0_u64, 0_u64, 0_u64); 64];
+    let mut more_ranks;
+    let ranks = if pipeline.ranks as usize <= ranks.len() {
+        &mut ranks[..pipeline.ranks as usize]
+    } else {
+        more_ranks = vec![(0, 0, 0, 0); pipeline.ranks as usize];
+        &mut more_ranks[..]
+    };
+    // `memory` holds the bytes kept per micro-batch of every chunk until the ranks are summed up.
+    for chunk in 0..chunks {
+        let fixed = &problem.fixed[chunk];
+        let rank = pipeline.rank_of_chunk[chunk] as usize;
+        let (mut forward, mut backward, mut kept) = (fixed.forward.0, fixed.backward.0, fixed.kept.0);
+        let state = &mut ranks[rank];
+        state.0 += fixed.held.0;
+        state.1 = state.1.max(fixed.transient.0);
+        state.2 = state.2.max(fixed.gathered.0);
+        state.3 |= fixed.touches;
+        let mut left = assignment.layers[chunk];
+        let (mut whole, full, rest) = match (assignment.recompute[chunk], problem.block) {
+            (Choice::Block(n), Some(block)) => (n, usize::from(block.full), usize::from(block.rest)),
+            (Choice::Mode(mode), _) => (0, usize::from(mode), usize::from(mode)),
+            (Choice::Block(_), None) => return Err(Violation::Choice { chunk }),
+        };
+        let group = problem.modes[rest].group;
+        if group > 1 && left > 0 {
+            kept += u64::from(left.div_ceil(group)) * problem.modes[rest].kept[0].0;
+        }
+        while left > 0 {
+            let this = &problem.runs[run];
+            let q = usize::from(this.kind);
+            let kind = &problem.kinds[q];
+            let mut take = left.min(this.count - used);
+            let mode = if whole > 0 {
+                take = take.min(whole);
+                whole -= take;
+                &problem.modes[full]
+            } else {
+                &problem.modes[rest]
+            };
+            let n = u64::from(take);
+            forward += n * kind.forward.0;
+            backward += n * (kind.backward.0 + mode.extra[q].0);
+            if group == 1 {
+                kept += n * mode.kept[q].0;
+            }
+            state.0 += n * kind.held.0;
+            state.1 = state.1.max(mode.transient[q].0);
+            state.2 = state.2.max(kind.gathered.0);
+            state.3 |= kind.touches;
+            if rank == 0 {
+                first_rank[q] += take;
+            }
+            left -= take;
+            used += take;
+            if used == this.count {
+                (run, used) = (run + 1, 0);
+            }
+        }
+        into.forward.push(Picos(forward));
+        into.backward.push(Picos(backward));
+        into.memory.push(Bytes(kept));
+    }
+    for (rank, state) in ranks.iter().enumerate() {
+        let order = &pipeline.orders[rank];
+        let in_flight = order
+            .in_flight
+            .chunks_exact(order.chunks.len())
+            .map(|counts| {
+                counts
+                    .iter()
+                    .zip(&order.chunks)
+                    .map(|(&n, &chunk)| u64::from(n) * into.memory[chunk as usize].0)
+                    .sum::<u64>()
+            })
+            .max()
+            .unwrap_or(0);
+        let need = problem.rank_bytes.0
+            + state.0
+            + in_flight
+            + state.1
+            + state.2
+            + shared_bytes(&problem.shared, state.3);
+        into.memory.push(Bytes(need));
+    }
+    into.memory.drain(..chunks);
+    into.tail = Picos(problem.tail.as_ref().map_or(0, |tail| tail.at(&first_rank)));
+    let (chain, bound) = pipeline.chain_and_bound(&into.forward, &into.backward, problem.hop);
+    into.chain = chain + into.tail;
+    into.bound = bound + into.tail;
+    into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
+    match into.memory.iter().position(|&need| need > problem.limit) {
+        Some(rank) => {
+            Err(Violation::Memory { rank, need: into.memory[rank], limit: problem.limit })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Bytes of the touched groups.
+pub(crate) fn shared_bytes(shared: &[Bytes], touched: u64) -> u64 {
+    let mut bits = touched;
+    let mut sum = 0;
+    while bits != 0 {
+        sum += shared.get(bits.trailing_zeros() as usize).map_or(0, |bytes| bytes.0);
+        bits &= bits - 1;
+    }
+    sum
+}
+
+fn check_shape(problem: &Problem, assignment: &Assignment) -> Result<(), Violation> {
+    let chunks = problem.chunks();
+    for found in [assignment.layers.len(), assignment.recompute.len()] {
+        if found != chunks {
+            return Err(Violation::Chunks { found, expected: chunks });
+        }
+    }
+    let found = assignment.layers.iter().map(|&n| u64::from(n)).sum();
+    let expected = u64::from(problem.layer_count());
+    if found != expected {
+        return Err(Violation::Layers { found, expected });
+    }
+    let pipeline = &*problem.pipeline;
+    for (chunk, &layers) in assignment.layers.iter().enumerate() {
+        if layers < problem.least(chunk) || layers > 0 && problem.fixed[chunk].closed {
+            return Err(Violation::ChunkSize { chunk, layers });
+        }
+        let choice = assignment.recompute[chunk];
+        let offered = match (choice, problem.block) {
+            (Choice::Mode(mode), _) => usize::from(mode) < problem.modes.len(),
+            (Choice::Block(n), Some(block)) => (block.counts.0..=block.counts.1).contains(&n),
+            (Choice::Block(_), None) => false,
+        };
+        if !offered {
+            return Err(Violation::Choice { chunk });
+        }
+        let agrees_with = match problem.freedom {
+            Freedom::Global => 0,
+            Freedom::PerStage => {
+                let rank = pipeline.rank_of_chunk[chunk] as usize;
+                pipeline.orders[rank].chunks[0] as usize
+            }
+        };
+        if choice != assignment.recompute[agrees_with] {
+            return Err(Violation::Mixed { chunk });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,1106 @@
+//! The exact dynamic programme for one chunk per rank.
+//!
+//! Both objectives have the shape `sum of s_i + max of u_i` over the stages, where `s_i` and `u_i` are
+//! integers that depend on the stage and on its interval of layers. Adding layers to a stage never makes
+//! it cheaper or smaller. Hence:
+//!
+//! 1. The smallest bottleneck `beta = min max u_i` is found by greedy walks: every stage takes as many
+//!    layers as `beta` allows; the smallest cost that was refused is the next `beta` worth trying.
+//! 2. Where the sum does not depend on the split (one recompute mode for all), that is the optimum, and
+//!    the walk from the last stage gives the lexicographically smallest counts.
+//! 3. Otherwise a dynamic programme over (stage, first layer) gives the least sum under `beta`; if a
+//!    larger bottleneck could still pay, a second one over all pairs (sum, bottleneck) that no other
+//!    pair beats in both decides. Both look only at the boundaries that the walks allow.
+//!
+//! A stage's own recompute choice is the cheapest that fits, which is optimal for both objectives.
+
+use super::{
+    Assignment, Block, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, Solution, Solver,
+    evaluate, shared_bytes,
+};
+use crate::stages::pipeline::{Form, Weights};
+use crate::units::Picos;
+
+/// What a solver found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// An optimal assignment, to be read with [`Balancer::assignment`].
+    Found(Picos),
+    /// Nothing has an objective below the threshold (there may be no assignment at all).
+    NotBelow,
+    /// No assignment fits.
+    Infeasible,
+}
+
+/// Solves balancing problems one after the other, reusing its memory.
+#[derive(Debug, Default)]
+pub struct Balancer {
+    assignment: Assignment,
+    work: Work,
+}
+
+/// Scratch memory.
+#[derive(Debug, Default)]
+struct Work {
+    /// Layers of each kind before each position, `kinds` rows of `layers + 1`.
+    prefix: Vec<u32>,
+    /// Kind of each layer.
+    kind_at: Vec<u8>,
+    /// Modes in the order in which they are tried: least recomputation of the whole model first.
+    modes: Vec<u16>,
+    /// First layer of each stage, and the end.
+    cuts: Vec<u32>,
+    /// Best cuts so far, over recompute choices.
+    best: Vec<u32>,
+    /// Smallest and largest boundary before each stage.
+    low: Vec<u32>,
+    high: Vec<u32>,
+    /// Whether a boundary can be reached.
+    reach: Vec<bool>,
+    /// Least sum from a boundary to the end, and from the start to it.
+    suffix: Vec<u64>,
+    prefix_sum: Vec<u64>,
+    /// Start of each stage's part of `suffix`, `prefix_sum` and `spans`.
+    offsets: Vec<usize>,
+    /// Pairs (sum, bottleneck) of every boundary, and where each boundary's begin and end.
+    pairs: Vec<(u64, u64)>,
+    spans: Vec<(u32, u32)>,
+    fresh: Vec<(u64, u64)>,
+    /// Cost of a stage by its number of layers, where all layers are equal.
+    memo: Vec<Option<Stage>>,
+}
+
+/// How recomputation is chosen while layers are placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Policy {
+    /// One given choice for all stages.
+    All(Choice),
+    /// Each stage the cheapest that fits.
+    Cheapest,
+}
+
+/// Cost of one stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stage {
+    /// What it adds to the sum.
+    sum: u64,
+    /// Its bottleneck.
+    peak: u64,
+    /// What it recomputes.
+    choice: Choice,
+}
+
+/// A sum beyond everything.
+const NONE: u64 = u64::MAX;
+/// No limit: less than [`NONE`], so that what does not fit never passes.
+const FREE: u64 = NONE - 1;
+
+impl Balancer {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The assignment of the last [`Outcome::Found`].
+    #[must_use]
+    pub fn assignment(&self) -> &Assignment {
+        &self.assignment
+    }
+
+    /// Minimises an objective over all splits and all recomputation that the problem allows; among
+    /// equals the lexicographically smallest layer counts. Only assignments whose objective is below
+    /// `below` are looked for; the threshold never changes an answer below it.
+    ///
+    /// The problem must have passed [`Problem::check`] and have one chunk per rank.
+    pub fn solve(&mut self, problem: &Problem, objective: Objective, below: Option<Picos>) -> Outcome {
+        let mut search = Search::new(problem, &mut self.work, objective);
+        let most = match below {
+            None => FREE,
+            Some(Picos(0)) => return Outcome::NotBelow,
+            Some(Picos(time)) => time - 1,
+        };
+        let Some((value, policy)) = search.best_policy(most) else {
+            return if below.is_some() { Outcome::NotBelow } else { Outcome::Infeasible };
+        };
+        search.read_cuts(policy, &mut self.assignment);
+        Outcome::Found(Picos(value))
+    }
+
+    /// [`Balancer::solve`] with its answer evaluated; `None` if nothing fits.
+    pub fn solution(&mut self, problem: &Problem, objective: Objective) -> Option<Solution> {
+        let Outcome::Found(value) = self.solve(problem, objective, None) else { return None };
+        let evaluation = evaluate(problem, &self.assignment).ok()?;
+        Some(Solution {
+            assignment: self.assignment.clone(),
+            evaluation,
+            objective,
+            lower_bound: value,
+            solver: Solver::Dynamic,
+        })
+    }
+
+    /// A lower bound on [`Evaluation::chain`] over all splits and all recomputation, whatever
+    /// [`Problem::freedom`] says: time without recomputation plus the smallest bottleneck of which
+    /// memory allows. `None` if nothing fits. Above `below` the exact value is of no interest and any
+    /// bound that is not below may be returned.
+    pub fn lower_bound(&mut self, problem: &Problem, below: Option<Picos>) -> Option<Picos> {
+        let mut search = Search::new(problem, &mut self.work, Objective::Chain);
+        let base = search.least_sum(Policy::Cheapest) + search.constant;
+        let most = below.map_or(FREE, |Picos(time)| time.saturating_sub(base));
+        match search.bottleneck(Policy::Cheapest, most) {
+            Some(beta) => Some(Picos(base + beta)),
+            // Nothing below the threshold: either nothing at all, or something not below.
+            None if below.is_some() => {
+                search.walk(Policy::Cheapest, FREE, true).ok().map(|_| Picos(base.saturating_add(most)))
+            }
+            None => None,
+        }
+    }
+
+    /// The even split with the cheapest recomputation that fits, if any does.
+    pub fn even(&mut self, problem: &Problem) -> Option<(Assignment, Evaluation)> {
+        let layers = problem.even_layers();
+        let too_small = |(k, &n): (usize, &u32)| n < problem.least(k);
+        if layers.iter().enumerate().any(too_small) {
+            return None;
+        }
+        self.given(problem, &layers)
+    }
+
+    /// Given layer counts with the cheapest recomputation that fits, if any does.
+    pub fn given(&mut self, problem: &Problem, layers: &[u32]) -> Option<(Assignment, Evaluation)> {
+        let mut search = Search::new(problem, &mut self.work, Objective::Chain);
+        search.work.cuts.clear();
+        search.work.cuts.push(0);
+        for &n in layers {
+            let end = search.work.cuts.last().copied().unwrap_or(0) + n;
+            search.work.cuts.push(end);
+        }
+        let mut best: Option<(u64, Policy)> = None;
+        search.each_policy(|search, policy| {
+            if let Some(value) = search.value_of_cuts(policy) {
+                if best.is_none_or(|(known, _)| value < known) {
+                    best = Some((value, policy));
+                }
+            }
+        });
+        let (_, policy) = best?;
+        search.read_cuts(policy, &mut self.assignment);
+        let evaluation = evaluate(problem, &self.assignment).ok()?;
+        Some((self.assignment.clone(), evaluation))
+    }
+}
+
+/// One problem, one objective.
+struct Search<'a> {
+    problem: &'a Problem,
+    work: &'a mut Work,
+    stages: usize,
+    layers: u32,
+    kinds: usize,
+    /// Weights of the sum.
+    base: Weights,
+    /// The two rows of each stage's bottleneck; the closed form has one for all stages.
+    rows: Rows<'a>,
+    /// Added to every value.
+    constant: u64,
+    /// Sum of the fewest layers of all stages.
+    least: u32,
+}
+
+#[derive(Clone, Copy)]
+enum Rows<'a> {
+    PerStage(&'a Form),
+    Same(Weights),
+}
+
+impl Rows<'_> {
+    fn peak(self, stage: usize, forward: u64, backward: u64) -> u64 {
+        match self {
+            Self::PerStage(form) => form.rank(stage, forward, backward),
+            Self::Same(weights) => weights.of(forward, backward),
+        }
+    }
+    fn pair(self, stage: usize) -> [Weights; 2] {
+        match self {
+            Self::PerStage(form) => form.ranks[stage],
+            Self::Same(weights) => [weights; 2],
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    fn new(problem: &'a Problem, work: &'a mut Work, objective: Objective) -> Self {
+        let pipeline = &*problem.pipeline;
+        let (base, rows, constant) = match objective {
+            Objective::Chain => {
+                let form = &pipeline.forms[0];
+                (form.base, Rows::PerStage(form), form.hops * problem.hop.0)
+            }
+            Objective::Closed => {
+                let more = pipeline.micro_batches.saturating_sub(1);
+                let one = Weights { forward: 1, backward: 1 };
+                (one, Rows::Same(Weights { forward: more, backward: more }), 0)
+            }
+        };
+        let layers = problem.layer_count();
+        let kinds = problem.kinds.len();
+        work.prefix.clear();
+        work.kind_at.clear();
+        for run in &problem.runs {
+            work.kind_at.extend(std::iter::repeat_n(run.kind, run.count as usize));
+        }
+        if kinds > 1 {
+            for kind in 0..kinds {
+                let mut seen = 0;
+                work.prefix.push(0);
+                for &at in &work.kind_at {
+                    seen += u32::from(usize::from(at) == kind);
+                    work.prefix.push(seen);
+                }
+            }
+        }
+        let mut totals = Counts::default();
+        for run in &problem.runs {
+            totals[usize::from(run.kind)] += run.count;
+        }
+        let cost = |mode: u16| -> u64 {
+            let extra = &problem.modes[usize::from(mode)].extra;
+            extra.iter().zip(&totals).map(|(extra, &n)| extra.0 * u64::from(n)).sum()
+        };
+        work.modes.clear();
+        work.modes.extend(0..problem.modes.len() as u16);
+        work.modes.sort_unstable_by_key(|&mode| (cost(mode), mode));
+        let stages = problem.chunks();
+        let least = (0..stages).map(|stage| problem.least(stage)).sum();
+        Self { problem, work, stages, layers, kinds, base, rows, constant, least }
+    }
+
+    /// Layers by kind in an interval.
+    fn counts(&self, from: u32, to: u32) -> Counts {
+        let mut counts = Counts::default();
+        if self.kinds == 1 {
+            counts[0] = to - from;
+        } else {
+            let width = self.layers as usize + 1;
+            for (kind, count) in counts.iter_mut().enumerate().take(self.kinds) {
+                let row = &self.work.prefix[kind * width..];
+                *count = row[to as usize] - row[from as usize];
+            }
+        }
+        counts
+    }
+
+    /// Cost of a stage with an interval of layers; `None` if it does not fit.
+    fn stage(&self, stage: usize, from: u32, to: u32, policy: Policy) -> Option<Stage> {
+        let problem = self.problem;
+        let fixed = &problem.fixed[stage];
+        if fixed.closed && to > from {
+            return None;
+        }
+        let counts = self.counts(from, to);
+        let (mut forward, mut backward) = (fixed.forward.0, fixed.backward.0);
+        let (mut held, mut gathered, mut touches) = (fixed.held.0, fixed.gathered.0, fixed.touches);
+        for (kind, &count) in problem.kinds.iter().zip(&counts) {
+            if count > 0 {
+                let n = u64::from(count);
+                forward += n * kind.forward.0;
+                backward += n * kind.backward.0;
+                held += n * kind.held.0;
+                gathered = gathered.max(kind.gathered.0);
+                touches |= kind.touches;
+            }
+        }
+        let steady = problem.rank_bytes.0 + held + gathered + shared_bytes(&problem.shared, touches);
+        let room = problem.limit.0.checked_sub(steady)?;
+        let in_flight = u64::from(problem.pipeline.orders[stage].in_flight[0]);
+        let (extra, choice) = match policy {
+            Policy::All(choice @ Choice::Mode(mode)) => {
+                (self.mode_extra(fixed.kept.0, fixed.transient.0, &counts, mode, in_flight, room)?, choice)
+            }
+            Policy::All(choice @ Choice::Block(n)) => {
+                (self.block_extra(stage, from, to, n, in_flight, room)?, choice)
+            }
+            Policy::Cheapest => self.cheapest(stage, from, to, &counts, in_flight, room)?,
+        };
+        let backward = backward + extra;
+        let mut sum = self.base.of(forward, backward);
+        if stage == 0 {
+            sum += problem.tail.as_ref().map_or(0, |tail| tail.at(&counts));
+        }
+        Some(Stage { sum, peak: self.rows.peak(stage, forward, backward), choice })
+    }
+
+    /// Extra backward time in one mode, if it fits.
+    fn mode_extra(
+        &self,
+        fixed_kept: u64,
+        fixed_transient: u64,
+        counts: &Counts,
+        mode: u16,
+        in_flight: u64,
+        room: u64,
+    ) -> Option<u64> {
+        let mode = &self.problem.modes[usize::from(mode)];
+        let (mut extra, mut kept, mut transient) = (0, fixed_kept, fixed_transient);
+        let mut all = 0;
+        for (kind, &count) in counts.iter().enumerate().take(self.kinds) {
+            if count > 0 {
+                let n = u64::from(count);
+                extra += n * mode.extra[kind].0;
+                kept += n * mode.kept[kind].0;
+                transient = transient.max(mode.transient[kind].0);
+                all += count;
+            }
+        }
+        if mode.group > 1 && all > 0 {
+            kept = fixed_kept + u64::from(all.div_ceil(mode.group)) * mode.kept[0].0;
+        }
+        (in_flight * kept + transient <= room).then_some(extra)
+    }
+
+    /// Extra backward time with the first layers recomputed wholly, if it fits.
+    fn block_extra(&self, stage: usize, from: u32, to: u32, n: u32, in_flight: u64, room: u64) -> Option<u64> {
+        let block = self.problem.block?;
+        let fixed = &self.problem.fixed[stage];
+        let edge = to.min(from + n);
+        let (mut extra, mut kept, mut transient) = (0, fixed.kept.0, fixed.transient.0);
+        for (mode, from, to) in [(block.full, from, edge), (block.rest, edge, to)] {
+            let mode = &self.problem.modes[usize::from(mode)];
+            let counts = self.counts(from, to);
+            for (kind, &count) in counts.iter().enumerate().take(self.kinds) {
+                if count > 0 {
+                    extra += u64::from(count) * mode.extra[kind].0;
+                    kept += u64::from(count) * mode.kept[kind].0;
+                    transient = transient.max(mode.transient[kind].0);
+                }
+            }
+        }
+        (in_flight * kept + transient <= room).then_some(extra)
+    }
+
+    /// The choice with the least extra time that fits.
+    fn cheapest(
+        &self,
+        stage: usize,
+        from: u32,
+        to: u32,
+        counts: &Counts,
+        in_flight: u64,
+        room: u64,
+    ) -> Option<(u64, Choice)> {
+        let fixed = &self.problem.fixed[stage];
+        let mut best: Option<(u64, Choice)> = None;
+        for &mode in &self.work.modes {
+            if let Some(extra) =
+                self.mode_extra(fixed.kept.0, fixed.transient.0, counts, mode, in_flight, room)
+            {
+                if best.is_none_or(|(known, _)| extra < known) {
+                    best = Some((extra, Choice::Mode(mode)));
+                }
+                // With one kind the modes come in the order of their cost.
+                if extra == 0 || self.kinds == 1 {
+                    break;
+                }
+            }
+        }
+        if let Some(block) = self.problem.block {
+            if best.is_none_or(|(extra, _)| extra > 0) {
+                if let Some((extra, n)) = self.least_block(stage, from, to, block, in_flight, room) {
+                    if best.is_none_or(|(known, _)| extra < known) {
+                        best = Some((extra, Choice::Block(n)));
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    /// The cheapest count of wholly recomputed layers that fits. Recomputing more layers costs more, so
+    /// it is the smallest.
+    fn least_block(
+        &self,
+        stage: usize,
+        from: u32,
+        to: u32,
+        block: Block,
+        in_flight: u64,
+        room: u64,
+    ) -> Option<(u64, u32)> {
+        let all = to - from;
+        let (mut n, most) = (block.counts.0, block.counts.1.min(all.max(block.counts.0)));
+        if self.kinds == 1 && n < all {
+            // Every layer saves the same: jump to the count that saves what is missing.
+            let (full, rest) = (&self.problem.modes[usize::from(block.full)], &self.problem.modes[usize::from(block.rest)]);
+            let fixed = &self.problem.fixed[stage];
+            let transient = fixed.transient.0.max(full.transient[0].0).max(rest.transient[0].0);
+            let need = in_flight * (fixed.kept.0 + u64::from(all) * rest.kept[0].0) + transient;
+            let saved = in_flight * rest.kept[0].0.saturating_sub(full.kept[0].0);
+            if need > room {
+                n = match (need - room).checked_div(saved) {
+                    Some(whole) if u64::from(all) > whole => {
+                        n.max((need - room).div_ceil(saved).min(u64::from(all)) as u32)
+                    }
+                    _ => all,
+                };
+            }
+        }
+        while n <= most {
+            if let Some(extra) = self.block_extra(stage, from, to, n, in_flight, room) {
+                return Some((extra, n));
+            }
+            n += 1;
+        }
+        None
+    }
+
+    /// A lower bound on the sum over all splits.
+    fn least_sum(&self, policy: Policy) -> u64 {
+        let problem = self.problem;
+        let mut sum = 0;
+        for fixed in &problem.fixed {
+            sum += self.base.of(fixed.forward.0, fixed.backward.0);
+        }
+        for run in &problem.runs {
+            let kind = &problem.kinds[usize::from(run.kind)];
+            let extra = self.least_extra(policy, usize::from(run.kind));
+            sum += u64::from(run.count) * self.base.of(kind.forward.0, kind.backward.0 + extra);
+        }
+        sum
+    }
+
+    /// The least extra time of a layer.
+    fn least_extra(&self, policy: Policy, kind: usize) -> u64 {
+        let extra = |mode: u16| self.problem.modes[usize::from(mode)].extra[kind].0;
+        match (policy, self.problem.block) {
+            (Policy::All(Choice::Mode(mode)), _) => extra(mode),
+            (Policy::All(Choice::Block(_)), Some(block)) => extra(block.full).min(extra(block.rest)),
+            _ => 0,
+        }
+    }
+
+    /// Whether the sum is the same for every split.
+    fn sum_is_constant(&self, policy: Policy) -> bool {
+        self.problem.tail.is_none()
+            && (matches!(policy, Policy::All(Choice::Mode(_))) || self.base == Weights::default())
+    }
+
+    /// A lower bound on the bottleneck, memory left aside: if stage `i` pays at least `c_i` per unit of
+    /// its own time, the stages cannot all stay below `total time / sum of 1/c_i`.
+    fn least_bottleneck(&self, policy: Policy) -> u64 {
+        let problem = self.problem;
+        let (mut forward, mut backward) = (0, 0);
+        let mut parts = [(0_u64, 0_u64); MAX_KINDS];
+        for run in &problem.runs {
+            let kind = usize::from(run.kind);
+            let (f, b) = (problem.kinds[kind].forward.0, problem.kinds[kind].backward.0 + self.least_extra(policy, kind));
+            parts[kind] = (f, b);
+            forward += u64::from(run.count) * f;
+            backward += u64::from(run.count) * b;
+        }
+        let mut inverse = 0.0;
+        let mut total = (forward + backward) as f64;
+        for (stage, fixed) in problem.fixed.iter().enumerate() {
+            let [one, other] = self.rows.pair(stage);
+            let row = if one.of(forward, backward) >= other.of(forward, backward) { one } else { other };
+            let mut least = f64::INFINITY;
+            for &(f, b) in parts.iter().chain([&(fixed.forward.0, fixed.backward.0)]) {
+                if f + b > 0 {
+                    least = least.min(row.of(f, b) as f64 / (f + b) as f64);
+                }
+            }
+            if least <= 0.0 {
+                return 0;
+            }
+            if least.is_finite() && !fixed.closed {
+                inverse += 1.0 / least;
+                total += (fixed.forward.0 + fixed.backward.0) as f64;
+            }
+        }
+        // Floating point: give away far more than its error.
+        if inverse > 0.0 { (total / inverse * (1.0 - 1e-9)) as u64 } else { 0 }
+    }
+
+    /// Whether greedy walks decide feasibility exactly: always, unless stages must hold a layer and
+    /// layers differ.
+    fn greedy_is_exact(&self) -> bool {
+        self.kinds == 1 || self.least == 0
+    }
+
+    /// The largest `to` that a stage can take from `from` under `beta`, at least `least` layers more
+    /// and at most `cap`; and the smallest cost refused. `Err` if even the least is refused.
+    fn extend(
+        &self,
+        stage: usize,
+        from: u32,
+        (least, cap): (u32, u32),
+        policy: Policy,
+        beta: u64,
+        guess: u32,
+    ) -> Result<(u32, u64, u64), u64> {
+        let cost = |to| self.stage(stage, from, to, policy).map_or(NONE, |cost| cost.peak);
+        self.bisect(cost, from + least, cap, from + guess, beta)
+    }
+
+    /// As [`Search::extend`], from the other end: the smallest `from`.
+    fn extend_back(
+        &self,
+        stage: usize,
+        to: u32,
+        (least, floor): (u32, u32),
+        policy: Policy,
+        beta: u64,
+        guess: u32,
+    ) -> Result<(u32, u64, u64), u64> {
+        let cost =
+            |reach: u32| self.stage(stage, to - reach, to, policy).map_or(NONE, |cost| cost.peak);
+        let (reach, used, refused) = self.bisect(cost, least, to - floor, guess, beta)?;
+        Ok((to - reach, used, refused))
+    }
+
+    /// The largest value in `least..=cap` whose (monotone) cost is at most `beta`, its cost, and the
+    /// next cost; `Err` with the cost of `least` if that is more.
+    fn bisect(
+        &self,
+        cost: impl Fn(u32) -> u64,
+        least: u32,
+        cap: u32,
+        guess: u32,
+        beta: u64,
+    ) -> Result<(u32, u64, u64), u64> {
+        if cap < least {
+            return Err(NONE);
+        }
+        let guess = guess.clamp(least, cap);
+        let at = cost(guess);
+        // good <= beta < bad; `bad_at` is `cap + 1` while unknown.
+        let (mut good, mut good_cost, mut bad, mut bad_cost);
+        let mut step = 1;
+        if at <= beta {
+            (good, good_cost) = (guess, at);
+            loop {
+                if good == cap {
+                    return Ok((good, good_cost, NONE));
+                }
+                let next = cap.min(good + step);
+                let c = cost(next);
+                if c > beta {
+                    (bad, bad_cost) = (next, c);
+                    break;
+                }
+                (good, good_cost) = (next, c);
+                step *= 2;
+            }
+        } else {
+            (bad, bad_cost) = (guess, at);
+            loop {
+                if bad == least {
+                    return Err(bad_cost);
+                }
+                let next = least.max(bad.saturating_sub(step));
+                let c = cost(next);
+                if c <= beta {
+                    (good, good_cost) = (next, c);
+                    break;
+                }
+                (bad, bad_cost) = (next, c);
+                step *= 2;
+            }
+        }
+        while bad - good > 1 {
+            let middle = good + (bad - good) / 2;
+            let c = cost(middle);
+            if c <= beta {
+                (good, good_cost) = (middle, c);
+            } else {
+                (bad, bad_cost) = (middle, c);
+            }
+        }
+        Ok((good, good_cost, bad_cost))
+    }
+
+    /// Walks from the first stage, each taking what `beta` allows; cuts are left in `work.cuts`.
+    /// `Ok` with the largest cost used, `Err` with the smallest refused. If `relaxed`, stages may stay
+    /// empty, which can only help.
+    fn walk(&mut self, policy: Policy, beta: u64, relaxed: bool) -> Result<u64, u64> {
+        let mut cuts = std::mem::take(&mut self.work.cuts);
+        cuts.clear();
+        cuts.push(0);
+        let (mut at, mut used, mut refused, mut ahead) = (0, 0, NONE, self.least);
+        let mut guess = self.layers / self.stages.max(1) as u32;
+        let mut failed = false;
+        for stage in 0..self.stages {
+            let least = self.problem.least(stage);
+            ahead -= least;
+            let least = if relaxed { 0 } else { least };
+            match self.extend(stage, at, (least, self.layers.saturating_sub(ahead)), policy, beta, guess) {
+                Ok((to, cost, next)) => {
+                    guess = to - at;
+                    at = to;
+                    used = used.max(cost);
+                    refused = refused.min(next);
+                    cuts.push(to);
+                }
+                Err(next) => {
+                    refused = refused.min(next);
+                    failed = true;
+                    break;
+                }
+            }
+        }
+        self.work.cuts = cuts;
+        if failed || at < self.layers { Err(refused) } else { Ok(used) }
+    }
+
+    /// Walks from the last stage; the cuts that result are the smallest of all under `beta`.
+    fn walk_back(&mut self, policy: Policy, beta: u64, relaxed: bool) -> bool {
+        let mut cuts = std::mem::take(&mut self.work.cuts);
+        cuts.clear();
+        cuts.resize(self.stages + 1, self.layers);
+        let (mut at, mut before) = (self.layers, self.least);
+        let mut guess = self.layers / self.stages.max(1) as u32;
+        let mut done = true;
+        for stage in (0..self.stages).rev() {
+            let least = self.problem.least(stage);
+            before -= least;
+            let least = if relaxed { 0 } else { least };
+            if before > at {
+                done = false;
+                break;
+            }
+            match self.extend_back(stage, at, (least, before), policy, beta, guess) {
+                Ok((from, _, _)) => {
+                    guess = at - from;
+                    at = from;
+                    cuts[stage] = from;
+                }
+                Err(_) => {
+                    done = false;
+                    break;
+                }
+            }
+        }
+        self.work.cuts = cuts;
+        done && at == 0
+    }
+
+    /// Whether all layers can be placed under `beta`, exactly: `Ok` with a bottleneck not above `beta`,
+    /// `Err` with a value below which nothing is possible either.
+    fn feasible(&mut self, policy: Policy, beta: u64) -> Result<u64, u64> {
+        let greedy = self.walk(policy, beta, false);
+        if greedy.is_ok() || self.greedy_is_exact() {
+            return greedy;
+        }
+        // Stages must hold a layer and layers differ: taking all one can may leave the next stage with
+        // a layer that it cannot hold. Follow every boundary that can be reached.
+        let width = self.layers as usize + 1;
+        let mut reach = std::mem::take(&mut self.work.reach);
+        reach.clear();
+        reach.resize(width * (self.stages + 1), false);
+        reach[0] = true;
+        let (mut refused, mut ahead) = (NONE, self.least);
+        for stage in 0..self.stages {
+            let least = self.problem.least(stage);
+            ahead -= least;
+            for from in 0..=self.layers {
+                if !reach[stage * width + from as usize] {
+                    continue;
+                }
+                let cap = self.layers.saturating_sub(ahead);
+                match self.extend(stage, from, (least, cap), policy, beta, least) {
+                    Ok((to, _, next)) => {
+                        refused = refused.min(next);
+                        let row = &mut reach[(stage + 1) * width..];
+                        row[(from + least) as usize..=to as usize].fill(true);
+                    }
+                    Err(next) => refused = refused.min(next),
+                }
+            }
+        }
+        let done = reach[self.stages * width + self.layers as usize];
+        self.work.reach = reach;
+        if done { Ok(beta) } else { Err(refused) }
+    }
+
+    /// The smallest bottleneck, if it is at most `most`.
+    fn bottleneck(&mut self, policy: Policy, most: u64) -> Option<u64> {
+        if self.layers < self.least {
+            return None;
+        }
+        let mut low = self.least_bottleneck(policy);
+        if low > most {
+            return None;
+        }
+        // Something to beat: does anything reach it at all?
+        let mut high = None;
+        if most < FREE {
+            high = Some(self.feasible(policy, most).ok()?);
+        }
+        // Mostly the first refused cost or the one after it is the answer. Where layers differ a lot
+        // refused costs climb slowly: then halve the interval as well.
+        for round in 0_u32.. {
+            if high.is_some_and(|high| high <= low) {
+                return Some(low);
+            }
+            let beta = match high {
+                Some(high) if round >= 2 && round % 2 == 0 => low + (high - low) / 2,
+                None if round >= 2 => low.saturating_add(low >> 8 << (round.min(10) - 2)).min(most),
+                _ => low,
+            };
+            match self.feasible(policy, beta) {
+                Ok(_) if beta == low => return Some(low),
+                Ok(used) => high = Some(used),
+                Err(next) if next > most => return None,
+                Err(next) => low = next,
+            }
+        }
+        None
+    }
+
+    /// Smallest and largest boundary before each stage under `beta`. False if nothing is possible.
+    fn windows(&mut self, policy: Policy, beta: u64) -> bool {
+        let relaxed = !self.greedy_is_exact();
+        if self.walk(policy, beta, relaxed).is_err() {
+            return false;
+        }
+        self.work.high.clone_from(&self.work.cuts);
+        if !self.walk_back(policy, beta, relaxed) {
+            return false;
+        }
+        self.work.low.clone_from(&self.work.cuts);
+        let mut offset = 0;
+        self.work.offsets.clear();
+        for stage in 0..=self.stages {
+            // Empty windows are possible where walks were relaxed.
+            let (low, high) = (self.work.low[stage], self.work.high[stage]);
+            self.work.offsets.push(offset);
+            offset += (high + 1).saturating_sub(low) as usize;
+        }
+        self.work.offsets.push(offset);
+        true
+    }
+
+    /// Calls `visit` for every interval of a stage inside the windows that costs at most `beta`.
+    fn intervals(
+        &mut self,
+        stage: usize,
+        policy: Policy,
+        beta: u64,
+        mut visit: impl FnMut(&mut Work, u32, u32, Stage),
+    ) {
+        let least = self.problem.least(stage);
+        let (low, high) = (self.work.low[stage], self.work.high[stage]);
+        let (next_low, next_high) = (self.work.low[stage + 1], self.work.high[stage + 1]);
+        let equal = self.kinds == 1;
+        let mut memo = std::mem::take(&mut self.work.memo);
+        let mut known = next_low.saturating_sub(high).max(least);
+        let memo_start = known;
+        memo.clear();
+        for from in (low..=high).rev() {
+            for to in next_low.max(from + least)..=next_high {
+                let cost = if equal {
+                    let n = to - from;
+                    while known <= n {
+                        memo.push(self.stage(stage, 0, known, policy));
+                        known += 1;
+                    }
+                    memo[(n - memo_start) as usize]
+                } else {
+                    self.stage(stage, from, to, policy)
+                };
+                match cost {
+                    Some(cost) if cost.peak <= beta => visit(self.work, from, to, cost),
+                    // More layers never cost less.
+                    _ => break,
+                }
+            }
+        }
+        self.work.memo = memo;
+    }
+
+    /// Least sums from every boundary to the end, under `beta`; returns that of the whole.
+    fn least_suffix(&mut self, policy: Policy, beta: u64) -> u64 {
+        let size = self.work.offsets[self.stages + 1];
+        self.work.suffix.clear();
+        self.work.suffix.resize(size, NONE);
+        self.work.suffix[size - 1] = 0;
+        for stage in (0..self.stages).rev() {
+            self.intervals(stage, policy, beta, |work, from, to, cost| {
+                let rest = work.suffix[work.offsets[stage + 1] + (to - work.low[stage + 1]) as usize];
+                if rest != NONE {
+                    let at = work.offsets[stage] + (from - work.low[stage]) as usize;
+                    work.suffix[at] = work.suffix[at].min(rest + cost.sum);
+                }
+            });
+        }
+        self.work.suffix[0]
+    }
+
+    /// Least sums from the start to every boundary, under `beta`; returns that of the whole.
+    fn least_prefix(&mut self, policy: Policy, beta: u64) -> u64 {
+        let size = self.work.offsets[self.stages + 1];
+        self.work.prefix_sum.clear();
+        self.work.prefix_sum.resize(size, NONE);
+        self.work.prefix_sum[0] = 0;
+        for stage in 0..self.stages {
+            self.intervals(stage, policy, beta, |work, from, to, cost| {
+                let before = work.prefix_sum[work.offsets[stage] + (from - work.low[stage]) as usize];
+                if before != NONE {
+                    let at = work.offsets[stage + 1] + (to - work.low[stage + 1]) as usize;
+                    work.prefix_sum[at] = work.prefix_sum[at].min(before + cost.sum);
+                }
+            });
+        }
+        self.work.prefix_sum[size - 1]
+    }
+
+    /// The smallest cuts whose sum is the least under `beta`, after [`Search::least_suffix`].
+    fn cuts_of_least_sum(&mut self, policy: Policy, beta: u64) {
+        let mut cuts = std::mem::take(&mut self.work.cuts);
+        cuts.clear();
+        cuts.push(0);
+        let mut from = 0;
+        for stage in 0..self.stages {
+            let work = &*self.work;
+            let value = work.suffix[work.offsets[stage] + (from - work.low[stage]) as usize];
+            let first = (from + self.problem.least(stage)).max(work.low[stage + 1]);
+            let to = (first..=work.high[stage + 1]).find(|&to| {
+                let rest = work.suffix[work.offsets[stage + 1] + (to - work.low[stage + 1]) as usize];
+                rest != NONE
+                    && self
+                        .stage(stage, from, to, policy)
+                        .is_some_and(|cost| cost.peak <= beta && cost.sum + rest == value)
+            });
+            from = to.unwrap_or(first);
+            cuts.push(from);
+        }
+        self.work.cuts = cuts;
+    }
+
+    /// The optimum under one recompute policy, if it is at most `most`; the lexicographically smallest
+    /// cuts that reach it are left in `work.cuts`.
+    fn optimum(&mut self, policy: Policy, most: u64) -> Option<u64> {
+        let least_sum = self.least_sum(policy);
+        let most_peak = most.checked_sub(self.constant)?.checked_sub(least_sum)?;
+        let beta = self.bottleneck(policy, most_peak)?;
+        if self.walk_back(policy, beta, false) {
+            if self.sum_is_constant(policy) {
+                return Some(self.constant + least_sum + beta);
+            }
+            let sum = self.sum_of_cuts(policy);
+            if sum == Some(least_sum) {
+                return Some(self.constant + least_sum + beta);
+            }
+        }
+        // The least sum under the smallest bottleneck.
+        if !self.windows(policy, beta) {
+            return None;
+        }
+        let sum = self.least_suffix(policy, beta);
+        if sum == NONE {
+            return None;
+        }
+        let reached = sum + beta;
+        let limit = reached.min(most - self.constant);
+        // The least sum whatever the bottleneck, among those that could still be as good.
+        if sum > least_sum && limit - least_sum > beta {
+            let wide = limit - least_sum;
+            if self.windows(policy, wide) {
+                let free = self.least_prefix(policy, wide);
+                if free < sum && free + beta <= limit {
+                    let found = self.pairs(policy, beta, limit);
+                    return found.map(|value| value + self.constant);
+                }
+            }
+            self.windows(policy, beta);
+            self.least_suffix(policy, beta);
+        }
+        if reached > limit {
+            return None;
+        }
+        self.cuts_of_least_sum(policy, beta);
+        Some(self.constant + reached)
+    }
+
+    /// Minimises sum + bottleneck over all pairs, after [`Search::least_prefix`] under a bottleneck that
+    /// allows everything not above `limit`.
+    fn pairs(&mut self, policy: Policy, beta: u64, limit: u64) -> Option<u64> {
+        let size = self.work.offsets[self.stages + 1];
+        self.work.pairs.clear();
+        self.work.spans.clear();
+        self.work.spans.resize(size, (0, 0));
+        self.work.pairs.push((0, 0));
+        self.work.spans[size - 1] = (0, 1);
+        let whole = self.work.prefix_sum[size - 1];
+        let wide = limit - whole;
+        let mut fresh = std::mem::take(&mut self.work.fresh);
+        for stage in (0..self.stages).rev() {
+            let mut open: Option<u32> = None;
+            fresh.clear();
+            self.intervals(stage, policy, wide, |work, from, to, cost| {
+                if open != Some(from) {
+                    if let Some(done) = open {
+                        close_state(work, stage, done, &mut fresh);
+                    }
+                    open = Some(from);
+                }
+                let before = work.prefix_sum[work.offsets[stage] + (from - work.low[stage]) as usize];
+                if before == NONE {
+                    return;
+                }
+                let span = work.spans[work.offsets[stage + 1] + (to - work.low[stage + 1]) as usize];
+                for &(sum, peak) in &work.pairs[span.0 as usize..span.1 as usize] {
+                    let (sum, peak) = (sum + cost.sum, peak.max(cost.peak));
+                    if before + sum + peak.max(beta) <= limit {
+                        fresh.push((sum, peak));
+                    }
+                }
+            });
+            if let Some(done) = open {
+                close_state(self.work, stage, done, &mut fresh);
+            }
+        }
+        self.work.fresh = fresh;
+        let (first, last) = self.work.spans[0];
+        let all = &self.work.pairs[first as usize..last as usize];
+        let value = all.iter().map(|&(sum, peak)| sum + peak).min()?;
+        // The smallest cuts that reach it.
+        let mut cuts = std::mem::take(&mut self.work.cuts);
+        cuts.clear();
+        cuts.push(0);
+        let (mut from, mut sum, mut peak) = (0, 0, 0);
+        for stage in 0..self.stages {
+            let work = &*self.work;
+            let first = (from + self.problem.least(stage)).max(work.low[stage + 1]);
+            for to in first..=work.high[stage + 1] {
+                let Some(cost) = self.stage(stage, from, to, policy) else { continue };
+                let span = work.spans[work.offsets[stage + 1] + (to - work.low[stage + 1]) as usize];
+                let reaches = work.pairs[span.0 as usize..span.1 as usize]
+                    .iter()
+                    .any(|&(s, u)| sum + cost.sum + s + peak.max(cost.peak).max(u) == value);
+                if reaches {
+                    (from, sum, peak) = (to, sum + cost.sum, peak.max(cost.peak));
+                    break;
+                }
+            }
+            cuts.push(from);
+        }
+        self.work.cuts = cuts;
+        Some(value)
+    }
+
+    fn sum_of_cuts(&self, policy: Policy) -> Option<u64> {
+        let cuts = &self.work.cuts;
+        (0..self.stages)
+            .map(|stage| self.stage(stage, cuts[stage], cuts[stage + 1], policy).map(|cost| cost.sum))
+            .sum()
+    }
+
+    fn value_of_cuts(&self, policy: Policy) -> Option<u64> {
+        let cuts = &self.work.cuts;
+        let (mut sum, mut peak) = (0, 0);
+        for stage in 0..self.stages {
+            let cost = self.stage(stage, cuts[stage], cuts[stage + 1], policy)?;
+            sum += cost.sum;
+            peak = peak.max(cost.peak);
+        }
+        Some(self.constant + sum + peak)
+    }
+
+    /// Calls `each` with every policy that the problem's freedom allows.
+    fn each_policy(&mut self, mut each: impl FnMut(&mut Self, Policy)) {
+        match self.problem.freedom {
+            Freedom::PerStage => each(self, Policy::Cheapest),
+            Freedom::Global => {
+                for at in 0..self.work.modes.len() {
+                    let mode = self.work.modes[at];
+                    each(self, Policy::All(Choice::Mode(mode)));
+                }
+                if let Some(block) = self.problem.block {
+                    let most = block.counts.1.min(self.layers.max(block.counts.0));
+                    for n in block.counts.0..=most {
+                        each(self, Policy::All(Choice::Block(n)));
+                    }
+                }
+            }
+        }
+    }
+
+    /// The most layers that a stage can have if the objective is to be at most `most`.
+    fn longest_stage(&self, most: u64) -> u32 {
+        let layers = || self.problem.runs.iter().map(|run| &self.problem.kinds[usize::from(run.kind)]);
+        let each = |stage| {
+            layers().map(move |kind| self.rows.peak(stage, kind.forward.0, kind.backward.0)).min().unwrap_or(0)
+        };
+        // One row at least pays each layer in full only if it is the same row for all: halve.
+        let cheapest = (0..self.stages).map(each).min().unwrap_or(0) / 2;
+        let spare = most.saturating_sub(self.constant).saturating_sub(self.least_sum(Policy::Cheapest));
+        spare.checked_div(cheapest).map_or(self.layers, |n| self.layers.min(n.min(u64::from(u32::MAX)) as u32))
+    }
+
+    /// The best policy, its value, and its cuts in `work.cuts`.
+    fn best_policy(&mut self, most: u64) -> Option<(u64, Policy)> {
+        if self.problem.freedom == Freedom::PerStage {
+            return self.optimum(Policy::Cheapest, most).map(|value| (value, Policy::Cheapest));
+        }
+        let mut most = most;
+        let mut best: Option<(u64, Policy)> = None;
+        let mut attempt = |search: &mut Self, policy: Policy, most: &mut u64| {
+            let Some(value) = search.optimum(policy, *most) else { return };
+            let smaller = match best {
+                Some((known, _)) if known == value => search.work.cuts < search.work.best,
+                _ => true,
+            };
+            if smaller {
+                best = Some((value, policy));
+                *most = value;
+                std::mem::swap(&mut search.work.cuts, &mut search.work.best);
+            }
+        };
+        for at in 0..self.work.modes.len() {
+            let mode = self.work.modes[at];
+            attempt(self, Policy::All(Choice::Mode(mode)), &mut most);
+        }
+        if let Some(block) = self.problem.block {
+            let mut n = block.counts.0;
+            // More than a stage can have layers changes nothing.
+            while n <= block.counts.1.min(self.longest_stage(most).max(block.counts.0)) {
+                attempt(self, Policy::All(Choice::Block(n)), &mut most);
+                n += 1;
+            }
+        }
+        if best.is_some() {
+            std::mem::swap(&mut self.work.cuts, &mut self.work.best);
+        }
+        best
+    }
+
+    /// Turns `work.cuts` into an assignment.
+    fn read_cuts(&self, policy: Policy, into: &mut Assignment) {
+        into.layers.clear();
+        into.recompute.clear();
+        for stage in 0..self.stages {
+            let (from, to) = (self.work.cuts[stage], self.work.cuts[stage + 1]);
+            into.layers.push(to - from);
+            let cost = self.stage(stage, from, to, policy);
+            into.recompute.push(cost.map_or(Choice::Mode(0), |cost| cost.choice));
+        }
+    }
+}
+
+/// Keeps the pairs of a boundary that no other beats in both, and files them.
+fn close_state(work: &mut Work, stage: usize, from: u32, fresh: &mut Vec<(u64, u64)>) {
+    fresh.sort_unstable();
+    let start = work.pairs.len() as u32;
+    let mut least = NONE;
+    for &(sum, peak) in fresh.iter() {
+        if peak < least {
+            least = peak;
+            work.pairs.push((sum, peak));
+        }
+    }
+    fresh.clear();
+    let at = work.offsets[stage] + (from - work.low[stage]) as usize;
+    work.spans[at] = (start, work.pairs.len() as u32);
+}

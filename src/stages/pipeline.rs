@@ -1,0 +1,392 @@
+//! What a schedule does to the time and memory of stages, as data.
+//!
+//! Every schedule here is a fixed list of passes per rank. Such a list gives, for every rank, how many
+//! micro-batches its chunks hold at once, and lower bounds on the makespan: the chain of passes that the
+//! rank's first backward pass waits for, then the rest of the rank's list, then the chain that its last
+//! backward pass sets off (and the mirror image in time). Durations enter these bounds linearly.
+
+use crate::units::Picos;
+
+/// Ranks, chunks, and the order of passes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pipeline {
+    /// Ranks of the pipeline (PP).
+    pub ranks: u32,
+    /// Chunks per rank (VPP).
+    pub chunks_per_rank: u32,
+    /// Micro-batches per step.
+    pub micro_batches: u64,
+    /// Rank of every chunk, in model order.
+    pub rank_of_chunk: Vec<u32>,
+    /// By rank.
+    pub orders: Vec<RankOrder>,
+    /// The bounds as solvers minimise them; the largest counts.
+    pub forms: Vec<Form>,
+    /// What the values of [`Pipeline::forms`] are divided by.
+    pub scale: u64,
+    /// Backward passes come in two parts of which only the first is waited for, so that bounds may not
+    /// chain whole backward passes.
+    pub split_backward: bool,
+}
+
+/// A factor on forward and on backward time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Weights {
+    /// On forward time.
+    pub forward: u64,
+    /// On backward time.
+    pub backward: u64,
+}
+
+impl Weights {
+    /// The weighted sum.
+    #[must_use]
+    pub fn of(self, forward: u64, backward: u64) -> u64 {
+        self.forward * forward + self.backward * backward
+    }
+}
+
+/// What a rank's list of passes implies.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RankOrder {
+    /// Chunks of the rank, ascending.
+    pub chunks: Vec<u32>,
+    /// Micro-batches in flight, one entry per chunk; one such vector after the other, each a state that
+    /// no other exceeds in every entry.
+    pub in_flight: Vec<u32>,
+    /// Passes of each chunk that follow the first backward pass of the rank.
+    pub after_first_backward: Vec<Weights>,
+    /// Passes of each chunk that precede the last forward pass of the rank.
+    pub before_last_forward: Vec<Weights>,
+}
+
+/// A bound that separates over ranks:
+/// `base . (sum of forward, sum of backward) + max over ranks and rows of row . (forward, backward) + hops`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Form {
+    /// Weights of the sums over all ranks.
+    pub base: Weights,
+    /// Two rows per rank.
+    pub ranks: Vec<[Weights; 2]>,
+    /// How often the hop latency is paid.
+    pub hops: u64,
+}
+
+impl Form {
+    /// The rank's part.
+    #[must_use]
+    pub fn rank(&self, rank: usize, forward: u64, backward: u64) -> u64 {
+        let [one, other] = self.ranks[rank];
+        one.of(forward, backward).max(other.of(forward, backward))
+    }
+}
+
+impl Pipeline {
+    /// One forward, one backward; also one stage alone.
+    #[must_use]
+    pub fn one_f_one_b(ranks: u32, micro_batches: u64) -> Self {
+        let m = micro_batches;
+        let orders = (0..ranks)
+            .map(|rank| {
+                let warm = u64::from(ranks - rank).min(m);
+                RankOrder {
+                    chunks: vec![rank],
+                    in_flight: vec![warm as u32],
+                    after_first_backward: vec![Weights { forward: m - warm, backward: m.saturating_sub(1) }],
+                    before_last_forward: vec![Weights { forward: m.saturating_sub(1), backward: m - warm }],
+                }
+            })
+            .collect();
+        Self::looped(ranks, 1, m, orders)
+    }
+
+    /// All forward passes, then all backward passes.
+    #[must_use]
+    pub fn gpipe(ranks: u32, micro_batches: u64) -> Self {
+        let m = micro_batches;
+        // All micro-batches pass the slowest forward before the last stage turns round, and the slowest
+        // backward after it.
+        let rest = vec![Weights { forward: m.saturating_sub(1), backward: m.saturating_sub(1) }];
+        let orders = (0..ranks)
+            .map(|rank| RankOrder {
+                chunks: vec![rank],
+                in_flight: vec![u32::try_from(m).unwrap_or(u32::MAX)],
+                after_first_backward: rest.clone(),
+                before_last_forward: rest.clone(),
+            })
+            .collect();
+        Self::looped(ranks, 1, m, orders)
+    }
+
+    /// Megatron's interleaved one forward, one backward; `group` micro-batches run through a chunk
+    /// before the next chunk's turn (`--microbatch-group-size-per-virtual-pipeline-stage`, by default
+    /// the number of ranks).
+    #[must_use]
+    pub fn interleaved(ranks: u32, chunks_per_rank: u32, micro_batches: u64, group: u32) -> Self {
+        if chunks_per_rank == 1 {
+            return Self::one_f_one_b(ranks, micro_batches);
+        }
+        let (p, v, m, g) = (u64::from(ranks), u64::from(chunks_per_rank), micro_batches, u64::from(group));
+        let orders = (0..p)
+            .map(|rank| {
+                let warm = (2 * (p - rank - 1) + (v - 1) * g).min(m * v);
+                let first = (warm + 1).min(m * v);
+                let early = passes_by_chunk(v, m, g, first, false);
+                let late = passes_by_chunk(v, m, g, first, true);
+                let once = |chunk: usize| u64::from(chunk as u64 == v - 1);
+                RankOrder {
+                    chunks: (0..v).map(|chunk| (chunk * p + rank) as u32).collect(),
+                    in_flight: interleaved_in_flight(v, m, g, warm),
+                    after_first_backward: (0..v as usize)
+                        .map(|c| Weights { forward: m - early[c], backward: m - once(c) })
+                        .collect(),
+                    before_last_forward: (0..v as usize)
+                        .map(|c| Weights { forward: m - once(c), backward: m - late[c] })
+                        .collect(),
+                }
+            })
+            .collect();
+        Self::looped(ranks, chunks_per_rank, m, orders)
+    }
+
+    /// A schedule of which only the placement and the micro-batches in flight are known, or whose
+    /// backward passes are split (zero bubble, DualPipe): bounded by the work of the busiest rank.
+    /// `in_flight` has one list of vectors per rank, as [`RankOrder::in_flight`].
+    #[must_use]
+    pub fn by_work(micro_batches: u64, ranks: u32, rank_of_chunk: Vec<u32>, in_flight: Vec<Vec<u32>>) -> Self {
+        let m = micro_batches;
+        let v = (rank_of_chunk.len() as u32 / ranks.max(1)).max(1);
+        let orders = in_flight
+            .into_iter()
+            .enumerate()
+            .map(|(rank, in_flight)| {
+                let on_rank = |&chunk: &u32| rank_of_chunk[chunk as usize] as usize == rank;
+                let chunks: Vec<u32> = (0..rank_of_chunk.len() as u32).filter(on_rank).collect();
+                let all = vec![Weights { forward: m, backward: m }; chunks.len()];
+                RankOrder {
+                    chunks,
+                    in_flight,
+                    after_first_backward: all.clone(),
+                    before_last_forward: all,
+                }
+            })
+            .collect();
+        let rows = [Weights { forward: m, backward: m }; 2];
+        Self {
+            ranks,
+            chunks_per_rank: v,
+            micro_batches: m,
+            rank_of_chunk,
+            orders,
+            forms: vec![Form { base: Weights::default(), ranks: vec![rows; ranks as usize], hops: 0 }],
+            scale: 1,
+            split_backward: true,
+        }
+    }
+
+    fn looped(ranks: u32, chunks_per_rank: u32, micro_batches: u64, orders: Vec<RankOrder>) -> Self {
+        let v = u64::from(chunks_per_rank);
+        // As if the chunks of a rank were equal, times the number of chunks.
+        let sum = |weights: &[Weights]| Weights {
+            forward: weights.iter().map(|w| w.forward).sum(),
+            backward: weights.iter().map(|w| w.backward).sum(),
+        };
+        let hops = if ranks == 1 { 0 } else { u64::from(ranks) * (v + 1) - 2 };
+        let form = |base: Weights, ranks| Form { base, ranks, hops: hops * v };
+        let forms = if v == 1 {
+            let rows = |o: &RankOrder| [o.after_first_backward[0], o.before_last_forward[0]];
+            vec![form(Weights { forward: 1, backward: 1 }, orders.iter().map(rows).collect())]
+        } else {
+            let early = |o: &RankOrder| [sum(&o.after_first_backward); 2];
+            let late = |o: &RankOrder| [sum(&o.before_last_forward); 2];
+            vec![
+                form(Weights { forward: v, backward: 1 }, orders.iter().map(early).collect()),
+                form(Weights { forward: 1, backward: v }, orders.iter().map(late).collect()),
+            ]
+        };
+        Self {
+            ranks,
+            chunks_per_rank,
+            micro_batches,
+            rank_of_chunk: (0..ranks * chunks_per_rank).map(|chunk| chunk % ranks).collect(),
+            orders,
+            forms,
+            scale: v,
+            split_backward: false,
+        }
+    }
+
+    /// The largest number of micro-batches in flight on any chunk.
+    pub(crate) fn most_in_flight(&self) -> u128 {
+        let counts = self.orders.iter().map(|order| {
+            order.in_flight.chunks_exact(order.chunks.len()).map(|counts| {
+                counts.iter().map(|&n| u128::from(n)).sum::<u128>()
+            })
+        });
+        counts.flatten().max().unwrap_or(0)
+    }
+
+    /// The bound as solvers minimise it, and the exact one for unequal chunks with the busy bound.
+    #[must_use]
+    pub fn chain_and_bound(&self, forward: &[Picos], backward: &[Picos], hop: Picos) -> (Picos, Picos) {
+        let total = |times: &[Picos]| times.iter().map(|t| t.0).sum::<u64>();
+        let (all_forward, all_backward) = (total(forward), total(backward));
+        let on_rank = |rank: usize| {
+            let chunks = &self.orders[rank].chunks;
+            let sum = |times: &[Picos]| chunks.iter().map(|&k| times[k as usize].0).sum::<u64>();
+            (sum(forward), sum(backward))
+        };
+        let form = |form: &Form| {
+            let rank = |rank| {
+                let (f, b) = on_rank(rank);
+                form.rank(rank, f, b)
+            };
+            form.base.of(all_forward, all_backward)
+                + (0..self.orders.len()).map(rank).max().unwrap_or(0)
+                + form.hops * hop.0
+        };
+        let chain = self.forms.iter().map(form).max().unwrap_or(0) / self.scale;
+        let bound = self.exact_bound(forward, backward, hop, all_forward, all_backward);
+        (Picos(chain), Picos(if self.chunks_per_rank == 1 { bound.max(chain) } else { bound }))
+    }
+
+    /// The chain bound with every chunk's own duration, its mirror image, and the busy bound.
+    fn exact_bound(&self, forward: &[Picos], backward: &[Picos], hop: Picos, all_f: u64, all_b: u64) -> u64 {
+        let chunks = self.rank_of_chunk.len();
+        // Sums and rank changes before each chunk.
+        let mut before = Vec::with_capacity(chunks + 1);
+        let (mut f, mut b, mut hops) = (0, 0, 0);
+        for k in 0..chunks {
+            if k > 0 && self.rank_of_chunk[k] != self.rank_of_chunk[k - 1] {
+                hops += 1;
+            }
+            before.push((f, b, hops));
+            f += forward[k].0;
+            b += backward[k].0;
+        }
+        let mut bound = 0;
+        for order in &self.orders {
+            let (Some(&first), Some(&last)) = (order.chunks.first(), order.chunks.last()) else { continue };
+            let (head_f, head_b, head_hops) = before[first as usize];
+            let (last_f, last_b, last_hops) = before[last as usize];
+            let own = |weights: &[Weights]| -> u64 {
+                let of = |(w, &k): (&Weights, &u32)| w.of(forward[k as usize].0, backward[k as usize].0);
+                weights.iter().zip(&order.chunks).map(of).sum()
+            };
+            let m = self.micro_batches;
+            let work: u64 =
+                order.chunks.iter().map(|&k| m * (forward[k as usize].0 + backward[k as usize].0)).sum();
+            if self.split_backward {
+                bound = bound.max(head_f + work + head_hops * hop.0);
+                continue;
+            }
+            bound = bound.max(head_f + head_b + work + 2 * head_hops * hop.0);
+            let latency = (2 * hops - last_hops + head_hops) * hop.0;
+            let to_first = all_f + (all_b - last_b) + head_b;
+            let to_last = all_b + (all_f - last_f) + head_f;
+            bound = bound.max(to_first + own(&order.after_first_backward) + latency);
+            bound = bound.max(to_last + own(&order.before_last_forward) + latency);
+        }
+        bound
+    }
+
+    /// `(m-1) max t + sum t` for one chunk per rank, `m max t + (p-1)/(p v) sum t` for more, where `t`
+    /// is the time of one micro-batch on a rank.
+    #[must_use]
+    pub fn closed_form(&self, forward: &[Picos], backward: &[Picos]) -> Picos {
+        let rank = |order: &RankOrder| {
+            order.chunks.iter().map(|&k| forward[k as usize].0 + backward[k as usize].0).sum::<u64>()
+        };
+        let (mut longest, mut sum) = (0, 0);
+        for order in &self.orders {
+            let t = rank(order);
+            longest = longest.max(t);
+            sum += t;
+        }
+        Picos(self.closed_value(longest, sum))
+    }
+
+    /// The closed form from the longest rank and the sum of all.
+    pub(crate) fn closed_value(&self, longest: u64, sum: u64) -> u64 {
+        let m = self.micro_batches;
+        if self.chunks_per_rank == 1 {
+            return m.saturating_sub(1) * longest + sum;
+        }
+        let (p, v) = (u128::from(self.ranks), u128::from(self.chunks_per_rank));
+        let fill = u128::from(sum) * (p - 1) / (p * v);
+        m * longest + u64::try_from(fill).unwrap_or(u64::MAX)
+    }
+}
+
+/// Chunk and micro-batch walk of the interleaved schedule: the chunk of every forward pass in order.
+fn chunk_walk(v: u64, m: u64, group: u64) -> impl Iterator<Item = u64> {
+    let groups = m.div_ceil(group.max(1));
+    (0..groups).flat_map(move |g| {
+        let size = group.min(m - g * group);
+        (0..v).flat_map(move |chunk| (0..size).map(move |_| chunk))
+    })
+}
+
+/// Among the first (or last) passes of a rank, how many are of each chunk. Forward passes walk chunks
+/// upwards; backward passes downwards, so that the last of them are those of the first chunks.
+fn passes_by_chunk(v: u64, m: u64, group: u64, passes: u64, last_backward: bool) -> Vec<u64> {
+    let mut counts = vec![0; v as usize];
+    if last_backward {
+        let skip = (v * m - passes) as usize;
+        for chunk in chunk_walk(v, m, group).skip(skip) {
+            counts[(v - 1 - chunk) as usize] += 1;
+        }
+    } else {
+        for chunk in chunk_walk(v, m, group).take(passes as usize) {
+            counts[chunk as usize] += 1;
+        }
+    }
+    counts
+}
+
+/// The states of micro-batches in flight that no other state exceeds, after `warm` forward passes and
+/// then one forward, one backward.
+fn interleaved_in_flight(v: u64, m: u64, group: u64, warm: u64) -> Vec<u32> {
+    let n = v as usize;
+    let mut counts = vec![0_u32; n];
+    let mut forward = chunk_walk(v, m, group);
+    let mut backward = chunk_walk(v, m, group).map(|chunk| v - 1 - chunk);
+    for chunk in forward.by_ref().take(warm as usize) {
+        counts[chunk as usize] += 1;
+    }
+    let mut states: Vec<Vec<u32>> = Vec::new();
+    let mut previous: Option<(u64, u64)> = None;
+    // While the same pair of chunks goes on, every entry changes linearly: only the ends of such a
+    // stretch can be extreme.
+    let push = |state: &[u32], states: &mut Vec<Vec<u32>>| {
+        let below = |a: &[u32], b: &[u32]| a.iter().zip(b).all(|(x, y)| x <= y);
+        if states.iter().any(|known| below(state, known)) {
+            return;
+        }
+        states.retain(|known| !below(known, state));
+        states.push(state.to_vec());
+    };
+    push(&counts, &mut states);
+    let mut peak = counts.clone();
+    // The pattern repeats with every group; the last group may be shorter.
+    let groups = m.div_ceil(group.max(1));
+    let enough = if groups > 6 && m % group == 0 { 4 * v * group } else { u64::MAX };
+    for step in 0..enough {
+        let Some(up) = forward.next() else { break };
+        counts[up as usize] += 1;
+        let Some(down) = backward.next() else { break };
+        if previous != Some((up, down)) {
+            if step > 0 {
+                push(&peak, &mut states);
+            }
+            push(&counts, &mut states);
+            previous = Some((up, down));
+        }
+        peak.copy_from_slice(&counts);
+        counts[down as usize] -= 1;
+    }
+    push(&peak, &mut states);
+    push(&counts, &mut states);
+    states.sort_unstable_by(|a, b| b.cmp(a));
+    states.concat()
+}

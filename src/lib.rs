@@ -6,9 +6,6 @@ pub mod layers;
 pub mod memory;
 pub mod plan;
 pub mod spec;
-pub mod stages {
-    pub mod layout;
-}
 pub mod stages;
 pub mod units;
 pub mod validate;

@@ -13,6 +13,7 @@
 //! * [`layout`]: the result in the words of launch flags.
 
 pub mod dp;
+pub mod layout;
 pub mod pipeline;
 
 use crate::units::{Bytes, Picos};
@@ -372,6 +373,9 @@ impl Problem {
             if self.modes[full].group != 1 || self.modes[rest].group != 1 {
                 return bad("block recomputation of grouped layers");
             }
+            if self.modes[full].extra.iter().zip(&self.modes[rest].extra).any(|(full, rest)| full < rest) {
+                return bad("whole-layer recomputation takes less time than the other layers' mode");
+            }
             if block.counts.0 == 0 {
                 return bad("block recomputation of no layer");
             }
@@ -394,8 +398,10 @@ impl Problem {
             let extra = most(&mut self.modes.iter().map(|mode| mode.extra[q].0));
             let kept = most(&mut self.modes.iter().map(|mode| mode.kept[q].0));
             let transient = most(&mut self.modes.iter().map(|mode| mode.transient[q].0));
-            time += u128::from(run.count) * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
-            bytes += u128::from(run.count) * (u128::from(kind.held.0) + kept * self.pipeline.most_in_flight())
+            time +=
+                u128::from(run.count) * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
+            bytes += u128::from(run.count)
+                * (u128::from(kind.held.0) + kept * self.pipeline.most_in_flight())
                 + transient
                 + u128::from(kind.gathered.0);
         }
@@ -562,9 +568,7 @@ pub fn evaluate_into(
     into.bound = bound + into.tail;
     into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
     match into.memory.iter().position(|&need| need > problem.limit) {
-        Some(rank) => {
-            Err(Violation::Memory { rank, need: into.memory[rank], limit: problem.limit })
-        }
+        Some(rank) => Err(Violation::Memory { rank, need: into.memory[rank], limit: problem.limit }),
         None => Ok(()),
     }
 }

@@ -15,8 +15,8 @@
 //! A stage's own recompute choice is the cheapest that fits, which is optimal for both objectives.
 
 use super::{
-    Assignment, Block, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, Solution, Solver,
-    evaluate, shared_bytes,
+    Assignment, Block, Choice, Counts, Evaluation, Freedom, Kind, MAX_KINDS, Objective, Problem, Solution,
+    Solver, evaluate, shared_bytes,
 };
 use crate::stages::pipeline::{Form, Weights};
 use crate::units::Picos;
@@ -46,6 +46,8 @@ struct Work {
     prefix: Vec<u32>,
     /// Kind of each layer.
     kind_at: Vec<u8>,
+    /// Costs of each mode, kind by kind.
+    table: Vec<ModeCost>,
     /// Modes in the order in which they are tried: least recomputation of the whole model first.
     modes: Vec<u16>,
     /// First layer of each stage, and the end.
@@ -77,6 +79,40 @@ enum Policy {
     All(Choice),
     /// Each stage the cheapest that fits.
     Cheapest,
+}
+
+/// One kind of layer in one recompute mode.
+#[derive(Debug, Clone, Copy, Default)]
+struct ModeCost {
+    extra: u64,
+    kept: u64,
+    transient: u64,
+}
+
+impl ModeCost {
+    #[inline]
+    fn add(&mut self, layer: &Self, count: u32) {
+        if count > 0 {
+            self.extra += u64::from(count) * layer.extra;
+            self.kept += u64::from(count) * layer.kept;
+            self.transient = self.transient.max(layer.transient);
+        }
+    }
+}
+
+/// What is left of a stage's memory for activations, and what its ends keep.
+#[derive(Debug, Clone, Copy)]
+struct Memory {
+    in_flight: u64,
+    kept: u64,
+    transient: u64,
+    room: u64,
+}
+
+impl Memory {
+    fn fits(self, total: &ModeCost) -> bool {
+        self.in_flight * total.kept + total.transient <= self.room
+    }
 }
 
 /// Cost of one stage.
@@ -146,9 +182,9 @@ impl Balancer {
     /// bound that is not below may be returned.
     pub fn lower_bound(&mut self, problem: &Problem, below: Option<Picos>) -> Option<Picos> {
         let mut search = Search::new(problem, &mut self.work, Objective::Chain);
-        let base = search.least_sum(Policy::Cheapest) + search.constant;
+        let base = search.least_sum(Policy::Cheapest, search.layers) + search.constant;
         let most = below.map_or(FREE, |Picos(time)| time.saturating_sub(base));
-        match search.bottleneck(Policy::Cheapest, most) {
+        match search.bottleneck(Policy::Cheapest, most, search.layers) {
             Some(beta) => Some(Picos(base + beta)),
             // Nothing below the threshold: either nothing at all, or something not below.
             None if below.is_some() => {
@@ -207,6 +243,8 @@ struct Search<'a> {
     constant: u64,
     /// Sum of the fewest layers of all stages.
     least: u32,
+    /// Layers of each kind.
+    totals: Counts,
 }
 
 #[derive(Clone, Copy)]
@@ -272,9 +310,17 @@ impl<'a> Search<'a> {
         work.modes.clear();
         work.modes.extend(0..problem.modes.len() as u16);
         work.modes.sort_unstable_by_key(|&mode| (cost(mode), mode));
+        work.table.clear();
+        for mode in &problem.modes {
+            work.table.extend((0..kinds).map(|kind| ModeCost {
+                extra: mode.extra[kind].0,
+                kept: mode.kept[kind].0,
+                transient: mode.transient[kind].0,
+            }));
+        }
         let stages = problem.chunks();
         let least = (0..stages).map(|stage| problem.least(stage)).sum();
-        Self { problem, work, stages, layers, kinds, base, rows, constant, least }
+        Self { problem, work, stages, layers, kinds, base, rows, constant, least, totals }
     }
 
     /// Layers by kind in an interval.
@@ -314,15 +360,18 @@ impl<'a> Search<'a> {
         }
         let steady = problem.rank_bytes.0 + held + gathered + shared_bytes(&problem.shared, touches);
         let room = problem.limit.0.checked_sub(steady)?;
-        let in_flight = u64::from(problem.pipeline.orders[stage].in_flight[0]);
+        let memory = Memory {
+            in_flight: u64::from(problem.pipeline.orders[stage].in_flight[0]),
+            kept: fixed.kept.0,
+            transient: fixed.transient.0,
+            room,
+        };
         let (extra, choice) = match policy {
             Policy::All(choice @ Choice::Mode(mode)) => {
-                (self.mode_extra(fixed.kept.0, fixed.transient.0, &counts, mode, in_flight, room)?, choice)
+                (self.mode_extra(&counts, mode, memory, NONE)?, choice)
             }
-            Policy::All(choice @ Choice::Block(n)) => {
-                (self.block_extra(stage, from, to, n, in_flight, room)?, choice)
-            }
-            Policy::Cheapest => self.cheapest(stage, from, to, &counts, in_flight, room)?,
+            Policy::All(choice @ Choice::Block(n)) => (self.block_extra(from, to, n, memory)?, choice),
+            Policy::Cheapest => self.cheapest(from, to, &counts, memory)?,
         };
         let backward = backward + extra;
         let mut sum = self.base.of(forward, backward);
@@ -332,147 +381,163 @@ impl<'a> Search<'a> {
         Some(Stage { sum, peak: self.rows.peak(stage, forward, backward), choice })
     }
 
-    /// Extra backward time in one mode, if it fits.
-    fn mode_extra(
-        &self,
-        fixed_kept: u64,
-        fixed_transient: u64,
-        counts: &Counts,
-        mode: u16,
-        in_flight: u64,
-        room: u64,
-    ) -> Option<u64> {
-        let mode = &self.problem.modes[usize::from(mode)];
-        let (mut extra, mut kept, mut transient) = (0, fixed_kept, fixed_transient);
-        let mut all = 0;
-        for (kind, &count) in counts.iter().enumerate().take(self.kinds) {
-            if count > 0 {
-                let n = u64::from(count);
-                extra += n * mode.extra[kind].0;
-                kept += n * mode.kept[kind].0;
-                transient = transient.max(mode.transient[kind].0);
-                all += count;
-            }
-        }
-        if mode.group > 1 && all > 0 {
-            kept = fixed_kept + u64::from(all.div_ceil(mode.group)) * mode.kept[0].0;
-        }
-        (in_flight * kept + transient <= room).then_some(extra)
+    /// What a mode costs by kind.
+    fn mode(&self, mode: u16) -> &[ModeCost] {
+        let start = usize::from(mode) * self.kinds;
+        &self.work.table[start..start + self.kinds]
     }
 
-    /// Extra backward time with the first layers recomputed wholly, if it fits.
-    fn block_extra(&self, stage: usize, from: u32, to: u32, n: u32, in_flight: u64, room: u64) -> Option<u64> {
+    /// Extra backward time in one mode, if it fits and is less than `below`.
+    #[inline]
+    fn mode_extra(&self, counts: &Counts, mode: u16, memory: Memory, below: u64) -> Option<u64> {
+        let mut total = ModeCost { extra: 0, kept: memory.kept, transient: memory.transient };
+        let mut all = 0;
+        for (cost, &count) in self.mode(mode).iter().zip(counts) {
+            total.add(cost, count);
+            all += count;
+        }
+        let group = self.problem.modes[usize::from(mode)].group;
+        if group > 1 && all > 0 {
+            total.kept = memory.kept + u64::from(all.div_ceil(group)) * self.mode(mode)[0].kept;
+        }
+        (total.extra < below && memory.fits(&total)).then_some(total.extra)
+    }
+
+    /// Extra backward time with the first `n` layers recomputed wholly, if it fits.
+    fn block_extra(&self, from: u32, to: u32, n: u32, memory: Memory) -> Option<u64> {
         let block = self.problem.block?;
-        let fixed = &self.problem.fixed[stage];
         let edge = to.min(from + n);
-        let (mut extra, mut kept, mut transient) = (0, fixed.kept.0, fixed.transient.0);
+        let mut total = ModeCost { extra: 0, kept: memory.kept, transient: memory.transient };
         for (mode, from, to) in [(block.full, from, edge), (block.rest, edge, to)] {
-            let mode = &self.problem.modes[usize::from(mode)];
-            let counts = self.counts(from, to);
-            for (kind, &count) in counts.iter().enumerate().take(self.kinds) {
-                if count > 0 {
-                    extra += u64::from(count) * mode.extra[kind].0;
-                    kept += u64::from(count) * mode.kept[kind].0;
-                    transient = transient.max(mode.transient[kind].0);
-                }
+            for (cost, count) in self.mode(mode).iter().zip(self.counts(from, to)) {
+                total.add(cost, count);
             }
         }
-        (in_flight * kept + transient <= room).then_some(extra)
+        memory.fits(&total).then_some(total.extra)
     }
 
     /// The choice with the least extra time that fits.
-    fn cheapest(
-        &self,
-        stage: usize,
-        from: u32,
-        to: u32,
-        counts: &Counts,
-        in_flight: u64,
-        room: u64,
-    ) -> Option<(u64, Choice)> {
-        let fixed = &self.problem.fixed[stage];
+    fn cheapest(&self, from: u32, to: u32, counts: &Counts, memory: Memory) -> Option<(u64, Choice)> {
         let mut best: Option<(u64, Choice)> = None;
         for &mode in &self.work.modes {
-            if let Some(extra) =
-                self.mode_extra(fixed.kept.0, fixed.transient.0, counts, mode, in_flight, room)
-            {
-                if best.is_none_or(|(known, _)| extra < known) {
-                    best = Some((extra, Choice::Mode(mode)));
-                }
+            let known = best.map_or(NONE, |(extra, _)| extra);
+            if let Some(extra) = self.mode_extra(counts, mode, memory, known) {
+                best = Some((extra, Choice::Mode(mode)));
                 // With one kind the modes come in the order of their cost.
                 if extra == 0 || self.kinds == 1 {
                     break;
                 }
             }
         }
-        if let Some(block) = self.problem.block {
-            if best.is_none_or(|(extra, _)| extra > 0) {
-                if let Some((extra, n)) = self.least_block(stage, from, to, block, in_flight, room) {
-                    if best.is_none_or(|(known, _)| extra < known) {
-                        best = Some((extra, Choice::Block(n)));
-                    }
-                }
+        let known = best.map_or(NONE, |(extra, _)| extra);
+        if let (Some(block), true) = (self.problem.block, known > 0) {
+            if let Some((extra, n)) = self.least_block(from, to, counts, block, memory, known) {
+                best = Some((extra, Choice::Block(n)));
             }
         }
         best
     }
 
-    /// The cheapest count of wholly recomputed layers that fits. Recomputing more layers costs more, so
-    /// it is the smallest.
+    /// The cheapest count of wholly recomputed layers that fits and costs less than `below`. Recomputing
+    /// more layers never costs less, so it is the smallest that fits.
     fn least_block(
         &self,
-        stage: usize,
         from: u32,
         to: u32,
+        counts: &Counts,
         block: Block,
-        in_flight: u64,
-        room: u64,
+        memory: Memory,
+        below: u64,
     ) -> Option<(u64, u32)> {
         let all = to - from;
         let (mut n, most) = (block.counts.0, block.counts.1.min(all.max(block.counts.0)));
+        let (full, rest) = (self.mode(block.full), self.mode(block.rest));
         if self.kinds == 1 && n < all {
             // Every layer saves the same: jump to the count that saves what is missing.
-            let (full, rest) = (&self.problem.modes[usize::from(block.full)], &self.problem.modes[usize::from(block.rest)]);
-            let fixed = &self.problem.fixed[stage];
-            let transient = fixed.transient.0.max(full.transient[0].0).max(rest.transient[0].0);
-            let need = in_flight * (fixed.kept.0 + u64::from(all) * rest.kept[0].0) + transient;
-            let saved = in_flight * rest.kept[0].0.saturating_sub(full.kept[0].0);
-            if need > room {
-                n = match (need - room).checked_div(saved) {
-                    Some(whole) if u64::from(all) > whole => {
-                        n.max((need - room).div_ceil(saved).min(u64::from(all)) as u32)
-                    }
-                    _ => all,
-                };
+            let transient = memory.transient.max(full[0].transient).max(rest[0].transient);
+            let need = memory.in_flight * (memory.kept + u64::from(all) * rest[0].kept) + transient;
+            let saved = memory.in_flight * rest[0].kept.saturating_sub(full[0].kept);
+            let missing = need.saturating_sub(memory.room);
+            if missing > 0 {
+                let enough = if saved == 0 { u64::from(all) } else { missing.div_ceil(saved) };
+                n = n.max(enough.min(u64::from(all)) as u32);
             }
         }
-        while n <= most {
-            if let Some(extra) = self.block_extra(stage, from, to, n, in_flight, room) {
-                return Some((extra, n));
+        if n > most {
+            return None;
+        }
+        // Then one layer more at a time.
+        let edge = to.min(from + n);
+        let mut whole = ModeCost { extra: 0, kept: memory.kept, transient: memory.transient };
+        let mut left = *counts;
+        let first = self.counts(from, edge);
+        for kind in 0..self.kinds {
+            left[kind] -= first[kind];
+            whole.add(&full[kind], first[kind]);
+            whole.add(&ModeCost { transient: 0, ..rest[kind] }, left[kind]);
+        }
+        loop {
+            let mut total = whole;
+            for (cost, &count) in rest.iter().zip(&left) {
+                if count > 0 {
+                    total.transient = total.transient.max(cost.transient);
+                }
             }
+            if total.extra >= below {
+                return None;
+            }
+            if memory.fits(&total) {
+                return Some((total.extra, n));
+            }
+            if n >= most || from + n >= to {
+                return None;
+            }
+            let kind = usize::from(self.work.kind_at[(from + n) as usize]);
+            whole.add(&full[kind], 1);
+            whole.extra -= rest[kind].extra;
+            whole.kept -= rest[kind].kept;
+            left[kind] -= 1;
             n += 1;
         }
-        None
     }
 
-    /// A lower bound on the sum over all splits.
-    fn least_sum(&self, policy: Policy) -> u64 {
+    /// A lower bound on the sum over all splits with at most `longest` layers on a stage.
+    fn least_sum(&self, policy: Policy, longest: u32) -> u64 {
         let problem = self.problem;
         let mut sum = 0;
         for fixed in &problem.fixed {
             sum += self.base.of(fixed.forward.0, fixed.backward.0);
         }
-        for run in &problem.runs {
-            let kind = &problem.kinds[usize::from(run.kind)];
-            let extra = self.least_extra(policy, usize::from(run.kind));
-            sum += u64::from(run.count) * self.base.of(kind.forward.0, kind.backward.0 + extra);
+        for (kind, count) in self.present() {
+            let Kind { forward, backward, .. } = problem.kinds[kind];
+            let extra = self.least_extra(policy, kind);
+            sum += count * self.base.of(forward.0, backward.0 + extra);
         }
-        sum
+        sum + self.base.backward * self.least_block_extra(policy, longest)
+    }
+
+    /// What recomputing the first `n` layers of every stage costs at least, on top of
+    /// [`Search::least_extra`]. As `min(n, layers of a stage)` is concave, it is least where as many
+    /// stages as possible hold `longest` layers.
+    fn least_block_extra(&self, policy: Policy, longest: u32) -> u64 {
+        let (Policy::All(Choice::Block(n)), Some(block)) = (policy, self.problem.block) else { return 0 };
+        let extra = |mode: u16, kind: usize| self.mode(mode)[kind].extra;
+        let more = |(kind, _)| extra(block.full, kind).saturating_sub(extra(block.rest, kind));
+        let each = self.present().map(more).min().unwrap_or(0);
+        let longest = longest.max(1);
+        let layers = self.layers / longest * n.min(longest) + n.min(self.layers % longest);
+        each * u64::from(layers)
+    }
+
+    /// Kinds that the model has, with their numbers of layers.
+    fn present(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
+        let counts = self.totals[..self.kinds].iter().enumerate();
+        counts.filter(|&(_, &count)| count > 0).map(|(kind, &count)| (kind, u64::from(count)))
     }
 
     /// The least extra time of a layer.
     fn least_extra(&self, policy: Policy, kind: usize) -> u64 {
-        let extra = |mode: u16| self.problem.modes[usize::from(mode)].extra[kind].0;
+        let extra = |mode: u16| self.mode(mode)[kind].extra;
         match (policy, self.problem.block) {
             (Policy::All(Choice::Mode(mode)), _) => extra(mode),
             (Policy::All(Choice::Block(_)), Some(block)) => extra(block.full).min(extra(block.rest)),
@@ -488,24 +553,25 @@ impl<'a> Search<'a> {
 
     /// A lower bound on the bottleneck, memory left aside: if stage `i` pays at least `c_i` per unit of
     /// its own time, the stages cannot all stay below `total time / sum of 1/c_i`.
-    fn least_bottleneck(&self, policy: Policy) -> u64 {
+    fn least_bottleneck(&self, policy: Policy, longest: u32) -> u64 {
         let problem = self.problem;
         let (mut forward, mut backward) = (0, 0);
         let mut parts = [(0_u64, 0_u64); MAX_KINDS];
-        for run in &problem.runs {
-            let kind = usize::from(run.kind);
-            let (f, b) = (problem.kinds[kind].forward.0, problem.kinds[kind].backward.0 + self.least_extra(policy, kind));
+        for (kind, count) in self.present() {
+            let Kind { forward: Picos(f), backward: Picos(b), .. } = problem.kinds[kind];
+            let b = b + self.least_extra(policy, kind);
             parts[kind] = (f, b);
-            forward += u64::from(run.count) * f;
-            backward += u64::from(run.count) * b;
+            forward += count * f;
+            backward += count * b;
         }
         let mut inverse = 0.0;
-        let mut total = (forward + backward) as f64;
+        let more = self.least_block_extra(policy, longest);
+        let mut total = (forward + backward + more) as f64;
         for (stage, fixed) in problem.fixed.iter().enumerate() {
             let [one, other] = self.rows.pair(stage);
             let row = if one.of(forward, backward) >= other.of(forward, backward) { one } else { other };
-            let mut least = f64::INFINITY;
-            for &(f, b) in parts.iter().chain([&(fixed.forward.0, fixed.backward.0)]) {
+            let mut least = if more > 0 { row.backward as f64 } else { f64::INFINITY };
+            for &(f, b) in parts[..self.kinds].iter().chain([&(fixed.forward.0, fixed.backward.0)]) {
                 if f + b > 0 {
                     least = least.min(row.of(f, b) as f64 / (f + b) as f64);
                 }
@@ -553,8 +619,7 @@ impl<'a> Search<'a> {
         beta: u64,
         guess: u32,
     ) -> Result<(u32, u64, u64), u64> {
-        let cost =
-            |reach: u32| self.stage(stage, to - reach, to, policy).map_or(NONE, |cost| cost.peak);
+        let cost = |reach: u32| self.stage(stage, to - reach, to, policy).map_or(NONE, |cost| cost.peak);
         let (reach, used, refused) = self.bisect(cost, least, to - floor, guess, beta)?;
         Ok((to - reach, used, refused))
     }
@@ -689,11 +754,13 @@ impl<'a> Search<'a> {
     /// `Err` with a value below which nothing is possible either.
     fn feasible(&mut self, policy: Policy, beta: u64) -> Result<u64, u64> {
         let greedy = self.walk(policy, beta, false);
-        if greedy.is_ok() || self.greedy_is_exact() {
+        if greedy.is_ok() || self.greedy_is_exact() || self.work.cuts.len() > self.stages {
             return greedy;
         }
-        // Stages must hold a layer and layers differ: taking all one can may leave the next stage with
-        // a layer that it cannot hold. Follow every boundary that can be reached.
+        // Stages must hold a layer and layers differ: taking all one can may have left this stage with a
+        // layer that it cannot hold. If even empty stages do not help, nothing does; otherwise follow
+        // every boundary that can be reached.
+        self.walk(policy, beta, true)?;
         let width = self.layers as usize + 1;
         let mut reach = std::mem::take(&mut self.work.reach);
         reach.clear();
@@ -724,28 +791,31 @@ impl<'a> Search<'a> {
     }
 
     /// The smallest bottleneck, if it is at most `most`.
-    fn bottleneck(&mut self, policy: Policy, most: u64) -> Option<u64> {
+    fn bottleneck(&mut self, policy: Policy, most: u64, longest: u32) -> Option<u64> {
         if self.layers < self.least {
             return None;
         }
-        let mut low = self.least_bottleneck(policy);
+        let mut low = self.least_bottleneck(policy, longest);
         if low > most {
             return None;
         }
-        // Something to beat: does anything reach it at all?
-        let mut high = None;
-        if most < FREE {
-            high = Some(self.feasible(policy, most).ok()?);
-        }
-        // Mostly the first refused cost or the one after it is the answer. Where layers differ a lot
-        // refused costs climb slowly: then halve the interval as well.
+        // Does anything fit, and below what there is to beat? Unlimited, this says nothing about where
+        // the answer lies.
+        let reached = self.feasible(policy, most).ok()?;
+        let mut high = (most < FREE).then_some(reached);
+        // Candidates are about as many as stages between here and one layer more: halve that interval,
+        // and try the smallest cost that was refused in between.
+        let mut step = low / u64::from(2 * (self.layers / self.stages as u32 + 1)) + 1;
         for round in 0_u32.. {
             if high.is_some_and(|high| high <= low) {
                 return Some(low);
             }
             let beta = match high {
-                Some(high) if round >= 2 && round % 2 == 0 => low + (high - low) / 2,
-                None if round >= 2 => low.saturating_add(low >> 8 << (round.min(10) - 2)).min(most),
+                Some(high) if round % 2 == 1 => low + (high - low) / 2,
+                None if round % 2 == 1 => {
+                    step *= 2;
+                    low.saturating_add(step / 2).min(most)
+                }
                 _ => low,
             };
             match self.feasible(policy, beta) {
@@ -881,9 +951,15 @@ impl<'a> Search<'a> {
     /// The optimum under one recompute policy, if it is at most `most`; the lexicographically smallest
     /// cuts that reach it are left in `work.cuts`.
     fn optimum(&mut self, policy: Policy, most: u64) -> Option<u64> {
-        let least_sum = self.least_sum(policy);
-        let most_peak = most.checked_sub(self.constant)?.checked_sub(least_sum)?;
-        let beta = self.bottleneck(policy, most_peak)?;
+        let most = most.checked_sub(self.constant)?;
+        let mut longest = self.layers;
+        let mut least_sum = self.least_sum(policy, longest);
+        if let (Policy::All(Choice::Block(_)), Some(most_peak)) = (policy, most.checked_sub(least_sum)) {
+            longest = self.longest_stage(most_peak);
+            least_sum = self.least_sum(policy, longest);
+        }
+        let most_peak = most.checked_sub(least_sum)?;
+        let beta = self.bottleneck(policy, most_peak, longest)?;
         if self.walk_back(policy, beta, false) {
             if self.sum_is_constant(policy) {
                 return Some(self.constant + least_sum + beta);
@@ -893,7 +969,6 @@ impl<'a> Search<'a> {
                 return Some(self.constant + least_sum + beta);
             }
         }
-        // The least sum under the smallest bottleneck.
         if !self.windows(policy, beta) {
             return None;
         }
@@ -902,7 +977,7 @@ impl<'a> Search<'a> {
             return None;
         }
         let reached = sum + beta;
-        let limit = reached.min(most - self.constant);
+        let limit = reached.min(most);
         // The least sum whatever the bottleneck, among those that could still be as good.
         if sum > least_sum && limit - least_sum > beta {
             let wide = limit - least_sum;
@@ -1027,16 +1102,23 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The most layers that a stage can have if the objective is to be at most `most`.
-    fn longest_stage(&self, most: u64) -> u32 {
-        let layers = || self.problem.runs.iter().map(|run| &self.problem.kinds[usize::from(run.kind)]);
-        let each = |stage| {
-            layers().map(move |kind| self.rows.peak(stage, kind.forward.0, kind.backward.0)).min().unwrap_or(0)
-        };
-        // One row at least pays each layer in full only if it is the same row for all: halve.
-        let cheapest = (0..self.stages).map(each).min().unwrap_or(0) / 2;
-        let spare = most.saturating_sub(self.constant).saturating_sub(self.least_sum(Policy::Cheapest));
-        spare.checked_div(cheapest).map_or(self.layers, |n| self.layers.min(n.min(u64::from(u32::MAX)) as u32))
+    /// The most layers that a stage can have if the bottleneck is to be at most `most_peak`.
+    fn longest_stage(&self, most_peak: u64) -> u32 {
+        let mut longest = 0;
+        for stage in 0..self.stages {
+            // The stage pays either row in full.
+            let row = |row: Weights| {
+                let each = |(kind, _)| {
+                    let Kind { forward, backward, .. } = self.problem.kinds[kind];
+                    row.of(forward.0, backward.0)
+                };
+                let least = self.present().map(each).min().unwrap_or(0);
+                most_peak.checked_div(least).unwrap_or(FREE)
+            };
+            let [one, other] = self.rows.pair(stage);
+            longest = longest.max(row(one).min(row(other)));
+        }
+        longest.min(u64::from(self.layers)) as u32
     }
 
     /// The best policy, its value, and its cuts in `work.cuts`.
@@ -1065,7 +1147,10 @@ impl<'a> Search<'a> {
         if let Some(block) = self.problem.block {
             let mut n = block.counts.0;
             // More than a stage can have layers changes nothing.
-            while n <= block.counts.1.min(self.longest_stage(most).max(block.counts.0)) {
+            let most_peak = |search: &Self, most: u64| {
+                most.saturating_sub(search.constant + search.least_sum(Policy::Cheapest, search.layers))
+            };
+            while n <= block.counts.1.min(self.longest_stage(most_peak(self, most)).max(block.counts.0)) {
                 attempt(self, Policy::All(Choice::Block(n)), &mut most);
                 n += 1;
             }

@@ -153,7 +153,12 @@ impl Pipeline {
     /// backward passes are split (zero bubble, DualPipe): bounded by the work of the busiest rank.
     /// `in_flight` has one list of vectors per rank, as [`RankOrder::in_flight`].
     #[must_use]
-    pub fn by_work(micro_batches: u64, ranks: u32, rank_of_chunk: Vec<u32>, in_flight: Vec<Vec<u32>>) -> Self {
+    pub fn by_work(
+        micro_batches: u64,
+        ranks: u32,
+        rank_of_chunk: Vec<u32>,
+        in_flight: Vec<Vec<u32>>,
+    ) -> Self {
         let m = micro_batches;
         let v = (rank_of_chunk.len() as u32 / ranks.max(1)).max(1);
         let orders = in_flight
@@ -163,12 +168,7 @@ impl Pipeline {
                 let on_rank = |&chunk: &u32| rank_of_chunk[chunk as usize] as usize == rank;
                 let chunks: Vec<u32> = (0..rank_of_chunk.len() as u32).filter(on_rank).collect();
                 let all = vec![Weights { forward: m, backward: m }; chunks.len()];
-                RankOrder {
-                    chunks,
-                    in_flight,
-                    after_first_backward: all.clone(),
-                    before_last_forward: all,
-                }
+                RankOrder { chunks, in_flight, after_first_backward: all.clone(), before_last_forward: all }
             })
             .collect();
         let rows = [Weights { forward: m, backward: m }; 2];
@@ -219,9 +219,10 @@ impl Pipeline {
     /// The largest number of micro-batches in flight on any chunk.
     pub(crate) fn most_in_flight(&self) -> u128 {
         let counts = self.orders.iter().map(|order| {
-            order.in_flight.chunks_exact(order.chunks.len()).map(|counts| {
-                counts.iter().map(|&n| u128::from(n)).sum::<u128>()
-            })
+            order
+                .in_flight
+                .chunks_exact(order.chunks.len())
+                .map(|counts| counts.iter().map(|&n| u128::from(n)).sum::<u128>())
         });
         counts.flatten().max().unwrap_or(0)
     }

@@ -5,3 +5,4 @@ mod models;
 mod money;
 mod reference_facts;
 mod specs;
+mod stages;

@@ -1,0 +1,322 @@
+//! Stage balancing: every solver against oracles that share nothing with it.
+
+mod oracle;
+
+use std::sync::Arc;
+
+use autoplan::stages::{
+    Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective, Outcome,
+    Pipeline, Problem, Run, Tail, Violation, evaluate,
+};
+use autoplan::units::{Bytes, Picos};
+use oracle::Random;
+
+/// A small problem of every sort: few values, so that ties are frequent, and a limit that mostly bites.
+fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_choices: u64) -> Problem {
+    let kinds = random.within(1, 3) as usize;
+    let shared: Vec<Bytes> = (0..random.within(0, 3)).map(|_| Bytes(random.within(0, 9))).collect();
+    let touches = |random: &mut Random| random.next() & ((1 << shared.len()) - 1);
+    let mut runs: Vec<Run> = Vec::new();
+    let mut left = layers;
+    while left > 0 {
+        let kind = random.within(0, kinds as u64 - 1) as u8;
+        let count = random.within(1, u64::from(left)) as u32;
+        let count = if random.chance(40) { 1 } else { count };
+        left -= count;
+        match runs.last_mut() {
+            Some(run) if run.kind == kind => run.count += count,
+            _ => runs.push(Run { kind, count }),
+        }
+    }
+    let kind = |random: &mut Random| Kind {
+        forward: Picos(random.within(0, 6)),
+        backward: Picos(random.within(1, 12)),
+        held: Bytes(random.within(0, 9)),
+        gathered: Bytes(if random.chance(30) { random.within(0, 9) } else { 0 }),
+        touches: touches(random),
+    };
+    let kinds: Vec<Kind> = (0..kinds).map(|_| kind(random)).collect();
+    let mode = |random: &mut Random, first: bool| Mode {
+        extra: kinds.iter().map(|_| Picos(if first { 0 } else { random.within(0, 6) })).collect(),
+        kept: kinds.iter().map(|_| Bytes(random.within(if first { 6 } else { 0 }, 12))).collect(),
+        transient: kinds.iter().map(|_| Bytes(random.within(0, 9))).collect(),
+        group: 1,
+    };
+    let mut modes = vec![mode(random, true)];
+    for _ in 1..random.within(1, most_choices) {
+        let mut next = mode(random, false);
+        if random.chance(15) {
+            next.group = random.within(2, 3) as u32;
+            next.kept = vec![next.kept[0]; kinds.len()];
+        }
+        modes.push(next);
+    }
+    let last = modes.len() - 1;
+    let dearer = |full: &Mode, rest: &Mode| full.extra.iter().zip(&rest.extra).all(|(f, r)| f >= r);
+    let block = (random.chance(50) && modes[last].group == 1 && dearer(&modes[last], &modes[0])).then(|| {
+        Block { full: last as u16, rest: 0, counts: (random.within(1, 2) as u32, random.within(2, 4) as u32) }
+    });
+    let chunks = pipeline.rank_of_chunk.len();
+    let mut fixed = vec![Fixed::default(); chunks];
+    for k in 0..chunks {
+        if k == 0 || k + 1 == chunks || random.chance(10) {
+            fixed[k] = Fixed {
+                forward: Picos(random.within(0, 9)),
+                backward: Picos(random.within(0, 18)),
+                held: Bytes(random.within(0, 20)),
+                kept: Bytes(random.within(0, 6)),
+                transient: Bytes(random.within(0, 30)),
+                gathered: Bytes(random.within(0, 9)),
+                touches: touches(random),
+                closed: chunks > 1 && k + 1 == chunks && random.chance(15),
+            };
+        }
+    }
+    let tail = random.chance(25).then(|| Tail {
+        lines: (0..random.within(1, 2))
+            .map(|_| Line {
+                constant: random.within(0, 20) as i64 - 10,
+                per_layer: kinds.iter().map(|_| random.within(0, 20) as i64 - 5).collect(),
+            })
+            .collect(),
+    });
+    let mut problem = Problem {
+        pipeline: Arc::new(pipeline),
+        kinds,
+        runs,
+        modes,
+        block,
+        freedom: if random.chance(50) { Freedom::Global } else { Freedom::PerStage },
+        fixed,
+        rank_bytes: Bytes(random.within(0, 20)),
+        shared,
+        limit: Bytes(u64::MAX / 16),
+        hop: Picos(random.within(0, 3)),
+        min_layers: random.within(0, 1) as u32,
+        tail,
+    };
+    // A limit near what the even split needs.
+    let even = Assignment {
+        layers: problem.even_layers(),
+        recompute: vec![Choice::Mode(random.next() as u16 % problem.modes.len() as u16); chunks],
+    };
+    let (memory, ..) = oracle::by_hand(&problem, &even);
+    let need = memory.iter().max().copied().unwrap();
+    if random.chance(85) {
+        problem.limit = Bytes(need * random.within(55, 115) / 100);
+    }
+    problem.check().unwrap();
+    problem
+}
+
+fn one_chunk_per_rank(seed: u64) -> Problem {
+    let mut random = Random(seed);
+    let ranks = random.within(1, 4) as u32;
+    let m = random.within(1, 9);
+    let pipeline =
+        if random.chance(15) { Pipeline::gpipe(ranks, m) } else { Pipeline::one_f_one_b(ranks, m) };
+    let layers = random.within(1, 9) as u32;
+    random_problem(&mut random, pipeline, layers, 4)
+}
+
+/// The evaluator against addition layer by layer, on random assignments of every shape.
+#[test]
+fn evaluation_is_what_layers_add_up_to() {
+    let mut refused = 0;
+    for seed in 0..2_000 {
+        let mut random = Random(seed ^ 0xabc);
+        let (p, v) = (random.within(1, 4) as u32, random.within(1, 3) as u32);
+        let m = u64::from(p) * random.within(1, 3);
+        let problem =
+            random_problem(&mut random, Pipeline::interleaved(p, if p == 1 { 1 } else { v }, m, p), 9, 4);
+        let chunks = problem.fixed.len();
+        let all = oracle::choices(&problem);
+        let choice: Vec<Choice> = (0..p).map(|_| all[random.next() as usize % all.len()]).collect();
+        let choice = |rank: u32| choice[if problem.freedom == Freedom::Global { 0 } else { rank as usize }];
+        let mut layers = vec![problem.min_layers; chunks];
+        layers[chunks - 1] *= u32::from(!problem.fixed[chunks - 1].closed);
+        let open = chunks as u64 - u64::from(problem.fixed[chunks - 1].closed);
+        let placed: u32 = layers.iter().sum();
+        for _ in placed.min(9)..9 {
+            layers[random.within(0, open - 1) as usize] += 1;
+        }
+        let recompute = problem.pipeline.rank_of_chunk.iter().map(|&r| choice(r)).collect();
+        let assignment = Assignment { layers, recompute };
+        if placed > 9 {
+            assert!(matches!(evaluate(&problem, &assignment), Err(Violation::Layers { .. })));
+            continue;
+        }
+        let (memory, forward, backward) = oracle::by_hand(&problem, &assignment);
+        match evaluate(&problem, &assignment) {
+            Ok(Evaluation { forward: f, backward: b, memory: bytes, .. }) => {
+                assert_eq!(f.iter().map(|t| t.0).collect::<Vec<_>>(), forward, "seed {seed}");
+                assert_eq!(b.iter().map(|t| t.0).collect::<Vec<_>>(), backward, "seed {seed}");
+                assert_eq!(bytes.iter().map(|x| x.0).collect::<Vec<_>>(), memory, "seed {seed}");
+                assert!(memory.iter().all(|&need| need <= problem.limit.0));
+            }
+            Err(Violation::Memory { rank, need, limit }) => {
+                assert_eq!((need.0, limit), (memory[rank], problem.limit), "seed {seed}");
+                assert!(need > limit);
+                refused += 1;
+            }
+            Err(other) => panic!("seed {seed}: {other}"),
+        }
+    }
+    assert!(refused > 300, "limits are meant to bite: {refused}");
+}
+
+/// Objective, counts and infeasibility of the dynamic programme against every composition and every
+/// recompute choice; thresholds; bounds.
+#[test]
+fn dynamic_programme_equals_brute_force() {
+    let mut balancer = Balancer::new();
+    let (mut infeasible, mut uneven, mut mixed) = (0, 0, 0);
+    for seed in 0..1_500 {
+        let problem = one_chunk_per_rank(seed);
+        for objective in [Objective::Chain, Objective::Closed] {
+            let expected = oracle::best(&problem, objective);
+            let found = match balancer.solve(&problem, objective, None) {
+                Outcome::Found(value) => Some((value.0, balancer.assignment().layers.clone())),
+                Outcome::Infeasible => None,
+                Outcome::NotBelow => panic!("seed {seed}: no threshold was given"),
+            };
+            assert_eq!(found, expected, "seed {seed} {objective:?}\n{problem:#?}");
+            let Some((value, layers)) = expected else {
+                infeasible += 1;
+                assert_eq!(balancer.even(&problem), None, "seed {seed}");
+                continue;
+            };
+            let assignment = balancer.assignment().clone();
+            let evaluation = evaluate(&problem, &assignment).unwrap();
+            assert_eq!(oracle::value(&evaluation, objective), value, "seed {seed}");
+            uneven += u32::from(layers != problem.even_layers());
+            mixed += u32::from(assignment.recompute.iter().any(|c| *c != assignment.recompute[0]));
+            // A threshold above the answer does not change it; at the answer there is nothing below.
+            assert_eq!(
+                balancer.solve(&problem, objective, Some(Picos(value + 1))),
+                Outcome::Found(Picos(value))
+            );
+            assert_eq!(*balancer.assignment(), assignment, "seed {seed}");
+            assert_eq!(balancer.solve(&problem, objective, Some(Picos(value))), Outcome::NotBelow);
+            if objective == Objective::Chain {
+                let mut freest = problem.clone();
+                freest.freedom = Freedom::PerStage;
+                let (least, _) = oracle::best(&freest, objective).unwrap();
+                let bound = balancer.lower_bound(&problem, None).unwrap();
+                assert!(bound.0 <= least, "seed {seed}: {bound:?} > {least}");
+                assert!(balancer.lower_bound(&problem, Some(Picos(least + 1))).unwrap() <= bound);
+            }
+            if let Some((even, evaluation)) = balancer.even(&problem) {
+                assert_eq!(even.layers, problem.even_layers());
+                assert!(oracle::value(&evaluation, objective) >= value, "seed {seed}");
+            }
+        }
+    }
+    // The generator reaches every sort of instance often.
+    assert!(infeasible > 400 && uneven > 700 && mixed > 100, "{infeasible} {uneven} {mixed}");
+}
+
+/// Layers with the proportions of real ones: a head of two layers, a dozen ways to recompute, memory
+/// such that about half of the splits need some of it.
+fn realistic(random: &mut Random, layers: u32, ranks: u32, kinds: usize) -> Problem {
+    let us = |x: u64| Picos(x * 1_000_000);
+    let mb = |x: u64| Bytes(x * 1_000_000);
+    let m = u64::from(ranks) * random.within(1, 16);
+    let scale: Vec<u64> = (0..kinds).map(|q| if q == 0 { 100 } else { random.within(60, 300) }).collect();
+    let f = random.within(900, 1_100);
+    let kinds: Vec<Kind> = scale
+        .iter()
+        .map(|s| Kind {
+            forward: us(f * s / 100),
+            backward: us(2 * f * s / 100 + random.within(0, 50)),
+            held: mb(600 * s / 100),
+            ..Kind::default()
+        })
+        .collect();
+    // Savings and their price, growing together.
+    let mut modes = vec![];
+    for z in 0..12_u64 {
+        modes.push(Mode {
+            extra: scale.iter().map(|s| us(f * s * z * z / 100 / 121)).collect(),
+            kept: scale.iter().map(|s| mb((300 - 24 * z) * s / 100)).collect(),
+            transient: scale.iter().map(|s| mb((400 + 20 * z) * s / 100)).collect(),
+            group: 1,
+        });
+    }
+    let mut runs = vec![Run { kind: 0, count: layers }];
+    if kinds.len() == 2 {
+        let dense = random.within(1, 4) as u32;
+        runs = vec![Run { kind: 1, count: dense }, Run { kind: 0, count: layers - dense }];
+    } else if kinds.len() > 2 {
+        runs.clear();
+        for at in 0..layers {
+            let kind = if at % 8 == 7 { 2 } else { (at % 2) as u8 };
+            runs.push(Run { kind, count: 1 });
+        }
+    }
+    let mut fixed = vec![Fixed::default(); ranks as usize];
+    fixed[0] = Fixed { forward: us(50), backward: us(100), held: mb(2_000), kept: mb(30), ..fixed[0] };
+    let head = random.within(30, 250);
+    let last = ranks as usize - 1;
+    fixed[last] = Fixed {
+        forward: us(f * head / 100),
+        backward: us(2 * f * head / 100),
+        held: mb(2_000),
+        transient: mb(3_000),
+        ..fixed[last]
+    };
+    let pipeline = Arc::new(Pipeline::one_f_one_b(ranks, m));
+    let mut problem = Problem {
+        pipeline,
+        kinds,
+        runs,
+        modes,
+        block: Some(Block { full: 11, rest: 0, counts: (1, layers) }),
+        freedom: if random.chance(50) { Freedom::Global } else { Freedom::PerStage },
+        fixed,
+        rank_bytes: mb(1_000),
+        shared: vec![],
+        limit: Bytes(u64::MAX / 16),
+        hop: us(10),
+        min_layers: random.within(0, 1) as u32,
+        tail: None,
+    };
+    let even = Assignment { layers: problem.even_layers(), recompute: vec![Choice::Mode(0); ranks as usize] };
+    let need = evaluate(&problem, &even).unwrap().memory.iter().max().copied().unwrap();
+    problem.limit = Bytes(need.0 * random.within(45, 110) / 100);
+    problem
+}
+
+/// Prints what one call costs; a measurement, not a test.
+#[test]
+#[ignore = "prints timings"]
+fn timings() {
+    let mut balancer = Balancer::new();
+    for (name, kinds) in [("one kind", 1), ("dense then MoE", 2), ("hybrid", 3)] {
+        for freedom in [Freedom::Global, Freedom::PerStage] {
+            for ranks in [4, 16] {
+                let mut times = Vec::new();
+                let (mut found, mut evens) = (0, 0);
+                for seed in 0..3_000 {
+                    let mut random = Random(seed);
+                    let mut problem = realistic(&mut random, 128, ranks, kinds);
+                    problem.freedom = freedom;
+                    let start = std::time::Instant::now();
+                    let outcome = balancer.solve(&problem, Objective::Chain, None);
+                    times.push(start.elapsed().as_nanos() as u64);
+                    found += u32::from(matches!(outcome, Outcome::Found(_)));
+                    evens += u32::from(balancer.even(&problem).is_some());
+                }
+                times.sort_unstable();
+                let mean = times.iter().sum::<u64>() as f64 / times.len() as f64;
+                println!(
+                    "{name:15} {freedom:?} p={ranks}: mean {:.1} us, median {:.1}, p99 {:.1}, max {:.1}; {found} found, {evens} even",
+                    mean / 1e3,
+                    times[times.len() / 2] as f64 / 1e3,
+                    times[times.len() * 99 / 100] as f64 / 1e3,
+                    *times.last().unwrap() as f64 / 1e3
+                );
+            }
+        }
+    }
+}

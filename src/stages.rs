@@ -7,8 +7,6 @@
 //! data as well ([`Pipeline`]).
 //!
 //! * [`dp`]: exact for one chunk per rank, in microseconds: what the search calls.
-//! * [`milp`]: the same problem as an integer programme for HiGHS, any number of chunks per rank, with a
-//!   certified bound.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
@@ -218,7 +216,7 @@ pub enum Objective {
 pub enum Solver {
     /// [`dp`].
     Dynamic,
-    /// [`milp`].
+    /// The integer programme.
     Milp,
     /// The even split.
     Even,
@@ -383,10 +381,8 @@ impl Problem {
         if self.shared.len() > 64 {
             return bad("more than 64 shared groups");
         }
-        if let Some(tail) = &self.tail {
-            if tail.lines.iter().any(|line| line.per_layer.len() != kinds) {
-                return bad("a tail line does not list every kind");
-            }
+        if self.tail.iter().flat_map(|tail| &tail.lines).any(|line| line.per_layer.len() != kinds) {
+            return bad("a tail line does not list every kind");
         }
         // Everything on one rank at once, in 128 bits, must leave room for a factor of 8.
         let most = |values: &mut dyn Iterator<Item = u64>| u128::from(values.max().unwrap_or(0));
@@ -429,7 +425,7 @@ impl Problem {
     pub fn even_layers(&self) -> Vec<u32> {
         let open = self.fixed.iter().filter(|fixed| !fixed.closed).count() as u32;
         let layers = self.layer_count();
-        let (each, more) = if open == 0 { (0, 0) } else { (layers / open, layers % open) };
+        let (each, more) = (layers.checked_div(open).unwrap_or(0), layers.checked_rem(open).unwrap_or(0));
         let mut seen = 0;
         self.fixed
             .iter()

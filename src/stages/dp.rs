@@ -215,10 +215,9 @@ impl Balancer {
         }
         let mut best: Option<(u64, Policy)> = None;
         search.each_policy(|search, policy| {
-            if let Some(value) = search.value_of_cuts(policy) {
-                if best.is_none_or(|(known, _)| value < known) {
-                    best = Some((value, policy));
-                }
+            let known = best.map_or(FREE, |(known, _)| known);
+            if let Some(value) = search.value_of_cuts(policy).filter(|&value| value < known) {
+                best = Some((value, policy));
             }
         });
         let (_, policy) = best?;
@@ -430,12 +429,9 @@ impl<'a> Search<'a> {
             }
         }
         let known = best.map_or(NONE, |(extra, _)| extra);
-        if let (Some(block), true) = (self.problem.block, known > 0) {
-            if let Some((extra, n)) = self.least_block(from, to, counts, block, memory, known) {
-                best = Some((extra, Choice::Block(n)));
-            }
-        }
-        best
+        let block = self.problem.block.filter(|_| known > 0);
+        let whole = block.and_then(|block| self.least_block(from, to, counts, block, memory, known));
+        whole.map(|(extra, n)| (extra, Choice::Block(n))).or(best)
     }
 
     /// The cheapest count of wholly recomputed layers that fits and costs less than `below`. Recomputing

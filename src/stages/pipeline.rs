@@ -371,7 +371,7 @@ fn interleaved_in_flight(v: u64, m: u64, group: u64, warm: u64) -> Vec<u32> {
     let mut peak = counts.clone();
     // The pattern repeats with every group; the last group may be shorter.
     let groups = m.div_ceil(group.max(1));
-    let enough = if groups > 6 && m % group == 0 { 4 * v * group } else { u64::MAX };
+    let enough = if groups > 6 && m.is_multiple_of(group) { 4 * v * group } else { u64::MAX };
     for step in 0..enough {
         let Some(up) = forward.next() else { break };
         counts[up as usize] += 1;

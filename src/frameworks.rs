@@ -8,7 +8,9 @@
 pub mod accelerate;
 pub mod bridge;
 pub mod deepspeed;
+pub mod export;
 pub mod megatron;
+mod nearest;
 pub mod profile;
 pub mod torchtitan;
 
@@ -419,6 +421,11 @@ pub(crate) fn ensure(holds: bool, text: &'static str, numbers: [u64; 4]) -> Resu
     if holds { Ok(()) } else { Err(Broken { text, numbers }) }
 }
 
+/// A sentence without numbers.
+pub(crate) fn broken(text: &'static str) -> Broken {
+    Broken { text, numbers: [0; 4] }
+}
+
 /// Shorthand for up to four numbers of a [`Broken`].
 pub(crate) fn numbers<const N: usize>(given: [u64; N]) -> [u64; 4] {
     let mut all = [0; 4];
@@ -470,6 +477,8 @@ pub struct Refusal {
     pub rule: &'static str,
     /// Where the framework enforces it.
     pub source: &'static str,
+    /// Who finds out.
+    pub judge: Judge,
     /// The nearest plan that it accepts, where one was looked for and found.
     pub nearest: Option<Box<Plan>>,
     broken: Broken,
@@ -507,7 +516,8 @@ pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), R
     let capabilities = target.capabilities();
     for rule in COMMON_RULES.iter().chain(target.rules()) {
         if let Err(broken) = (rule.check)(capabilities, context, layout) {
-            return Err(Refusal { target, rule: rule.name, source: rule.source, nearest: None, broken });
+            let Rule { name, source, judge, .. } = *rule;
+            return Err(Refusal { target, rule: name, source, judge, nearest: None, broken });
         }
     }
     Ok(())
@@ -522,10 +532,18 @@ pub fn legal_plan(target: Target, context: &Context, plan: &Plan) -> Result<(), 
     let capabilities = target.capabilities();
     for rule in COMMON_PLAN_RULES.iter().chain(target.plan_rules()) {
         if let Err(broken) = (rule.check)(capabilities, context, plan) {
-            return Err(Refusal { target, rule: rule.name, source: rule.source, nearest: None, broken });
+            let PlanRule { name, source, judge, .. } = *rule;
+            return Err(Refusal { target, rule: name, source, judge, nearest: None, broken });
         }
     }
     Ok(())
+}
+
+/// The nearest plan to a refused one that a framework accepts, by changing as little as possible:
+/// first one option, then two. None where no such change helps.
+#[must_use]
+pub fn nearest(target: Target, context: &Context, plan: &Plan) -> Option<Plan> {
+    nearest::search(target, context, plan)
 }
 
 const MESH: &str = "degrees multiply to the ranks of the job";

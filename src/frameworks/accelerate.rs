@@ -146,3 +146,10 @@ pub static RULES: &[Rule] = &[
         },
     },
 ];
+
+/// Writes a configuration.
+pub(super) fn write(
+    _: &super::export::ExportRequest,
+) -> Result<Vec<super::export::ExportedFile>, super::Broken> {
+    Err(super::broken("not yet"))
+}

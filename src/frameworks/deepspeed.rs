@@ -3,6 +3,8 @@
 //!
 //! Read in DeepSpeed 0.19.8; sources of rules name files below `deepspeed/`.
 
+pub mod write;
+
 use super::{
     Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
     heads_divide, numbers, widths_divide,

@@ -3,10 +3,15 @@
 //! Read in Megatron-LM of August 2026 (core 0.20 line). Sources of rules name files below
 //! `megatron/`; `TE` is Transformer Engine of the same month.
 
+pub mod arguments;
+pub mod shape;
+pub mod write;
+
 use super::{
     Broken, Capabilities, Context, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel,
     ShardGroups, ensure, heads_divide, numbers, sequence_divides, widths_divide,
 };
+use crate::cost::schedule::interleave_group;
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule,
 };
@@ -50,19 +55,6 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     kv_replication: true,
 };
 
-/// Micro-batches that a rank runs through one chunk before the next chunk's turn
-/// (`--microbatch-group-size-per-virtual-pipeline-stage`): the smallest `G >= pipeline_parallel` with
-/// `micro_batches mod G = 0` or `>= pipeline_parallel`. None where the interleaved schedule has no
-/// such group: fewer micro-batches than stages.
-#[must_use]
-pub fn micro_batch_group(pipeline_parallel: u32, micro_batches: u32) -> Option<u32> {
-    let p = pipeline_parallel.max(1);
-    (p..=micro_batches).find(|&group| {
-        let rest = micro_batches % group;
-        rest == 0 || rest >= p
-    })
-}
-
 /// Megatron-FSDP rather than the distributed optimizer.
 pub(crate) fn fully_sharded(layout: &Layout) -> bool {
     layout.zero_stage >= 2
@@ -95,7 +87,7 @@ pub static RULES: &[Rule] = &[
         check: |_, _, l| {
             ensure(
                 l.virtual_stages == 1
-                    || micro_batch_group(l.pipeline_parallel, l.gradient_accumulation_steps).is_some(),
+                    || interleave_group(l.pipeline_parallel, l.gradient_accumulation_steps).is_some(),
                 "the interleaved schedule needs at least {1} micro-batches, as many as stages, but has {0}",
                 numbers([u64::from(l.gradient_accumulation_steps), u64::from(l.pipeline_parallel)]),
             )
@@ -256,21 +248,37 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "optimizer",
-        source: "training/arguments.py validate_args; core/optimizer/__init__.py",
+        source: "training/arguments.py validate_args, Megatron-FSDP and emerging optimizers",
         judge: Judge::SetUp,
         check: |_, c, l| {
             ensure(
                 !fully_sharded(l) || c.optimizer != Optimizer::Muon,
                 "Megatron-FSDP (ZeRO stage {0}) has no Muon",
                 numbers([u64::from(l.zero_stage)]),
-            )?;
-            // Low-precision moments and offload need the precision-aware optimizer, and that one the
-            // distributed optimizer.
+            )
+        },
+    },
+    Rule {
+        name: "optimizer-sharding",
+        source: "core/optimizer/__init__.py get_megatron_optimizer; core/optimizer/distrib_optimizer.py",
+        judge: Judge::Run,
+        check: |_, c, l| {
+            // Low-precision moments need the precision-aware optimizer, that one the distributed one.
             let aware = matches!(c.optimizer, Optimizer::AdamwBf16 | Optimizer::Adam8bit);
             ensure(
                 !aware || l.zero_stage >= 1,
                 "moments below fp32 need the distributed optimizer (ZeRO stage 1)",
                 [0; 4],
+            )?;
+            ensure(
+                c.optimizer != Optimizer::Sgd || l.zero_stage == 0,
+                "the distributed optimizer (ZeRO stage {0}) shards Adam, not SGD",
+                numbers([u64::from(l.zero_stage)]),
+            )?;
+            ensure(
+                l.offload.optimizer == Place::Gpu || l.zero_stage == 1,
+                "optimizer offload needs the distributed optimizer (ZeRO stage 1), not stage {0}",
+                numbers([u64::from(l.zero_stage)]),
             )
         },
     },
@@ -289,21 +297,13 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "optimizer-offload",
-        source: "training/arguments.py validate_args; core/optimizer/optimizer_config.py",
+        source: "core/optimizer/optimizer_config.py __post_init__, use_precision_aware_optimizer",
         judge: Judge::SetUp,
         check: |_, c, l| {
-            if l.offload.optimizer == Place::Gpu {
-                return Ok(());
-            }
             ensure(
-                !matches!(c.optimizer, Optimizer::Muon | Optimizer::Sgd),
+                l.offload.optimizer == Place::Gpu || !matches!(c.optimizer, Optimizer::Muon | Optimizer::Sgd),
                 "only Adam can be offloaded",
                 [0; 4],
-            )?;
-            ensure(
-                l.zero_stage == 1,
-                "optimizer offload needs the distributed optimizer (ZeRO stage 1), not stage {0}",
-                numbers([u64::from(l.zero_stage)]),
             )
         },
     },

@@ -2,6 +2,8 @@
 //!
 //! Read in torchtitan of August 2026; sources of rules name files below `torchtitan/`.
 
+pub mod write;
+
 use super::{
     Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
     heads_divide, numbers, widths_divide,

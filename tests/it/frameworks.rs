@@ -305,7 +305,13 @@ static CASES: &[Case] = &[
         l.shard_group = 16;
     }),
     case(Target::Megatron, "optimizer", DENSE, |j| j.optimizer = Optimizer::Muon, |l| l.zero_stage = 3),
-    case(Target::Megatron, "optimizer", DENSE, |j| j.optimizer = Optimizer::AdamwBf16, |l| l.zero_stage = 0),
+    case(
+        Target::Megatron,
+        "optimizer-sharding",
+        DENSE,
+        |j| j.optimizer = Optimizer::AdamwBf16,
+        |l| l.zero_stage = 0,
+    ),
     case(
         Target::Megatron,
         "optimizer-instances",
@@ -315,10 +321,15 @@ static CASES: &[Case] = &[
             l.shard_group = 8;
         },
     ),
-    case(Target::Megatron, "optimizer-offload", DENSE, same, |l| {
-        l.zero_stage = 0;
-        l.offload.optimizer = Place::Cpu;
-    }),
+    case(
+        Target::Megatron,
+        "optimizer-offload",
+        DENSE,
+        |j| j.optimizer = Optimizer::Muon,
+        |l| {
+            l.offload.optimizer = Place::Cpu;
+        },
+    ),
     case(Target::Megatron, "cuda-graphs", DENSE, same, |l| l.cuda_graphs = CudaGraphs::AttentionRouter),
     case(Target::Megatron, "cuda-graphs-dropless", LATENT_MOE, same, |l| {
         moe(l);

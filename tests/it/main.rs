@@ -1,6 +1,8 @@
 //! Integration tests, one module per topic.
 
 mod frameworks;
+mod frameworks_cases;
+mod frameworks_export;
 mod models;
 mod money;
 mod reference_facts;

@@ -1,0 +1,302 @@
+//! Writing plans out: one request, one list of files per destination.
+
+use std::fmt::Write;
+
+use super::{
+    Context, Judge, Refusal, Target, accelerate, bridge, deepspeed, legal_plan, megatron, torchtitan,
+};
+use crate::layers::Layers;
+use crate::plan::Plan;
+use crate::spec::cluster::{Accelerator, Cluster};
+use crate::spec::job::Job;
+use crate::spec::model::Model;
+use crate::units::{Bytes, Seconds};
+
+/// A plan with everything that its files say.
+#[derive(Debug, Clone, Copy)]
+pub struct ExportRequest<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// The job.
+    pub job: &'a Job,
+    /// The cluster.
+    pub cluster: &'a Cluster,
+    /// Its accelerator.
+    pub accelerator: &'a Accelerator,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// What was predicted for it.
+    pub prediction: Option<Prediction>,
+    /// Name and version of the program that writes, e.g. `autoplan 0.1.0`.
+    pub version: &'a str,
+    /// The command that made the plan.
+    pub command: &'a str,
+    /// A script, or its arguments alone.
+    pub format: Format,
+}
+
+/// What was predicted for a plan.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prediction {
+    /// Time of one step.
+    pub step_time: Seconds,
+    /// Allocated bytes on the fullest GPU.
+    pub memory: Bytes,
+}
+
+/// How much of a launch is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Format {
+    /// A script that can be run as it is.
+    #[default]
+    Script,
+    /// The list of arguments.
+    Args,
+}
+
+/// Where a plan is written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Destination {
+    /// A framework's own files.
+    Framework(Target),
+    /// A Slurm batch script around Megatron-LM.
+    Slurm,
+    /// A Kubernetes job around Megatron-LM.
+    Kubernetes,
+}
+
+impl Destination {
+    /// The framework whose rules apply.
+    #[must_use]
+    pub fn target(self) -> Target {
+        match self {
+            Self::Framework(target) => target,
+            Self::Slurm | Self::Kubernetes => Target::Megatron,
+        }
+    }
+
+    /// Every destination that can be written, by name.
+    #[must_use]
+    pub fn names() -> Vec<&'static str> {
+        let targets = Target::ALL.into_iter().filter(|t| t.exports()).map(Target::name);
+        targets.chain(["slurm", "kubernetes"]).collect()
+    }
+}
+
+impl std::str::FromStr for Destination {
+    type Err = super::ParseTargetError;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().to_ascii_lowercase().as_str() {
+            "slurm" | "sbatch" => Ok(Self::Slurm),
+            "kubernetes" | "k8s" => Ok(Self::Kubernetes),
+            _ => text.parse().map(Self::Framework),
+        }
+    }
+}
+
+/// One file of an export.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExportedFile {
+    /// Its name, without a folder.
+    pub name: String,
+    /// Its content, UTF-8.
+    pub text: String,
+    /// It is a script to be run.
+    pub executable: bool,
+}
+
+/// Writes a plan for a destination.
+///
+/// # Errors
+/// A [`Refusal`] where the framework does not accept the plan, cannot express the model, or is only
+/// predicted; with the nearest plan that it accepts where there is one.
+pub fn export(destination: Destination, request: &ExportRequest) -> Result<Vec<ExportedFile>, Refusal> {
+    let target = destination.target();
+    let context = request.context();
+    legal_plan(target, &context, request.plan).map_err(|refusal| Refusal {
+        nearest: super::nearest(target, &context, request.plan).map(Box::new),
+        ..refusal
+    })?;
+    write(destination, request)
+}
+
+/// Writes a plan without asking the framework's rules first: for tests that put illegal plans before
+/// the frameworks themselves. Models that a framework cannot express are still refused.
+///
+/// # Errors
+/// A [`Refusal`] where there is no way to write the plan down.
+pub fn write(destination: Destination, request: &ExportRequest) -> Result<Vec<ExportedFile>, Refusal> {
+    let target = destination.target();
+    let written = match destination {
+        Destination::Slurm => megatron::write::slurm(request),
+        Destination::Kubernetes => megatron::write::kubernetes(request),
+        Destination::Framework(target) => match target {
+            Target::Megatron => megatron::write::launch(request),
+            Target::Bridge => bridge::write(request),
+            Target::DeepSpeed => deepspeed::write::write(request, false),
+            Target::MegatronDeepSpeed => deepspeed::write::write(request, true),
+            Target::Torchtitan => torchtitan::write::write(request),
+            Target::Accelerate => accelerate::write(request),
+            Target::Nanotron | Target::LlmFoundry | Target::InternEvo | Target::HaiLlm => {
+                Err(super::broken("plans are predicted for this framework, but not exported"))
+            }
+        },
+    };
+    written.map_err(|broken| Refusal {
+        target,
+        rule: "expressible",
+        source: "the framework's options",
+        judge: Judge::Nobody,
+        nearest: None,
+        broken,
+    })
+}
+
+impl ExportRequest<'_> {
+    /// The facts that rules ask for.
+    #[must_use]
+    pub fn context(&self) -> Context {
+        Context::new(
+            self.model,
+            &Layers::new(self.model),
+            self.job,
+            self.accelerator.architecture,
+            self.cluster.gpus_per_node,
+        )
+    }
+
+    /// Nodes and GPUs of each: all of a node's, or as many as divide the job evenly.
+    #[must_use]
+    pub fn nodes(&self) -> (u32, u32) {
+        let (mut a, mut b) = (self.job.gpus, self.cluster.gpus_per_node);
+        while b != 0 {
+            (a, b) = (b, a % b);
+        }
+        (self.job.gpus / a.max(1), a.max(1))
+    }
+
+    /// Optimizer steps of the whole run; 100 where the job names no tokens.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        let step = u64::from(self.job.global_batch_size) * u64::from(self.job.sequence_length);
+        self.job.tokens.map_or(100, |tokens| tokens.0.div_ceil(step.max(1)).max(1))
+    }
+
+    /// What every file says about itself, as comment lines that begin with `mark`.
+    #[must_use]
+    pub fn header(&self, mark: &str, written_for: &str) -> String {
+        let mut text = String::new();
+        for (label, value) in self.facts(written_for) {
+            let _ = writeln!(text, "{mark} {label:<10}{value}");
+        }
+        text
+    }
+
+    /// The header's facts, each on one line.
+    #[must_use]
+    pub fn facts(&self, written_for: &str) -> Vec<(&'static str, String)> {
+        let (nodes, per_node) = self.nodes();
+        let chunks: Vec<u32> = self.plan.chunks().iter().map(|c| c.layers).collect();
+        let predicted = match self.prediction {
+            Some(p) => format!("{} per step, {} on the fullest GPU", p.step_time, p.memory),
+            None => "nothing".to_owned(),
+        };
+        let mut facts = vec![
+            ("model", one_line(&self.model.name)),
+            ("cluster", one_line(&format!("{}, {nodes} x {per_node} GPUs", self.cluster.name))),
+            (
+                "batch",
+                format!(
+                    "{} sequences of {} tokens, {}",
+                    self.job.global_batch_size,
+                    self.job.sequence_length,
+                    self.job.precision.name()
+                ),
+            ),
+            ("plan", self.plan.to_string()),
+        ];
+        if chunks.len() > 1 {
+            let mtp = self.model.mtp.as_ref().map_or(0, |m| m.modules);
+            facts.push(("layers", crate::stages::layout::write_layout(&chunks, mtp)));
+        }
+        facts.push(("predicted", predicted));
+        facts.push(("made by", one_line(self.version)));
+        facts.push(("command", one_line(self.command)));
+        facts.push(("for", written_for.to_owned()));
+        facts
+    }
+
+    /// The model's name as a file or job name: ASCII letters, digits, dots and dashes.
+    #[must_use]
+    pub fn slug(&self) -> String {
+        slug(&self.model.name)
+    }
+}
+
+/// A name reduced to ASCII letters, digits, dots and dashes; never empty, never starting with a dash.
+#[must_use]
+pub fn slug(name: &str) -> String {
+    let mut text = String::new();
+    for c in name.chars() {
+        let c = c.to_ascii_lowercase();
+        if c.is_ascii_alphanumeric() || (c == '.' && !text.is_empty()) {
+            text.push(c);
+        } else if !text.ends_with('-') && !text.is_empty() {
+            text.push('-');
+        }
+    }
+    let text: String = text.trim_end_matches(['-', '.']).chars().take(60).collect();
+    if text.is_empty() { "model".to_owned() } else { text }
+}
+
+/// Text made safe for a comment: line breaks, other control characters and direction marks escaped.
+#[must_use]
+pub fn one_line(text: &str) -> String {
+    let hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    text.chars()
+        .flat_map(|c| {
+            let (escaped, plain) = if hidden(c) { (Some(c.escape_default()), None) } else { (None, Some(c)) };
+            escaped.into_iter().flatten().chain(plain)
+        })
+        .collect()
+}
+
+/// A word for a shell, quoted where it must be.
+#[must_use]
+pub fn quote(word: &str) -> String {
+    // The only word that cannot be quoted holds a nul byte, which no argument can.
+    let clean = word.replace('\0', "");
+    shlex::try_quote(&clean).map_or_else(|_| "''".to_owned(), std::borrow::Cow::into_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_stay_on_one_line() {
+        let nasty = "a\nrm -rf /\r\u{2028}$(id)\u{202e}é";
+        let line = one_line(nasty);
+        assert!(!line.contains(['\n', '\r', '\u{2028}', '\u{202e}']), "{line}");
+        assert!(line.contains("$(id)") && line.contains('é'));
+    }
+
+    #[test]
+    fn slugs_are_safe_names() {
+        assert_eq!(slug("Llama 3.1 405B"), "llama-3.1-405b");
+        assert_eq!(slug("../../$(id)"), "id");
+        assert_eq!(slug("日本"), "model");
+        assert_eq!(slug("-rf"), "rf");
+    }
+
+    #[test]
+    fn words_are_quoted() {
+        for word in ["plain", "Et*7|(t*8|)*14,t*7,L", "a b", "it's", "$(id)", "`x`", "", "a\nb", "é\0"] {
+            let read = shlex::split(&quote(word)).unwrap();
+            assert_eq!(read, [word.replace('\0', "")]);
+        }
+    }
+}

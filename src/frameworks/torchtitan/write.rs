@@ -1,0 +1,9 @@
+//! torchtitan's files.
+
+use super::super::export::{ExportRequest, ExportedFile};
+use super::super::{Broken, broken};
+
+/// Writes a configuration.
+pub fn write(_: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
+    Err(broken("not yet"))
+}

@@ -1,0 +1,392 @@
+//! Random plans: what the validators of the frameworks are asked about (see docs/exports.md), and
+//! what export and import must agree on.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use autoplan::frameworks::export::{Destination, ExportRequest, Format, Prediction, write};
+use autoplan::frameworks::{Context, Judge, Target, legal_plan};
+use autoplan::layers::Layers;
+use autoplan::plan::{
+    Chunk, ContextComm, CudaGraphs, Layout, Module, Modules, Offload, Place, Plan, Recompute, Schedule,
+};
+use autoplan::spec::cluster::{Accelerator, Cluster};
+use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::Model;
+use autoplan::spec::{ron_options, shipped};
+use autoplan::units::{Bytes, Seconds};
+
+use crate::frameworks::{DENSE, HYBRID, LATENT_MOE, WINDOWS, model};
+use crate::frameworks_export::site;
+
+/// A small generator of numbers: the same cases on every run.
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+    pub fn below(&mut self, most: usize) -> usize {
+        ((self.next() >> 33) % most as u64) as usize
+    }
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+    pub fn chance(&mut self, percent: usize) -> bool {
+        self.below(100) < percent
+    }
+}
+
+/// One question for a validator.
+pub struct Question {
+    pub model: Model,
+    pub cluster: Cluster,
+    pub accelerator: Accelerator,
+    pub job: Job,
+    pub plan: Plan,
+}
+
+impl Question {
+    pub fn context(&self) -> Context {
+        let layers = Layers::new(&self.model);
+        Context::new(
+            &self.model,
+            &layers,
+            &self.job,
+            self.accelerator.architecture,
+            self.cluster.gpus_per_node,
+        )
+    }
+    pub fn request(&self, format: Format) -> ExportRequest<'_> {
+        ExportRequest {
+            model: &self.model,
+            job: &self.job,
+            cluster: &self.cluster,
+            accelerator: &self.accelerator,
+            plan: &self.plan,
+            prediction: Some(Prediction { step_time: Seconds(12.3), memory: Bytes(61_200_000_000) }),
+            version: "autoplan 0.0.0",
+            command: "autoplan plan …",
+            format,
+        }
+    }
+}
+
+/// Shipped models and those of the tests.
+pub fn models() -> Vec<Model> {
+    let shipped = shipped::models().into_iter().map(|file| {
+        let model: Model = ron_options().from_str(file.text).unwrap();
+        model
+    });
+    [DENSE, LATENT_MOE, WINDOWS, HYBRID].into_iter().map(model).chain(shipped).collect()
+}
+
+/// How wild a question is: percentages of unlikely choices.
+#[derive(Clone, Copy)]
+pub struct Wild {
+    pub degrees: usize,
+    pub switches: usize,
+}
+
+/// A plan that obeys the laws of plans, and otherwise anything.
+pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wild) -> Option<Question> {
+    let model = models[random.below(models.len())].clone();
+    let layers = Layers::new(&model);
+    let experts = layers.kinds.iter().find_map(|k| match &k.block.feed_forward {
+        autoplan::spec::model::FeedForward::Moe(e) => Some(e.experts as u32),
+        _ => None,
+    });
+    let (cluster, accelerator) = site(random.pick(&["dgx-h100", "dgx-a100", "dgx-b200", "gb200-nvl72"]));
+    let k = target.capabilities();
+    let usual: &[u32] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+    let gpus = if random.chance(wild.degrees) {
+        random.pick(&[24, 48, 96, 160, 192, 384, 768, 1536])
+    } else {
+        random.pick(usual)
+    };
+    let odd = |random: &mut Random, usual: &[u32]| {
+        if random.chance(wild.degrees) { random.pick(&[3, 5, 6, 12, 16, 24, 32]) } else { random.pick(usual) }
+    };
+    let sequence_length = if random.chance(wild.degrees) {
+        random.pick(&[1000, 2049, 3072, 4090, 4095])
+    } else {
+        random.pick(&[2048, 4096, 8192])
+    };
+    let flip = |random: &mut Random| random.chance(30);
+    let tensor_parallel = if k.tensor_parallel { odd(random, &[1, 1, 2, 4, 8]) } else { 1 };
+    let pipeline_parallel = if k.pipeline_parallel { odd(random, &[1, 1, 2, 4, 8, 16]) } else { 1 };
+    let context_parallel =
+        if k.context_comms.is_empty() || random.chance(60) { 1 } else { odd(random, &[2, 4]) };
+    let virtual_stages = if k.virtual_stages && pipeline_parallel > 1 && flip(random) {
+        random.pick(&[2, 2, 3, 4])
+    } else {
+        1
+    };
+    let model_ranks = tensor_parallel * pipeline_parallel * context_parallel;
+    if gpus % model_ranks != 0 {
+        return None;
+    }
+    let data_parallel = gpus / model_ranks;
+    let micro_batch_size = random.pick(&[1, 1, 2, 4]);
+    let gradient_accumulation_steps = if random.chance(wild.degrees) {
+        random.pick(&[1, 2, 3, 5, 7, 9, 12])
+    } else {
+        pipeline_parallel * random.pick(&[1, 2, 4])
+    };
+    let has_experts = experts.is_some() || random.chance(wild.switches / 8);
+    let expert_parallel = match experts {
+        Some(_) => odd(random, &[1, 2, 4, 8, 8, 16, 32]),
+        None => 1,
+    };
+    let expert_tensor_parallel = if experts.is_some() && random.chance(20) {
+        if random.chance(wild.degrees) {
+            random.pick(&[3, 5, 6])
+        } else {
+            random.pick(&[2, tensor_parallel, 4])
+        }
+    } else if k.expert_tensor == autoplan::frameworks::ExpertTensor::Tensor && experts.is_some() {
+        tensor_parallel
+    } else {
+        1
+    };
+    let zero_stage =
+        if random.chance(wild.switches) { random.pick(&[0, 1, 2, 3]) } else { random.pick(k.zero_stages) };
+    let ranks = data_parallel * context_parallel;
+    let whole = if zero_stage == 0 { 1 } else { ranks };
+    let divisors: Vec<u32> = (1..=ranks).filter(|d| ranks % d == 0).collect();
+    let shard_group =
+        if random.chance(wild.switches / 2) && zero_stage > 0 { random.pick(&divisors) } else { whole };
+    let unlikely = |random: &mut Random| random.chance(wild.switches);
+    let sequence_parallel = match k.sequence_parallel {
+        autoplan::frameworks::SequenceParallel::Never => unlikely(random) && random.chance(20),
+        _ if tensor_parallel > 1 => random.chance(75),
+        _ => unlikely(random) && random.chance(20),
+    };
+    let offered = |random: &mut Random, on: bool, percent: usize| {
+        (on || (unlikely(random) && random.chance(20))) && random.chance(percent)
+    };
+    let place = |random: &mut Random, places: &[Place]| {
+        if random.chance(85) { Place::Gpu } else { random.pick(places) }
+    };
+    let always = matches!(target, Target::Torchtitan | Target::Accelerate) && !unlikely(random);
+    let layout = Layout {
+        tensor_parallel,
+        pipeline_parallel,
+        virtual_stages,
+        context_parallel,
+        expert_parallel,
+        expert_tensor_parallel,
+        data_parallel,
+        sequence_parallel,
+        micro_batch_size,
+        gradient_accumulation_steps,
+        zero_stage,
+        shard_group,
+        schedule: if virtual_stages > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },
+        context_comm: if k.context_comms.is_empty() {
+            ContextComm::Ring
+        } else {
+            random.pick(k.context_comms)
+        },
+        dispatcher: if has_experts && !k.dispatchers.is_empty() {
+            Some(random.pick(k.dispatchers))
+        } else {
+            None
+        },
+        tensor_overlap: (sequence_parallel || unlikely(random) && random.chance(20))
+            && offered(random, k.tensor_overlap, 40),
+        data_overlap: always || offered(random, k.data_overlap, 60),
+        expert_overlap: experts.is_some() && offered(random, k.expert_overlap, 40),
+        cuda_graphs: if random.chance(80) { CudaGraphs::None } else { random.pick(k.cuda_graphs) },
+        offload: Offload {
+            optimizer: place(random, k.optimizer_places),
+            parameters: place(random, k.parameter_places),
+            activations: offered(random, k.activation_offload, 10),
+        },
+    };
+    let count = layers.count();
+    let chunks_of = layout.chunk_count();
+    let modules = [
+        Module::CoreAttention,
+        Module::LayerNorm,
+        Module::Mlp,
+        Module::MoeActivation,
+        Module::Moe,
+        Module::SharedExperts,
+        Module::MlaUpProjection,
+    ];
+    let recompute = match random.below(6) {
+        0 | 1 => Recompute::None,
+        2 => Recompute::FullUniform(if k.recompute.full_uniform > 1 { random.pick(&[1, 1, 2]) } else { 1 }),
+        3 if k.recompute.full_block => Recompute::FullBlock(random.pick(&[1, 2, 3])),
+        4 | 5 if k.recompute.selective != Modules::NONE => {
+            let mut set = Modules::NONE.with(random.pick(&modules));
+            if random.chance(50) {
+                set = set.with(random.pick(&modules));
+            }
+            Recompute::Selective(set)
+        }
+        _ => Recompute::None,
+    };
+    let mut chunks: Vec<Chunk> = (0..chunks_of)
+        .map(|at| Chunk { layers: count / chunks_of + u32::from(at < count % chunks_of), recompute })
+        .collect();
+    if random.chance(40) && chunks.len() > 1 {
+        // Move a few layers about.
+        for _ in 0..random.below(4) {
+            let (from, to) = (random.below(chunks.len()), random.below(chunks.len()));
+            if chunks[from].layers > 1 {
+                chunks[from].layers -= 1;
+                chunks[to].layers += 1;
+            }
+        }
+    }
+    let global_batch_size = u32::try_from(layout.global_batch_size()).ok()?;
+    let precision = if random.chance(80) {
+        Precision::Bf16
+    } else {
+        random.pick(&[
+            Precision::Fp16,
+            Precision::Fp8,
+            Precision::Fp8Blockwise,
+            Precision::Mxfp8,
+            Precision::Nvfp4,
+        ])
+    };
+    let optimizer = if random.chance(85) {
+        Optimizer::Adamw
+    } else {
+        random.pick(&[Optimizer::AdamwBf16, Optimizer::Adam8bit, Optimizer::Muon, Optimizer::Sgd])
+    };
+    let job = Job {
+        gpus,
+        global_batch_size,
+        sequence_length,
+        precision,
+        optimizer,
+        training: Training::Full,
+        memory_limit: None,
+        tokens: None,
+        routing: Routing::Balanced,
+    };
+    let plan = Plan::new(layout, chunks, gpus, global_batch_size, count).ok()?;
+    Some(Question { model, cluster, accelerator, job, plan })
+}
+
+/// What a validator must resolve from the files of a legal plan.
+fn expected(question: &Question) -> serde_json::Value {
+    let (l, job) = (question.plan.layout(), &question.job);
+    let p = l.pipeline_parallel as usize;
+    let ranks: Vec<Vec<u32>> = (0..p)
+        .map(|rank| question.plan.chunks().iter().skip(rank).step_by(p).map(|c| c.layers).collect())
+        .collect();
+    serde_json::json!({
+        "world_size": job.gpus, "tp": l.tensor_parallel, "pp": l.pipeline_parallel, "vpp": l.virtual_stages,
+        "cp": l.context_parallel, "dp": l.data_parallel, "ep": l.expert_parallel,
+        "etp": l.expert_tensor_parallel, "sequence_parallel": l.sequence_parallel,
+        "mbs": l.micro_batch_size, "gbs": job.global_batch_size, "num_microbatches": l.gradient_accumulation_steps,
+        "seq_length": job.sequence_length, "layers_per_stage": ranks, "zero_stage": l.zero_stage,
+        "shard_group": l.shard_group, "grad_accum": l.gradient_accumulation_steps,
+        "padded_vocab_size": question.model.padded_vocabulary(u64::from(l.tensor_parallel)),
+        "experts": question.context().has_experts(),
+    })
+}
+
+/// Writes cases for the validators: `AUTOPLAN_CASES` names the folder, `AUTOPLAN_TARGET` a target.
+/// Legal plans of many sizes, and as many random ones for the comparison of verdicts.
+#[test]
+#[ignore = "writes files for validators that are not part of this repository"]
+fn write_cases() {
+    let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
+    let only = std::env::var("AUTOPLAN_TARGET").ok();
+    let count: usize = std::env::var("AUTOPLAN_COUNT").map_or(200, |n| n.parse().unwrap());
+    let models = models();
+    for target in Target::ALL.into_iter().filter(|t| t.exports()) {
+        if only.as_deref().is_some_and(|name| name != target.name()) {
+            continue;
+        }
+        let folder = Path::new(&folder).join(target.name());
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut manifest = String::new();
+        let mut random = Random::new(11);
+        let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+        let mut written = 0;
+        let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();
+        let mut tries = 0_u64;
+        while written < count && tries < 3_000_000 {
+            tries += 1;
+            let wild = if written % 2 == 0 {
+                Wild { degrees: 0, switches: 5 }
+            } else {
+                Wild { degrees: 25, switches: 40 }
+            };
+            let Some(question) = question(&mut random, target, &models, wild) else { continue };
+            let refusal = legal_plan(target, &question.context(), &question.plan).err();
+            let (rule, judge) = refusal.as_ref().map_or(("", Judge::SetUp), |r| (r.rule, r.judge));
+            // Half legal; of the illegal, as many of each rule as come.
+            let legal = refusal.is_none();
+            let enough = if legal {
+                let size = sizes.entry(question.job.gpus).or_default();
+                seen.get("").copied().unwrap_or(0) * 2 > count || *size > count / 16
+            } else {
+                seen.get(rule).copied().unwrap_or(0) > 3 + (tries / 50_000) as usize
+            };
+            if enough || judge != Judge::SetUp {
+                *seen.entry(if judge == Judge::SetUp { rule } else { "-" }).or_default() +=
+                    usize::from(judge != Judge::SetUp);
+                continue;
+            }
+            let request = question.request(Format::Script);
+            let Ok(files) = write(Destination::Framework(target), &request) else { continue };
+            *seen.entry(rule).or_default() += 1;
+            if legal {
+                *sizes.entry(question.job.gpus).or_default() += 1;
+            }
+            let id = format!("{written:03}");
+            let case = folder.join(&id);
+            std::fs::create_dir_all(&case).unwrap();
+            for file in &files {
+                std::fs::write(case.join(&file.name), &file.text).unwrap();
+            }
+            let (_, per_node) = request.nodes();
+            let line = serde_json::json!({
+                "id": id, "target": target.name(), "model": question.model.name, "cluster": question.cluster.name,
+                "architecture": format!("{:?}", question.accelerator.architecture), "gpus_per_node": per_node,
+                "plan": question.plan.to_string(), "legal": legal, "rule": rule,
+                "reason": refusal.as_ref().map(|r| r.reason()),
+                "files": files.iter().map(|f| f.name.clone()).collect::<Vec<_>>(),
+                "expected": expected(&question),
+            });
+            writeln!(manifest, "{line}").unwrap();
+            written += 1;
+        }
+        std::fs::write(folder.join("manifest.jsonl"), manifest).unwrap();
+        println!("{target}: {written} cases after {tries} tries: {seen:?}");
+    }
+}
+
+/// Rules of a framework that random plans reach: no rule of the table is dead.
+#[test]
+fn random_plans_reach_legal_and_illegal() {
+    let models = models();
+    for target in [Target::Megatron, Target::DeepSpeed, Target::Torchtitan, Target::Accelerate] {
+        let mut random = Random::new(5);
+        let (mut legal, mut illegal) = (0, 0);
+        for _ in 0..4000 {
+            let wild = Wild { degrees: 10, switches: 10 };
+            let Some(question) = question(&mut random, target, &models, wild) else { continue };
+            match legal_plan(target, &question.context(), &question.plan) {
+                Ok(()) => legal += 1,
+                Err(_) => illegal += 1,
+            }
+        }
+        assert!(legal > 50 && illegal > 50, "{target}: {legal} legal, {illegal} illegal");
+    }
+}

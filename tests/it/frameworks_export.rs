@@ -1,0 +1,216 @@
+//! Exports: complete, quoted, and the same for every shell that reads them.
+
+use std::process::Command;
+
+use autoplan::frameworks::Target;
+use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, Format, Prediction, export};
+use autoplan::plan::{Dispatcher, Plan, Recompute, Schedule};
+use autoplan::spec::cluster::{Accelerator, Cluster};
+use autoplan::spec::job::Job;
+use autoplan::spec::model::Model;
+use autoplan::spec::{ron_options, shipped};
+use autoplan::units::{Bytes, Seconds};
+
+use crate::frameworks::{DENSE, HYBRID, LATENT_MOE, WINDOWS, fill, job, model, spread};
+
+/// A shipped cluster with its accelerator.
+pub fn site(name: &str) -> (Cluster, Accelerator) {
+    let cluster = shipped::Kind::Cluster.find(name).unwrap();
+    let cluster: Cluster = ron_options().from_str(cluster.text).unwrap();
+    let accelerator = shipped::Kind::Accelerator.find(&cluster.accelerator).unwrap();
+    (cluster, ron_options().from_str(accelerator.text).unwrap())
+}
+
+pub fn write(
+    to: Destination,
+    model: &Model,
+    job: &Job,
+    plan: &Plan,
+    format: Format,
+) -> Result<Vec<ExportedFile>, String> {
+    let (cluster, accelerator) = site("dgx-h100");
+    let request = ExportRequest {
+        model,
+        job,
+        cluster: &cluster,
+        accelerator: &accelerator,
+        plan,
+        prediction: Some(Prediction { step_time: Seconds(12.3), memory: Bytes(61_200_000_000) }),
+        version: "autoplan 0.0.0",
+        command: "autoplan plan model cluster --gpus 64\n$(touch injected) `id`; é",
+        format,
+    };
+    export(to, &request).map_err(|refusal| refusal.to_string())
+}
+
+fn megatron_words(model_text: &str, job: &Job, plan: &Plan) -> Vec<String> {
+    let to = Destination::Framework(Target::Megatron);
+    let files = write(to, &model(model_text), job, plan, Format::Args).unwrap();
+    let text: String = files[0].text.lines().filter(|l| !l.starts_with('#')).collect::<Vec<_>>().join("\n");
+    shlex::split(&text).unwrap()
+}
+
+fn has(words: &[String], sequence: &[&str]) -> bool {
+    words.windows(sequence.len()).any(|w| w == sequence)
+}
+
+#[test]
+fn megatron_arguments_say_what_the_plan_says() {
+    let job = job(1024, 2048);
+    let layout = fill(&job, |l| {
+        l.tensor_parallel = 8;
+        l.sequence_parallel = true;
+        l.pipeline_parallel = 4;
+        l.virtual_stages = 5;
+        l.schedule = Schedule::Interleaved;
+        l.data_overlap = true;
+        l.tensor_overlap = true;
+    });
+    let words = megatron_words(DENSE, &job, &spread(layout, &job, 80, "full:block:2".parse().unwrap()));
+    for sequence in [
+        &["--num-layers", "80"][..],
+        &["--group-query-attention", "--num-query-groups", "8"],
+        &["--ffn-hidden-size", "28672"],
+        &["--tensor-model-parallel-size", "8", "--sequence-parallel", "--tp-comm-overlap"],
+        &["--num-virtual-stages-per-pipeline-rank", "5"],
+        &["--recompute-method", "block", "--recompute-num-layers", "2"],
+        &["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"],
+        &["--global-batch-size", "2048"],
+    ] {
+        assert!(has(&words, sequence), "{sequence:?} in {words:?}");
+    }
+    assert!(words.contains(&"CUDA_DEVICE_MAX_CONNECTIONS=1".to_owned()));
+    let layout = fill(&job, |l| {
+        l.pipeline_parallel = 16;
+        l.virtual_stages = 2;
+        l.schedule = Schedule::Interleaved;
+        l.expert_parallel = 64;
+        l.dispatcher = Some(Dispatcher::DeepEp);
+    });
+    let words = megatron_words(LATENT_MOE, &job, &spread(layout, &job, 61, Recompute::None));
+    for sequence in [
+        &["--moe-layer-freq", "([0]*3+[1]*58)"][..],
+        &["--pipeline-model-parallel-layout", "Ett|(tt|)*28,(t|)*2,tmL"],
+        &["--moe-token-dispatcher-type", "flex", "--moe-flex-dispatcher-backend", "deepep"],
+        &["--expert-model-parallel-size", "64", "--expert-tensor-parallel-size", "1"],
+        &["--multi-latent-attention", "--q-lora-rank", "1536"],
+        &["--mtp-num-layers", "1"],
+        &["--moe-router-num-groups", "8", "--moe-router-group-topk", "4"],
+    ] {
+        assert!(has(&words, sequence), "{sequence:?} in {words:?}");
+    }
+}
+
+#[test]
+fn windows_sinks_and_hybrids_have_their_flags() {
+    let job = job(64, 256);
+    let layout = fill(&job, |l| l.dispatcher = Some(Dispatcher::AllToAll));
+    let words = megatron_words(WINDOWS, &job, &spread(layout, &job, 36, Recompute::None));
+    assert!(has(&words, &["--window-size", "127,0", "--window-attn-skip-freq", "([1,0]*18)"]), "{words:?}");
+    assert!(has(&words, &["--softmax-type", "learnable"]));
+    assert!(!words.contains(&"--disable-bias-linear".to_owned()));
+    let layout = fill(&job, |l| l.pipeline_parallel = 4);
+    let words = megatron_words(HYBRID, &job, &spread(layout, &job, 52, Recompute::None));
+    let pattern = "M-M-M-M-M-M-M|-M-M-M-M-M-M-|M-M-M-M-M-M-M|-M-M-M-M-****";
+    assert!(has(&words, &["--hybrid-layer-pattern", pattern]), "{words:?}");
+    assert!(has(&words, &["pretrain_hybrid.py"]));
+}
+
+/// Names that would break out of comments, arrays and job names.
+const NASTY: &[&str] = &[
+    "plain",
+    "a b  c",
+    "it's \"quoted\"",
+    "$(touch injected)",
+    "`touch injected`",
+    "line\nbreak\r\ntouch injected",
+    "\u{2028}touch injected",
+    "日本語 モデル é",
+    "*?[a]|&;<>(){}!#",
+    "'; touch injected; '",
+    "*/ touch injected #",
+    "\"\"\"\nimport os; os.system('touch injected')",
+];
+
+#[test]
+fn no_name_breaks_or_injects() {
+    let job = job(64, 256);
+    let layout = fill(&job, |l| l.data_overlap = true);
+    let sharded = fill(&job, |l| {
+        l.zero_stage = 3;
+        l.data_overlap = true;
+    });
+    for name in NASTY {
+        let mut model = model(DENSE);
+        model.name = (*name).to_owned();
+        for destination in ["megatron", "slurm", "kubernetes"] {
+            let to: Destination = destination.parse().unwrap();
+            let plain = matches!(to.target(), Target::Megatron | Target::Bridge | Target::MegatronDeepSpeed);
+            let plan = spread(if plain { layout } else { sharded }, &job, 80, Recompute::None);
+            for format in [Format::Script, Format::Args] {
+                let files = write(to, &model, &job, &plan, format)
+                    .unwrap_or_else(|error| panic!("{destination} {name:?}: {error}"));
+                for file in &files {
+                    let bare = file
+                        .name
+                        .trim_start_matches(|c: char| c.is_ascii_alphanumeric() || "._-".contains(c));
+                    assert_eq!(bare, "", "{}", file.name);
+                    check_syntax(file);
+                }
+            }
+        }
+    }
+}
+
+/// Puts a file before the interpreter that will read it, where there is one; runs shell scripts with
+/// launchers that do nothing.
+fn check_syntax(file: &ExportedFile) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(&file.name);
+    std::fs::write(&path, &file.text).unwrap();
+    let run = |program: &str, args: &[&str]| {
+        Command::new(program).args(args).arg(&path).current_dir(folder.path()).output()
+    };
+    let extension = path.extension().unwrap().to_str().unwrap();
+    let output = match extension {
+        "sh" | "sbatch" => {
+            let stubs = folder.path().join("stubs");
+            std::fs::create_dir(&stubs).unwrap();
+            for program in ["torchrun", "srun", "scontrol", "deepspeed", "accelerate"] {
+                let stub = stubs.join(program);
+                std::fs::write(&stub, "#!/bin/sh\nexit 0\n").unwrap();
+                use std::os::unix::fs::PermissionsExt;
+                std::fs::set_permissions(&stub, std::fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            let path_variable = format!("{}:/usr/bin:/bin", stubs.display());
+            let script = path.clone();
+            let output = Command::new("bash")
+                .arg(script)
+                .current_dir(folder.path())
+                .env_clear()
+                .env("PATH", path_variable)
+                .env("SLURM_JOB_NODELIST", "node[0-7]")
+                .env("SLURM_JOB_ID", "1")
+                .env("SLURM_NNODES", "8")
+                .output();
+            Some(output.unwrap())
+        }
+        "py" => {
+            run("python3", &["-c", "import sys, ast; ast.parse(open(sys.argv[1], encoding='utf-8').read())"])
+                .ok()
+        }
+        "json" => {
+            serde_json::from_str::<serde_json::Value>(&file.text).unwrap();
+            None
+        }
+        _ => None,
+    };
+    if let Some(output) = output {
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {error}\n{}", file.name, file.text);
+    }
+    assert!(!folder.path().join("injected").exists(), "{}", file.text);
+    let commented = file.text.lines().take_while(|l| l.starts_with('#')).count();
+    let inside = file.text.contains("autoplan 0.0.0") && file.text.contains("12.3s");
+    assert!(inside && (commented > 8 || extension == "json" || file.name == "hostfile"), "{}", file.text);
+}

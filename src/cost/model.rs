@@ -37,6 +37,9 @@ const SCAN_EFFICIENCY: f64 = 0.25;
 /// `torchtitan:benchmarks`.
 const OPERATOR_REPLAY: f64 = 0.35;
 const OPERATOR_KEPT: f64 = 0.45;
+/// Workspace of matrix products that the allocator serves: 32 MiB of cuBLAS on Hopper and later, and
+/// small change.
+const WORKSPACE: Bytes = Bytes(40_000_000);
 /// Tokens of one chunk of a state-space scan, whose states are kept in FP32 (Mamba-2's default).
 const SCAN_CHUNK: u64 = 256;
 
@@ -210,6 +213,7 @@ impl<'a> CostModel<'a> {
         let library = matches!(key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
         let mut buffers =
             if library { Bytes::from_f64(self.profile.experts.library_buffers) } else { Bytes::ZERO };
+        buffers += WORKSPACE;
         if key.offload.activations {
             // Two layers' activations are on the move.
             buffers += self.offload_buffers(&c);
@@ -683,7 +687,14 @@ impl<'a> CostModel<'a> {
         let one = if c.key.sequence_parallel {
             let both = self.fabric.all_gather(&c.tensor_group, gathered)
                 + self.fabric.all_gather(&c.tensor_group, reduced);
-            if c.key.tensor_overlap { t.overlapped_exposed * both } else { both }
+            let synchronous = t.synchronous_factor.get(self.architecture());
+            if c.key.tensor_overlap {
+                t.overlapped_exposed * both
+            } else if synchronous > 0.0 {
+                synchronous * both
+            } else {
+                both
+            }
         } else {
             t.all_reduce_factor * self.fabric.all_reduce(&c.tensor_group, reduced)
         };
@@ -701,21 +712,18 @@ impl<'a> CostModel<'a> {
         let backward = if c.key.sequence_parallel {
             let gather = self.fabric.all_gather(&c.tensor_group, gathered);
             let scatter = self.fabric.all_gather(&c.tensor_group, reduced);
-            match t.synchronous_factor {
-                _ if c.key.tensor_overlap => t.overlapped_exposed * (gather + scatter),
-                Some(factor) => factor * (2.0 * gather + scatter),
-                None => gather + REDUCE_INTERFERENCE * scatter,
+            let synchronous = t.synchronous_factor.get(self.architecture());
+            if c.key.tensor_overlap {
+                t.overlapped_exposed * (gather + scatter)
+            } else if synchronous > 0.0 {
+                synchronous * (2.0 * gather + scatter)
+            } else {
+                gather + REDUCE_INTERFERENCE * scatter
             }
         } else {
             t.all_reduce_factor * self.fabric.all_reduce(&c.tensor_group, reduced)
         };
         p.backward.add(Item::TensorParallel, parts * backward);
-        if let (Some(factor), true, false) =
-            (t.synchronous_factor, c.key.sequence_parallel, c.key.tensor_overlap)
-        {
-            let exposed = p.forward.0[Item::TensorParallel as usize];
-            p.forward.0[Item::TensorParallel as usize] = exposed * factor;
-        }
     }
 
     // ---- experts ----
@@ -1001,7 +1009,8 @@ impl<'a> CostModel<'a> {
                 let gather = self.fabric.all_gather(g, payload);
                 p.forward.add(Item::TensorParallel, gather);
                 // Re-gather under the data gradient, reduce-scatter under the weight gradient.
-                let factor = self.profile.tensor.synchronous_factor.map_or(REDUCE_INTERFERENCE, |f| 2.0 * f);
+                let synchronous = self.profile.tensor.synchronous_factor.get(self.architecture());
+                let factor = if synchronous > 0.0 { 2.0 * synchronous } else { REDUCE_INTERFERENCE };
                 p.backward.add(Item::TensorParallel, factor * gather);
             } else {
                 p.backward.add(Item::TensorParallel, self.fabric.all_reduce(g, payload));
@@ -1029,6 +1038,10 @@ impl<'a> CostModel<'a> {
             } else {
                 m.logit_bytes * local
             };
+        // The head's backward pass: its gathered input and the input's gradient before and after the
+        // reduction, or the gradient alone where nothing is gathered.
+        let stream = 2.0 * h * c.tokens;
+        let gradient = if c.split > 1 { 2.0 * stream + stream / c.split as f64 } else { stream };
         let mut parameters = LocalParameters::default();
         let own = head_parameters(self.model, vocabulary);
         let matrix = if self.model.tied_embeddings { 0 } else { vocabulary * width };
@@ -1043,7 +1056,7 @@ impl<'a> CostModel<'a> {
             weight_gradient: Seconds(head.weight).picos(),
             // Input and output of the final norm.
             kept: Bytes::from_f64(4.0 * h * c.tokens / c.split as f64),
-            transient: Bytes::from_f64(logits),
+            transient: Bytes::from_f64(logits + gradient),
             parameters,
             weight_shapes: Vec::new(),
         };
@@ -1160,25 +1173,34 @@ impl<'a> CostModel<'a> {
         local
     }
 
-    /// Bytes that the backward pass of one layer needs beyond what is kept.
+    /// Bytes that the backward pass of one layer needs beyond what is kept, at its worst operator: the
+    /// gradients of a gated activation's inputs while the inputs are still there, attention's gradients
+    /// with an FP32 accumulator for the queries, or the exchanged and permuted gradients of routed
+    /// tokens; and the gradient of the residual stream.
     fn working_set(&self, c: &Cell, block: &Block) -> f64 {
         let h = self.model.hidden as f64;
         let shared = c.tokens / c.split as f64;
-        let part = match &block.feed_forward {
-            FeedForward::Dense(d) => 6.0 * d.width as f64 * c.tokens / c.tp,
+        let local = c.tokens / c.tp;
+        let feed_forward = match &block.feed_forward {
+            FeedForward::Dense(d) => 2.0 * (d.activation.matrices() - 1) as f64 * d.width as f64 * local,
             FeedForward::Moe(e) => {
                 let etp = f64::from(c.key.expert_tensor_parallel);
                 let copies = self.imbalance(e) * e.top_k as f64 * shared * etp;
                 let width = e.latent_width.map_or(h, |w| w as f64);
-                copies * (4.0 * width + 6.0 * e.width as f64 / etp)
+                copies * (6.0 * width + 6.0 * e.width as f64 / etp)
             }
             FeedForward::None => 0.0,
         };
         let mixer = match &block.mixer {
-            Mixer::Mamba2(a) => 8.0 * a.inner as f64 * c.tokens / c.tp,
-            _ => 0.0,
+            Mixer::Attention(a) => (8 * a.heads + 4 * a.kv_heads) as f64 * a.head_dim as f64 * local,
+            Mixer::Latent(a) => {
+                let qk = (a.qk_nope_dim + a.qk_rope_dim) as f64;
+                a.heads as f64 * (8.0 * qk + 4.0 * a.v_dim as f64) * local
+            }
+            Mixer::Mamba2(a) => 8.0 * a.inner as f64 * local,
+            Mixer::None => 0.0,
         };
-        part.max(mixer) + 8.0 * h * shared
+        feed_forward.max(mixer) + 2.0 * h * shared
     }
 
     fn offload_activations(&self, cost: &mut LayerCost) {

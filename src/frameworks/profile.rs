@@ -53,6 +53,9 @@ pub struct Profile {
     /// What a run of this framework does unless it says otherwise.
     #[serde(default)]
     pub defaults: Defaults,
+    /// How much faster the same plan has become from release to release.
+    #[serde(default)]
+    pub releases: Vec<Releases>,
     /// One standard deviation of the logarithm of a predicted time, from residuals of its class.
     pub sigma: f64,
     /// Where the facts come from.
@@ -72,6 +75,9 @@ pub struct PerArchitecture {
 }
 
 impl PerArchitecture {
+    fn zero() -> Self {
+        Self { any: 0.0, on: BTreeMap::new() }
+    }
     /// The number for a generation.
     #[must_use]
     pub fn get(&self, architecture: Architecture) -> f64 {
@@ -149,10 +155,11 @@ pub struct Tensor {
     pub overlapped_exposed: f64,
     /// Factor on all-reduces where sequence parallelism is off.
     pub all_reduce_factor: f64,
-    /// The backward pass exposes its collectives: re-gathers and reduce-scatters too, all times this.
-    /// None: re-gathers hide under data gradients, and reduce-scatters under weight gradients.
-    #[serde(default)]
-    pub synchronous_factor: Option<f64>,
+    /// Where positive, every collective of sequence parallelism is exposed, re-gathers and
+    /// reduce-scatters of the backward pass too, and takes this many times as long. Zero: re-gathers
+    /// hide under data gradients, and reduce-scatters under weight gradients.
+    #[serde(default = "PerArchitecture::zero")]
+    pub synchronous_factor: PerArchitecture,
 }
 
 /// Pipeline messages.
@@ -281,6 +288,38 @@ pub struct Jitter {
     pub base: f64,
     /// For every doubling beyond.
     pub per_doubling: f64,
+}
+
+/// A plan that was measured again on later releases of the software ran faster: `per_month` is the
+/// decline of the logarithm of the step time, held constant outside the window that was observed.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Releases {
+    /// Generation.
+    pub on: Architecture,
+    /// Only with 8-bit and narrower formats.
+    #[serde(default)]
+    pub low_precision_only: bool,
+    /// Decline per month.
+    pub per_month: f64,
+    /// Year and month of the release that the other constants describe.
+    pub reference: (u32, u32),
+    /// First and last release observed.
+    pub observed: ((u32, u32), (u32, u32)),
+}
+
+impl Profile {
+    /// Factor on the step time under a stated software release.
+    #[must_use]
+    pub fn release_factor(&self, architecture: Architecture, low: bool, release: (u32, u32)) -> f64 {
+        let months = |(year, month): (u32, u32)| f64::from(year) * 12.0 + f64::from(month);
+        let known = self.releases.iter().find(|r| r.on == architecture && (low || !r.low_precision_only));
+        known.map_or(1.0, |r| {
+            let (first, last) = (months(r.observed.0), months(r.observed.1));
+            let at = months(release).clamp(first, last.max(first));
+            (-r.per_month * (at - months(r.reference))).exp()
+        })
+    }
 }
 
 /// Memory recipe, bytes per parameter unless said otherwise.

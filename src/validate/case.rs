@@ -65,7 +65,7 @@ pub struct Labels {
     pub same_as: Vec<String>,
     /// Runs with the same key differ only in their plan.
     pub group: String,
-    /// Months between the software's release and the reference release of the constants.
+    /// Year and month of the software's release.
     pub release: Option<(u32, u32)>,
 }
 
@@ -230,7 +230,7 @@ fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'stati
 
 /// `24.07`, `25.11` and the like: year and month of a software release.
 fn release(row: &MeasuredRow) -> Option<(u32, u32)> {
-    ["framework", "source_where", "notes"].into_iter().find_map(|column| {
+    ["framework", "source_where"].into_iter().find_map(|column| {
         let text = row.text(column)?;
         text.split(|c: char| !(c.is_ascii_digit() || c == '.')).find_map(|word| {
             let mut parts = word.split('.');
@@ -245,6 +245,14 @@ fn release(row: &MeasuredRow) -> Option<(u32, u32)> {
 }
 
 impl Case {
+    /// Factor on predicted times for the stated release of the software, 1 where none is stated.
+    #[must_use]
+    pub fn release_factor(&self) -> f64 {
+        let low = !matches!(self.job.precision, Precision::Bf16 | Precision::Fp16);
+        let architecture = self.accelerator.architecture;
+        self.labels.release.map_or(1.0, |release| self.profile.release_factor(architecture, low, release))
+    }
+
     /// Reads a row.
     ///
     /// # Errors

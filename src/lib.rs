@@ -1,10 +1,12 @@
 //! Finds the best parallel layout for training a large language model on a given cluster.
 
+pub mod candidates;
 pub mod cost;
 pub mod frameworks;
 pub mod layers;
 pub mod memory;
 pub mod plan;
+pub mod search;
 pub mod spec;
 pub mod stages;
 pub mod units;

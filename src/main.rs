@@ -1,1 +1,5 @@
-fn main() {}
+//! The `autoplan` command.
+
+fn main() -> std::process::ExitCode {
+    autoplan::cli::run()
+}

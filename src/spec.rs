@@ -9,6 +9,7 @@ pub mod diagnostic;
 pub mod job;
 pub mod measured;
 pub mod model;
+pub mod saved;
 mod scan;
 pub mod shipped;
 

@@ -356,6 +356,13 @@ fn named(name: &str) -> Result<(), Fault> {
 }
 
 impl Accelerator {
+    /// Dense peak of a number format; that of BF16 where the format is not listed.
+    #[must_use]
+    pub fn peak(&self, format: Format) -> FlopRate {
+        let rate = self.rates.get(&format).or_else(|| self.rates.get(&Format::Bf16));
+        rate.map_or(FlopRate(0.0), |rate| rate.peak)
+    }
+
     /// Checks ranges.
     ///
     /// # Errors

@@ -9,7 +9,8 @@ use super::cluster::Format;
 use crate::units::{Bytes, Tokens};
 
 /// One training job.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Job {
     /// GPUs in use.
     pub gpus: u32,

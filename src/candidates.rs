@@ -1,0 +1,478 @@
+//! The space of layouts: which degrees, batches, flags and shardings a job could use.
+//!
+//! Layouts come in three nested steps so that a search need not list them: a [`Group`] fixes the
+//! degrees and the micro-batch, a cell adds what the cost of a layer depends on ([`Space::cells`]), and
+//! a layout adds virtual stages, schedule and sharding ([`Space::layouts`]). Every layout has one
+//! spelling: an axis without effect is pinned.
+
+use crate::cost::CellKey;
+use crate::cost::schedule::interleave_group;
+use crate::frameworks::{Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal};
+use crate::plan::{ContextComm, CudaGraphs, Layout, Offload, Place, Recompute, Schedule};
+
+/// Largest tensor- and context-parallel degree that is tried unless a restriction says otherwise.
+pub const MAX_DEGREE: u32 = 64;
+/// Largest micro-batch that is tried unless a restriction says otherwise.
+pub const MAX_MICRO_BATCH: u32 = 64;
+
+/// What values of one axis are allowed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Axis {
+    /// Only these, if given.
+    pub only: Option<Vec<u32>>,
+    /// At most this, if given.
+    pub max: Option<u32>,
+}
+
+impl Axis {
+    /// Whether a value may be used; `ceiling` holds where nothing was said.
+    #[must_use]
+    pub fn admits(&self, value: u32, ceiling: u32) -> bool {
+        match &self.only {
+            Some(only) => only.contains(&value) && self.max.is_none_or(|max| value <= max),
+            None => value <= self.max.unwrap_or(ceiling),
+        }
+    }
+}
+
+/// What the user fixed.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Restrictions {
+    /// TP.
+    pub tensor_parallel: Axis,
+    /// PP.
+    pub pipeline_parallel: Axis,
+    /// VPP.
+    pub virtual_stages: Axis,
+    /// DP.
+    pub data_parallel: Axis,
+    /// CP.
+    pub context_parallel: Axis,
+    /// EP.
+    pub expert_parallel: Axis,
+    /// ETP.
+    pub expert_tensor_parallel: Axis,
+    /// Sequences per micro-batch.
+    pub micro_batch_size: Axis,
+    /// Micro-batches per step and pipeline.
+    pub gradient_accumulation_steps: Axis,
+    /// ZeRO stage.
+    pub zero_stage: Axis,
+    /// Recomputation; `Selective` means exactly this set.
+    pub recompute: Option<Vec<Recompute>>,
+    /// Schedules.
+    pub schedule: Option<Vec<Schedule>>,
+    /// Places of state and activations; none means on the GPU only.
+    pub offload: Option<Vec<Offload>>,
+}
+
+/// Degrees, micro-batch and accumulation: what fixes a group of layouts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Group {
+    /// TP.
+    pub tensor_parallel: u32,
+    /// CP.
+    pub context_parallel: u32,
+    /// PP.
+    pub pipeline_parallel: u32,
+    /// DP.
+    pub data_parallel: u32,
+    /// EP.
+    pub expert_parallel: u32,
+    /// ETP.
+    pub expert_tensor_parallel: u32,
+    /// Sequences per micro-batch.
+    pub micro_batch_size: u32,
+    /// Micro-batches.
+    pub micro_batches: u32,
+}
+
+/// All layouts of one job under one framework.
+#[derive(Debug, Clone)]
+pub struct Space<'a> {
+    target: Target,
+    capabilities: &'static Capabilities,
+    context: &'a Context,
+    restrictions: &'a Restrictions,
+}
+
+/// Divisors of `n`, ascending.
+#[must_use]
+pub fn divisors(n: u32) -> Vec<u32> {
+    let mut low = Vec::new();
+    let mut high = Vec::new();
+    let mut d = 1;
+    while u64::from(d) * u64::from(d) <= u64::from(n) {
+        if n % d == 0 {
+            low.push(d);
+            if d != n / d {
+                high.push(n / d);
+            }
+        }
+        d += 1;
+    }
+    low.extend(high.into_iter().rev());
+    low
+}
+
+/// Rules that no choice of flags, schedule or sharding can mend: a group that breaks one is empty.
+const STRUCTURAL: &[&str] = &[
+    "mesh",
+    "batch",
+    "tensor-axis",
+    "pipeline-axis",
+    "expert-axis",
+    "expert-tensor-axis",
+    "dense-has-no-experts",
+    "experts-divide",
+    "expert-mesh",
+    "heads",
+    "widths",
+    "precision-hardware",
+    "low-precision-shapes",
+    "expert-bias",
+    "training",
+    "optimizer",
+];
+
+impl<'a> Space<'a> {
+    /// The space of a job under a framework.
+    #[must_use]
+    pub fn new(target: Target, context: &'a Context, restrictions: &'a Restrictions) -> Self {
+        Self { target, capabilities: target.capabilities(), context, restrictions }
+    }
+
+    /// The framework.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+    /// What the framework has.
+    #[must_use]
+    pub fn capabilities(&self) -> &'static Capabilities {
+        self.capabilities
+    }
+    /// The facts that rules ask for.
+    #[must_use]
+    pub fn context(&self) -> &'a Context {
+        self.context
+    }
+    /// What the user fixed.
+    #[must_use]
+    pub fn restrictions(&self) -> &'a Restrictions {
+        self.restrictions
+    }
+
+    /// Every group that some layout could belong to.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Group> {
+        let (r, k, c) = (self.restrictions, self.capabilities, self.context);
+        let gpus = c.gpus;
+        let mut groups = Vec::new();
+        let expert_degrees: Vec<u32> = match c.moe.first() {
+            Some(moe) => divisors(u32::try_from(moe.experts).unwrap_or(1)),
+            None => vec![1],
+        };
+        for t in divisors(gpus) {
+            if !r.tensor_parallel.admits(t, MAX_DEGREE) || (t > 1 && !k.tensor_parallel) {
+                continue;
+            }
+            for cp in divisors(gpus / t) {
+                if !r.context_parallel.admits(cp, MAX_DEGREE) || (cp > 1 && k.context_comms.is_empty()) {
+                    continue;
+                }
+                for p in divisors(gpus / t / cp) {
+                    let deepest = if k.pipeline_parallel { c.layers + c.mtp_modules + 2 } else { 1 };
+                    let d = gpus / t / cp / p;
+                    if p > deepest
+                        || !r.pipeline_parallel.admits(p, deepest)
+                        || !r.data_parallel.admits(d, u32::MAX)
+                        || c.global_batch_size % d != 0
+                    {
+                        continue;
+                    }
+                    let per_replica = c.global_batch_size / d;
+                    for b in divisors(per_replica) {
+                        let m = per_replica / b;
+                        if !r.micro_batch_size.admits(b, MAX_MICRO_BATCH)
+                            || !r.gradient_accumulation_steps.admits(m, u32::MAX)
+                        {
+                            continue;
+                        }
+                        for &e in &expert_degrees {
+                            if !r.expert_parallel.admits(e, u32::MAX) {
+                                continue;
+                            }
+                            self.expert_tensor(t, cp * d * t, e, |et| {
+                                groups.push(Group {
+                                    tensor_parallel: t,
+                                    context_parallel: cp,
+                                    pipeline_parallel: p,
+                                    data_parallel: d,
+                                    expert_parallel: e,
+                                    expert_tensor_parallel: et,
+                                    micro_batch_size: b,
+                                    micro_batches: m,
+                                });
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        groups.retain(|g| self.possible(g));
+        groups
+    }
+
+    fn expert_tensor(&self, t: u32, block: u32, e: u32, mut each: impl FnMut(u32)) {
+        if !self.context.has_experts() {
+            return each(1);
+        }
+        if block % e != 0 {
+            return;
+        }
+        let options = match self.capabilities.expert_tensor {
+            ExpertTensor::One => vec![1],
+            ExpertTensor::Tensor => vec![t],
+            // Beyond TP an expert would be cut finer than attention: never seen, and never useful.
+            ExpertTensor::Free => divisors(t),
+        };
+        for et in options {
+            if (block / e) % et == 0 && self.restrictions.expert_tensor_parallel.admits(et, MAX_DEGREE) {
+                each(et);
+            }
+        }
+    }
+
+    /// Whether nothing structural forbids a group.
+    fn possible(&self, group: &Group) -> bool {
+        let cell = self.plain_cell(group);
+        let layout = layout_of(group, &cell, 1, Schedule::OneFOneB, 0, 1, false);
+        match legal(self.target, self.context, &layout) {
+            Ok(()) => true,
+            Err(refusal) => !STRUCTURAL.contains(&refusal.rule),
+        }
+    }
+
+    fn plain_cell(&self, g: &Group) -> CellKey {
+        let k = self.capabilities;
+        CellKey {
+            tensor_parallel: g.tensor_parallel,
+            context_parallel: g.context_parallel,
+            expert_parallel: g.expert_parallel,
+            expert_tensor_parallel: g.expert_tensor_parallel,
+            micro_batch_size: g.micro_batch_size,
+            sequence_parallel: g.tensor_parallel > 1 && k.sequence_parallel != SequenceParallel::Never,
+            context_comm: k.context_comms.first().copied().unwrap_or(ContextComm::Ring),
+            dispatcher: if self.context.has_experts() { k.dispatchers.first().copied() } else { None },
+            tensor_overlap: false,
+            expert_overlap: false,
+            cuda_graphs: CudaGraphs::None,
+            offload: Offload::NONE,
+        }
+    }
+
+    /// Every cell of a group.
+    pub fn cells(&self, g: &Group, mut each: impl FnMut(CellKey)) {
+        let k = self.capabilities;
+        let plain = self.plain_cell(g);
+        let experts = self.context.has_experts();
+        let sequence: &[bool] = match (g.tensor_parallel > 1, k.sequence_parallel) {
+            (false, _) | (_, SequenceParallel::Never) => &[false],
+            (true, SequenceParallel::Always) => &[true],
+            (true, SequenceParallel::Optional) => &[true, false],
+        };
+        let rings: &[ContextComm] = if g.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
+        let dispatchers: Vec<_> = if !experts {
+            vec![None]
+        } else if g.expert_parallel == 1 && k.dispatchers.len() > 1 {
+            // Nothing is sent: one name stands for all.
+            vec![Some(crate::plan::Dispatcher::AllToAll)]
+        } else {
+            k.dispatchers.iter().copied().map(Some).collect()
+        };
+        let graphs: Vec<CudaGraphs> = k
+            .cuda_graphs
+            .iter()
+            .copied()
+            // A router exists only beside experts.
+            .filter(|&graph| experts || graph != CudaGraphs::AttentionRouter)
+            .collect();
+        let offloads = match &self.restrictions.offload {
+            Some(offloads) => offloads.as_slice(),
+            None => &[Offload::NONE],
+        };
+        for &sequence_parallel in sequence {
+            for &tensor_overlap in choices(k.tensor_overlap && g.tensor_parallel > 1 && sequence_parallel) {
+                for &context_comm in rings {
+                    for &dispatcher in &dispatchers {
+                        for &expert_overlap in choices(k.expert_overlap && experts && g.expert_parallel > 1) {
+                            for &cuda_graphs in &graphs {
+                                for &offload in offloads {
+                                    each(CellKey {
+                                        sequence_parallel,
+                                        tensor_overlap,
+                                        context_comm,
+                                        dispatcher,
+                                        expert_overlap,
+                                        cuda_graphs,
+                                        offload,
+                                        ..plain
+                                    });
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Every layout of a cell, or the rule that forbids it.
+    pub fn layouts(&self, g: &Group, cell: &CellKey, mut each: impl FnMut(Result<Layout, &'static str>)) {
+        let ranks = g.data_parallel * g.context_parallel;
+        for schedule in self.schedules(g) {
+            self.virtual_stages(g, schedule, |v| {
+                for &zero in self.zero_stages() {
+                    if !self.admits_stage(zero, ranks) {
+                        continue;
+                    }
+                    for shard in self.shard_groups(zero, ranks) {
+                        for &overlap in choices(self.overlaps(ranks)) {
+                            let layout = layout_of(g, cell, v, schedule, zero, shard, overlap);
+                            each(match legal(self.target, self.context, &layout) {
+                                Ok(()) => Ok(layout),
+                                Err(refusal) => Err(refusal.rule),
+                            });
+                        }
+                    }
+                }
+            });
+        }
+    }
+
+    /// Number of layouts of a group before the framework's rules, without listing them.
+    #[must_use]
+    pub fn count(&self, g: &Group) -> u64 {
+        let mut cells = 0;
+        self.cells(g, |_| cells += 1);
+        cells * self.layouts_per_cell(g)
+    }
+
+    /// Number of layouts of each cell of a group before the framework's rules.
+    #[must_use]
+    pub fn layouts_per_cell(&self, g: &Group) -> u64 {
+        let ranks = g.data_parallel * g.context_parallel;
+        let mut shardings = 0;
+        for &zero in self.zero_stages() {
+            if self.admits_stage(zero, ranks) {
+                shardings += self.shard_groups(zero, ranks).len() * choices(self.overlaps(ranks)).len();
+            }
+        }
+        let mut orders = 0;
+        for schedule in self.schedules(g) {
+            self.virtual_stages(g, schedule, |_| orders += 1);
+        }
+        (orders * shardings) as u64
+    }
+
+    fn zero_stages(&self) -> &'static [u8] {
+        let axis = &self.restrictions.zero_stage;
+        if axis.only.is_some() || axis.max.is_some() {
+            self.capabilities.zero_stages
+        } else {
+            self.capabilities.default_zero_stages
+        }
+    }
+
+    fn admits_stage(&self, zero: u8, ranks: u32) -> bool {
+        self.restrictions.zero_stage.admits(u32::from(zero), 3) && (ranks > 1 || zero == 0)
+    }
+
+    fn shard_groups(&self, zero: u8, ranks: u32) -> Vec<u32> {
+        match (zero, self.capabilities.shard_groups) {
+            (0, _) => vec![1],
+            (_, ShardGroups::Whole) | (1 | 2, ShardGroups::DivisorsAtStage3) => vec![ranks],
+            // A shard group of one is stage 0 by another name.
+            _ => divisors(ranks).into_iter().filter(|&s| s > 1).collect(),
+        }
+    }
+
+    fn overlaps(&self, ranks: u32) -> bool {
+        self.capabilities.data_overlap && ranks > 1
+    }
+
+    fn schedules(&self, g: &Group) -> impl Iterator<Item = Schedule> + '_ {
+        let single = g.pipeline_parallel == 1;
+        self.capabilities.schedules.iter().copied().filter(move |schedule| {
+            self.restrictions.schedule.as_ref().is_none_or(|only| only.contains(schedule))
+                // Without a pipeline all schedules are one.
+                && (!single || *schedule == Schedule::OneFOneB)
+        })
+    }
+
+    fn virtual_stages(&self, g: &Group, schedule: Schedule, mut each: impl FnMut(u32)) {
+        let admits = |v| self.restrictions.virtual_stages.admits(v, u32::MAX);
+        match schedule {
+            Schedule::Interleaved => {
+                if g.pipeline_parallel < 2 || interleave_group(g.pipeline_parallel, g.micro_batches).is_none() {
+                    return;
+                }
+                // Every chunk holds a layer, an end, or a multi-token-prediction module.
+                let most = (self.context.layers + self.context.mtp_modules + 2) / g.pipeline_parallel;
+                (2..=most).filter(|&v| admits(v)).for_each(each);
+            }
+            Schedule::ZeroBubbleV | Schedule::DualPipe if admits(2) => each(2),
+            _ if admits(1) => each(1),
+            _ => {}
+        }
+    }
+}
+
+/// Both choices of a flag, the better one first, or only "off" where the flag does not exist.
+fn choices(exists: bool) -> &'static [bool] {
+    if exists { &[true, false] } else { &[false] }
+}
+
+fn layout_of(
+    g: &Group,
+    cell: &CellKey,
+    virtual_stages: u32,
+    schedule: Schedule,
+    zero_stage: u8,
+    shard_group: u32,
+    data_overlap: bool,
+) -> Layout {
+    Layout {
+        tensor_parallel: g.tensor_parallel,
+        pipeline_parallel: g.pipeline_parallel,
+        virtual_stages,
+        context_parallel: g.context_parallel,
+        expert_parallel: g.expert_parallel,
+        expert_tensor_parallel: g.expert_tensor_parallel,
+        data_parallel: g.data_parallel,
+        sequence_parallel: cell.sequence_parallel,
+        micro_batch_size: g.micro_batch_size,
+        gradient_accumulation_steps: g.micro_batches,
+        zero_stage,
+        shard_group,
+        schedule,
+        context_comm: cell.context_comm,
+        dispatcher: cell.dispatcher,
+        tensor_overlap: cell.tensor_overlap,
+        data_overlap,
+        expert_overlap: cell.expert_overlap,
+        cuda_graphs: cell.cuda_graphs,
+        offload: cell.offload,
+    }
+}
+
+/// Offload choices for `--fix offload=...` and for remedies.
+pub const OFFLOADS: [(&str, Offload); 6] = [
+    ("none", Offload::NONE),
+    ("optimizer", Offload { optimizer: Place::Cpu, ..Offload::NONE }),
+    ("optimizer-nvme", Offload { optimizer: Place::Nvme, ..Offload::NONE }),
+    ("parameters", Offload { optimizer: Place::Cpu, parameters: Place::Cpu, activations: false }),
+    ("activations", Offload { activations: true, ..Offload::NONE }),
+    ("optimizer+activations", Offload { optimizer: Place::Cpu, parameters: Place::Gpu, activations: true }),
+];

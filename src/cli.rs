@@ -1,0 +1,96 @@
+//! The command line: the only code that prints. Data go to stdout, everything else to stderr.
+
+mod models;
+mod options;
+mod output;
+mod plan;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::spec::diagnostic::SpecError;
+
+/// Finds the best parallel layout for training a large language model, and proves it.
+#[derive(Debug, Parser)]
+#[command(name = "autoplan", version, about, max_term_width = 110)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Search for the best plans of a job.
+    Plan(Box<plan::PlanArgs>),
+    /// List the models that ship with autoplan.
+    Models(models::ListArgs),
+    /// List the clusters that ship with autoplan.
+    Clusters(models::ListArgs),
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// How a command ended; see the table of exit codes in the README.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It did what was asked.
+    Done,
+    /// No plan, or a regression was found.
+    Negative,
+}
+
+/// Why a command could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// Something in a file or an argument.
+    #[error("{0}")]
+    Spec(#[from] SpecError),
+    /// A sentence about an argument.
+    #[error("{0}")]
+    Usage(String),
+    /// A file could not be written, or a pipe broke.
+    #[error("{0}")]
+    Output(#[from] std::io::Error),
+}
+
+/// Runs the command line.
+#[must_use]
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let asked = !error.use_stderr();
+            let _ = error.print();
+            return if asked { ExitCode::SUCCESS } else { ExitCode::from(2) };
+        }
+    };
+    let ending = match cli.command {
+        Command::Plan(args) => plan::run(&args),
+        Command::Models(args) => models::models(&args),
+        Command::Clusters(args) => models::clusters(&args),
+        Command::Completions { shell } => {
+            let mut command = <Cli as clap::CommandFactory>::command();
+            clap_complete::generate(shell, &mut command, "autoplan", &mut std::io::stdout());
+            Ok(Ending::Done)
+        }
+    };
+    match ending {
+        Ok(Ending::Done) => ExitCode::SUCCESS,
+        Ok(Ending::Negative) => ExitCode::from(1),
+        // A reader that has seen enough (`| head`) is no failure.
+        Err(Failure::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            let colour = anstream::AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never;
+            match &failure {
+                Failure::Spec(error) => anstream::eprintln!("{}", error.render(colour)),
+                other => anstream::eprintln!("error: {other}"),
+            }
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! Options that several commands share, and how they become a [`Task`].
+
+use clap::Args;
+
+use super::Failure;
+use crate::candidates::{Axis, OFFLOADS, Restrictions};
+use crate::cost::money::Pricing;
+use crate::frameworks::Target;
+use crate::frameworks::profile::{self, Profile};
+use crate::plan::{Offload, Recompute, Schedule};
+use crate::planner::Task;
+use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use crate::spec::{self, Machine};
+use crate::units::{Bytes, Tokens};
+
+/// The job beside its GPUs.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct JobArgs {
+    /// Sequences per optimizer step.
+    #[arg(long, short = 'b', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub global_batch: u32,
+    /// Tokens per sequence.
+    #[arg(long, short = 's', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub seq_len: u32,
+    /// Framework whose rules and behaviour hold: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan,
+    /// accelerate, nanotron, llm-foundry, internevo, hai-llm, or the name of a run-time profile.
+    #[arg(long, default_value = "megatron")]
+    pub framework: String,
+    /// Number format of the linear layers.
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub precision: Precision,
+    /// Optimizer.
+    #[arg(long, value_enum, default_value = "adamw")]
+    pub optimizer: Optimizer,
+    /// Train low-rank adapters of this rank instead of all weights.
+    #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub lora: Option<u32>,
+    /// How experts are chosen in practice.
+    #[arg(long, value_enum, default_value = "balanced")]
+    pub routing: Routing,
+    /// Tokens of the whole run, for days and dollars: 15T, 800B.
+    #[arg(long, value_name = "TOKENS")]
+    pub tokens: Option<Tokens>,
+    /// Limit on allocated bytes per GPU, instead of the accelerator's: 75e9, 70GiB.
+    #[arg(long, value_name = "BYTES")]
+    pub memory_limit: Option<Bytes>,
+    /// Price of a GPU-hour: on-demand, reserved, dollars such as 2.5, or 1.1+power.
+    #[arg(long, default_value = "on-demand")]
+    pub price: Pricing,
+    /// Fix an axis: tp=8, pp=16, vpp=4, dp=.., cp=.., ep=.., etp=.., mb=.., ga=.., zero=1,
+    /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=optimizer;
+    /// several values with |, as in tp=4|8. May be given several times.
+    #[arg(long, value_name = "AXIS=VALUE")]
+    pub fix: Vec<String>,
+    /// Largest tensor-parallel degree.
+    #[arg(long, value_name = "N")]
+    pub max_tp: Option<u32>,
+    /// Largest pipeline-parallel degree.
+    #[arg(long, value_name = "N")]
+    pub max_pp: Option<u32>,
+    /// Largest number of virtual stages per rank.
+    #[arg(long, value_name = "N")]
+    pub max_vpp: Option<u32>,
+    /// Largest context-parallel degree.
+    #[arg(long, value_name = "N")]
+    pub max_cp: Option<u32>,
+    /// Largest expert-parallel degree.
+    #[arg(long, value_name = "N")]
+    pub max_ep: Option<u32>,
+    /// Largest micro-batch.
+    #[arg(long, value_name = "N")]
+    pub max_mb: Option<u32>,
+    /// Highest ZeRO stage.
+    #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
+    pub max_zero: Option<u32>,
+}
+
+impl JobArgs {
+    /// The task on one cluster with so many GPUs.
+    pub fn task(&self, model: &str, machine: &Machine, gpus: u32) -> Result<Task, Failure> {
+        let model = spec::load_model(model)?;
+        let (target, profile_name, profile) = framework(&self.framework)?;
+        let job = Job {
+            gpus,
+            global_batch_size: self.global_batch,
+            sequence_length: self.seq_len,
+            precision: self.precision,
+            optimizer: self.optimizer,
+            training: self.lora.map_or(Training::Full, |rank| Training::Lora { rank }),
+            memory_limit: self.memory_limit,
+            tokens: self.tokens,
+            routing: self.routing,
+        };
+        if machine.accelerator.rates.get(&job.precision.format()).is_none() {
+            let known: Vec<String> = machine.accelerator.rates.keys().map(|f| format!("{f:?}")).collect();
+            return Err(Failure::Usage(format!(
+                "{} has no {} matrix units; its formats are {}",
+                machine.accelerator.name,
+                job.precision.name(),
+                known.join(", ")
+            )));
+        }
+        if u64::from(self.seq_len) > model.max_sequence * 64 {
+            return Err(Failure::Usage(format!(
+                "--seq-len {} is far beyond the {} tokens that {} was made for",
+                self.seq_len, model.max_sequence, model.name
+            )));
+        }
+        Ok(Task {
+            model,
+            machine: machine.clone(),
+            job,
+            target,
+            profile,
+            profile_name,
+            restrictions: self.restrictions()?,
+            pricing: self.price,
+        })
+    }
+
+    fn restrictions(&self) -> Result<Restrictions, Failure> {
+        let mut r = Restrictions::default();
+        for text in &self.fix {
+            fix(&mut r, text)?;
+        }
+        for (axis, max) in [
+            (&mut r.tensor_parallel, self.max_tp),
+            (&mut r.pipeline_parallel, self.max_pp),
+            (&mut r.virtual_stages, self.max_vpp),
+            (&mut r.context_parallel, self.max_cp),
+            (&mut r.expert_parallel, self.max_ep),
+            (&mut r.micro_batch_size, self.max_mb),
+            (&mut r.zero_stage, self.max_zero),
+        ] {
+            axis.max = max;
+        }
+        Ok(r)
+    }
+}
+
+/// A framework, or a run-time profile of one.
+pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile), Failure> {
+    match name.parse::<Target>() {
+        Ok(target) => {
+            let name = if Profile::find(target.name()).is_some() { target.name() } else { profile::DEFAULT };
+            let profile =
+                Profile::find(name).ok_or_else(|| Failure::Usage("no run-time profile ships".into()))?;
+            Ok((target, name.to_owned(), profile))
+        }
+        Err(error) => match Profile::find(name) {
+            Some(profile) => Ok((Target::Megatron, name.to_owned(), profile)),
+            None => {
+                let names: Vec<&str> = Profile::names().collect();
+                Err(Failure::Usage(format!("{error}; run-time profiles: {}", names.join(", "))))
+            }
+        },
+    }
+}
+
+const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload";
+
+fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
+    let Some((name, values)) = text.split_once('=') else {
+        return Err(Failure::Usage(format!("--fix {text}: expected AXIS=VALUE, such as tp=8")));
+    };
+    let values: Vec<&str> = values.split('|').map(str::trim).collect();
+    let axis = match name.trim() {
+        "tp" => &mut r.tensor_parallel,
+        "pp" => &mut r.pipeline_parallel,
+        "vpp" | "vp" => &mut r.virtual_stages,
+        "dp" => &mut r.data_parallel,
+        "cp" => &mut r.context_parallel,
+        "ep" => &mut r.expert_parallel,
+        "etp" => &mut r.expert_tensor_parallel,
+        "mb" => &mut r.micro_batch_size,
+        "ga" => &mut r.gradient_accumulation_steps,
+        "zero" => &mut r.zero_stage,
+        "recompute" => {
+            let modes: Result<Vec<Recompute>, _> = values.iter().map(|v| v.parse()).collect();
+            let modes = modes.map_err(|e| Failure::Usage(format!("--fix {text}: {e}")))?;
+            r.recompute = Some(intersect(r.recompute.take(), modes));
+            return Ok(());
+        }
+        "schedule" => {
+            let schedules: Result<Vec<Schedule>, Failure> = values.iter().map(|v| schedule(text, v)).collect();
+            r.schedule = Some(intersect(r.schedule.take(), schedules?));
+            return Ok(());
+        }
+        "offload" => {
+            let offloads: Result<Vec<Offload>, Failure> = values.iter().map(|v| offload(text, v)).collect();
+            r.offload = Some(intersect(r.offload.take(), offloads?));
+            return Ok(());
+        }
+        other => {
+            let near = nearest(other, AXES.split(", "));
+            return Err(Failure::Usage(format!(
+                "--fix {text}: there is no axis `{other}`; did you mean `{near}`? (axes: {AXES})"
+            )));
+        }
+    };
+    let least = u32::from(name != "zero");
+    let numbers: Option<Vec<u32>> =
+        values.iter().map(|v| v.parse().ok().filter(|&n: &u32| n >= least && n <= 1 << 24)).collect();
+    let Some(numbers) = numbers else {
+        return Err(Failure::Usage(format!("--fix {text}: expected whole numbers from {least}, several with |")));
+    };
+    *axis = Axis { only: Some(intersect(axis.only.take(), numbers)), max: axis.max };
+    Ok(())
+}
+
+/// What both of two restrictions on an axis allow.
+fn intersect<T: PartialEq>(before: Option<Vec<T>>, now: Vec<T>) -> Vec<T> {
+    match before {
+        Some(before) => now.into_iter().filter(|v| before.contains(v)).collect(),
+        None => now,
+    }
+}
+
+fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
+    known.max_by_key(|k| (strsim::jaro_winkler(found, k) * 1e6) as u64).unwrap_or("")
+}
+
+fn schedule(text: &str, value: &str) -> Result<Schedule, Failure> {
+    const NAMES: [(&str, Schedule); 7] = [
+        ("1f1b", Schedule::OneFOneB),
+        ("interleaved", Schedule::Interleaved),
+        ("gpipe", Schedule::GPipe),
+        ("zb-h1", Schedule::ZeroBubbleH1),
+        ("zb-h2", Schedule::ZeroBubbleH2),
+        ("zb-v", Schedule::ZeroBubbleV),
+        ("dualpipe", Schedule::DualPipe),
+    ];
+    NAMES.into_iter().find(|(name, _)| *name == value).map(|(_, s)| s).ok_or_else(|| {
+        let names = NAMES.map(|(name, _)| name);
+        let near = nearest(value, names.into_iter());
+        Failure::Usage(format!(
+            "--fix {text}: there is no schedule `{value}`; did you mean `{near}`? (schedules: {})",
+            names.join(", ")
+        ))
+    })
+}
+
+fn offload(text: &str, value: &str) -> Result<Offload, Failure> {
+    OFFLOADS.into_iter().find(|(name, _)| *name == value).map(|(_, o)| o).ok_or_else(|| {
+        let names = OFFLOADS.map(|(name, _)| name);
+        let near = nearest(value, names.into_iter());
+        Failure::Usage(format!(
+            "--fix {text}: there is no offload `{value}`; did you mean `{near}`? (known: {})",
+            names.join(", ")
+        ))
+    })
+}
+
+/// Numbers of GPUs: `N`, `A,B,C` or `A..B`; a range means every number of whole nodes whose nodes are
+/// products of 2, 3, 5 and 7.
+pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure> {
+    let bad = || {
+        Failure::Usage(format!("--gpus {text}: expected a number from 1 to 10000000, a list A,B,C or a range A..B"))
+    };
+    let number = |t: &str| t.trim().parse::<u32>().ok().filter(|&n| (1..=10_000_000).contains(&n)).ok_or_else(bad);
+    if let Some((from, to)) = text.split_once("..") {
+        let (from, to) = (number(from)?, number(to)?);
+        if from > to {
+            return Err(Failure::Usage(format!("--gpus {text}: the range is empty; did you mean {to}..{from}?")));
+        }
+        let smooth = |mut n: u32| {
+            for prime in [2, 3, 5, 7] {
+                while n % prime == 0 {
+                    n /= prime;
+                }
+            }
+            n == 1
+        };
+        let mut counts: Vec<u32> = (from.div_ceil(per_node)..=to / per_node)
+            .filter(|&nodes| nodes > 0 && smooth(nodes))
+            .map(|nodes| nodes * per_node)
+            .collect();
+        if counts.is_empty() {
+            counts = vec![from, to];
+            counts.dedup();
+        }
+        return Ok(counts);
+    }
+    let mut counts = text.split(',').map(number).collect::<Result<Vec<u32>, Failure>>()?;
+    counts.sort_unstable();
+    counts.dedup();
+    Ok(counts)
+}

@@ -1,0 +1,527 @@
+//! Plans as a table, JSON, CSV and RON.
+
+use std::io::Write;
+use std::time::Duration;
+
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use serde_json::{Map, Value, json};
+
+use super::Failure;
+use super::plan::{Objective, remedies};
+use crate::cost::money::{RunCost, run_cost, step_cost};
+use crate::plan::Layout;
+use crate::planner::{Prepared, Rates};
+use crate::spec::saved::SavedPlan;
+use crate::search::{Answer, Found, Stop};
+use crate::stages::layout::write_layout;
+use crate::units::{Dollars, Seconds};
+
+/// Output format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+    /// For spreadsheets.
+    Csv,
+    /// The best plan with its model, cluster and job, as `explain`, `check` and `export` read it.
+    Ron,
+}
+
+/// One search.
+pub(crate) struct Section<'a> {
+    /// The cluster as the user named it.
+    pub(crate) cluster: String,
+    /// What was searched.
+    pub(crate) prepared: &'a Prepared<'a>,
+    /// The answer.
+    pub(crate) answer: Answer,
+}
+
+/// All searches of one command.
+pub(crate) struct Report<'a> {
+    /// The searches.
+    pub(crate) sections: &'a [Section<'a>],
+    /// The model as the user named it.
+    pub(crate) model: &'a str,
+    /// What is best.
+    pub(crate) objective: Objective,
+    /// Latest end of the run.
+    pub(crate) deadline: Option<Seconds>,
+    /// Most dollars of the run.
+    pub(crate) budget: Option<Dollars>,
+    /// Rows.
+    pub(crate) top: usize,
+    /// Wall time, if it is to be printed.
+    pub(crate) wall: Option<Duration>,
+}
+
+/// One plan with what a row shows.
+struct Row<'a> {
+    section: &'a Section<'a>,
+    found: &'a Found,
+    rates: Rates,
+    usd_per_step: Dollars,
+    usd_per_trillion: Dollars,
+    run: Option<RunCost>,
+    /// No other row is both faster and cheaper.
+    pareto: bool,
+}
+
+impl Row<'_> {
+    fn step(&self) -> Seconds {
+        self.found.prediction.step().seconds()
+    }
+    fn seconds_per_token(&self) -> f64 {
+        self.step().0 / self.section.prepared.tokens_per_step().0 as f64
+    }
+    /// Indices of rows whose difference lies inside the interval of differences: errors of plans of one
+    /// job are strongly correlated, so the interval is a fraction of sigma.
+    fn ties(&self, other: &Row) -> bool {
+        let ratio = (self.step().0 / other.step().0).ln().abs();
+        ratio < DIFFERENCE_SIGMA * self.found.prediction.sigma
+    }
+}
+
+/// Standard deviation of the difference of two plans of one job, as a share of one plan's own: their
+/// errors are strongly correlated.
+const DIFFERENCE_SIGMA: f64 = 0.5;
+
+fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
+    let mut rows: Vec<Row> = report
+        .sections
+        .iter()
+        .flat_map(|section| {
+            section.answer.found.iter().map(move |found| {
+                let run = section.prepared.run(&found.prediction);
+                let step = step_cost(&run);
+                Row {
+                    section,
+                    found,
+                    rates: section.prepared.rates(&found.plan, &found.prediction),
+                    usd_per_step: step.per_step,
+                    usd_per_trillion: step.per_trillion_tokens,
+                    run: section.prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok()),
+                    pareto: true,
+                }
+            })
+        })
+        .filter(|row: &Row| {
+            let days = row.run.as_ref().map(|run| run.time.total);
+            let usd = row.run.as_ref().map(|run| run.dollars.total);
+            report.deadline.is_none_or(|limit| days.is_some_and(|d| d.0 <= limit.0))
+                && report.budget.is_none_or(|limit| usd.is_some_and(|u| u.0 <= limit.0))
+        })
+        .collect();
+    let time = |row: &Row| row.seconds_per_token();
+    let cost = |row: &Row| row.usd_per_trillion.0;
+    rows.sort_by(|a, b| {
+        let (by_time, by_cost) = (time(a).total_cmp(&time(b)), cost(a).total_cmp(&cost(b)));
+        let order = match report.objective {
+            Objective::Time => by_time.then(by_cost),
+            Objective::Cost => by_cost.then(by_time),
+        };
+        order.then_with(|| a.section.cluster.cmp(&b.section.cluster)).then_with(|| a.found.plan.cmp(&b.found.plan))
+    });
+    let flags: Vec<bool> = (0..rows.len())
+        .map(|i| {
+            !rows.iter().any(|other| {
+                let (t, c) = (time(other) <= time(&rows[i]), cost(other) <= cost(&rows[i]));
+                t && c && (time(other) < time(&rows[i]) || cost(other) < cost(&rows[i]))
+            })
+        })
+        .collect();
+    for (row, flag) in rows.iter_mut().zip(flags) {
+        row.pareto = flag;
+    }
+    if report.sections.len() > 1 {
+        // Of each GPU count and cluster the best, and whatever else is on the front.
+        let mut seen = std::collections::BTreeSet::new();
+        rows.retain(|row| {
+            seen.insert((row.section.cluster.clone(), row.section.prepared.task.job.gpus)) || row.pareto
+        });
+    }
+    rows.truncate(report.top);
+    rows
+}
+
+/// Prints a report.
+pub(crate) fn print(report: &Report, format: Format) -> Result<(), Failure> {
+    let rows = rows(report);
+    let mut out = std::io::stdout().lock();
+    match format {
+        Format::Table => table(report, &rows, &mut out)?,
+        Format::Json => {
+            let value = json(report, &rows);
+            writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
+        }
+        Format::Csv => csv(&rows, &mut out)?,
+        Format::Ron => {
+            for row in &rows {
+                let task = row.section.prepared.task;
+                let names = (task.target.name(), task.profile_name.as_str());
+                let saved =
+                    SavedPlan::new(names, &task.model, &task.machine, &task.job, &row.found.plan, &row.found.prediction);
+                let text = saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
+                writeln!(out, "{text}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
+    let Some(first) = report.sections.first() else { return Ok(()) };
+    let prepared = first.prepared;
+    let job = &prepared.task.job;
+    let several = report.sections.len() > 1;
+    writeln!(
+        out,
+        "{} on {}, batch {} x {} tokens",
+        prepared.task.model.name,
+        if several {
+            format!("{} choices of GPUs", report.sections.len())
+        } else {
+            format!("{} x {} ({})", job.gpus, prepared.task.machine.accelerator.name, prepared.task.machine.cluster.name)
+        },
+        job.global_batch_size,
+        job.sequence_length,
+    )?;
+    writeln!(
+        out,
+        "assumed: framework {}, {}, {}, causal attention, unpacked sequences, {} routing",
+        prepared.task.target,
+        job.precision.name(),
+        job.optimizer.name(),
+        match job.routing {
+            crate::spec::job::Routing::Balanced => "balanced",
+            crate::spec::job::Routing::Natural => "natural",
+        }
+    )?;
+    if rows.is_empty() {
+        return nothing(report, out);
+    }
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    let with_run = rows.iter().any(|row| row.run.is_some());
+    let mut header = vec!["", "plan"];
+    if several {
+        header.extend(["GPUs", "cluster"]);
+    }
+    header.extend(["step", "tok/s/GPU", "MFU", "memory/GPU", "free", "$/step"]);
+    if with_run {
+        header.extend(["days", "$ total"]);
+    }
+    header.push("limited by");
+    let columns = header.len();
+    table.set_header(header);
+    for (i, row) in rows.iter().enumerate() {
+        let limit = row.section.prepared.cost().memory_limit();
+        let used = row.found.prediction.allocated;
+        let tie = i > 0 && row.ties(&rows[0]);
+        let mut cells = vec![format!("{}{}", i + 1, if tie { "=" } else { "" }), row.found.plan.to_string()];
+        if several {
+            cells.push(row.section.prepared.task.job.gpus.to_string());
+            cells.push(format!("{}{}", row.section.cluster, if row.pareto { " *" } else { "" }));
+        }
+        cells.push(format!("{} ±{:.0}%", seconds(row.step()), row.found.prediction.sigma * 100.0));
+        cells.push(format!("{:.0}", row.rates.tokens_per_s_per_gpu));
+        cells.push(percent(row.rates.mfu));
+        cells.push(format!("{:.1} GB", used.gigabytes()));
+        cells.push(percent(1.0 - used.0 as f64 / limit.0 as f64));
+        cells.push(money(row.usd_per_step));
+        if with_run {
+            cells.push(row.run.as_ref().map_or_else(|| "never".into(), |run| format!("{:.1}", run.days)));
+            cells.push(row.run.as_ref().map_or_else(|| "-".into(), |run| money(run.dollars.total)));
+        }
+        cells.push(row.found.prediction.times.limiting().replace('_', " "));
+        table.add_row(cells);
+    }
+    for column in if several { 4 } else { 2 }..columns - 1 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    writeln!(out, "{table}")?;
+    let best = &rows[0];
+    writeln!(out, "stages of the best plan: {}", layout_text(best))?;
+    if let Some(even) = best.found.even {
+        let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
+        if best.found.plan.layout().pipeline_parallel > 1 {
+            writeln!(out, "balancing gained {} over the even split; any other split gains at most {}", percent(gain), percent(best.found.split_gap))?;
+        }
+    } else if best.found.plan.layout().pipeline_parallel > 1 {
+        writeln!(out, "the even split does not fit; any other split gains at most {}", percent(best.found.split_gap))?;
+    }
+    if rows.iter().skip(1).any(|row| row.ties(best)) {
+        writeln!(out, "= : inside the error of the prediction, a tie with the first")?;
+    }
+    if several {
+        writeln!(out, "* : nothing here is both faster and cheaper")?;
+    }
+    for section in report.sections {
+        let c = &section.answer.counters;
+        let proof = match section.answer.stop {
+            Stop::Proved => "proved optimal".to_owned(),
+            Stop::Interrupted => format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap)),
+        };
+        let which = if several { format!("{} x {}: ", section.prepared.task.job.gpus, section.cluster) } else { String::new() };
+        writeln!(
+            out,
+            "{which}{} layouts, {} balanced and simulated; {proof}",
+            super::models::group(c.candidates),
+            super::models::group(c.evaluated)
+        )?;
+    }
+    Ok(())
+}
+
+/// Seconds with three to four digits.
+fn seconds(time: Seconds) -> String {
+    match time.0 {
+        t if t >= 100.0 => format!("{t:.1} s"),
+        t if t >= 10.0 => format!("{t:.2} s"),
+        t if t >= 1.0 => format!("{t:.3} s"),
+        t => format!("{:.1} ms", t * 1e3),
+    }
+}
+
+fn money(dollars: Dollars) -> String {
+    match dollars.0 {
+        d if d >= 1e6 => format!("${:.2}M", d / 1e6),
+        d if d >= 1e4 => format!("${:.1}k", d / 1e3),
+        d if d >= 10.0 => format!("${d:.0}"),
+        d => format!("${d:.3}"),
+    }
+}
+
+fn layout_text(row: &Row) -> String {
+    let layers: Vec<u32> = row.found.plan.chunks().iter().map(|c| c.layers).collect();
+    let mtp = row.section.prepared.layers.mtp.map_or(0, |(_, modules)| modules);
+    write_layout(&layers, mtp)
+}
+
+fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
+    writeln!(out, "no plan")?;
+    for section in report.sections {
+        for line in why_nothing(section) {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    if report.deadline.is_some() || report.budget.is_some() {
+        writeln!(out, "  the deadline or the budget may exclude every plan; try without them")?;
+    }
+    let Some(section) = report.sections.first() else { return Ok(()) };
+    if section.answer.found.is_empty() {
+        for remedy in remedies(section.prepared.task) {
+            writeln!(out, "  remedy: {} (confirmed: {}, {} a step)", remedy.what, remedy.plan, seconds(remedy.step))?;
+        }
+    }
+    Ok(())
+}
+
+/// What binds, in words.
+fn why_nothing(section: &Section) -> Vec<String> {
+    let c = &section.answer.counters;
+    let mut lines = Vec::new();
+    if c.candidates == 0 {
+        lines.push(format!(
+            "{} GPUs and a batch of {} admit no combination of degrees under these restrictions",
+            section.prepared.task.job.gpus, section.prepared.task.job.global_batch_size
+        ));
+    }
+    let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
+    reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+    for (reason, count) in reasons.into_iter().take(5) {
+        lines.push(format!("{} layouts fell to {reason}", super::models::group(*count)));
+    }
+    if let Some(miss) = &section.answer.nearest {
+        let limit = section.prepared.cost().memory_limit();
+        lines.push(format!(
+            "nearest miss: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
+            miss.plan,
+            miss.allocated.gigabytes(),
+            limit.gigabytes()
+        ));
+    }
+    lines
+}
+
+/// The degrees of a layout by their full names.
+pub(crate) fn layout_json(layout: &Layout) -> Map<String, Value> {
+    match serde_json::to_value(layout) {
+        Ok(Value::Object(map)) => map,
+        _ => Map::new(),
+    }
+}
+
+fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
+    let found = row.found;
+    let p = &found.prediction;
+    let mut plan = layout_json(found.plan.layout());
+    plan.insert("global_batch_size".into(), json!(found.plan.layout().global_batch_size()));
+    plan.insert(
+        "recompute".into(),
+        json!(found.plan.common_recompute().map_or_else(|| "mixed".to_owned(), |r| r.to_string())),
+    );
+    let tied: Vec<usize> =
+        rows.iter().enumerate().filter(|(j, other)| *j != index && row.ties(other)).map(|(j, _)| j).collect();
+    let time: Map<String, Value> =
+        p.times.iter().map(|(name, time)| (name.to_owned(), json!(time.seconds().0))).collect();
+    let memory: Vec<Value> = p
+        .memory
+        .iter()
+        .map(|m| {
+            let mut value = serde_json::to_value(m).unwrap_or_default();
+            value["total"] = json!(m.total().0);
+            value
+        })
+        .collect();
+    let chunks: Vec<Value> = found
+        .plan
+        .chunks()
+        .iter()
+        .zip(&p.chunks)
+        .map(|(chunk, times)| {
+            json!({
+                "layers": chunk.layers, "recompute": chunk.recompute, "rank": times.rank,
+                "forward_s": (times.forward.total() + times.messages).seconds().0,
+                "backward_s": (times.backward.total() + times.messages).seconds().0,
+            })
+        })
+        .collect();
+    let stages: Vec<u32> = found.plan.chunks().iter().map(|c| c.layers).collect();
+    let mut value = json!({
+        "name": found.plan.to_string(),
+        "plan": plan,
+        "cluster": row.section.cluster,
+        "gpus": row.section.prepared.task.job.gpus,
+        "step_time_s": row.step().0,
+        "step_time_sigma": row.step().0 * p.sigma,
+        "tied_with": tied,
+        "limiting": p.times.limiting(),
+        "tokens_per_s_per_gpu": row.rates.tokens_per_s_per_gpu,
+        "mfu": row.rates.mfu,
+        "mfu_full_attention": row.rates.mfu_full_attention,
+        "hfu": row.rates.hfu,
+        "usd_per_step": row.usd_per_step.0,
+        "usd_per_trillion_tokens": row.usd_per_trillion.0,
+        "pareto": row.pareto,
+        "memory": {
+            "allocated": p.allocated.0, "reserved": p.reserved.0, "device": p.device.0,
+            "limit": row.section.prepared.cost().memory_limit().0, "stages": memory,
+        },
+        "time": time,
+        "stages": stages,
+        "chunks": chunks,
+        "layout": layout_text(row),
+        "even_split_step_time_s": found.even.map(|t| t.seconds().0),
+        "split_gap": found.split_gap,
+    });
+    if let Some(run) = &row.run {
+        value["run"] = serde_json::to_value(run).unwrap_or_default();
+    }
+    value
+}
+
+fn json(report: &Report, rows: &[Row]) -> Value {
+    let Some(first) = report.sections.first() else { return Value::Null };
+    let prepared = first.prepared;
+    let task = prepared.task;
+    let searches: Vec<Value> = report
+        .sections
+        .iter()
+        .map(|s| {
+            json!({
+                "cluster": s.cluster, "gpus": s.prepared.task.job.gpus,
+                "candidates": s.answer.counters.candidates, "evaluated": s.answer.counters.evaluated,
+                "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
+                "optimality_gap": s.answer.optimality_gap,
+            })
+        })
+        .collect();
+    let mut value = json!({
+        "model": report.model,
+        "parameters": prepared.parameters.total,
+        "active_parameters": prepared.parameters.active,
+        "framework": task.target.name(),
+        "precision": task.job.precision.name(),
+        "optimizer": task.job.optimizer.name(),
+        "global_batch_size": task.job.global_batch_size,
+        "sequence_length": task.job.sequence_length,
+        "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
+    });
+    if let [only] = searches.as_slice() {
+        value["search"] = only.clone();
+    } else {
+        value["searches"] = json!(searches);
+    }
+    if rows.is_empty() {
+        let nearest: Vec<Value> = report
+            .sections
+            .iter()
+            .filter_map(|s| {
+                let miss = s.answer.nearest.as_ref()?;
+                Some(json!({
+                    "name": miss.plan.to_string(), "plan": layout_json(miss.plan.layout()),
+                    "allocated": miss.allocated.0, "limit": s.prepared.cost().memory_limit().0,
+                }))
+            })
+            .collect();
+        value["nearest"] = json!(nearest);
+        value["reasons"] = json!(report.sections.iter().flat_map(why_nothing).collect::<Vec<_>>());
+        let ways: Vec<Value> = if first.answer.found.is_empty() {
+            remedies(task)
+                .into_iter()
+                .map(|r| json!({"what": r.what, "plan": r.plan, "step_time_s": r.step.0}))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        value["remedies"] = json!(ways);
+    }
+    if let Some(wall) = report.wall {
+        value["wall_s"] = json!(wall.as_secs_f64());
+    }
+    value
+}
+
+fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
+    let mut writer = csv::Writer::from_writer(out);
+    let io = |e: csv::Error| Failure::Output(std::io::Error::other(e));
+    let header = [
+        "rank", "plan", "cluster", "gpus", "step_time_s", "step_time_sigma", "tokens_per_s_per_gpu", "mfu", "hfu",
+        "allocated_bytes", "usd_per_step", "usd_per_trillion_tokens", "days", "usd_total", "limiting", "layout",
+    ];
+    writer.write_record(header).map_err(io)?;
+    for (i, row) in rows.iter().enumerate() {
+        let p = &row.found.prediction;
+        let record = [
+            (i + 1).to_string(),
+            row.found.plan.to_string(),
+            row.section.cluster.clone(),
+            row.section.prepared.task.job.gpus.to_string(),
+            row.step().0.to_string(),
+            (row.step().0 * p.sigma).to_string(),
+            row.rates.tokens_per_s_per_gpu.to_string(),
+            row.rates.mfu.to_string(),
+            row.rates.hfu.to_string(),
+            p.allocated.0.to_string(),
+            row.usd_per_step.0.to_string(),
+            row.usd_per_trillion.0.to_string(),
+            row.run.as_ref().map(|r| r.days.to_string()).unwrap_or_default(),
+            row.run.as_ref().map(|r| r.dollars.total.0.to_string()).unwrap_or_default(),
+            p.times.limiting().to_owned(),
+            layout_text(row),
+        ];
+        writer.write_record(&record).map_err(io)?;
+    }
+    writer.flush()?;
+    Ok(())
+}

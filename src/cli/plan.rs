@@ -1,0 +1,233 @@
+//! `autoplan plan`.
+
+use std::time::Duration;
+
+use super::options::{JobArgs, gpu_counts};
+use super::output::{self, Format, Report, Section};
+use super::progress::Bar;
+use super::{Ending, Failure};
+use crate::candidates::Restrictions;
+use crate::planner::Task;
+use crate::search::{Request, Silent, Stop};
+use crate::spec;
+use crate::units::{Dollars, Seconds};
+
+/// Options of `autoplan plan`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlanArgs {
+    /// A shipped model's name (see `autoplan models`), a .ron file, or a Hugging Face config.json.
+    model: String,
+    /// A shipped cluster's name (see `autoplan clusters`) or a .ron file; several with commas.
+    cluster: String,
+    /// GPUs: N, a list A,B,C, or a range A..B.
+    #[arg(long, short = 'g')]
+    gpus: String,
+    #[command(flatten)]
+    job: JobArgs,
+    /// What is best.
+    #[arg(long, value_enum, default_value = "time")]
+    objective: Objective,
+    /// How many kinds of plans to print; a kind is one combination of TP, PP, CP, EP and ETP.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    top: u32,
+    /// How many layouts of one kind to print.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    per_layout: u32,
+    /// The run must end within this time: 30d. Needs --tokens.
+    #[arg(long, requires = "tokens")]
+    deadline: Option<Seconds>,
+    /// The run may cost this many dollars: 5e6. Needs --tokens.
+    #[arg(long, value_name = "USD", requires = "tokens", value_parser = dollars)]
+    budget_usd: Option<Dollars>,
+    /// Stop searching after this time and print the best so far with its gap: 10s.
+    #[arg(long)]
+    time_limit: Option<Seconds>,
+    /// Evaluate every layout, whatever the bounds say.
+    #[arg(long)]
+    exhaustive: bool,
+    /// Compare even splits of the layers over the stages only.
+    #[arg(long)]
+    even_stages: bool,
+    /// Leave GPUs idle where that is faster; says how many.
+    #[arg(long)]
+    gpus_at_most: bool,
+    /// Threads; the answer does not depend on it.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    threads: Option<u32>,
+    /// Output format.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+    /// Print wall time with the answer.
+    #[arg(long)]
+    timings: bool,
+}
+
+/// What is best.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Objective {
+    /// Tokens per second of the whole job.
+    Time,
+    /// Dollars per token.
+    Cost,
+}
+
+fn dollars(text: &str) -> Result<Dollars, String> {
+    let number = text.strip_suffix("USD").unwrap_or(text).parse::<f64>().ok();
+    number.filter(|n| n.is_finite() && *n > 0.0).map(Dollars).ok_or_else(|| "expected dollars, such as 5e6".into())
+}
+
+/// GPU counts at and below one that are worth trying when some may stay idle.
+fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
+    let nodes = (gpus / per_node).max(1);
+    let smooth = |mut n: u32| {
+        for prime in [2, 3, 5, 7] {
+            while n % prime == 0 {
+                n /= prime;
+            }
+        }
+        n == 1
+    };
+    let mut counts = vec![gpus];
+    // Whole nodes, largest first; a sixth fewer at most, or nothing near would divide anything.
+    let whole = (nodes - nodes / 6..=nodes).rev().filter(|&n| n > 0 && smooth(n)).map(|n| n * per_node);
+    counts.extend(whole.filter(|&n| n < gpus).take(4));
+    if gpus < per_node {
+        counts.extend((1..gpus).rev().filter(|&n| n.is_power_of_two()).take(1));
+    }
+    counts
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
+    if let Some(threads) = args.threads {
+        let built = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build_global();
+        built.map_err(|e| Failure::Usage(format!("--threads {threads}: {e}")))?;
+    }
+    let mut machines = Vec::new();
+    for name in args.cluster.split(',') {
+        machines.push((name, spec::load_cluster(name)?));
+    }
+    let limit = match args.time_limit {
+        Some(limit) if limit.0 <= 0.0 => return Err(Failure::Usage("--time-limit must be positive".into())),
+        limit => limit.map(|l| Duration::from_secs_f64(l.0.min(1e9))),
+    };
+    let bar = Bar::new(limit);
+    let request = Request {
+        top: args.top as usize,
+        per_class: args.per_layout as usize,
+        exhaustive: args.exhaustive,
+        even_stages: args.even_stages,
+    };
+    let mut tasks: Vec<(String, Task)> = Vec::new();
+    for (name, machine) in &machines {
+        let mut counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
+        if args.gpus_at_most {
+            counts = counts.iter().flat_map(|&n| at_most(n, machine.cluster.gpus_per_node)).collect();
+            counts.sort_unstable();
+            counts.dedup();
+        }
+        for gpus in counts {
+            if machine.cluster.max_gpus.is_some_and(|most| gpus > most) {
+                return Err(Failure::Usage(format!(
+                    "--gpus {gpus}: {} has {} GPUs",
+                    machine.cluster.name,
+                    machine.cluster.max_gpus.unwrap_or_default()
+                )));
+            }
+            if gpus > machine.cluster.gpus_per_node && gpus % machine.cluster.gpus_per_node != 0 {
+                let nodes = gpus / machine.cluster.gpus_per_node;
+                let per = machine.cluster.gpus_per_node;
+                return Err(Failure::Usage(format!(
+                    "--gpus {gpus}: nodes of {} have {per} GPUs each; the nearest counts are {} and {}",
+                    machine.cluster.name,
+                    nodes * per,
+                    (nodes + 1) * per
+                )));
+            }
+            tasks.push(((*name).to_owned(), args.job.task(&args.model, machine, gpus)?));
+        }
+    }
+    let several = tasks.len() > 1;
+    let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
+    let mut sections = Vec::new();
+    for (cluster, prepared) in &prepared {
+        let request = if several { Request { top: request.top, ..request.clone() } } else { request.clone() };
+        let answer = prepared.search(&request, &bar);
+        sections.push(Section { cluster: (*cluster).clone(), prepared, answer });
+    }
+    bar.clear();
+    let empty = sections.iter().all(|s| s.answer.found.is_empty());
+    let report = Report {
+        sections: &sections,
+        model: &args.model,
+        objective: args.objective,
+        deadline: args.deadline,
+        budget: args.budget_usd,
+        top: args.top as usize,
+        wall: args.timings.then(|| bar.elapsed()),
+    };
+    output::print(&report, args.format)?;
+    let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
+    if interrupted {
+        anstream::eprintln!("note: the search was stopped; the plans above are the best so far");
+    }
+    anstream::eprintln!("searched in {:.3} s", bar.elapsed().as_secs_f64());
+    Ok(if empty { Ending::Negative } else { Ending::Done })
+}
+
+/// What a remedy changes.
+#[derive(Debug, Clone)]
+pub(crate) struct Remedy {
+    /// For people.
+    pub(crate) what: String,
+    /// The plan that fits then.
+    pub(crate) plan: String,
+    /// Its step time.
+    pub(crate) step: Seconds,
+}
+
+/// Ways out when nothing fits, each confirmed by a search of its own, cheapest first.
+pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
+    let mut out = Vec::new();
+    let attempt = |out: &mut Vec<Remedy>, what: String, task: Task| {
+        let prepared = task.prepare();
+        let request = Request { top: 1, ..Request::default() };
+        if let Some(best) = prepared.search(&request, &Silent).found.first() {
+            out.push(Remedy { what, plan: best.plan.to_string(), step: best.prediction.step().seconds() });
+        }
+    };
+    let with = |change: &dyn Fn(&mut Task)| {
+        let mut task = task.clone();
+        change(&mut task);
+        task
+    };
+    if task.restrictions != Restrictions::default() {
+        attempt(&mut out, "drop the --fix and --max restrictions".into(), with(&|t| t.restrictions = Restrictions::default()));
+    }
+    for stage in task.target.capabilities().zero_stages.iter().rev() {
+        if *stage >= 2 && task.restrictions.zero_stage == crate::candidates::Axis::default() {
+            let axis = crate::candidates::Axis { only: Some(vec![u32::from(*stage)]), max: None };
+            attempt(&mut out, format!("shard more: --fix zero={stage}"), with(&|t| t.restrictions.zero_stage = axis.clone()));
+        }
+    }
+    for (name, offload) in &crate::candidates::OFFLOADS[1..] {
+        if task.restrictions.offload.is_none() {
+            let choice = vec![*offload];
+            attempt(
+                &mut out,
+                format!("offload: --fix offload={name}"),
+                with(&|t| t.restrictions.offload = Some(choice.clone())),
+            );
+        }
+    }
+    let fixed = out.len();
+    for factor in [2u32, 4, 8, 16, 32, 64] {
+        if out.len() > fixed {
+            break;
+        }
+        if let Some(gpus) = task.job.gpus.checked_mul(factor).filter(|n| *n <= 1 << 20) {
+            attempt(&mut out, format!("more GPUs: --gpus {gpus}"), with(&|t| t.job.gpus = gpus));
+        }
+    }
+    out
+}

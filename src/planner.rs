@@ -1,0 +1,204 @@
+//! One planning task from checked inputs to an answer: what the command line, the regression and
+//! `explain` share.
+
+use crate::candidates::{Restrictions, Space};
+use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
+use crate::cost::model::CostModel;
+use crate::cost::money::{Pricing, Run, straggler_time};
+use crate::cost::step::{Prediction, StepItem};
+use crate::frameworks::profile::Profile;
+use crate::frameworks::{Context, Target};
+use crate::layers::{
+    AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, model_flops, parameter_count,
+};
+use crate::plan::{Plan, Recompute};
+use crate::search::{Answer, Observer, Request, Search};
+use crate::spec::Machine;
+use crate::spec::job::Job;
+use crate::spec::model::Model;
+use crate::units::{Flops, Tokens};
+
+/// Everything that decides an answer.
+#[derive(Debug, Clone)]
+pub struct Task {
+    /// The model.
+    pub model: Model,
+    /// Cluster and accelerator.
+    pub machine: Machine,
+    /// The job.
+    pub job: Job,
+    /// Framework.
+    pub target: Target,
+    /// Its run-time behaviour.
+    pub profile: &'static Profile,
+    /// The behaviour's name.
+    pub profile_name: String,
+    /// What the user fixed.
+    pub restrictions: Restrictions,
+    /// Price of a GPU-hour.
+    pub pricing: Pricing,
+}
+
+/// A task with what is derived from it once.
+#[derive(Debug, Clone)]
+pub struct Prepared<'a> {
+    /// The task.
+    pub task: &'a Task,
+    /// Flat layers.
+    pub layers: Layers,
+    /// Facts for rules.
+    pub context: Context,
+    /// Exact parameter totals.
+    pub parameters: ParameterCount,
+}
+
+/// Throughput and utilisation of a predicted step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Tokens per second of one GPU.
+    pub tokens_per_s_per_gpu: f64,
+    /// Model FLOPs utilisation, causal attention counted once (as kernels compute it).
+    pub mfu: f64,
+    /// Model FLOPs utilisation with the whole attention square counted (PaLM's convention).
+    pub mfu_full_attention: f64,
+    /// Hardware FLOPs utilisation: recomputation and FlashAttention's second pass counted.
+    pub hfu: f64,
+}
+
+impl Task {
+    /// Derives layers, rules' facts and totals.
+    #[must_use]
+    pub fn prepare(&self) -> Prepared<'_> {
+        let layers = Layers::new(&self.model);
+        let context = Context::new(
+            &self.model,
+            &layers,
+            &self.job,
+            self.machine.accelerator.architecture,
+            self.machine.cluster.gpus_per_node,
+        );
+        let parameters = parameter_count(&self.model);
+        Prepared { task: self, layers, context, parameters }
+    }
+}
+
+impl Prepared<'_> {
+    /// The cost model of the task.
+    #[must_use]
+    pub fn cost(&self) -> CostModel<'_> {
+        let t = self.task;
+        CostModel::new(&t.model, &self.layers, &t.machine.cluster, &t.machine.accelerator, t.profile, &t.job)
+    }
+
+    /// Searches the whole space.
+    #[must_use]
+    pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
+        let cost = self.cost();
+        let space = Space::new(self.task.target, &self.context, &self.task.restrictions);
+        Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
+    }
+
+    /// Predicts one plan.
+    #[must_use]
+    pub fn predict(&self, plan: &Plan) -> Prediction {
+        crate::cost::step::predict(&self.cost(), &self.layers, plan)
+    }
+
+    /// Tokens of one step.
+    #[must_use]
+    pub fn tokens_per_step(&self) -> Tokens {
+        Tokens(u64::from(self.task.job.global_batch_size) * u64::from(self.task.job.sequence_length))
+    }
+
+    /// Throughput and utilisation of a prediction.
+    #[must_use]
+    pub fn rates(&self, plan: &Plan, prediction: &Prediction) -> Rates {
+        let job = &self.task.job;
+        let step = prediction.step().seconds();
+        let (batch, length) = (u64::from(job.global_batch_size), u64::from(job.sequence_length));
+        let flops = |count| model_flops(&self.task.model, &self.layers, batch, length, count);
+        let peak = self.task.machine.accelerator.peak(job.precision.format());
+        let available = peak.0 * f64::from(job.gpus) * step.0;
+        let model = flops(AttentionCount::Causal);
+        Rates {
+            tokens_per_s_per_gpu: self.tokens_per_step().0 as f64 / step.0 / f64::from(job.gpus),
+            mfu: model.0 / available,
+            mfu_full_attention: flops(AttentionCount::Full).0 / available,
+            hfu: self.hardware_flops(plan, model).0 / available,
+        }
+    }
+
+    /// FLOPs that the GPUs execute: model FLOPs, the second pass of FlashAttention's backward, and
+    /// recomputed layers.
+    fn hardware_flops(&self, plan: &Plan, model: Flops) -> Flops {
+        let job = &self.task.job;
+        let tokens = f64::from(job.global_batch_size) * f64::from(job.sequence_length);
+        let mut extra = Flops(0.0);
+        let mut at = 0usize;
+        for chunk in plan.chunks() {
+            for i in 0..chunk.layers {
+                let block = &self.layers.kinds[self.layers.order[at] as usize].block;
+                at += 1;
+                let core = crate::layers::core_flops_per_token(
+                    block,
+                    u64::from(job.sequence_length),
+                    AttentionCount::Causal,
+                );
+                let linear = crate::layers::linear_flops_per_token(&self.task.model, block);
+                // FlashAttention's backward pass computes the scores again: 2.5 instead of 2 forward passes.
+                extra += core * 0.5;
+                let whole = match chunk.recompute {
+                    Recompute::FullUniform(_) => true,
+                    Recompute::FullBlock(n) => i < n,
+                    _ => false,
+                };
+                if whole {
+                    extra += linear + core;
+                } else if let Recompute::Selective(set) = chunk.recompute {
+                    if set.has(crate::plan::Module::CoreAttention) {
+                        extra += core;
+                    }
+                    let (mixer_only, _) = split_linear(&self.task.model, block);
+                    if set.has(crate::plan::Module::Mlp) || set.has(crate::plan::Module::Moe) {
+                        extra += linear - mixer_only;
+                    }
+                }
+            }
+        }
+        model + extra * tokens
+    }
+
+    /// The run as the money model sees it.
+    #[must_use]
+    pub fn run<'s>(&'s self, prediction: &Prediction) -> Run<'s> {
+        let model = &self.task.model;
+        let step = prediction.step();
+        let ends = embedding_parameters(model, model.vocabulary) + head_parameters(model, model.vocabulary);
+        let total = self.parameters.total + self.parameters.mtp;
+        Run {
+            cluster: &self.task.machine.cluster,
+            accelerator: &self.task.machine.accelerator,
+            gpus: self.task.job.gpus,
+            pricing: self.task.pricing,
+            step,
+            stragglers: prediction.times.0[StepItem::Stragglers as usize].min(straggler_time(step, f64::MAX)),
+            tokens_per_step: self.tokens_per_step(),
+            checkpointing: Checkpointing {
+                bytes: checkpoint_bytes(total, ends, self.task.job.optimizer),
+                writing: Writing::Asynchronous,
+                interval: None,
+            },
+        }
+    }
+}
+
+/// Forward FLOPs per token of the mixer's matrices, and of the rest.
+fn split_linear(model: &Model, block: &crate::spec::model::Block) -> (Flops, Flops) {
+    let mixer = crate::spec::model::Block {
+        feed_forward: crate::spec::model::FeedForward::None,
+        ..block.clone()
+    };
+    let all = crate::layers::linear_flops_per_token(model, block);
+    let mixer = crate::layers::linear_flops_per_token(model, &mixer);
+    (mixer, all - mixer)
+}

@@ -1,0 +1,327 @@
+//! One cell's tables, and the balancing problem of one layout in it.
+
+use std::sync::Arc;
+
+use crate::cost::model::CostModel;
+use crate::cost::schedule::{Shape, in_flight_vectors};
+use crate::cost::step::{
+    ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, shape, state_bytes,
+};
+use crate::cost::{CellCosts, EndCost, LayerCost, LocalParameters};
+use crate::frameworks::{Capabilities, Context, Target, legal_plan};
+use crate::layers::Layers;
+use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
+use crate::stages::{self, Block, Choice, Fixed, Freedom, Kind, Mode, Pipeline, Problem};
+use crate::units::{Bytes, Picos};
+
+/// A way to recompute that a layout offers, priced for every layer kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecomputeMode {
+    /// Which.
+    pub recompute: Recompute,
+    /// By layer kind.
+    pub costs: Vec<ModeCost>,
+}
+
+/// What the layouts of one cell offer in recomputation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecomputeFamily {
+    /// Modes of which none is at least as good as another in time, kept bytes and working set.
+    pub modes: Vec<RecomputeMode>,
+    /// Whether the first `n` layers of every chunk may be recomputed wholly, and which `n`.
+    pub block: Option<(u32, u32)>,
+}
+
+/// The longest group of layers that full, uniform recomputation is tried with.
+const LONGEST_GROUP: u32 = 8;
+
+impl RecomputeFamily {
+    /// Modes that the framework has, the rules allow for `layout`, and the user did not exclude.
+    #[must_use]
+    pub fn new(
+        target: Target,
+        context: &Context,
+        layout: &Layout,
+        cell: &CellCosts,
+        only: Option<&[Recompute]>,
+    ) -> Self {
+        let capabilities: &Capabilities = target.capabilities();
+        let family = capabilities.recompute;
+        let allowed = |mode: Recompute| {
+            let listed = only.is_none_or(|only| {
+                only.iter().any(|o| *o == mode || matches!((o, mode), (Recompute::FullBlock(_), Recompute::FullBlock(_))))
+            });
+            listed && legal_for(target, context, layout, mode)
+        };
+        let mut present = Modules::NONE;
+        for module in cell.layers.iter().flat_map(|layer| &layer.modules) {
+            if family.selective.has(module.module) {
+                present = present.with(module.module);
+            }
+        }
+        let mut modes: Vec<RecomputeMode> = Vec::new();
+        let mut offer = |recompute: Recompute| {
+            let costs: Vec<ModeCost> = cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
+            let no_better = |a: &[ModeCost], b: &[ModeCost]| {
+                a.iter().zip(b).all(|(a, b)| {
+                    a.extra.total() >= b.extra.total() && a.kept >= b.kept && a.transient >= b.transient
+                })
+            };
+            // Under full, uniform, n the kept bytes are per group: not comparable with the others.
+            let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
+            let comparable = |m: &RecomputeMode| {
+                !grouped && !matches!(m.recompute, Recompute::FullUniform(n) if n > 1)
+            };
+            if modes.iter().any(|m| comparable(m) && no_better(&costs, &m.costs)) {
+                return;
+            }
+            modes.retain(|m| !(comparable(m) && no_better(&m.costs, &costs)));
+            modes.push(RecomputeMode { recompute, costs });
+        };
+        if allowed(Recompute::None) {
+            offer(Recompute::None);
+        }
+        // Every subset of the modules that this model has.
+        let list: Vec<Module> = present.iter().collect();
+        for subset in 1u32..1 << list.len() {
+            let set = (0..list.len())
+                .filter(|i| subset >> i & 1 == 1)
+                .fold(Modules::NONE, |set, i| set.with(list[i]));
+            if allowed(Recompute::Selective(set)) {
+                offer(Recompute::Selective(set));
+            }
+        }
+        if family.full_uniform > 0 {
+            for n in 1..=LONGEST_GROUP.min(family.full_uniform) {
+                // A group must keep the same input whatever its layers are.
+                let same = cell.layers.windows(2).all(|pair| pair[0].full_kept == pair[1].full_kept);
+                if (n == 1 || same) && allowed(Recompute::FullUniform(n)) {
+                    offer(Recompute::FullUniform(n));
+                }
+            }
+        }
+        let block = (family.full_block && allowed(Recompute::FullBlock(1))).then(|| {
+            let fixed = only.and_then(|only| {
+                only.iter().find_map(|mode| match mode {
+                    Recompute::FullBlock(n) => Some((*n, *n)),
+                    _ => None,
+                })
+            });
+            fixed.unwrap_or((1, u32::MAX))
+        });
+        Self { modes, block }
+    }
+}
+
+/// Whether the framework accepts a recompute mode beside a layout. The plan rules look at modes and
+/// flags, not at which layers are where.
+fn legal_for(target: Target, context: &Context, layout: &Layout, recompute: Recompute) -> bool {
+    let chunks = layout.chunk_count();
+    let each = context.layers / chunks;
+    let more = context.layers % chunks;
+    let chunks: Vec<Chunk> =
+        (0..chunks).map(|k| Chunk { layers: each + u32::from(k < more), recompute }).collect();
+    let plan = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
+    plan.is_ok_and(|plan| match legal_plan(target, context, &plan) {
+        Ok(()) => true,
+        // Placement is the balancer's business, not the mode's.
+        Err(refusal) => !refusal.rule.starts_with("recompute"),
+    })
+}
+
+/// Builds balancing problems and reads their answers.
+#[derive(Debug, Default)]
+pub struct ProblemBuilder {
+    pipelines: std::collections::HashMap<Shape, Arc<Pipeline>>,
+}
+
+/// A balancing problem with the meaning of its modes.
+#[derive(Debug)]
+pub struct Balancing {
+    /// The problem in plain integers.
+    pub problem: Problem,
+    /// What each mode stands for.
+    pub modes: Vec<Recompute>,
+}
+
+impl ProblemBuilder {
+    fn pipeline(&mut self, shape: Shape, layout: &Layout) -> Arc<Pipeline> {
+        let build = || {
+            let (p, v, m) = (shape.ranks, shape.virtual_stages, u64::from(shape.micro_batches));
+            Arc::new(match shape.schedule {
+                Schedule::OneFOneB => Pipeline::one_f_one_b(p, m),
+                Schedule::GPipe => Pipeline::gpipe(p, m),
+                Schedule::Interleaved => Pipeline::interleaved(p, v, m, shape.group()),
+                _ => {
+                    let ranks = (0..p * v).map(|k| layout.rank_of_chunk(k)).collect();
+                    let in_flight =
+                        (0..p).map(|r| in_flight_vectors(shape, r).into_iter().flatten().collect()).collect();
+                    Pipeline::by_work(m, p, ranks, in_flight)
+                }
+            })
+        };
+        self.pipelines.entry(shape).or_insert_with(build).clone()
+    }
+
+    /// The balancing problem of a layout.
+    pub fn build(
+        &mut self,
+        cost: &CostModel<'_>,
+        layers: &Layers,
+        layout: &Layout,
+        tables: &Tables,
+        family: &RecomputeFamily,
+        capabilities: &Capabilities,
+    ) -> Balancing {
+        let Tables { cell, sharding, hop } = tables;
+        let chunks = layout.chunk_count();
+        let shapes = distinct_shapes(cell);
+        let touches = |own: &[(u64, u64)]| {
+            own.iter().filter_map(|shape| shapes.iter().position(|s| s == shape)).fold(0u64, |bits, i| bits | 1 << i)
+        };
+        let held = |parameters: &LocalParameters| state_bytes(sharding, parameters).into_iter().sum::<Bytes>();
+        let kinds = cell
+            .layers
+            .iter()
+            .map(|layer: &LayerCost| {
+                let [forward, backward] = layer_passes(sharding, layer);
+                Kind {
+                    forward: forward.total(),
+                    backward: backward.total(),
+                    held: held(&layer.parameters),
+                    gathered: gathered_bytes(sharding, &layer.parameters),
+                    touches: touches(&layer.weight_shapes),
+                }
+            })
+            .collect();
+        let mut modes: Vec<Recompute> = Vec::new();
+        let mut table: Vec<Mode> = Vec::new();
+        for mode in &family.modes {
+            modes.push(mode.recompute);
+            table.push(Mode {
+                extra: mode.costs.iter().map(|c| c.extra.total()).collect(),
+                kept: mode.costs.iter().map(|c| c.kept).collect(),
+                transient: mode.costs.iter().map(|c| c.transient).collect(),
+                group: match mode.recompute {
+                    Recompute::FullUniform(n) => n,
+                    _ => 1,
+                },
+            });
+        }
+        let block = family.block.map(|counts| {
+            let mut index = |recompute: Recompute| {
+                if let Some(at) = modes.iter().position(|m| *m == recompute) {
+                    return at as u16;
+                }
+                let costs: Vec<ModeCost> = cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
+                modes.push(recompute);
+                table.push(Mode {
+                    extra: costs.iter().map(|c| c.extra.total()).collect(),
+                    kept: costs.iter().map(|c| c.kept).collect(),
+                    transient: costs.iter().map(|c| c.transient).collect(),
+                    group: 1,
+                });
+                (modes.len() - 1) as u16
+            };
+            Block { full: index(Recompute::FullUniform(1)), rest: index(Recompute::None), counts }
+        });
+        let fixed = (0..chunks)
+            .map(|k| {
+                let rank = layout.rank_of_chunk(k);
+                let mut f = Fixed::default();
+                let mut end = |end: &EndCost| {
+                    let [forward, backward] = end_passes(sharding, end);
+                    f.forward += forward.total();
+                    f.backward += backward.total();
+                    f.held += held(&end.parameters);
+                    f.kept += end.kept;
+                    f.transient = Bytes(f.transient.0.max(end.transient.0));
+                    f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
+                    f.touches |= touches(&end.weight_shapes);
+                };
+                if k == 0 {
+                    end(&cell.embedding);
+                }
+                if k + 1 == chunks {
+                    end(&cell.head);
+                    if layout.rank_of_chunk(0) != rank {
+                        f.held += held(&cell.tied_copy);
+                    }
+                }
+                if k < layout.pipeline_parallel {
+                    f.forward += cell.micro_batch_overhead;
+                }
+                let neighbours = [k.checked_sub(1), (k + 1 < chunks).then_some(k + 1)];
+                let messages =
+                    neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count() as u64;
+                f.forward += hop.busy * messages;
+                f.backward += hop.busy * messages;
+                f
+            })
+            .collect();
+        let problem = Problem {
+            pipeline: self.pipeline(shape(layout), layout),
+            kinds,
+            runs: layers.runs.iter().map(|run| stages::Run { kind: run.kind, count: run.count }).collect(),
+            modes: table,
+            block,
+            freedom: if capabilities.recompute.per_stage { Freedom::PerStage } else { Freedom::Global },
+            fixed,
+            rank_bytes: cell.buffers + hop.buffers,
+            shared: shapes.iter().map(|&(rows, columns)| Bytes(2 * rows * columns)).collect(),
+            limit: cost.memory_limit(),
+            hop: hop.latency,
+            min_layers: u32::from(!capabilities.empty_stages || chunks <= layers.count()),
+            tail: None,
+        };
+        Balancing { problem, modes }
+    }
+}
+
+/// Distinct weight shapes of a cell; dummy weight gradients are pooled by shape.
+fn distinct_shapes(cell: &CellCosts) -> Vec<(u64, u64)> {
+    let mut shapes: Vec<(u64, u64)> = cell
+        .layers
+        .iter()
+        .flat_map(|layer| &layer.weight_shapes)
+        .chain(&cell.embedding.weight_shapes)
+        .chain(&cell.head.weight_shapes)
+        .copied()
+        .collect();
+    shapes.sort_unstable();
+    shapes.dedup();
+    shapes
+}
+
+impl Balancing {
+    /// The chunks that an assignment stands for.
+    #[must_use]
+    pub fn chunks(&self, assignment: &stages::Assignment) -> Vec<Chunk> {
+        let full = Recompute::None;
+        assignment
+            .layers
+            .iter()
+            .zip(&assignment.recompute)
+            .map(|(&layers, choice)| Chunk {
+                layers,
+                recompute: match choice {
+                    Choice::Mode(at) => self.modes.get(usize::from(*at)).copied().unwrap_or(full),
+                    Choice::Block(n) => Recompute::FullBlock(*n),
+                },
+            })
+            .collect()
+    }
+
+    /// Seconds that no completion can beat whatever memory says: used where nothing is balanced yet.
+    #[must_use]
+    pub fn total_time(&self) -> Picos {
+        let kinds = &self.problem.kinds;
+        let layers: Picos = self
+            .problem
+            .runs
+            .iter()
+            .map(|run| (kinds[usize::from(run.kind)].forward + kinds[usize::from(run.kind)].backward) * u64::from(run.count))
+            .sum();
+        layers + self.problem.fixed.iter().map(|f| f.forward + f.backward).sum()
+    }
+}

@@ -1,0 +1,120 @@
+//! A plan with everything that it was made for, as one RON file: what `plan --format ron` prints and
+//! `explain`, `check`, `compare` and `export` read.
+
+use serde::{Deserialize, Serialize};
+
+use super::cluster::{Accelerator, Cluster};
+use super::diagnostic::{SpecError, parse_ron};
+use super::job::Job;
+use super::model::Model;
+use super::{Machine, read_text};
+use crate::cost::step::Prediction;
+use crate::plan::{Chunk, Layout, Plan};
+use crate::units::Bytes;
+
+/// The schema version that this build reads and writes.
+pub const SCHEMA: u32 = 1;
+
+/// A plan with its model, machine and job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedPlan {
+    /// Version of this format; see [`SCHEMA`].
+    pub schema: u32,
+    /// Version of autoplan that wrote it.
+    pub autoplan: String,
+    /// The plan's one-line name.
+    pub name: String,
+    /// Framework it was made for.
+    pub framework: String,
+    /// Run-time profile that predicted it.
+    pub profile: String,
+    /// Seconds of a step, as predicted.
+    pub predicted_step_s: f64,
+    /// Allocated bytes on the fullest GPU, as predicted.
+    pub predicted_allocated: Bytes,
+    /// Degrees, batch, sharding, flags.
+    pub layout: Layout,
+    /// Layers and recomputation per chunk, in model order.
+    pub chunks: Vec<Chunk>,
+    /// The job.
+    pub job: Job,
+    /// The model.
+    pub model: Model,
+    /// The cluster.
+    pub cluster: Cluster,
+    /// Its accelerator.
+    pub accelerator: Accelerator,
+}
+
+impl SavedPlan {
+    /// Collects a plan and its surroundings.
+    #[must_use]
+    pub fn new(
+        (framework, profile): (&str, &str),
+        model: &Model,
+        machine: &Machine,
+        job: &Job,
+        plan: &Plan,
+        prediction: &Prediction,
+    ) -> Self {
+        Self {
+            schema: SCHEMA,
+            autoplan: env!("CARGO_PKG_VERSION").to_owned(),
+            name: plan.to_string(),
+            framework: framework.to_owned(),
+            profile: profile.to_owned(),
+            predicted_step_s: prediction.step().seconds().0,
+            predicted_allocated: prediction.allocated,
+            layout: *plan.layout(),
+            chunks: plan.chunks().to_vec(),
+            job: job.clone(),
+            model: model.clone(),
+            cluster: machine.cluster.clone(),
+            accelerator: machine.accelerator.clone(),
+        }
+    }
+
+    /// The RON text of the plan.
+    ///
+    /// # Errors
+    /// None in practice: every value has a text.
+    pub fn to_text(&self) -> Result<String, ron::Error> {
+        let style = ron::ser::PrettyConfig::new().depth_limit(4).struct_names(false).compact_arrays(true);
+        super::ron_options().to_string_pretty(self, style)
+    }
+
+    /// Reads and checks a saved plan.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the file, its parts, or the plan's laws.
+    pub fn from_text(source: &str, text: &str) -> Result<(Self, Plan), SpecError> {
+        let saved: Self = parse_ron(source, text)?;
+        if saved.schema != SCHEMA {
+            let title = format!("a saved plan of schema {}; this build reads schema {SCHEMA}", saved.schema);
+            return Err(SpecError::new(source, title));
+        }
+        saved.model.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
+        saved.cluster.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
+        saved.accelerator.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
+        let (gpus, batch) = (saved.job.gpus, saved.job.global_batch_size);
+        let plan = Plan::new(saved.layout, saved.chunks.clone(), gpus, batch, saved.model.layer_count());
+        let plan = plan.map_err(|law| SpecError::new(source, law.to_string()))?;
+        Ok((saved, plan))
+    }
+
+    /// Reads a saved plan from a file.
+    ///
+    /// # Errors
+    /// As [`Self::from_text`], and what is wrong with the file itself.
+    pub fn load(path: &str) -> Result<(Self, Plan), SpecError> {
+        let text = read_text(std::path::Path::new(path))?;
+        Self::from_text(path, &text)
+    }
+
+    /// Cluster and accelerator together.
+    #[must_use]
+    pub fn machine(&self) -> Machine {
+        Machine { cluster: self.cluster.clone(), accelerator: self.accelerator.clone() }
+    }
+}

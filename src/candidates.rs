@@ -282,7 +282,8 @@ impl<'a> Space<'a> {
             (true, SequenceParallel::Always) => &[true],
             (true, SequenceParallel::Optional) => &[true, false],
         };
-        let rings: &[ContextComm] = if g.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
+        let rings: &[ContextComm] =
+            if g.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
         let dispatchers: Vec<_> = if !experts {
             vec![None]
         } else if g.expert_parallel == 1 && k.dispatchers.len() > 1 {
@@ -415,7 +416,8 @@ impl<'a> Space<'a> {
         let admits = |v| self.restrictions.virtual_stages.admits(v, u32::MAX);
         match schedule {
             Schedule::Interleaved => {
-                if g.pipeline_parallel < 2 || interleave_group(g.pipeline_parallel, g.micro_batches).is_none() {
+                if g.pipeline_parallel < 2 || interleave_group(g.pipeline_parallel, g.micro_batches).is_none()
+                {
                     return;
                 }
                 // Every chunk holds a layer, an end, or a multi-token-prediction module.

@@ -22,7 +22,9 @@ use crate::cost::{CellCosts, CellKey, Item, LocalParameters, Sharding, Times};
 use crate::frameworks::legal_plan;
 use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Dispatcher, Layout, Plan};
-use crate::stages::{Assignment, Balancer, Choice, Objective as SplitObjective, Outcome as Balanced, Problem, evaluate};
+use crate::stages::{
+    Assignment, Balancer, Choice, Objective as SplitObjective, Outcome as Balanced, Problem, evaluate,
+};
 use crate::units::{Bytes, Picos};
 use balance::{Balancing, ProblemBuilder, RecomputeFamily};
 
@@ -179,13 +181,22 @@ struct Best {
 
 impl Best {
     fn new(request: &Request) -> Self {
-        Self { top: request.top.max(1), per_class: request.per_class.max(1), classes: HashMap::new(), firsts: Vec::new() }
+        Self {
+            top: request.top.max(1),
+            per_class: request.per_class.max(1),
+            classes: HashMap::new(),
+            firsts: Vec::new(),
+        }
     }
 
     /// A layout of this class matters only if it is faster than this.
     fn threshold(&self, class: Class) -> Option<Picos> {
         let kth = (self.firsts.len() >= self.top).then(|| self.firsts[self.top - 1].0);
-        let own = self.classes.get(&class).filter(|c| c.len() >= self.per_class).map(|c| c[self.per_class - 1].time);
+        let own = self
+            .classes
+            .get(&class)
+            .filter(|c| c.len() >= self.per_class)
+            .map(|c| c[self.per_class - 1].time);
         match (kth, own) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
@@ -273,7 +284,10 @@ impl Search<'_> {
     #[must_use]
     pub fn run(&self, request: &Request, observer: &dyn Observer) -> Answer {
         let groups = self.space.groups();
-        let mut counters = Counters { candidates: groups.par_iter().map(|g| self.space.count(g)).sum(), ..Counters::default() };
+        let mut counters = Counters {
+            candidates: groups.par_iter().map(|g| self.space.count(g)).sum(),
+            ..Counters::default()
+        };
         let floors = self.floors(&groups);
         let mut ordered: Vec<(Picos, Group)> =
             groups.into_iter().map(|g| (self.group_bound(&g, &floors), g)).collect();
@@ -356,7 +370,8 @@ impl Search<'_> {
             offload: crate::plan::Offload::NONE,
         };
         let cell = self.cost.cell(&key);
-        let compute = |t: &Times| [Item::Gemm, Item::Experts].map(|item| t.get(item)).into_iter().sum::<Picos>();
+        let compute =
+            |t: &Times| [Item::Gemm, Item::Experts].map(|item| t.get(item)).into_iter().sum::<Picos>();
         let both = |f: &Times, b: &Times| compute(f) + compute(b);
         let layers: Picos = self
             .layers
@@ -374,7 +389,14 @@ impl Search<'_> {
     }
 
     /// Settles the layouts of a group that could matter.
-    fn open(&self, group: &Group, bound: Picos, request: &Request, best: &Best, scratch: &mut Scratch) -> Opened {
+    fn open(
+        &self,
+        group: &Group,
+        bound: Picos,
+        request: &Request,
+        best: &Best,
+        scratch: &mut Scratch,
+    ) -> Opened {
         let mut opened = Opened::default();
         let class = (
             group.tensor_parallel,
@@ -392,7 +414,8 @@ impl Search<'_> {
         let mut own = Best::new(&Request { top: 1, ..request.clone() });
         let per_cell = self.space.layouts_per_cell(group);
         self.space.cells(group, |key| {
-            let threshold = |own: &Best| match (frozen, own.threshold(class).filter(|_| !request.exhaustive)) {
+            let threshold = |own: &Best| match (frozen, own.threshold(class).filter(|_| !request.exhaustive))
+            {
                 (Some(a), Some(b)) => Some(a.min(b)),
                 (a, b) => a.or(b),
             };
@@ -407,8 +430,9 @@ impl Search<'_> {
                     return opened.counters.drop("bound: flags", 1);
                 }
                 let cell = cell.get_or_insert_with(|| self.price(&key, &layout, request));
-                let passes = Picos(cell.sum.0 * u64::from(group.micro_batches) / u64::from(group.pipeline_parallel))
-                    .max(cell.sum);
+                let passes =
+                    Picos(cell.sum.0 * u64::from(group.micro_batches) / u64::from(group.pipeline_parallel))
+                        .max(cell.sum);
                 if threshold(&own).is_some_and(|kth| passes >= kth) {
                     dropped = true;
                     return opened.counters.drop("bound: flags", 1);
@@ -483,7 +507,8 @@ impl Search<'_> {
             return None;
         }
         let single = layout.virtual_stages == 1;
-        let chain = if single { scratch.balancer.lower_bound(&balancing.problem, None) } else { Some(Picos::ZERO) };
+        let chain =
+            if single { scratch.balancer.lower_bound(&balancing.problem, None) } else { Some(Picos::ZERO) };
         let Some(chain) = chain else {
             opened.counters.drop("memory", 1);
             return None;
@@ -516,7 +541,10 @@ impl Search<'_> {
             even_chunks(problem)
         };
         let mut list: Vec<Assignment> = Vec::new();
-        let free = single && self.space.capabilities().uneven_stages && !request.even_stages && layout.pipeline_parallel > 1;
+        let free = single
+            && self.space.capabilities().uneven_stages
+            && !request.even_stages
+            && layout.pipeline_parallel > 1;
         if free {
             for objective in [SplitObjective::Chain, SplitObjective::Closed] {
                 if let Balanced::Found(_) = scratch.balancer.solve(problem, objective, None) {

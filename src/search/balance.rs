@@ -49,7 +49,9 @@ impl RecomputeFamily {
         let family = capabilities.recompute;
         let allowed = |mode: Recompute| {
             let listed = only.is_none_or(|only| {
-                only.iter().any(|o| *o == mode || matches!((o, mode), (Recompute::FullBlock(_), Recompute::FullBlock(_))))
+                only.iter().any(|o| {
+                    *o == mode || matches!((o, mode), (Recompute::FullBlock(_), Recompute::FullBlock(_)))
+                })
             });
             listed && legal_for(target, context, layout, mode)
         };
@@ -69,9 +71,8 @@ impl RecomputeFamily {
             };
             // Under full, uniform, n the kept bytes are per group: not comparable with the others.
             let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
-            let comparable = |m: &RecomputeMode| {
-                !grouped && !matches!(m.recompute, Recompute::FullUniform(n) if n > 1)
-            };
+            let comparable =
+                |m: &RecomputeMode| !grouped && !matches!(m.recompute, Recompute::FullUniform(n) if n > 1);
             if modes.iter().any(|m| comparable(m) && no_better(&costs, &m.costs)) {
                 return;
             }
@@ -177,9 +178,12 @@ impl ProblemBuilder {
         let chunks = layout.chunk_count();
         let shapes = distinct_shapes(cell);
         let touches = |own: &[(u64, u64)]| {
-            own.iter().filter_map(|shape| shapes.iter().position(|s| s == shape)).fold(0u64, |bits, i| bits | 1 << i)
+            own.iter()
+                .filter_map(|shape| shapes.iter().position(|s| s == shape))
+                .fold(0u64, |bits, i| bits | 1 << i)
         };
-        let held = |parameters: &LocalParameters| state_bytes(sharding, parameters).into_iter().sum::<Bytes>();
+        let held =
+            |parameters: &LocalParameters| state_bytes(sharding, parameters).into_iter().sum::<Bytes>();
         let kinds = cell
             .layers
             .iter()
@@ -213,7 +217,8 @@ impl ProblemBuilder {
                 if let Some(at) = modes.iter().position(|m| *m == recompute) {
                     return at as u16;
                 }
-                let costs: Vec<ModeCost> = cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
+                let costs: Vec<ModeCost> =
+                    cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
                 modes.push(recompute);
                 table.push(Mode {
                     extra: costs.iter().map(|c| c.extra.total()).collect(),
@@ -253,7 +258,8 @@ impl ProblemBuilder {
                 }
                 let neighbours = [k.checked_sub(1), (k + 1 < chunks).then_some(k + 1)];
                 let messages =
-                    neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count() as u64;
+                    neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count()
+                        as u64;
                 f.forward += hop.busy * messages;
                 f.backward += hop.busy * messages;
                 f
@@ -320,7 +326,10 @@ impl Balancing {
             .problem
             .runs
             .iter()
-            .map(|run| (kinds[usize::from(run.kind)].forward + kinds[usize::from(run.kind)].backward) * u64::from(run.count))
+            .map(|run| {
+                (kinds[usize::from(run.kind)].forward + kinds[usize::from(run.kind)].backward)
+                    * u64::from(run.count)
+            })
             .sum();
         layers + self.problem.fixed.iter().map(|f| f.forward + f.backward).sum()
     }

@@ -1,11 +1,13 @@
 //! Finds the best parallel layout for training a large language model on a given cluster.
 
 pub mod candidates;
+pub mod cli;
 pub mod cost;
 pub mod frameworks;
 pub mod layers;
 pub mod memory;
 pub mod plan;
+pub mod planner;
 pub mod search;
 pub mod spec;
 pub mod stages;

@@ -9,7 +9,8 @@ use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::profile::Profile;
 use crate::frameworks::{Context, Target};
 use crate::layers::{
-    AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, model_flops, parameter_count,
+    AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, model_flops,
+    parameter_count,
 };
 use crate::plan::{Plan, Recompute};
 use crate::search::{Answer, Observer, Request, Search};
@@ -194,10 +195,8 @@ impl Prepared<'_> {
 
 /// Forward FLOPs per token of the mixer's matrices, and of the rest.
 fn split_linear(model: &Model, block: &crate::spec::model::Block) -> (Flops, Flops) {
-    let mixer = crate::spec::model::Block {
-        feed_forward: crate::spec::model::FeedForward::None,
-        ..block.clone()
-    };
+    let mixer =
+        crate::spec::model::Block { feed_forward: crate::spec::model::FeedForward::None, ..block.clone() };
     let all = crate::layers::linear_flops_per_token(model, block);
     let mixer = crate::layers::linear_flops_per_token(model, &mixer);
     (mixer, all - mixer)

@@ -182,7 +182,8 @@ fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
             return Ok(());
         }
         "schedule" => {
-            let schedules: Result<Vec<Schedule>, Failure> = values.iter().map(|v| schedule(text, v)).collect();
+            let schedules: Result<Vec<Schedule>, Failure> =
+                values.iter().map(|v| schedule(text, v)).collect();
             r.schedule = Some(intersect(r.schedule.take(), schedules?));
             return Ok(());
         }
@@ -202,7 +203,9 @@ fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
     let numbers: Option<Vec<u32>> =
         values.iter().map(|v| v.parse().ok().filter(|&n: &u32| n >= least && n <= 1 << 24)).collect();
     let Some(numbers) = numbers else {
-        return Err(Failure::Usage(format!("--fix {text}: expected whole numbers from {least}, several with |")));
+        return Err(Failure::Usage(format!(
+            "--fix {text}: expected whole numbers from {least}, several with |"
+        )));
     };
     *axis = Axis { only: Some(intersect(axis.only.take(), numbers)), max: axis.max };
     Ok(())
@@ -255,13 +258,18 @@ fn offload(text: &str, value: &str) -> Result<Offload, Failure> {
 /// products of 2, 3, 5 and 7.
 pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure> {
     let bad = || {
-        Failure::Usage(format!("--gpus {text}: expected a number from 1 to 10000000, a list A,B,C or a range A..B"))
+        Failure::Usage(format!(
+            "--gpus {text}: expected a number from 1 to 10000000, a list A,B,C or a range A..B"
+        ))
     };
-    let number = |t: &str| t.trim().parse::<u32>().ok().filter(|&n| (1..=10_000_000).contains(&n)).ok_or_else(bad);
+    let number =
+        |t: &str| t.trim().parse::<u32>().ok().filter(|&n| (1..=10_000_000).contains(&n)).ok_or_else(bad);
     if let Some((from, to)) = text.split_once("..") {
         let (from, to) = (number(from)?, number(to)?);
         if from > to {
-            return Err(Failure::Usage(format!("--gpus {text}: the range is empty; did you mean {to}..{from}?")));
+            return Err(Failure::Usage(format!(
+                "--gpus {text}: the range is empty; did you mean {to}..{from}?"
+            )));
         }
         let smooth = |mut n: u32| {
             for prime in [2, 3, 5, 7] {

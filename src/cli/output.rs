@@ -11,8 +11,8 @@ use super::plan::{Objective, remedies};
 use crate::cost::money::{RunCost, run_cost, step_cost};
 use crate::plan::Layout;
 use crate::planner::{Prepared, Rates};
-use crate::spec::saved::SavedPlan;
 use crate::search::{Answer, Found, Stop};
+use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
 use crate::units::{Dollars, Seconds};
 
@@ -122,7 +122,9 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
             Objective::Time => by_time.then(by_cost),
             Objective::Cost => by_cost.then(by_time),
         };
-        order.then_with(|| a.section.cluster.cmp(&b.section.cluster)).then_with(|| a.found.plan.cmp(&b.found.plan))
+        order
+            .then_with(|| a.section.cluster.cmp(&b.section.cluster))
+            .then_with(|| a.found.plan.cmp(&b.found.plan))
     });
     let flags: Vec<bool> = (0..rows.len())
         .map(|i| {
@@ -161,8 +163,14 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<(), Failure> {
             for row in &rows {
                 let task = row.section.prepared.task;
                 let names = (task.target.name(), task.profile_name.as_str());
-                let saved =
-                    SavedPlan::new(names, &task.model, &task.machine, &task.job, &row.found.plan, &row.found.prediction);
+                let saved = SavedPlan::new(
+                    names,
+                    &task.model,
+                    &task.machine,
+                    &task.job,
+                    &row.found.plan,
+                    &row.found.prediction,
+                );
                 let text = saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
                 writeln!(out, "{text}")?;
             }
@@ -187,7 +195,10 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         if several {
             format!("{} choices of GPUs", report.sections.len())
         } else {
-            format!("{} x {} ({})", job.gpus, prepared.task.machine.accelerator.name, prepared.task.machine.cluster.name)
+            format!(
+                "{} x {} ({})",
+                job.gpus, prepared.task.machine.accelerator.name, prepared.task.machine.cluster.name
+            )
         },
         job.global_batch_size,
         job.sequence_length,
@@ -254,10 +265,19 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if let Some(even) = best.found.even {
         let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
         if best.found.plan.layout().pipeline_parallel > 1 {
-            writeln!(out, "balancing gained {} over the even split; any other split gains at most {}", percent(gain), percent(best.found.split_gap))?;
+            writeln!(
+                out,
+                "balancing gained {} over the even split; any other split gains at most {}",
+                percent(gain),
+                percent(best.found.split_gap)
+            )?;
         }
     } else if best.found.plan.layout().pipeline_parallel > 1 {
-        writeln!(out, "the even split does not fit; any other split gains at most {}", percent(best.found.split_gap))?;
+        writeln!(
+            out,
+            "the even split does not fit; any other split gains at most {}",
+            percent(best.found.split_gap)
+        )?;
     }
     if rows.iter().skip(1).any(|row| row.ties(best)) {
         writeln!(out, "= : inside the error of the prediction, a tie with the first")?;
@@ -269,9 +289,15 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let c = &section.answer.counters;
         let proof = match section.answer.stop {
             Stop::Proved => "proved optimal".to_owned(),
-            Stop::Interrupted => format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap)),
+            Stop::Interrupted => {
+                format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap))
+            }
         };
-        let which = if several { format!("{} x {}: ", section.prepared.task.job.gpus, section.cluster) } else { String::new() };
+        let which = if several {
+            format!("{} x {}: ", section.prepared.task.job.gpus, section.cluster)
+        } else {
+            String::new()
+        };
         writeln!(
             out,
             "{which}{} layouts, {} balanced and simulated; {proof}",
@@ -320,7 +346,13 @@ fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let Some(section) = report.sections.first() else { return Ok(()) };
     if section.answer.found.is_empty() {
         for remedy in remedies(section.prepared.task) {
-            writeln!(out, "  remedy: {} (confirmed: {}, {} a step)", remedy.what, remedy.plan, seconds(remedy.step))?;
+            writeln!(
+                out,
+                "  remedy: {} (confirmed: {}, {} a step)",
+                remedy.what,
+                remedy.plan,
+                seconds(remedy.step)
+            )?;
         }
     }
     Ok(())
@@ -496,8 +528,22 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     let mut writer = csv::Writer::from_writer(out);
     let io = |e: csv::Error| Failure::Output(std::io::Error::other(e));
     let header = [
-        "rank", "plan", "cluster", "gpus", "step_time_s", "step_time_sigma", "tokens_per_s_per_gpu", "mfu", "hfu",
-        "allocated_bytes", "usd_per_step", "usd_per_trillion_tokens", "days", "usd_total", "limiting", "layout",
+        "rank",
+        "plan",
+        "cluster",
+        "gpus",
+        "step_time_s",
+        "step_time_sigma",
+        "tokens_per_s_per_gpu",
+        "mfu",
+        "hfu",
+        "allocated_bytes",
+        "usd_per_step",
+        "usd_per_trillion_tokens",
+        "days",
+        "usd_total",
+        "limiting",
+        "layout",
     ];
     writer.write_record(header).map_err(io)?;
     for (i, row) in rows.iter().enumerate() {

@@ -73,7 +73,10 @@ pub(crate) enum Objective {
 
 fn dollars(text: &str) -> Result<Dollars, String> {
     let number = text.strip_suffix("USD").unwrap_or(text).parse::<f64>().ok();
-    number.filter(|n| n.is_finite() && *n > 0.0).map(Dollars).ok_or_else(|| "expected dollars, such as 5e6".into())
+    number
+        .filter(|n| n.is_finite() && *n > 0.0)
+        .map(Dollars)
+        .ok_or_else(|| "expected dollars, such as 5e6".into())
 }
 
 /// GPU counts at and below one that are worth trying when some may stay idle.
@@ -202,12 +205,20 @@ pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
         task
     };
     if task.restrictions != Restrictions::default() {
-        attempt(&mut out, "drop the --fix and --max restrictions".into(), with(&|t| t.restrictions = Restrictions::default()));
+        attempt(
+            &mut out,
+            "drop the --fix and --max restrictions".into(),
+            with(&|t| t.restrictions = Restrictions::default()),
+        );
     }
     for stage in task.target.capabilities().zero_stages.iter().rev() {
         if *stage >= 2 && task.restrictions.zero_stage == crate::candidates::Axis::default() {
             let axis = crate::candidates::Axis { only: Some(vec![u32::from(*stage)]), max: None };
-            attempt(&mut out, format!("shard more: --fix zero={stage}"), with(&|t| t.restrictions.zero_stage = axis.clone()));
+            attempt(
+                &mut out,
+                format!("shard more: --fix zero={stage}"),
+                with(&|t| t.restrictions.zero_stage = axis.clone()),
+            );
         }
     }
     for (name, offload) in &crate::candidates::OFFLOADS[1..] {

@@ -52,7 +52,8 @@ impl Observer for Bar {
         let Ok(mut slot) = self.bar.lock() else { return };
         let bar = slot.get_or_insert_with(|| {
             let bar = ProgressBar::new(candidates);
-            let style = ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} layouts, {per_sec}, {msg}");
+            let style =
+                ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} layouts, {per_sec}, {msg}");
             bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
             bar
         });

@@ -1,3 +1,550 @@
-//! Scores the cost model on measured runs.
+//! Scores the cost and memory models on measured runs: errors by class, verdicts on memory, ranking
+//! of plans, and how honest the error bars are.
 
 pub mod case;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
+
+use rayon::prelude::*;
+use serde::Serialize;
+
+use crate::cost::model::CostModel;
+use crate::cost::step;
+use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
+use case::{Case, Labels, Measured, MemoryKind, Shelf};
+
+/// Rows are read and predicted this many at a time.
+const BATCH: usize = 2048;
+
+/// What is predicted of one row, beside what was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct RowReport {
+    /// Id of the row, or its line where it has none.
+    pub id: String,
+    /// Seconds of one step.
+    pub predicted_step_s: Option<f64>,
+    /// One standard deviation of the logarithm of the step time.
+    pub predicted_step_sigma: Option<f64>,
+    /// Bytes of tensors on the fullest rank, in decimal GB.
+    pub predicted_allocated_gb: Option<f64>,
+    /// What the allocator reserves there.
+    pub predicted_reserved_gb: Option<f64>,
+    /// What `nvidia-smi` shows there.
+    pub predicted_device_gb: Option<f64>,
+    /// The one of the three that the row measured; allocated where it does not say.
+    pub predicted_mem_gb: Option<f64>,
+    /// Whether the device can hold the plan.
+    pub fits: Option<bool>,
+    /// Columns that the row leaves empty and that were filled from the framework's defaults.
+    pub assumed: Vec<&'static str>,
+    /// Why the row was not predicted.
+    pub skipped: Option<String>,
+    /// Measured seconds of one step.
+    pub measured_step_s: Option<f64>,
+    /// Measured memory in decimal GB.
+    pub measured_mem_gb: Option<f64>,
+    /// Whether the run ran out of memory.
+    pub out_of_memory: Option<bool>,
+    /// Plan in one line.
+    pub plan: Option<String>,
+    /// Labels for grouping.
+    #[serde(skip)]
+    pub labels: Labels,
+    /// GPUs.
+    #[serde(skip)]
+    pub gpus: u32,
+    /// Number format.
+    #[serde(skip)]
+    pub precision: &'static str,
+}
+
+impl RowReport {
+    /// Relative error of the predicted step time.
+    #[must_use]
+    pub fn step_error(&self) -> Option<f64> {
+        Some(self.predicted_step_s? / self.measured_step_s? - 1.0)
+    }
+    /// Relative error of the predicted memory.
+    #[must_use]
+    pub fn memory_error(&self) -> Option<f64> {
+        Some(self.predicted_mem_gb? / self.measured_mem_gb? - 1.0)
+    }
+}
+
+/// Errors of one class of rows, as shares of what was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ErrorStatistics {
+    /// Rows.
+    pub rows: usize,
+    /// Median of absolute errors.
+    pub median: f64,
+    /// Mean of absolute errors.
+    pub mean: f64,
+    /// Nine of ten absolute errors are smaller.
+    pub p90: f64,
+    /// Largest absolute error.
+    pub worst: f64,
+    /// Median of signed errors: positive where predictions are slow.
+    pub bias: f64,
+}
+
+impl ErrorStatistics {
+    /// Statistics of signed errors; none where there are none.
+    #[must_use]
+    pub fn of(errors: &[f64]) -> Option<Self> {
+        let mut signed = errors.to_vec();
+        signed.sort_by(f64::total_cmp);
+        let mut absolute: Vec<f64> = errors.iter().map(|e| e.abs()).collect();
+        absolute.sort_by(f64::total_cmp);
+        Some(Self {
+            rows: errors.len(),
+            median: quantile(&absolute, 0.5)?,
+            mean: absolute.iter().sum::<f64>() / absolute.len() as f64,
+            p90: quantile(&absolute, 0.9)?,
+            worst: *absolute.last()?,
+            bias: quantile(&signed, 0.5)?,
+        })
+    }
+}
+
+/// Quantile of sorted numbers, interpolated between neighbours.
+fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
+    let last = sorted.len().checked_sub(1)?;
+    let at = share * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    Some(sorted[low] + (sorted[high] - sorted[low]) * (at - low as f64))
+}
+
+/// Errors over all rows and by class.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct ErrorTable {
+    /// All rows.
+    pub all: Option<ErrorStatistics>,
+    /// By dimension (gpu, framework, ...) and class.
+    pub by: BTreeMap<&'static str, BTreeMap<String, ErrorStatistics>>,
+}
+
+/// Verdicts on memory against what happened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryVerdicts {
+    /// Ran, and predicted to fit.
+    pub ran_fits: usize,
+    /// Ran, but called impossible.
+    pub ran_rejected: usize,
+    /// Ran out of memory, as predicted.
+    pub failed_rejected: usize,
+    /// Ran out of memory, but predicted to fit.
+    pub failed_fits: usize,
+}
+
+impl MemoryVerdicts {
+    /// Share of right verdicts.
+    #[must_use]
+    pub fn right(&self) -> f64 {
+        let right = self.ran_fits + self.failed_rejected;
+        right as f64 / (right + self.ran_rejected + self.failed_fits).max(1) as f64
+    }
+}
+
+/// Runs that differ only in their plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RankedGroup {
+    /// Source, model, accelerator, GPUs, precision, sequence length, batch.
+    pub group: String,
+    /// Runs with a step time.
+    pub runs: usize,
+    /// Kendall's rank correlation of predicted and measured times.
+    pub tau: f64,
+    /// How much slower the run that is predicted fastest was than the fastest.
+    pub regret: f64,
+    /// The same where only runs predicted to fit may be picked and runs out of memory count too;
+    /// none where the pick ran out of memory.
+    pub regret_with_memory: Option<f64>,
+}
+
+/// Ranking quality over groups of four runs and more.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Ranking {
+    /// Groups.
+    pub groups: Vec<RankedGroup>,
+    /// Mean of tau.
+    pub mean_tau: Option<f64>,
+    /// Mean of regret.
+    pub mean_regret: Option<f64>,
+    /// Picks by time and memory together that ran out of memory.
+    pub picks_out_of_memory: usize,
+}
+
+/// How often the truth lies inside the error bars.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub struct Coverage {
+    /// Share of rows inside one sigma (68 % if honest).
+    pub one_sigma: f64,
+    /// Share of rows inside two sigma (95 % if honest).
+    pub two_sigma: f64,
+}
+
+/// Everything about a file.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Summary {
+    /// Rows read.
+    pub rows: usize,
+    /// Rows predicted.
+    pub predicted: usize,
+    /// Rows skipped, by reason.
+    pub skipped: BTreeMap<String, usize>,
+    /// Rows that repeat another row's run and were not counted again.
+    pub repeated: usize,
+    /// Errors of step time.
+    pub step_time: ErrorTable,
+    /// Errors of peak memory.
+    pub memory: ErrorTable,
+    /// Verdicts on memory.
+    pub out_of_memory: MemoryVerdicts,
+    /// Ranking of plans.
+    pub ranking: Ranking,
+    /// Error bars of step times.
+    pub coverage: Coverage,
+}
+
+/// Rows and summary.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Report {
+    /// Rows in order of the file.
+    pub rows: Vec<RowReport>,
+    /// Summary.
+    pub summary: Summary,
+}
+
+/// Predicts every row of a measured table that `keep` lets through. `progress` is told how many rows
+/// are done.
+///
+/// # Errors
+/// When the text is no such table; single rows never fail, they are skipped with a reason.
+pub fn validate(
+    input: impl Read,
+    keep: impl Fn(&MeasuredRow) -> bool + Sync,
+    mut progress: impl FnMut(usize),
+) -> Result<Report, MeasuredError> {
+    let shelf = Shelf::shipped();
+    let mut reader = MeasuredReader::new(input)?;
+    let mut rows = Vec::new();
+    loop {
+        let mut batch = Vec::with_capacity(BATCH);
+        for row in reader.by_ref().take(BATCH) {
+            batch.push(row);
+        }
+        if batch.is_empty() {
+            break;
+        }
+        let reports: Vec<Option<RowReport>> = batch
+            .par_iter()
+            .map(|row| match row {
+                Ok(row) => keep(row).then(|| report_row(row, &shelf)),
+                Err(error) => Some(skipped(String::new(), error.to_string())),
+            })
+            .collect();
+        rows.extend(reports.into_iter().flatten());
+        progress(rows.len());
+    }
+    let summary = summarise(&rows);
+    Ok(Report { rows, summary })
+}
+
+fn skipped(id: String, reason: String) -> RowReport {
+    RowReport {
+        id,
+        predicted_step_s: None,
+        predicted_step_sigma: None,
+        predicted_allocated_gb: None,
+        predicted_reserved_gb: None,
+        predicted_device_gb: None,
+        predicted_mem_gb: None,
+        fits: None,
+        assumed: Vec::new(),
+        skipped: Some(reason),
+        measured_step_s: None,
+        measured_mem_gb: None,
+        out_of_memory: None,
+        plan: None,
+        labels: Labels::default(),
+        gpus: 0,
+        precision: "",
+    }
+}
+
+/// Predicts one row.
+#[must_use]
+pub fn report_row(row: &MeasuredRow, shelf: &Shelf) -> RowReport {
+    let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
+    match Case::read(row, shelf) {
+        Ok(case) => report_case(case),
+        Err(reason) => skipped(id, reason.to_string()),
+    }
+}
+
+/// What is predicted of a case.
+#[derive(Debug, Clone, Copy)]
+pub struct CasePrediction {
+    /// Seconds of one step.
+    pub step_s: f64,
+    /// One standard deviation of its logarithm.
+    pub sigma: f64,
+    /// Bytes of tensors, reserved, and on the device, on the fullest rank.
+    pub memory: [f64; 3],
+    /// Whether the device can hold it.
+    pub fits: bool,
+}
+
+/// Predicts a case.
+#[must_use]
+pub fn predict_case(case: &Case) -> CasePrediction {
+    let cost =
+        CostModel::new(&case.model, &case.layers, &case.cluster, &case.accelerator, case.profile, &case.job);
+    let prediction = step::predict(&cost, &case.layers, &case.plan);
+    CasePrediction {
+        step_s: prediction.step().seconds().0 * case.release_factor(),
+        sigma: prediction.sigma,
+        memory: [prediction.allocated, prediction.reserved, prediction.device].map(|bytes| bytes.0 as f64),
+        fits: prediction.allocated <= cost.device_limit(),
+    }
+}
+
+fn report_case(case: Case) -> RowReport {
+    let prediction = predict_case(&case);
+    let Measured { step_s, memory, memory_kind, out_of_memory } = case.measured;
+    let [allocated, reserved, device] = prediction.memory.map(|bytes| bytes / 1e9);
+    let same_kind = match memory_kind {
+        MemoryKind::Allocated => allocated,
+        MemoryKind::Reserved => reserved,
+        MemoryKind::Device => device,
+    };
+    RowReport {
+        id: case.id,
+        predicted_step_s: Some(prediction.step_s),
+        predicted_step_sigma: Some(prediction.sigma),
+        predicted_allocated_gb: Some(allocated),
+        predicted_reserved_gb: Some(reserved),
+        predicted_device_gb: Some(device),
+        predicted_mem_gb: Some(same_kind),
+        fits: Some(prediction.fits),
+        assumed: case.assumed,
+        skipped: None,
+        measured_step_s: step_s,
+        measured_mem_gb: memory.map(|bytes| bytes / 1e9),
+        out_of_memory,
+        plan: Some(case.plan.to_string()),
+        gpus: case.job.gpus,
+        precision: case.job.precision.name(),
+        labels: case.labels,
+    }
+}
+
+/// Summarises predicted rows.
+#[must_use]
+pub fn summarise(rows: &[RowReport]) -> Summary {
+    let mut summary = Summary { rows: rows.len(), ..Summary::default() };
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    let mut counted: Vec<&RowReport> = Vec::new();
+    for row in rows {
+        if let Some(reason) = &row.skipped {
+            *summary.skipped.entry(reason.clone()).or_default() += 1;
+            continue;
+        }
+        summary.predicted += 1;
+        if row.labels.same_as.iter().any(|other| seen.contains(other.as_str())) {
+            summary.repeated += 1;
+            continue;
+        }
+        seen.insert(&row.id);
+        counted.push(row);
+    }
+    summary.step_time = table(&counted, RowReport::step_error);
+    summary.memory = table(&counted, RowReport::memory_error);
+    for row in &counted {
+        let verdicts = &mut summary.out_of_memory;
+        match (row.out_of_memory, row.fits) {
+            (Some(false), Some(true)) => verdicts.ran_fits += 1,
+            (Some(false), Some(false)) => verdicts.ran_rejected += 1,
+            (Some(true), Some(false)) => verdicts.failed_rejected += 1,
+            (Some(true), Some(true)) => verdicts.failed_fits += 1,
+            _ => {}
+        }
+    }
+    summary.ranking = rank(&counted);
+    let deviations: Vec<f64> = counted
+        .iter()
+        .filter_map(|row| {
+            let log = (row.measured_step_s? / row.predicted_step_s?).ln();
+            Some(log.abs() / row.predicted_step_sigma?)
+        })
+        .collect();
+    if !deviations.is_empty() {
+        let inside =
+            |bound: f64| deviations.iter().filter(|&&x| x <= bound).count() as f64 / deviations.len() as f64;
+        summary.coverage = Coverage { one_sigma: inside(1.0), two_sigma: inside(2.0) };
+    }
+    summary
+}
+
+/// Classes of a row, by dimension.
+fn classes(row: &RowReport) -> [(&'static str, String); 8] {
+    let scale = match row.gpus {
+        0..=8 => "1-8 GPUs",
+        9..=64 => "9-64 GPUs",
+        65..=511 => "65-511 GPUs",
+        _ => "512 GPUs and more",
+    };
+    let kind = if row.labels.experts { "moe" } else { "dense" };
+    let stated = if row.assumed.is_empty() { "complete" } else { "assumed" };
+    [
+        ("gpu", row.labels.gpu.clone()),
+        ("framework", row.labels.framework.clone()),
+        ("profile", row.labels.profile.to_owned()),
+        ("precision", row.precision.to_owned()),
+        ("kind", kind.to_owned()),
+        ("grade", format!("{} {kind}", row.labels.quality)),
+        ("scale", scale.to_owned()),
+        ("inputs", stated.to_owned()),
+    ]
+}
+
+fn table(rows: &[&RowReport], error: impl Fn(&RowReport) -> Option<f64>) -> ErrorTable {
+    let mut all = Vec::new();
+    let mut by: BTreeMap<&'static str, BTreeMap<String, Vec<f64>>> = BTreeMap::new();
+    for row in rows {
+        let Some(error) = error(row) else { continue };
+        all.push(error);
+        for (dimension, class) in classes(row) {
+            by.entry(dimension).or_default().entry(class).or_default().push(error);
+        }
+    }
+    let statistics = |classes: BTreeMap<String, Vec<f64>>| {
+        classes
+            .into_iter()
+            .filter_map(|(class, errors)| Some((class, ErrorStatistics::of(&errors)?)))
+            .collect()
+    };
+    ErrorTable {
+        all: ErrorStatistics::of(&all),
+        by: by.into_iter().map(|(dimension, classes)| (dimension, statistics(classes))).collect(),
+    }
+}
+
+fn rank(rows: &[&RowReport]) -> Ranking {
+    let mut groups: BTreeMap<&str, Vec<&RowReport>> = BTreeMap::new();
+    for row in rows {
+        groups.entry(&row.labels.group).or_default().push(row);
+    }
+    let mut ranking = Ranking::default();
+    for (group, rows) in groups {
+        let times: Vec<(f64, f64)> =
+            rows.iter().filter_map(|row| Some((row.predicted_step_s?, row.measured_step_s?))).collect();
+        if times.len() < 4 {
+            continue;
+        }
+        let best = times.iter().map(|t| t.1).fold(f64::INFINITY, f64::min);
+        let pick = times.iter().min_by(|a, b| a.0.total_cmp(&b.0)).map_or(best, |t| t.1);
+        let fitting = rows
+            .iter()
+            .filter(|row| {
+                row.fits == Some(true) && (row.measured_step_s.is_some() || row.out_of_memory == Some(true))
+            })
+            .min_by(|a, b| {
+                let time = |row: &RowReport| row.predicted_step_s.unwrap_or(f64::INFINITY);
+                time(a).total_cmp(&time(b))
+            });
+        if fitting.is_some_and(|row| row.out_of_memory == Some(true)) {
+            ranking.picks_out_of_memory += 1;
+        }
+        ranking.groups.push(RankedGroup {
+            group: group.to_owned(),
+            runs: times.len(),
+            tau: kendall_tau(&times),
+            regret: pick / best - 1.0,
+            regret_with_memory: fitting.and_then(|row| Some(row.measured_step_s? / best - 1.0)),
+        });
+    }
+    let count = ranking.groups.len();
+    if count > 0 {
+        let mean = |of: fn(&RankedGroup) -> f64| ranking.groups.iter().map(of).sum::<f64>() / count as f64;
+        ranking.mean_tau = Some(mean(|g| g.tau));
+        ranking.mean_regret = Some(mean(|g| g.regret));
+    }
+    ranking
+}
+
+/// Kendall's tau-b of pairs: 1 where both orders agree, -1 where they are opposite.
+#[must_use]
+pub fn kendall_tau(pairs: &[(f64, f64)]) -> f64 {
+    let (mut agree, mut ties_a, mut ties_b, mut all) = (0i64, 0i64, 0i64, 0i64);
+    for (i, a) in pairs.iter().enumerate() {
+        for b in &pairs[i + 1..] {
+            let (x, y) = (a.0.total_cmp(&b.0) as i64, a.1.total_cmp(&b.1) as i64);
+            agree += x * y;
+            ties_a += i64::from(x == 0);
+            ties_b += i64::from(y == 0);
+            all += 1;
+        }
+    }
+    let scale = (((all - ties_a) * (all - ties_b)) as f64).sqrt();
+    if scale == 0.0 { 0.0 } else { agree as f64 / scale }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tau_of_known_orders() {
+        let pairs = |order: [f64; 4]| [1.0, 2.0, 3.0, 4.0].into_iter().zip(order).collect::<Vec<_>>();
+        assert_eq!(kendall_tau(&pairs([1.0, 2.0, 3.0, 4.0])), 1.0);
+        assert_eq!(kendall_tau(&pairs([4.0, 3.0, 2.0, 1.0])), -1.0);
+        // One swapped neighbour of six pairs: (5 - 1) / 6.
+        assert!((kendall_tau(&pairs([1.0, 3.0, 2.0, 4.0])) - 4.0 / 6.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn statistics_of_known_errors() {
+        let s = ErrorStatistics::of(&[-0.1, 0.2, 0.3, -0.4, 0.5]).unwrap();
+        assert_eq!((s.rows, s.median, s.worst, s.bias), (5, 0.3, 0.5, 0.2));
+        assert!((s.mean - 0.3).abs() < 1e-12 && (s.p90 - 0.46).abs() < 1e-12);
+        assert!(ErrorStatistics::of(&[]).is_none());
+    }
+
+    #[test]
+    fn broken_rows_are_skipped_with_a_reason() {
+        let header = "id,gpu,gpus,layers,hidden,heads,seq_len,global_batch,framework_family,tp,pp";
+        let rows = [
+            "a,H100-SXM-80GB,8,32,4096,32,4096,64,megatron-core,1,1",
+            "b,H100-SXM-80GB,8,32,4096,32,4096,64,megatron-core,3,1",
+            "c,TPUv4,8,32,4096,32,4096,64,megatron-core,1,1",
+            "d,H100-SXM-80GB,many,32,4096,32,4096,64,megatron-core,1,1",
+            "e,H100-SXM-80GB,8,32,4096,32,4096,,megatron-core,1,1",
+            "f,H100-SXM-80GB,8",
+            "g,H100-SXM-80GB,8,32,4096,32,4096,64,my-own,1,1",
+        ];
+        let text = format!("{header}\n{}\n", rows.join("\n"));
+        let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+        let reasons: Vec<Option<&str>> = report.rows.iter().map(|r| r.skipped.as_deref()).collect();
+        assert_eq!(reasons[0], None);
+        assert!(report.rows[0].predicted_step_s.is_some_and(|s| s > 0.0));
+        assert!(reasons[1..].iter().all(Option::is_some), "{reasons:?}");
+        assert!(validate("a,b\n1,2\n".as_bytes(), |_| true, |_| {}).is_err());
+    }
+
+    #[test]
+    fn shipped_measurements_are_predicted() {
+        let text = include_str!("../results/published/measured.csv");
+        let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+        let summary = &report.summary;
+        assert!(summary.predicted > 2000, "{:?}", summary.skipped);
+        let time = summary.step_time.all.unwrap();
+        assert!(time.median < 0.06, "{time:?}");
+        for row in report.rows.iter().filter(|row| row.skipped.is_none()) {
+            assert!(row.predicted_step_s.is_some_and(|s| s.is_finite() && s > 0.0), "{}", row.id);
+            assert!(row.predicted_allocated_gb.is_some_and(|gb| gb.is_finite() && gb > 0.0), "{}", row.id);
+        }
+    }
+}

@@ -10,6 +10,7 @@
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
+pub mod build;
 pub mod dp;
 pub mod layout;
 pub mod pipeline;
@@ -60,6 +61,8 @@ pub struct Mode {
     /// Consecutive layers of a chunk that keep one input together: 1, or `n` of "full, uniform, n".
     /// Beyond 1, `kept` is the same for all kinds.
     pub group: u32,
+    /// Whole chunks may use it; otherwise it is there for [`Block`] alone.
+    pub offered: bool,
 }
 
 /// Whole-layer recomputation of the first layers of a chunk.
@@ -348,11 +351,17 @@ impl Problem {
         if self.runs.iter().any(|run| run.count == 0 || usize::from(run.kind) >= kinds) {
             return bad("a run is empty or of an unknown kind");
         }
+        let orders = &self.pipeline.orders;
+        if orders.len() != self.pipeline.ranks as usize
+            || orders.iter().any(|o| o.chunks.is_empty() || o.in_flight.len() % o.chunks.len() != 0)
+        {
+            return bad("a rank has no chunk or no count of micro-batches in flight");
+        }
         if self.fixed.len() != self.chunks() {
             return bad("fixed costs are not one per chunk");
         }
-        if self.modes.is_empty() {
-            return bad("no recompute mode");
+        if self.block.is_none() && !self.modes.iter().any(|mode| mode.offered) {
+            return bad("no way to recompute, not even none");
         }
         for mode in &self.modes {
             if [mode.extra.len(), mode.kept.len(), mode.transient.len()] != [kinds; 3] {
@@ -599,7 +608,7 @@ fn check_shape(problem: &Problem, assignment: &Assignment) -> Result<(), Violati
         }
         let choice = assignment.recompute[chunk];
         let offered = match (choice, problem.block) {
-            (Choice::Mode(mode), _) => usize::from(mode) < problem.modes.len(),
+            (Choice::Mode(mode), _) => problem.modes.get(usize::from(mode)).is_some_and(|mode| mode.offered),
             (Choice::Block(n), Some(block)) => (block.counts.0..=block.counts.1).contains(&n),
             (Choice::Block(_), None) => false,
         };

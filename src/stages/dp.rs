@@ -307,7 +307,8 @@ impl<'a> Search<'a> {
             extra.iter().zip(&totals).map(|(extra, &n)| extra.0 * u64::from(n)).sum()
         };
         work.modes.clear();
-        work.modes.extend(0..problem.modes.len() as u16);
+        let all = 0..problem.modes.len() as u16;
+        work.modes.extend(all.filter(|&mode| problem.modes[usize::from(mode)].offered));
         work.modes.sort_unstable_by_key(|&mode| (cost(mode), mode));
         work.table.clear();
         for mode in &problem.modes {

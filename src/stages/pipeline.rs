@@ -5,6 +5,8 @@
 //! rank's first backward pass waits for, then the rest of the rank's list, then the chain that its last
 //! backward pass sets off (and the mirror image in time). Durations enter these bounds linearly.
 
+use crate::cost::schedule::{Shape, in_flight_vectors};
+use crate::plan::Schedule;
 use crate::units::Picos;
 
 /// Ranks, chunks, and the order of passes.
@@ -27,6 +29,8 @@ pub struct Pipeline {
     /// Backward passes come in two parts of which only the first is waited for, so that bounds may not
     /// chain whole backward passes.
     pub split_backward: bool,
+    /// Every rank runs all its forward passes before any backward pass (GPipe).
+    pub two_sweeps: bool,
 }
 
 /// A factor on forward and on backward time.
@@ -82,6 +86,22 @@ impl Form {
 }
 
 impl Pipeline {
+    /// The pipeline of a schedule.
+    #[must_use]
+    pub fn of(shape: Shape) -> Self {
+        let (p, m) = (shape.ranks, u64::from(shape.micro_batches));
+        match shape.schedule {
+            Schedule::OneFOneB => Self::one_f_one_b(p, m),
+            Schedule::GPipe => Self::gpipe(p, m),
+            Schedule::Interleaved => Self::interleaved(p, shape.virtual_stages, m, shape.group()),
+            _ => {
+                let placement = (0..p * shape.virtual_stages).map(|chunk| shape.rank_of(chunk)).collect();
+                let in_flight = (0..p).map(|rank| in_flight_vectors(shape, rank).concat()).collect();
+                Self::by_work(m, p, placement, in_flight)
+            }
+        }
+    }
+
     /// One forward, one backward; also one stage alone.
     #[must_use]
     pub fn one_f_one_b(ranks: u32, micro_batches: u64) -> Self {
@@ -115,7 +135,7 @@ impl Pipeline {
                 before_last_forward: rest.clone(),
             })
             .collect();
-        Self::looped(ranks, 1, m, orders)
+        Self { two_sweeps: true, ..Self::looped(ranks, 1, m, orders) }
     }
 
     /// Megatron's interleaved one forward, one backward; `group` micro-batches run through a chunk
@@ -181,6 +201,7 @@ impl Pipeline {
             forms: vec![Form { base: Weights::default(), ranks: vec![rows; ranks as usize], hops: 0 }],
             scale: 1,
             split_backward: true,
+            two_sweeps: false,
         }
     }
 
@@ -213,6 +234,7 @@ impl Pipeline {
             forms,
             scale: v,
             split_backward: false,
+            two_sweeps: false,
         }
     }
 
@@ -266,6 +288,11 @@ impl Pipeline {
             b += backward[k].0;
         }
         let mut bound = 0;
+        if self.two_sweeps {
+            let longest = |times: &[Picos]| times.iter().map(|t| t.0).max().unwrap_or(0);
+            let more = self.micro_batches.saturating_sub(1) * (longest(forward) + longest(backward));
+            bound = all_f + all_b + more + 2 * hops * hop.0;
+        }
         for order in &self.orders {
             let (Some(&first), Some(&last)) = (order.chunks.first(), order.chunks.last()) else { continue };
             let (head_f, head_b, head_hops) = before[first as usize];

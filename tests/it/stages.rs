@@ -1,5 +1,6 @@
 //! Stage balancing: every solver against oracles that share nothing with it.
 
+mod cases;
 mod oracle;
 
 use std::sync::Arc;
@@ -41,6 +42,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
         kept: kinds.iter().map(|_| Bytes(random.within(if first { 6 } else { 0 }, 12))).collect(),
         transient: kinds.iter().map(|_| Bytes(random.within(0, 9))).collect(),
         group: 1,
+        offered: true,
     };
     let mut modes = vec![mode(random, true)];
     for _ in 1..random.within(1, most_choices) {
@@ -241,6 +243,7 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, kinds: usize) -> Prob
             kept: scale.iter().map(|s| mb((300 - 24 * z) * s / 100)).collect(),
             transient: scale.iter().map(|s| mb((400 + 20 * z) * s / 100)).collect(),
             group: 1,
+            offered: true,
         });
     }
     let mut runs = vec![Run { kind: 0, count: layers }];

@@ -44,7 +44,8 @@ pub fn compositions(layers: u32, least: &[(u32, u32)], visit: &mut impl FnMut(&[
 
 /// All recompute choices that the problem lists.
 pub fn choices(problem: &Problem) -> Vec<Choice> {
-    let modes = (0..problem.modes.len() as u16).map(Choice::Mode);
+    let offered = |mode: &u16| problem.modes[usize::from(*mode)].offered;
+    let modes = (0..problem.modes.len() as u16).filter(offered).map(Choice::Mode);
     let blocks = problem.block.into_iter().flat_map(|b| (b.counts.0..=b.counts.1).map(Choice::Block));
     modes.chain(blocks).collect()
 }

@@ -1,0 +1,256 @@
+//! Balancing of real models on real clusters, through the cost model.
+
+use std::sync::Arc;
+
+use autoplan::cost::model::CostModel;
+use autoplan::cost::schedule::{Load, Shape, Simulator, chain_bound, closed_form, interleave_group};
+use autoplan::cost::step::{RankMemory, Tables, predict, shape};
+use autoplan::frameworks::profile::Profile;
+use autoplan::layers::Layers;
+use autoplan::plan::{
+    ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
+};
+use autoplan::spec::cluster::{Accelerator, Cluster};
+use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::Model;
+use autoplan::spec::ron_options;
+use autoplan::spec::shipped;
+use autoplan::stages::build::{CellModes, Parts, problem};
+use autoplan::stages::{Assignment, Choice, Evaluation, Freedom, Pipeline, Problem, Violation, evaluate};
+use autoplan::units::{Bytes, Picos};
+
+use super::oracle::Random;
+
+/// A model on a cluster under Megatron of today.
+pub struct Bench {
+    pub model: Model,
+    pub layers: Layers,
+    pub cluster: Cluster,
+    pub accelerator: Accelerator,
+    pub job: Job,
+}
+
+impl Bench {
+    pub fn new(model: &str, cluster: &str, gpus: u32, batch: u32, sequence: u32) -> Self {
+        let text = |found: Option<shipped::Shipped>| found.unwrap().text;
+        let find = |all: Vec<shipped::Shipped>, name: &str| all.into_iter().find(|s| s.name == name);
+        let model: Model = ron_options().from_str(text(find(shipped::models(), model))).unwrap();
+        Self::of(model, cluster, gpus, batch, sequence)
+    }
+    pub fn of(model: Model, cluster: &str, gpus: u32, batch: u32, sequence: u32) -> Self {
+        let text = |found: Option<shipped::Shipped>| found.unwrap().text;
+        let find = |all: Vec<shipped::Shipped>, name: &str| all.into_iter().find(|s| s.name == name);
+        let cluster: Cluster = ron_options().from_str(text(find(shipped::clusters(), cluster))).unwrap();
+        let accelerator = text(find(shipped::accelerators(), &cluster.accelerator));
+        let accelerator: Accelerator = ron_options().from_str(accelerator).unwrap();
+        let job = Job {
+            gpus,
+            global_batch_size: batch,
+            sequence_length: sequence,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            training: Training::Full,
+            memory_limit: None,
+            tokens: None,
+            routing: Routing::Balanced,
+        };
+        let layers = Layers::new(&model);
+        Self { model, layers, cluster, accelerator, job }
+    }
+    pub fn cost(&self) -> CostModel<'_> {
+        let profile = Profile::find("megatron").unwrap();
+        CostModel::new(&self.model, &self.layers, &self.cluster, &self.accelerator, profile, &self.job)
+    }
+    /// A Megatron layout; the rest follows from the job.
+    pub fn layout(&self, tp: u32, pp: u32, vpp: u32, ep: u32, mb: u32) -> Layout {
+        let dp = self.job.gpus / (tp * pp);
+        Layout {
+            tensor_parallel: tp,
+            pipeline_parallel: pp,
+            virtual_stages: vpp,
+            context_parallel: 1,
+            expert_parallel: ep,
+            expert_tensor_parallel: 1,
+            data_parallel: dp,
+            sequence_parallel: tp > 1,
+            micro_batch_size: mb,
+            gradient_accumulation_steps: self.job.global_batch_size / (dp * mb),
+            zero_stage: 1,
+            shard_group: dp,
+            schedule: if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB },
+            context_comm: ContextComm::Ring,
+            dispatcher: (ep > 1).then_some(Dispatcher::AllToAll),
+            tensor_overlap: tp > 1,
+            data_overlap: true,
+            expert_overlap: false,
+            cuda_graphs: CudaGraphs::None,
+            offload: Offload::NONE,
+        }
+    }
+}
+
+/// The recompute modes of Megatron: every subset of what the model has, full, and block.
+pub fn megatron_modes() -> Vec<Recompute> {
+    let mut offered = vec![Recompute::None];
+    for bits in 1..1_u8 << Module::ALL.len() {
+        offered.push(Recompute::Selective(Modules(bits)));
+    }
+    offered.push(Recompute::FullUniform(1));
+    offered
+}
+
+/// The balancing problem of a layout.
+pub fn build(
+    bench: &Bench,
+    layout: &Layout,
+    offered: &[Recompute],
+    block: Option<(u32, u32)>,
+    freedom: Freedom,
+) -> (Problem, CellModes) {
+    let cost = bench.cost();
+    let tables = Tables::new(&cost, layout);
+    let modes = CellModes::new(&tables.cell, offered, block);
+    let parts = Parts {
+        layers: &bench.layers,
+        cell: &tables.cell,
+        sharding: &tables.sharding,
+        hop: tables.hop,
+        modes: &modes,
+        freedom,
+        limit: cost.memory_limit(),
+        min_layers: 0,
+    };
+    let problem = problem(parts, Arc::new(Pipeline::of_layout(layout)));
+    problem.check().unwrap();
+    (problem, modes)
+}
+
+/// Chunk times, rank memory and bounds of random plans are to the picosecond and the byte those of the
+/// prediction, whatever the model, the schedule and the recomputation.
+#[test]
+fn evaluation_agrees_with_the_prediction() {
+    let mut random = Random(11);
+    let mut tails = 0;
+    for (model, cluster, gpus, ep) in [
+        ("llama3.1-405b", "dgx-h100", 1024, 1),
+        ("llama3.1-8b", "dgx-a100", 64, 1),
+        ("deepseek-v3", "h800-ib", 1024, 8),
+        ("nemotron-h-56b", "dgx-h100", 256, 1),
+        ("gemma3-27b", "dgx-b200", 256, 1),
+        ("gpt-oss-120b", "gb200-nvl72", 256, 4),
+    ] {
+        let bench = Bench::new(model, cluster, gpus, 1024, 4096);
+        let layers = bench.layers.count();
+        for _ in 0..12 {
+            let pp = 1 << random.within(0, 4);
+            let tp = 1 << random.within(0, 2);
+            let mut vpp = if pp == 1 { 1 } else { random.within(1, 3) as u32 };
+            let mut layout = bench.layout(tp, pp, vpp, ep, 1);
+            if interleave_group(pp, layout.gradient_accumulation_steps).is_none() {
+                vpp = 1;
+                layout = bench.layout(tp, pp, vpp, ep, 1);
+            }
+            if random.chance(30) {
+                layout.schedule = [Schedule::GPipe, Schedule::ZeroBubbleH1][random.within(0, 1) as usize];
+                layout.virtual_stages = 1;
+            } else if random.chance(20) && pp > 1 {
+                layout.schedule = Schedule::ZeroBubbleV;
+                layout.virtual_stages = 2;
+            }
+            if random.chance(30) {
+                (layout.zero_stage, layout.data_overlap) = (3, random.chance(50));
+            }
+            if layout.expert_parallel * layout.expert_tensor_parallel > layout.data_parallel * tp {
+                continue;
+            }
+            let chunks = (layout.pipeline_parallel * layout.virtual_stages) as usize;
+            let offered =
+                [megatron_modes(), vec![Recompute::FullUniform(2), Recompute::FullUniform(3)]].concat();
+            let (mut problem, modes) = build(&bench, &layout, &offered, Some((1, 4)), Freedom::PerStage);
+            problem.limit = Bytes(u64::MAX / 16);
+            let mut counts = vec![0_u32; chunks];
+            for _ in 0..layers {
+                counts[random.within(0, chunks as u64 - 1) as usize] += 1;
+            }
+            let rank_choice: Vec<Choice> = (0..layout.pipeline_parallel)
+                .map(|_| {
+                    let mode = random.within(0, modes.modes.len() as u64 + 1);
+                    match modes.modes.get(mode as usize) {
+                        Some(mode_costs) if mode_costs.offered => Choice::Mode(mode as u16),
+                        _ => Choice::Block(random.within(1, 4) as u32),
+                    }
+                })
+                .collect();
+            let recompute =
+                problem.pipeline.rank_of_chunk.iter().map(|&rank| rank_choice[rank as usize]).collect();
+            let assignment = Assignment { layers: counts, recompute };
+            let plan =
+                Plan::new(layout, modes.chunks(&assignment), gpus, 1024, layers).expect("a lawful plan");
+            let found: Evaluation = evaluate(&problem, &assignment).unwrap();
+            let cost = bench.cost();
+            let predicted = predict(&cost, &bench.layers, &plan);
+            let times: Vec<[Picos; 2]> = predicted
+                .chunks
+                .iter()
+                .map(|c| [c.forward.total() + c.messages, c.backward.total() + c.messages])
+                .collect();
+            let own: Vec<[Picos; 2]> =
+                found.forward.iter().zip(&found.backward).map(|(&f, &b)| [f, b]).collect();
+            assert_eq!(own, times, "{model} {plan}");
+            let memory: Vec<Bytes> = predicted.memory.iter().map(RankMemory::total).collect();
+            assert_eq!(found.memory, memory, "{model} {plan}");
+            // The limit is judged on the same bytes.
+            let most = memory.iter().max().unwrap().0;
+            problem.limit = Bytes(most - 1);
+            assert!(matches!(evaluate(&problem, &assignment), Err(Violation::Memory { .. })));
+            // The bound: against the one of the schedule, and below simulation plus reduction.
+            let load = Load {
+                forward: &found.forward,
+                backward: &found.backward,
+                weight: &vec![Picos::ZERO; chunks],
+                hop: problem.hop,
+            };
+            let shape = shape(&layout);
+            if !problem.pipeline.split_backward {
+                assert_eq!(found.bound - found.tail, chain_bound(shape, load), "{model} {plan}");
+                assert_eq!(found.closed - found.tail, closed_form(shape, load), "{model} {plan}");
+            }
+            let simulated = Simulator::default().run(shape, load);
+            let reduction = predicted.times.iter().find(|item| item.0 == "gradient_reduction").unwrap().1;
+            assert!(
+                found.bound <= simulated + reduction,
+                "{model} {plan}: {:?} {simulated:?} {reduction:?}",
+                found.bound
+            );
+            tails += u32::from(found.tail.0 > 0);
+        }
+    }
+    assert!(tails > 5, "{tails}");
+}
+
+/// In-flight vectors are told apart only as far as memory can tell them apart: the largest weighted sum
+/// is that of all states of the schedule.
+#[test]
+fn in_flight_vectors_lose_no_state() {
+    let mut random = Random(5);
+    for _ in 0..400 {
+        let ranks = random.within(2, 9) as u32;
+        let virtual_stages = random.within(2, 6) as u32;
+        let micro_batches = random.within(u64::from(ranks), 40) as u32;
+        let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
+        if interleave_group(ranks, micro_batches).is_none() {
+            continue;
+        }
+        let pipeline = Pipeline::of(shape);
+        for (rank, order) in pipeline.orders.iter().enumerate() {
+            let all = autoplan::cost::schedule::in_flight_vectors(shape, rank as u32);
+            for _ in 0..20 {
+                let weights: Vec<u64> = (0..virtual_stages).map(|_| random.within(0, 50)).collect();
+                let sum = |counts: &[u32]| counts.iter().zip(&weights).map(|(&n, w)| u64::from(n) * w).sum();
+                let expected: u64 = all.iter().map(|counts| sum(counts)).max().unwrap();
+                let found: u64 = order.in_flight.chunks(virtual_stages as usize).map(sum).max().unwrap();
+                assert_eq!(found, expected, "{shape:?} rank {rank}");
+            }
+        }
+    }
+}

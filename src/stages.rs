@@ -10,7 +10,6 @@
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
-pub mod build;
 pub mod dp;
 pub mod layout;
 pub mod pipeline;

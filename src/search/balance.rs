@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use crate::cost::model::CostModel;
-use crate::cost::schedule::{Shape, in_flight_vectors};
+use crate::cost::schedule::Shape;
 use crate::cost::step::{
     ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, shape, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, LayerCost, LocalParameters};
 use crate::frameworks::{Capabilities, Context, Target, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
+use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{self, Block, Choice, Fixed, Freedom, Kind, Mode, Pipeline, Problem};
 use crate::units::{Bytes, Picos};
 
@@ -146,21 +146,8 @@ pub struct Balancing {
 }
 
 impl ProblemBuilder {
-    fn pipeline(&mut self, shape: Shape, layout: &Layout) -> Arc<Pipeline> {
-        let build = || {
-            let (p, v, m) = (shape.ranks, shape.virtual_stages, u64::from(shape.micro_batches));
-            Arc::new(match shape.schedule {
-                Schedule::OneFOneB => Pipeline::one_f_one_b(p, m),
-                Schedule::GPipe => Pipeline::gpipe(p, m),
-                Schedule::Interleaved => Pipeline::interleaved(p, v, m, shape.group()),
-                _ => {
-                    let ranks = (0..p * v).map(|k| layout.rank_of_chunk(k)).collect();
-                    let in_flight =
-                        (0..p).map(|r| in_flight_vectors(shape, r).into_iter().flatten().collect()).collect();
-                    Pipeline::by_work(m, p, ranks, in_flight)
-                }
-            })
-        };
+    fn pipeline(&mut self, shape: Shape) -> Arc<Pipeline> {
+        let build = || Arc::new(Pipeline::of(shape));
         self.pipelines.entry(shape).or_insert_with(build).clone()
     }
 
@@ -210,6 +197,7 @@ impl ProblemBuilder {
                     Recompute::FullUniform(n) => n,
                     _ => 1,
                 },
+                offered: true,
             });
         }
         let block = family.block.map(|counts| {
@@ -225,6 +213,8 @@ impl ProblemBuilder {
                     kept: costs.iter().map(|c| c.kept).collect(),
                     transient: costs.iter().map(|c| c.transient).collect(),
                     group: 1,
+                    // Only as a part of block recomputation.
+                    offered: false,
                 });
                 (modes.len() - 1) as u16
             };
@@ -266,7 +256,7 @@ impl ProblemBuilder {
             })
             .collect();
         let problem = Problem {
-            pipeline: self.pipeline(shape(layout), layout),
+            pipeline: self.pipeline(shape(layout)),
             kinds,
             runs: layers.runs.iter().map(|run| stages::Run { kind: run.kind, count: run.count }).collect(),
             modes: table,

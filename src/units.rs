@@ -155,8 +155,14 @@ macro_rules! float_quantity {
             }
         }
         impl Serialize for $name {
+            /// As it prints where that reads back as the same value, else in its base unit with all digits.
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
+                let shown = self.to_string();
+                if Self::parse(&shown).is_ok_and(|read| read.0.to_bits() == self.0.to_bits()) {
+                    return serializer.serialize_str(&shown);
+                }
+                let base = $units.iter().find(|&&(_, factor)| factor == 1.0).map_or("", |&(unit, _)| unit);
+                serializer.collect_str(&format_args!("{}{base}", self.0))
             }
         }
     };
@@ -519,6 +525,22 @@ mod tests {
         assert!(Tokens::parse("1e300").is_err());
         assert!(Seconds::parse("1e400s").is_err());
         assert_eq!(Seconds::parse("-0s").unwrap().0.to_bits(), 0);
+    }
+
+    #[test]
+    fn quantities_are_stored_without_loss() {
+        let values =
+            [0.0, 1.0 / 3.0, 18e-6, 1e-300, 3.351_234_567_89e12, 989.4e12, f64::MAX, f64::MIN_POSITIVE];
+        for value in values {
+            let stored = (Seconds(value), Bandwidth(value), DollarsPerHour(value), FlopRate(value));
+            let text = ron::to_string(&stored).unwrap();
+            assert_eq!(
+                ron::from_str::<(Seconds, Bandwidth, DollarsPerHour, FlopRate)>(&text),
+                Ok(stored),
+                "{text}"
+            );
+        }
+        assert_eq!(ron::to_string(&Bandwidth(3.35e12)).unwrap(), "\"3.35TB/s\"");
     }
 
     #[test]

@@ -48,6 +48,27 @@ fn shipped_files_load() {
 }
 
 #[test]
+fn shipped_files_survive_saving() {
+    fn written<T: serde::Serialize>(value: &T) -> String {
+        spec::ron_options().to_string_pretty(value, ron::ser::PrettyConfig::default()).unwrap()
+    }
+    let shown = |error: SpecError| -> String { error.render(false) };
+    for shipped in shipped::models() {
+        let model = spec::load_model(shipped.name).unwrap();
+        assert_eq!(spec::model_from_text("saved", &written(&model)).map_err(shown), Ok(model));
+    }
+    for shipped in shipped::clusters() {
+        let machine = spec::load_cluster(shipped.name).unwrap();
+        let (cluster, accelerator) = (machine.cluster, machine.accelerator);
+        assert_eq!(spec::cluster_from_text("saved", &written(&cluster)).map_err(shown), Ok(cluster));
+        assert_eq!(
+            spec::accelerator_from_text("saved", &written(&accelerator)).map_err(shown),
+            Ok(accelerator)
+        );
+    }
+}
+
+#[test]
 fn valid_files_load() {
     for path in files("valid") {
         if let Err(error) = load(&path) {

@@ -1,5 +1,8 @@
 //! The command line: the only code that prints. Data go to stdout, everything else to stderr.
 
+mod explain;
+mod export;
+mod files;
 mod models;
 mod options;
 mod output;
@@ -24,6 +27,12 @@ struct Cli {
 enum Command {
     /// Search for the best plans of a job.
     Plan(Box<plan::PlanArgs>),
+    /// Explain a plan: where its time and memory go, and what beats it.
+    Explain(Box<explain::ExplainArgs>),
+    /// Compare two saved plans item by item.
+    Compare(explain::CompareArgs),
+    /// Write a saved plan as a launch script or configuration.
+    Export(export::ExportArgs),
     /// List the models that ship with autoplan.
     Models(models::ListArgs),
     /// List the clusters that ship with autoplan.
@@ -71,6 +80,9 @@ pub fn run() -> ExitCode {
     };
     let ending = match cli.command {
         Command::Plan(args) => plan::run(&args),
+        Command::Explain(args) => explain::explain(&args),
+        Command::Compare(args) => explain::compare(&args),
+        Command::Export(args) => export::run(&args),
         Command::Models(args) => models::models(&args),
         Command::Clusters(args) => models::clusters(&args),
         Command::Completions { shell } => {

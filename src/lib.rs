@@ -3,6 +3,7 @@
 pub mod candidates;
 pub mod cli;
 pub mod cost;
+pub mod explain;
 pub mod frameworks;
 pub mod layers;
 pub mod memory;

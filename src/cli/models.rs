@@ -19,7 +19,7 @@ pub(crate) struct ListArgs {
 /// Lists models.
 pub(crate) fn models(args: &ListArgs) -> Result<Ending, Failure> {
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["name", "model", "parameters", "active", "layers", "hidden", "vocabulary"]);
     let mut rows = Vec::new();
     for spec::shipped::Shipped { name, text } in spec::shipped::models() {
@@ -45,7 +45,7 @@ pub(crate) fn models(args: &ListArgs) -> Result<Ending, Failure> {
 /// Lists clusters.
 pub(crate) fn clusters(args: &ListArgs) -> Result<Ending, Failure> {
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_header(["name", "cluster", "accelerator", "memory", "domain", "NIC per GPU", "$/GPU-h"]);
     let mut rows = Vec::new();
     for spec::shipped::Shipped { name, .. } in spec::shipped::clusters() {

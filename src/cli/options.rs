@@ -18,10 +18,10 @@ use crate::units::{Bytes, Tokens};
 pub(crate) struct JobArgs {
     /// Sequences per optimizer step.
     #[arg(long, short = 'b', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    pub global_batch: u32,
+    pub global_batch: Option<u32>,
     /// Tokens per sequence.
     #[arg(long, short = 's', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
-    pub seq_len: u32,
+    pub seq_len: Option<u32>,
     /// Framework whose rules and behaviour hold: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan,
     /// accelerate, nanotron, llm-foundry, internevo, hai-llm, or the name of a run-time profile.
     #[arg(long, default_value = "megatron")]
@@ -78,12 +78,15 @@ pub(crate) struct JobArgs {
 impl JobArgs {
     /// The task on one cluster with so many GPUs.
     pub fn task(&self, model: &str, machine: &Machine, gpus: u32) -> Result<Task, Failure> {
+        let needed = |name: &str| Failure::Usage(format!("{name} is needed: how much one optimizer step trains"));
+        let global_batch = self.global_batch.ok_or_else(|| needed("--global-batch"))?;
+        let seq_len = self.seq_len.ok_or_else(|| needed("--seq-len"))?;
         let model = spec::load_model(model)?;
         let (target, profile_name, profile) = framework(&self.framework)?;
         let job = Job {
             gpus,
-            global_batch_size: self.global_batch,
-            sequence_length: self.seq_len,
+            global_batch_size: global_batch,
+            sequence_length: seq_len,
             precision: self.precision,
             optimizer: self.optimizer,
             training: self.lora.map_or(Training::Full, |rank| Training::Lora { rank }),
@@ -100,10 +103,10 @@ impl JobArgs {
                 known.join(", ")
             )));
         }
-        if u64::from(self.seq_len) > model.max_sequence * 64 {
+        if u64::from(seq_len) > model.max_sequence * 64 {
             return Err(Failure::Usage(format!(
                 "--seq-len {} is far beyond the {} tokens that {} was made for",
-                self.seq_len, model.max_sequence, model.name
+                seq_len, model.max_sequence, model.name
             )));
         }
         Ok(Task {

@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use super::Failure;
 use super::plan::{Objective, remedies};
 use crate::cost::money::{RunCost, run_cost, step_cost};
-use crate::plan::Layout;
+use crate::cost::step::Prediction;
+use crate::plan::{Layout, Plan};
 use crate::planner::{Prepared, Rates};
 use crate::search::{Answer, Found, Stop};
 use crate::spec::saved::SavedPlan;
@@ -160,7 +161,10 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<(), Failure> {
         }
         Format::Csv => csv(&rows, &mut out)?,
         Format::Ron => {
-            for row in &rows {
+            if rows.len() > 1 {
+                anstream::eprintln!("note: RON holds the best plan only");
+            }
+            if let Some(row) = rows.first() {
                 let task = row.section.prepared.task;
                 let names = (task.target.name(), task.profile_name.as_str());
                 let saved = SavedPlan::new(
@@ -179,7 +183,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<(), Failure> {
     Ok(())
 }
 
-fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
@@ -218,7 +222,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         return nothing(report, out);
     }
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     let with_run = rows.iter().any(|row| row.run.is_some());
     let mut header = vec!["", "plan"];
@@ -261,7 +265,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     writeln!(out, "{table}")?;
     let best = &rows[0];
-    writeln!(out, "stages of the best plan: {}", layout_text(best))?;
+    writeln!(out, "stages of the best plan: {}", layout_text(best.section.prepared, &best.found.plan))?;
     if let Some(even) = best.found.even {
         let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
         if best.found.plan.layout().pipeline_parallel > 1 {
@@ -309,7 +313,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
 }
 
 /// Seconds with three to four digits.
-fn seconds(time: Seconds) -> String {
+pub(crate) fn seconds(time: Seconds) -> String {
     match time.0 {
         t if t >= 100.0 => format!("{t:.1} s"),
         t if t >= 10.0 => format!("{t:.2} s"),
@@ -318,7 +322,7 @@ fn seconds(time: Seconds) -> String {
     }
 }
 
-fn money(dollars: Dollars) -> String {
+pub(crate) fn money(dollars: Dollars) -> String {
     match dollars.0 {
         d if d >= 1e6 => format!("${:.2}M", d / 1e6),
         d if d >= 1e4 => format!("${:.1}k", d / 1e3),
@@ -327,10 +331,9 @@ fn money(dollars: Dollars) -> String {
     }
 }
 
-fn layout_text(row: &Row) -> String {
-    let layers: Vec<u32> = row.found.plan.chunks().iter().map(|c| c.layers).collect();
-    let mtp = row.section.prepared.layers.mtp.map_or(0, |(_, modules)| modules);
-    write_layout(&layers, mtp)
+fn layout_text(prepared: &Prepared, plan: &Plan) -> String {
+    let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
+    write_layout(&layers, prepared.layers.mtp.map_or(0, |(_, modules)| modules))
 }
 
 fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
@@ -393,17 +396,12 @@ pub(crate) fn layout_json(layout: &Layout) -> Map<String, Value> {
     }
 }
 
-fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
-    let found = row.found;
-    let p = &found.prediction;
-    let mut plan = layout_json(found.plan.layout());
-    plan.insert("global_batch_size".into(), json!(found.plan.layout().global_batch_size()));
-    plan.insert(
-        "recompute".into(),
-        json!(found.plan.common_recompute().map_or_else(|| "mixed".to_owned(), |r| r.to_string())),
-    );
-    let tied: Vec<usize> =
-        rows.iter().enumerate().filter(|(j, other)| *j != index && row.ties(other)).map(|(j, _)| j).collect();
+/// A plan and its prediction, itemised.
+pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) -> Value {
+    let mut layout = layout_json(plan.layout());
+    layout.insert("global_batch_size".into(), json!(plan.layout().global_batch_size()));
+    let mode = plan.common_recompute().map_or_else(|| "mixed".to_owned(), |r| r.to_string());
+    layout.insert("recompute".into(), json!(mode));
     let time: Map<String, Value> =
         p.times.iter().map(|(name, time)| (name.to_owned(), json!(time.seconds().0))).collect();
     let memory: Vec<Value> = p
@@ -415,8 +413,7 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
             value
         })
         .collect();
-    let chunks: Vec<Value> = found
-        .plan
+    let chunks: Vec<Value> = plan
         .chunks()
         .iter()
         .zip(&p.chunks)
@@ -428,37 +425,51 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
             })
         })
         .collect();
-    let stages: Vec<u32> = found.plan.chunks().iter().map(|c| c.layers).collect();
+    let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
+    let rates = prepared.rates(plan, p);
+    let run = prepared.run(p);
+    let step = step_cost(&run);
+    let limit = prepared.cost().memory_limit();
     let mut value = json!({
-        "name": found.plan.to_string(),
-        "plan": plan,
-        "cluster": row.section.cluster,
-        "gpus": row.section.prepared.task.job.gpus,
-        "step_time_s": row.step().0,
-        "step_time_sigma": row.step().0 * p.sigma,
-        "tied_with": tied,
+        "name": plan.to_string(),
+        "plan": layout,
+        "gpus": prepared.task.job.gpus,
+        "step_time_s": p.step().seconds().0,
+        "step_time_sigma": p.step().seconds().0 * p.sigma,
         "limiting": p.times.limiting(),
-        "tokens_per_s_per_gpu": row.rates.tokens_per_s_per_gpu,
-        "mfu": row.rates.mfu,
-        "mfu_full_attention": row.rates.mfu_full_attention,
-        "hfu": row.rates.hfu,
-        "usd_per_step": row.usd_per_step.0,
-        "usd_per_trillion_tokens": row.usd_per_trillion.0,
-        "pareto": row.pareto,
+        "tokens_per_s_per_gpu": rates.tokens_per_s_per_gpu,
+        "mfu": rates.mfu,
+        "mfu_full_attention": rates.mfu_full_attention,
+        "hfu": rates.hfu,
+        "usd_per_step": step.per_step.0,
+        "usd_per_trillion_tokens": step.per_trillion_tokens.0,
+        "cost": step,
+        "fits": p.allocated <= limit,
         "memory": {
             "allocated": p.allocated.0, "reserved": p.reserved.0, "device": p.device.0,
-            "limit": row.section.prepared.cost().memory_limit().0, "stages": memory,
+            "limit": limit.0, "stages": memory,
         },
         "time": time,
         "stages": stages,
         "chunks": chunks,
-        "layout": layout_text(row),
-        "even_split_step_time_s": found.even.map(|t| t.seconds().0),
-        "split_gap": found.split_gap,
+        "layout": layout_text(prepared, plan),
     });
-    if let Some(run) = &row.run {
+    if let Some(run) = prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok()) {
         value["run"] = serde_json::to_value(run).unwrap_or_default();
     }
+    value
+}
+
+fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
+    let found = row.found;
+    let tied: Vec<usize> =
+        rows.iter().enumerate().filter(|(j, other)| *j != index && row.ties(other)).map(|(j, _)| j).collect();
+    let mut value = prediction_json(row.section.prepared, &found.plan, &found.prediction);
+    value["cluster"] = json!(row.section.cluster);
+    value["tied_with"] = json!(tied);
+    value["pareto"] = json!(row.pareto);
+    value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
+    value["split_gap"] = json!(found.split_gap);
     value
 }
 
@@ -564,7 +575,7 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             row.run.as_ref().map(|r| r.days.to_string()).unwrap_or_default(),
             row.run.as_ref().map(|r| r.dollars.total.0.to_string()).unwrap_or_default(),
             p.times.limiting().to_owned(),
-            layout_text(row),
+            layout_text(row.section.prepared, &row.found.plan),
         ];
         writer.write_record(&record).map_err(io)?;
     }

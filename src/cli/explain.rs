@@ -1,0 +1,472 @@
+//! `autoplan explain` and `autoplan compare`.
+
+use std::io::Write;
+
+use comfy_table::{CellAlignment, Table};
+use serde_json::json;
+
+use super::options::{JobArgs, framework, gpu_counts};
+use super::output::{layout_json, money, percent, seconds};
+use super::progress::Bar;
+use super::{Ending, Failure};
+use crate::cost::money::{Pricing, run_cost, step_cost};
+use crate::cost::step::Prediction;
+use crate::explain::{Outcome, Standing, standing};
+use crate::plan::Plan;
+use crate::planner::{Prepared, Task};
+use crate::search::Request;
+use crate::spec;
+use crate::spec::saved::SavedPlan;
+use crate::stages::layout::write_layout;
+
+/// Output format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// For programs.
+    Json,
+}
+
+/// Options of `autoplan explain`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    /// A saved plan; or a model, to explain the best plan under the given --fix options.
+    what: String,
+    /// The cluster, where the first argument is a model.
+    cluster: Option<String>,
+    /// GPUs, where the first argument is a model.
+    #[arg(long, short = 'g')]
+    gpus: Option<String>,
+    #[command(flatten)]
+    job: JobArgs,
+    /// Skip the search for better plans.
+    #[arg(long)]
+    alone: bool,
+    /// Output format.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+/// Options of `autoplan compare`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompareArgs {
+    /// A saved plan.
+    first: String,
+    /// Another.
+    second: String,
+    /// Output format.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
+}
+
+/// The task that a saved plan was made for.
+pub(crate) fn task_of(saved: &SavedPlan) -> Result<Task, Failure> {
+    let (target, _, _) = framework(&saved.framework)?;
+    let (_, profile_name, profile) = framework(&saved.profile)?;
+    Ok(Task {
+        model: saved.model.clone(),
+        machine: saved.machine(),
+        job: saved.job.clone(),
+        target,
+        profile,
+        profile_name,
+        restrictions: crate::candidates::Restrictions::default(),
+        pricing: Pricing::OnDemand,
+    })
+}
+
+/// Runs `explain`.
+pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
+    let bar = Bar::new(None);
+    let (task, plan) = match &args.cluster {
+        Some(cluster) => {
+            let machine = spec::load_cluster(cluster)?;
+            let Some(gpus) = &args.gpus else {
+                return Err(Failure::Usage("a model and a cluster need --gpus as well".into()));
+            };
+            let counts = gpu_counts(gpus, machine.cluster.gpus_per_node)?;
+            let [gpus] = counts.as_slice() else {
+                return Err(Failure::Usage("explain takes one number of GPUs".into()));
+            };
+            let task = args.job.task(&args.what, &machine, *gpus)?;
+            let answer = task.prepare().search(&Request { top: 1, ..Request::default() }, &bar);
+            let Some(best) = answer.found.into_iter().next() else {
+                bar.clear();
+                return refused(&answer.counters, args.format);
+            };
+            (task, best.plan)
+        }
+        None => {
+            let (saved, plan) = SavedPlan::load(&args.what)?;
+            let mut task = task_of(&saved)?;
+            task.pricing = args.job.price;
+            task.job.tokens = args.job.tokens.or(task.job.tokens);
+            (task, plan)
+        }
+    };
+    let prepared = task.prepare();
+    let prediction = prepared.predict(&plan);
+    let place = (!args.alone).then(|| standing(&prepared, &plan, &bar));
+    bar.clear();
+    let mut out = std::io::stdout().lock();
+    match args.format {
+        Format::Json => {
+            let value = breakdown_json(&prepared, &plan, &prediction, place.as_ref());
+            writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
+        }
+        Format::Table => {
+            breakdown(&prepared, &plan, &prediction, &mut out)?;
+            if let Some(place) = &place {
+                place_text(place, &plan, &prediction, &mut out)?;
+            }
+        }
+    }
+    Ok(Ending::Done)
+}
+
+/// Nothing is left under the restrictions: says what refuses it.
+fn refused(counters: &crate::search::Counters, format: Format) -> Result<Ending, Failure> {
+    let mut out = std::io::stdout().lock();
+    if format == Format::Json {
+        let value = json!({"plan": null, "candidates": counters.candidates, "pruned": counters.pruned});
+        writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
+        return Ok(Ending::Negative);
+    }
+    writeln!(out, "no plan: of {} layouts", counters.candidates)?;
+    for (reason, count) in &counters.pruned {
+        writeln!(out, "  {count} fell to {reason}")?;
+    }
+    Ok(Ending::Negative)
+}
+
+fn plain_table(header: &[&str], left: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header);
+    for i in left..header.len() {
+        if let Some(column) = table.column_mut(i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Write) -> Result<(), Failure> {
+    let task = prepared.task;
+    let job = &task.job;
+    writeln!(
+        out,
+        "{} on {} x {}, batch {} x {} tokens, {} {} under {} (profile {})",
+        task.model.name,
+        job.gpus,
+        task.machine.accelerator.name,
+        job.global_batch_size,
+        job.sequence_length,
+        job.precision.name(),
+        job.optimizer.name(),
+        task.target,
+        task.profile_name,
+    )?;
+    writeln!(out, "{plan}")?;
+    let rates = prepared.rates(plan, p);
+    writeln!(
+        out,
+        "\nstep {} ± {:.0}%, {:.0} tokens/s/GPU, MFU {} (whole attention square counted: {}), HFU {}",
+        seconds(p.step().seconds()),
+        p.sigma * 100.0,
+        rates.tokens_per_s_per_gpu,
+        percent(rates.mfu),
+        percent(rates.mfu_full_attention),
+        percent(rates.hfu)
+    )?;
+    let total = p.step();
+    let mut table = plain_table(&["where the time goes (busiest rank)", "", "share", ""], 1);
+    for (name, time) in p.times.iter().filter(|(_, time)| time.0 > 0) {
+        let share = time.0 as f64 / total.0 as f64;
+        table.add_row([
+            format!("  {}", name.replace('_', " ")),
+            seconds(time.seconds()),
+            percent(share),
+            "#".repeat((share * 40.0).round() as usize),
+        ]);
+    }
+    if let Some(column) = table.column_mut(3) {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    writeln!(out, "\n{table}")?;
+
+    let limit = prepared.cost().memory_limit();
+    let mut table = plain_table(
+        &["memory, GB", "weights", "gradients", "optimizer", "activations", "transient", "pools", "buffers", "total", "free"],
+        1,
+    );
+    let gb = |bytes: crate::units::Bytes| format!("{:.2}", bytes.gigabytes());
+    // Neighbouring ranks that hold the same are one row.
+    let mut from = 0;
+    for r in 0..p.memory.len() {
+        if r + 1 < p.memory.len() && p.memory[r + 1] == p.memory[from] {
+            continue;
+        }
+        let m = &p.memory[from];
+        let ranks = if from == r { format!("  rank {r}") } else { format!("  ranks {from}-{r}") };
+        let free = limit.0 as f64 - m.total().0 as f64;
+        table.add_row([
+            ranks,
+            gb(m.weights),
+            gb(m.gradients),
+            gb(m.optimizer),
+            gb(m.activations),
+            gb(m.transient),
+            gb(m.pools),
+            gb(m.buffers),
+            gb(m.total()),
+            format!("{:.2}", free / 1e9),
+        ]);
+        from = r + 1;
+    }
+    writeln!(out, "\n{table}")?;
+    writeln!(
+        out,
+        "  limit {:.1} GB allocated; the allocator holds {:.1} GB, nvidia-smi shows {:.1} GB; the plan {}",
+        limit.gigabytes(),
+        p.reserved.gigabytes(),
+        p.device.gigabytes(),
+        if p.allocated <= limit { "fits" } else { "DOES NOT FIT" },
+    )?;
+
+    let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
+    if plan.chunks().len() > 1 {
+        let mut table = plain_table(&["stages", "rank", "layers", "recompute", "forward", "backward"], 4);
+        let key = |k: usize| {
+            let c = &p.chunks[k];
+            (plan.chunks()[k].layers, plan.chunks()[k].recompute, c.forward.total() + c.messages, c.backward.total() + c.messages)
+        };
+        let mut from = 0;
+        for k in 0..layers.len() {
+            if k + 1 < layers.len() && key(k + 1) == key(from) {
+                continue;
+            }
+            let (layers, recompute, forward, backward) = key(from);
+            let (name, rank) = if from == k {
+                (format!("  chunk {k}"), p.chunks[k].rank.to_string())
+            } else {
+                (format!("  chunks {from}-{k}"), format!("{}-{}", p.chunks[from].rank, p.chunks[k].rank))
+            };
+            table.add_row([
+                name,
+                rank,
+                layers.to_string(),
+                recompute.to_string(),
+                seconds(forward.seconds()),
+                seconds(backward.seconds()),
+            ]);
+            from = k + 1;
+        }
+        writeln!(out, "\n{table}")?;
+        let mtp = prepared.layers.mtp.map_or(0, |(_, n)| n);
+        writeln!(out, "  layout {}", write_layout(&layers, mtp))?;
+    }
+
+    let run = prepared.run(p);
+    let cost = step_cost(&run);
+    writeln!(
+        out,
+        "\nmoney: {} a GPU-hour, {} a step, {} per trillion tokens",
+        money(crate::units::Dollars(cost.per_gpu_hour.0)),
+        money(cost.per_step),
+        money(cost.per_trillion_tokens)
+    )?;
+    if let Some(tokens) = job.tokens {
+        match run_cost(&run, tokens) {
+            Ok(c) => {
+                writeln!(
+                    out,
+                    "the run: {tokens} tokens in {} steps, {:.1} days, {}, {:.2}M GPU-hours, {:.0} failures",
+                    c.steps,
+                    c.days,
+                    money(c.dollars.total),
+                    c.gpu_hours / 1e6,
+                    c.failures
+                )?;
+                let g = &c.goodput;
+                writeln!(
+                    out,
+                    "  goodput {}: checkpoints {}, lost work {}, restarts {}; a failure every {}, a checkpoint every {} ({})",
+                    percent(g.effective_training_time_ratio),
+                    percent(g.checkpoint_share),
+                    percent(g.lost_work_share),
+                    percent(g.restart_share),
+                    g.mean_time_between_failures,
+                    g.interval,
+                    crate::units::Bytes(g.checkpoint_bytes.0),
+                )?;
+            }
+            Err(error) => writeln!(out, "the run: {error}")?,
+        }
+    }
+    Ok(())
+}
+
+fn place_text(place: &Standing, plan: &Plan, p: &Prediction, out: &mut impl Write) -> Result<(), Failure> {
+    let own = p.step();
+    match &place.best {
+        Some(best) if best.plan != *plan && best.prediction.step() < own => {
+            let gain = own.0 as f64 / best.prediction.step().0 as f64 - 1.0;
+            writeln!(
+                out,
+                "\nbetter by {}: {} ({})",
+                percent(gain),
+                best.plan,
+                seconds(best.prediction.step().seconds())
+            )?;
+            let changes = differences(plan, &best.plan);
+            if !changes.is_empty() {
+                writeln!(out, "  to change: {}", changes.join(", "))?;
+            }
+        }
+        Some(_) => writeln!(out, "\nnothing in the space is faster")?,
+        None => {}
+    }
+    if place.changes.is_empty() {
+        return Ok(());
+    }
+    let mut table = plain_table(&["one change, the rest chosen anew", "step", "against this", "best plan with it"], 1);
+    for change in &place.changes {
+        let what = format!("  {} {} -> {}", change.axis, change.from, change.to);
+        match &change.outcome {
+            Outcome::Plan(plan, time) => {
+                let ratio = time.0 as f64 / own.0 as f64 - 1.0;
+                table.add_row([what, seconds(time.seconds()), format!("{:+.1}%", ratio * 100.0), plan.to_string()]);
+            }
+            Outcome::Nothing(reasons) => {
+                let why = reasons.first().map_or("no such layout exists".to_owned(), |(reason, n)| {
+                    format!("none: {n} layouts fell to {reason}")
+                });
+                table.add_row([what, "-".into(), "-".into(), why]);
+            }
+        }
+    }
+    if let Some(column) = table.column_mut(3) {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    writeln!(out, "\n{table}")?;
+    Ok(())
+}
+
+/// What differs between two plans, as `axis from -> to`.
+fn differences(from: &Plan, to: &Plan) -> Vec<String> {
+    let (a, b) = (layout_json(from.layout()), layout_json(to.layout()));
+    let show = |v: &serde_json::Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
+    let mut out: Vec<String> = a
+        .iter()
+        .filter_map(|(name, value)| {
+            let other = b.get(name)?;
+            (other != value).then(|| format!("{name} {} -> {}", show(value), show(other)))
+        })
+        .collect();
+    let mode = |plan: &Plan| plan.common_recompute().map_or_else(|| "mixed".to_owned(), |r| r.to_string());
+    if mode(from) != mode(to) {
+        out.push(format!("recompute {} -> {}", mode(from), mode(to)));
+    }
+    let layers = |plan: &Plan| plan.chunks().iter().map(|c| c.layers).collect::<Vec<_>>();
+    if layers(from) != layers(to) && from.layout().chunk_count() == to.layout().chunk_count() {
+        out.push(format!("layers {} -> {}", write_layout(&layers(from), 0), write_layout(&layers(to), 0)));
+    }
+    out
+}
+
+fn breakdown_json(
+    prepared: &Prepared,
+    plan: &Plan,
+    p: &Prediction,
+    place: Option<&Standing>,
+) -> serde_json::Value {
+    let mut value = super::output::prediction_json(prepared, plan, p);
+    if let Some(place) = place {
+        value["best"] = place.best.as_ref().map_or(serde_json::Value::Null, |best| {
+            json!({
+                "name": best.plan.to_string(), "plan": layout_json(best.plan.layout()),
+                "step_time_s": best.prediction.step().seconds().0,
+                "changes": differences(plan, &best.plan),
+            })
+        });
+        value["changes"] = place
+            .changes
+            .iter()
+            .map(|c| match &c.outcome {
+                Outcome::Plan(plan, time) => json!({
+                    "axis": c.axis, "from": c.from, "to": c.to, "name": plan.to_string(),
+                    "step_time_s": time.seconds().0,
+                }),
+                Outcome::Nothing(reasons) => json!({
+                    "axis": c.axis, "from": c.from, "to": c.to, "reasons": reasons,
+                }),
+            })
+            .collect();
+    }
+    value
+}
+
+/// Runs `compare`.
+pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
+    let mut sides = Vec::new();
+    for path in [&args.first, &args.second] {
+        let (saved, plan) = SavedPlan::load(path)?;
+        sides.push((task_of(&saved)?, plan));
+    }
+    let prepared: Vec<_> = sides.iter().map(|(task, plan)| (task.prepare(), plan)).collect();
+    let predictions: Vec<Prediction> = prepared.iter().map(|(prepared, plan)| prepared.predict(plan)).collect();
+    let mut out = std::io::stdout().lock();
+    if args.format == Format::Json {
+        let values: Vec<_> = prepared
+            .iter()
+            .zip(&predictions)
+            .map(|((prepared, plan), p)| super::output::prediction_json(prepared, plan, p))
+            .collect();
+        writeln!(out, "{}", serde_json::to_string_pretty(&values).unwrap_or_default())?;
+        return Ok(Ending::Done);
+    }
+    for (i, (prepared, plan)) in prepared.iter().enumerate() {
+        writeln!(
+            out,
+            "{}: {} on {} x {}: {plan}",
+            ["first", "second"][i],
+            prepared.task.model.name,
+            prepared.task.job.gpus,
+            prepared.task.machine.accelerator.name
+        )?;
+    }
+    let changes = differences(prepared[0].1, prepared[1].1);
+    if !changes.is_empty() {
+        writeln!(out, "differs in: {}", changes.join(", "))?;
+    }
+    let mut table = plain_table(&["", "first", "second", "difference"], 1);
+    let [a, b] = [&predictions[0], &predictions[1]];
+    let signed = |x: f64, y: f64| if x > 0.0 { format!("{:+.1}%", (y / x - 1.0) * 100.0) } else { "-".into() };
+    let (x, y) = (a.step().seconds(), b.step().seconds());
+    table.add_row(["step".to_owned(), seconds(x), seconds(y), signed(x.0, y.0)]);
+    for ((name, one), (_, two)) in a.times.iter().zip(b.times.iter()) {
+        if one.0 + two.0 > 0 {
+            let (one, two) = (one.seconds(), two.seconds());
+            let change = (two.0 - one.0) / x.0 * 100.0;
+            table.add_row([
+                format!("  {}", name.replace('_', " ")),
+                seconds(one),
+                seconds(two),
+                format!("{change:+.1}% of the step"),
+            ]);
+        }
+    }
+    let usd = |i: usize| step_cost(&prepared[i].0.run(&predictions[i])).per_trillion_tokens;
+    table.add_row(["$ per trillion tokens".to_owned(), money(usd(0)), money(usd(1)), signed(usd(0).0, usd(1).0)]);
+    let gb = |p: &Prediction| p.allocated.gigabytes();
+    table.add_row([
+        "memory of the fullest GPU".to_owned(),
+        format!("{:.1} GB", gb(a)),
+        format!("{:.1} GB", gb(b)),
+        signed(gb(a), gb(b)),
+    ]);
+    writeln!(out, "{table}")?;
+    Ok(Ending::Done)
+}

@@ -1,0 +1,97 @@
+//! `autoplan export`.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use super::{Ending, Failure, files};
+use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export};
+use crate::spec::saved::SavedPlan;
+use crate::units::Seconds;
+
+/// Options of `autoplan export`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExportArgs {
+    /// A saved plan: what `autoplan plan --format ron` printed.
+    plan: String,
+    /// Where to: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan, accelerate, slurm, kubernetes.
+    #[arg(long)]
+    to: Destination,
+    /// Folder for the files; - prints them.
+    #[arg(long, short = 'o', value_name = "DIR", default_value = "-")]
+    output: PathBuf,
+    /// A whole script, or the arguments alone.
+    #[arg(long, value_enum, default_value = "script")]
+    format: Kind,
+    /// Overwrite existing files.
+    #[arg(long)]
+    force: bool,
+}
+
+/// How much is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    /// Ready to run.
+    Script,
+    /// The list of arguments.
+    Args,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
+    let print = args.output.as_os_str() == "-";
+    if !print {
+        files::check_folder(&args.output)?;
+    }
+    let (saved, plan) = SavedPlan::load(&args.plan)?;
+    let command = command_line();
+    let request = ExportRequest {
+        model: &saved.model,
+        job: &saved.job,
+        cluster: &saved.cluster,
+        accelerator: &saved.accelerator,
+        plan: &plan,
+        prediction: Some(Prediction {
+            step_time: Seconds(saved.predicted_step_s),
+            memory: saved.predicted_allocated,
+        }),
+        version: concat!("autoplan ", env!("CARGO_PKG_VERSION")),
+        command: &command,
+        format: match args.format {
+            Kind::Script => Format::Script,
+            Kind::Args => Format::Args,
+        },
+    };
+    let exported = export(args.to, &request).map_err(|refusal| Failure::Usage(refusal.to_string()))?;
+    if print {
+        let mut out = std::io::stdout().lock();
+        for (i, file) in exported.iter().enumerate() {
+            if exported.len() > 1 {
+                writeln!(out, "{}==> {} <==", if i > 0 { "\n" } else { "" }, file.name)?;
+            }
+            write!(out, "{}", file.text)?;
+        }
+        return Ok(Ending::Done);
+    }
+    if !args.force {
+        // All or nothing: look at every name before the first is written.
+        for file in &exported {
+            let path = args.output.join(&file.name);
+            if path.exists() {
+                return Err(Failure::Usage(format!("{} exists; --force overwrites it", path.display())));
+            }
+        }
+    }
+    for file in &exported {
+        let path = args.output.join(&file.name);
+        files::write(&path, &file.text, file.executable, args.force)?;
+        anstream::eprintln!("wrote {}", path.display());
+    }
+    Ok(Ending::Done)
+}
+
+/// The command as it was typed, quoted for a shell.
+pub(crate) fn command_line() -> String {
+    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let words: Vec<String> = std::iter::once("autoplan".to_owned()).chain(words).collect();
+    words.iter().map(|word| crate::frameworks::export::quote(word)).collect::<Vec<_>>().join(" ")
+}

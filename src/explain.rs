@@ -1,0 +1,120 @@
+//! Why this plan: what beats it, and what each single change would do.
+
+use crate::candidates::{Axis, Restrictions};
+use crate::plan::{Layout, Plan};
+use crate::planner::{Prepared, Task};
+use crate::search::{Found, Observer, Request};
+use crate::units::Picos;
+
+/// A change of one axis and what comes of it, everything not named here chosen anew.
+#[derive(Debug, Clone)]
+pub struct Change {
+    /// The axis as `--fix` spells it.
+    pub axis: &'static str,
+    /// Its value in the plan.
+    pub from: u32,
+    /// The value tried.
+    pub to: u32,
+    /// What comes of it.
+    pub outcome: Outcome,
+}
+
+/// What comes of a change.
+#[derive(Debug, Clone)]
+pub enum Outcome {
+    /// The best plan with it, and its step time.
+    Plan(Box<Plan>, Picos),
+    /// Nothing is left: the most frequent reasons with their counts.
+    Nothing(Vec<(String, u64)>),
+}
+
+/// What is known about a plan's place among the others.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    /// The best plan of the whole space, if the space has any.
+    pub best: Option<Found>,
+    /// Single changes.
+    pub changes: Vec<Change>,
+}
+
+/// Axes of which one value is changed at a time.
+fn axes(l: &Layout) -> [(&'static str, u32); 6] {
+    [
+        ("tp", l.tensor_parallel),
+        ("pp", l.pipeline_parallel),
+        ("cp", l.context_parallel),
+        ("ep", l.expert_parallel),
+        ("mb", l.micro_batch_size),
+        ("vpp", l.virtual_stages),
+    ]
+}
+
+fn axis_of<'a>(r: &'a mut Restrictions, name: &str) -> Option<&'a mut Axis> {
+    Some(match name {
+        "tp" => &mut r.tensor_parallel,
+        "pp" => &mut r.pipeline_parallel,
+        "cp" => &mut r.context_parallel,
+        "ep" => &mut r.expert_parallel,
+        "mb" => &mut r.micro_batch_size,
+        "vpp" => &mut r.virtual_stages,
+        _ => return None,
+    })
+}
+
+/// The plan's degrees as restrictions, but for data parallelism and accumulation, which follow.
+#[must_use]
+pub fn fixed_to(layout: &Layout) -> Restrictions {
+    let mut r = Restrictions::default();
+    for (name, value) in axes(layout) {
+        if let Some(axis) = axis_of(&mut r, name) {
+            axis.only = Some(vec![value]);
+        }
+    }
+    r.expert_tensor_parallel.only = Some(vec![layout.expert_tensor_parallel]);
+    r.zero_stage.only = Some(vec![u32::from(layout.zero_stage)]);
+    r.offload = Some(vec![layout.offload]);
+    r
+}
+
+/// Places a plan among the others: the best of all, and what each halving and doubling of an axis
+/// would give.
+#[must_use]
+pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -> Standing {
+    let request = Request { top: 1, ..Request::default() };
+    let free = Task { restrictions: Restrictions::default(), ..prepared.task.clone() };
+    let best = free.prepare().search(&request, observer).found.into_iter().next();
+    let experts = prepared.context.has_experts();
+    let mut changes = Vec::new();
+    for (axis, from) in axes(plan.layout()) {
+        if axis == "ep" && !experts || axis == "vpp" && plan.layout().pipeline_parallel == 1 {
+            continue;
+        }
+        let halved = (from > 1).then_some(from / 2);
+        for to in [halved, from.checked_mul(2)].into_iter().flatten() {
+            let mut restrictions = fixed_to(plan.layout());
+            if let Some(axis) = axis_of(&mut restrictions, axis) {
+                axis.only = Some(vec![to]);
+            }
+            // The number of chunks follows the number of stages.
+            if axis == "pp" {
+                restrictions.virtual_stages = Axis::default();
+            }
+            let task = Task { restrictions, ..prepared.task.clone() };
+            let answer = task.prepare().search(&request, observer);
+            let outcome = match answer.found.into_iter().next() {
+                Some(found) => {
+                    let time = found.prediction.step();
+                    Outcome::Plan(Box::new(found.plan), time)
+                }
+                None => {
+                    let mut reasons: Vec<(String, u64)> = answer.counters.pruned.into_iter().collect();
+                    reasons.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+                    reasons.truncate(2);
+                    Outcome::Nothing(reasons)
+                }
+            };
+            changes.push(Change { axis, from, to, outcome });
+        }
+    }
+    Standing { best, changes }
+}

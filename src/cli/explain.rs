@@ -198,7 +198,18 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
 
     let limit = prepared.cost().memory_limit();
     let mut table = plain_table(
-        &["memory, GB", "weights", "gradients", "optimizer", "activations", "transient", "pools", "buffers", "total", "free"],
+        &[
+            "memory, GB",
+            "weights",
+            "gradients",
+            "optimizer",
+            "activations",
+            "transient",
+            "pools",
+            "buffers",
+            "total",
+            "free",
+        ],
         1,
     );
     let gb = |bytes: crate::units::Bytes| format!("{:.2}", bytes.gigabytes());
@@ -240,7 +251,12 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         let mut table = plain_table(&["stages", "rank", "layers", "recompute", "forward", "backward"], 4);
         let key = |k: usize| {
             let c = &p.chunks[k];
-            (plan.chunks()[k].layers, plan.chunks()[k].recompute, c.forward.total() + c.messages, c.backward.total() + c.messages)
+            (
+                plan.chunks()[k].layers,
+                plan.chunks()[k].recompute,
+                c.forward.total() + c.messages,
+                c.backward.total() + c.messages,
+            )
         };
         let mut from = 0;
         for k in 0..layers.len() {
@@ -331,13 +347,19 @@ fn place_text(place: &Standing, plan: &Plan, p: &Prediction, out: &mut impl Writ
     if place.changes.is_empty() {
         return Ok(());
     }
-    let mut table = plain_table(&["one change, the rest chosen anew", "step", "against this", "best plan with it"], 1);
+    let mut table =
+        plain_table(&["one change, the rest chosen anew", "step", "against this", "best plan with it"], 1);
     for change in &place.changes {
         let what = format!("  {} {} -> {}", change.axis, change.from, change.to);
         match &change.outcome {
             Outcome::Plan(plan, time) => {
                 let ratio = time.0 as f64 / own.0 as f64 - 1.0;
-                table.add_row([what, seconds(time.seconds()), format!("{:+.1}%", ratio * 100.0), plan.to_string()]);
+                table.add_row([
+                    what,
+                    seconds(time.seconds()),
+                    format!("{:+.1}%", ratio * 100.0),
+                    plan.to_string(),
+                ]);
             }
             Outcome::Nothing(reasons) => {
                 let why = reasons.first().map_or("no such layout exists".to_owned(), |(reason, n)| {
@@ -416,7 +438,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
         sides.push((task_of(&saved)?, plan));
     }
     let prepared: Vec<_> = sides.iter().map(|(task, plan)| (task.prepare(), plan)).collect();
-    let predictions: Vec<Prediction> = prepared.iter().map(|(prepared, plan)| prepared.predict(plan)).collect();
+    let predictions: Vec<Prediction> =
+        prepared.iter().map(|(prepared, plan)| prepared.predict(plan)).collect();
     let mut out = std::io::stdout().lock();
     if args.format == Format::Json {
         let values: Vec<_> = prepared
@@ -443,7 +466,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
     }
     let mut table = plain_table(&["", "first", "second", "difference"], 1);
     let [a, b] = [&predictions[0], &predictions[1]];
-    let signed = |x: f64, y: f64| if x > 0.0 { format!("{:+.1}%", (y / x - 1.0) * 100.0) } else { "-".into() };
+    let signed =
+        |x: f64, y: f64| if x > 0.0 { format!("{:+.1}%", (y / x - 1.0) * 100.0) } else { "-".into() };
     let (x, y) = (a.step().seconds(), b.step().seconds());
     table.add_row(["step".to_owned(), seconds(x), seconds(y), signed(x.0, y.0)]);
     for ((name, one), (_, two)) in a.times.iter().zip(b.times.iter()) {
@@ -459,7 +483,12 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
         }
     }
     let usd = |i: usize| step_cost(&prepared[i].0.run(&predictions[i])).per_trillion_tokens;
-    table.add_row(["$ per trillion tokens".to_owned(), money(usd(0)), money(usd(1)), signed(usd(0).0, usd(1).0)]);
+    table.add_row([
+        "$ per trillion tokens".to_owned(),
+        money(usd(0)),
+        money(usd(1)),
+        signed(usd(0).0, usd(1).0),
+    ]);
     let gb = |p: &Prediction| p.allocated.gigabytes();
     table.add_row([
         "memory of the fullest GPU".to_owned(),

@@ -78,7 +78,8 @@ pub(crate) struct JobArgs {
 impl JobArgs {
     /// The task on one cluster with so many GPUs.
     pub fn task(&self, model: &str, machine: &Machine, gpus: u32) -> Result<Task, Failure> {
-        let needed = |name: &str| Failure::Usage(format!("{name} is needed: how much one optimizer step trains"));
+        let needed =
+            |name: &str| Failure::Usage(format!("{name} is needed: how much one optimizer step trains"));
         let global_batch = self.global_batch.ok_or_else(|| needed("--global-batch"))?;
         let seq_len = self.seq_len.ok_or_else(|| needed("--seq-len"))?;
         let model = spec::load_model(model)?;

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::cluster::Format;
+use super::model::Fault;
 use crate::units::{Bytes, Tokens};
 
 /// One training job.
@@ -31,6 +32,41 @@ pub struct Job {
     /// How experts are chosen in practice.
     pub routing: Routing,
 }
+
+impl Job {
+    /// Checks ranges; whether a plan can divide the job is the plan's law.
+    ///
+    /// # Errors
+    /// The first [`Fault`] found.
+    pub fn validate(&self) -> Result<(), Fault> {
+        let fault = |field: &str, message: String| {
+            Err(Fault { field: field.into(), within: Some("job".into()), message })
+        };
+        for (field, value, largest) in [
+            ("gpus", self.gpus, LARGEST_JOB),
+            ("global_batch_size", self.global_batch_size, LARGEST_JOB),
+            ("sequence_length", self.sequence_length, LARGEST_SEQUENCE),
+        ] {
+            if !(1..=largest).contains(&value) {
+                return fault(field, format!("expected 1 to {largest}, found {value}"));
+            }
+        }
+        if self.memory_limit == Some(Bytes::ZERO) {
+            return fault("memory_limit", "a limit of 0 bytes leaves no room".into());
+        }
+        match self.training {
+            Training::Lora { rank } if !(1..=65_536).contains(&rank) => {
+                fault("training", format!("expected adapters of rank 1 to 65536, found {rank}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Most GPUs and most sequences per step that are accepted: products stay inside 64 bits.
+const LARGEST_JOB: u32 = 1 << 26;
+/// Longest sequence that is accepted.
+const LARGEST_SEQUENCE: u32 = 1 << 28;
 
 /// Number format of a training run.
 #[derive(

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::cluster::{Accelerator, Cluster};
 use super::diagnostic::{SpecError, parse_ron};
 use super::job::Job;
-use super::model::Model;
+use super::model::{Fault, Model};
 use super::{Machine, read_text};
 use crate::cost::step::Prediction;
 use crate::plan::{Chunk, Layout, Plan};
@@ -93,6 +93,12 @@ impl SavedPlan {
         if saved.schema != SCHEMA {
             let title = format!("a saved plan of schema {}; this build reads schema {SCHEMA}", saved.schema);
             return Err(SpecError::new(source, title));
+        }
+        saved.job.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
+        if !(saved.predicted_step_s.is_finite() && saved.predicted_step_s >= 0.0) {
+            let message = format!("expected seconds, found {}", saved.predicted_step_s);
+            let fault = Fault { field: "predicted_step_s".into(), within: None, message };
+            return Err(SpecError::from_fault(source, text, &fault));
         }
         saved.model.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
         saved.cluster.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;

@@ -2,8 +2,18 @@
 
 use std::path::{Path, PathBuf};
 
+use autoplan::cost::model::CostModel;
+use autoplan::cost::step::{Prediction, predict};
+use autoplan::frameworks::profile::Profile;
+use autoplan::layers::Layers;
+use autoplan::plan::{
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Plan, Recompute, Schedule,
+};
+use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::Model;
+use autoplan::spec::saved::SavedPlan;
 use autoplan::spec::shipped::{self, Kind, Shipped};
-use autoplan::spec::{self, SpecError};
+use autoplan::spec::{self, Machine, SpecError};
 use proptest::prelude::*;
 
 fn folder(name: &str) -> PathBuf {
@@ -151,6 +161,69 @@ fn never_panics(kind: Kind, text: &str) {
     }
 }
 
+/// A small plan with everything around it, as text.
+fn saved_plan() -> &'static str {
+    static TEXT: std::sync::LazyLock<String> = std::sync::LazyLock::new(|| {
+        let model = spec::load_model("mixtral-8x7b").unwrap();
+        let machine = spec::load_cluster("dgx-h100").unwrap();
+        let job = Job {
+            gpus: 16,
+            global_batch_size: 64,
+            sequence_length: 4096,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            training: Training::Full,
+            memory_limit: None,
+            tokens: None,
+            routing: Routing::Balanced,
+        };
+        let layout = Layout {
+            tensor_parallel: 2,
+            pipeline_parallel: 2,
+            virtual_stages: 1,
+            context_parallel: 1,
+            expert_parallel: 4,
+            expert_tensor_parallel: 1,
+            data_parallel: 4,
+            sequence_parallel: true,
+            micro_batch_size: 1,
+            gradient_accumulation_steps: 16,
+            zero_stage: 1,
+            shard_group: 4,
+            schedule: Schedule::OneFOneB,
+            context_comm: ContextComm::Ring,
+            dispatcher: Some(Dispatcher::AllToAll),
+            tensor_overlap: false,
+            data_overlap: true,
+            expert_overlap: false,
+            cuda_graphs: CudaGraphs::None,
+            offload: Offload::NONE,
+        };
+        let chunk = Chunk { layers: 16, recompute: Recompute::None };
+        let plan = Plan::new(layout, vec![chunk; 2], 16, 64, 32).unwrap();
+        let prediction = predicted(&model, &machine, &job, &plan);
+        SavedPlan::new(("megatron", "megatron"), &model, &machine, &job, &plan, &prediction)
+            .to_text()
+            .unwrap()
+    });
+    &TEXT
+}
+
+fn predicted(model: &Model, machine: &Machine, job: &Job, plan: &Plan) -> Prediction {
+    let layers = Layers::new(model);
+    let profile = Profile::find("megatron").unwrap();
+    let cost = CostModel::new(model, &layers, &machine.cluster, &machine.accelerator, profile, job);
+    predict(&cost, &layers, plan)
+}
+
+#[test]
+fn saved_plans_predict_the_same_again() {
+    let (saved, plan) = SavedPlan::from_text("saved.ron", saved_plan()).unwrap();
+    let again = predicted(&saved.model, &saved.machine(), &saved.job, &plan);
+    assert_eq!(again.step().seconds().0.to_bits(), saved.predicted_step_s.to_bits());
+    assert_eq!(again.allocated, saved.predicted_allocated);
+}
+
 fn kind() -> impl Strategy<Value = Kind> {
     prop_oneof![Just(Kind::Model), Just(Kind::Cluster), Just(Kind::Accelerator)]
 }
@@ -196,6 +269,23 @@ proptest! {
             }
         }
         never_panics(kind, &characters.into_iter().collect::<String>());
+    }
+
+    #[test]
+    fn mutated_saved_plans_never_panic(
+        which in any::<prop::sample::Index>(),
+        value in prop_oneof!["[0-9]{1,3}", "-?[0-9]{1,25}(\\.[0-9]{0,3})?", Just("NaN".to_owned()), "[a-zA-Z(){}\\[\\]]{0,8}"],
+    ) {
+        let text = saved_plan();
+        let colons: Vec<usize> = text.match_indices(':').map(|(at, _)| at + 1).collect();
+        let at = *which.get(&colons);
+        let end = at + text[at..].find([',', '\n', ')']).unwrap_or(0);
+        let changed = format!("{}{value}{}", &text[..at], &text[end..]);
+        match SavedPlan::from_text("f.ron", &changed) {
+            // What passes can be predicted.
+            Ok((saved, plan)) => drop(predicted(&saved.model, &saved.machine(), &saved.job, &plan)),
+            Err(error) => assert!(error.render(false).starts_with("error: ")),
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod options;
 mod output;
 mod plan;
 mod progress;
+mod validate;
 
 use std::process::ExitCode;
 
@@ -33,6 +34,8 @@ enum Command {
     Compare(explain::CompareArgs),
     /// Write a saved plan as a launch script or configuration.
     Export(export::ExportArgs),
+    /// Score the predictions on measured runs.
+    Validate(validate::ValidateArgs),
     /// List the models that ship with autoplan.
     Models(models::ListArgs),
     /// List the clusters that ship with autoplan.
@@ -83,6 +86,7 @@ pub fn run() -> ExitCode {
         Command::Explain(args) => explain::explain(&args),
         Command::Compare(args) => explain::compare(&args),
         Command::Export(args) => export::run(&args),
+        Command::Validate(args) => validate::run(&args),
         Command::Models(args) => models::models(&args),
         Command::Clusters(args) => models::clusters(&args),
         Command::Completions { shell } => {

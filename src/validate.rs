@@ -1,7 +1,9 @@
 //! Scores the cost and memory models on measured runs: errors by class, verdicts on memory, ranking
 //! of plans, and how honest the error bars are.
 
+pub mod baseline;
 pub mod case;
+pub mod page;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;

@@ -1,0 +1,263 @@
+//! The accuracy page: tables in Markdown, and plots of predicted against measured as SVG.
+
+use std::fmt::Write;
+
+use plotters::prelude::*;
+
+use super::{ErrorTable, RankedGroup, Report, RowReport};
+
+/// A page and its pictures, by file name.
+#[derive(Debug, Clone)]
+pub struct Page {
+    /// Markdown.
+    pub markdown: String,
+    /// SVG files that it shows.
+    pub pictures: Vec<(String, String)>,
+}
+
+/// Why a plot could not be drawn.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot draw {0}: {1}")]
+pub struct PlotError(&'static str, String);
+
+fn percent(share: f64) -> String {
+    format!("{:.1}%", share * 100.0)
+}
+
+/// Makes the page of a report. `constants` lists the fitted constants with the rows they came from.
+///
+/// # Errors
+/// When a plot cannot be drawn.
+pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
+    let s = &report.summary;
+    let mut md = String::new();
+    let _ = writeln!(
+        md,
+        "# Accuracy\n\nPredictions against published measurements. `./x run --release -- validate --page docs` makes this \
+         page from `results/published/measured.csv`; nothing in it is typed by hand. Errors are of seconds per step and \
+         of bytes, as shares of what was measured; medians and means are of absolute errors; bias is the median of \
+         signed ones (positive: predicted slow, or large).\n"
+    );
+    let _ = writeln!(
+        md,
+        "{} rows, {} predicted, {} repeat another row's run and count once. Skipped rows, by reason:\n",
+        s.rows, s.predicted, s.repeated
+    );
+    md.push_str("| reason | rows |\n|---|--:|\n");
+    for (reason, count) in &s.skipped {
+        let _ = writeln!(md, "| {} | {count} |", reason.replace('|', "\\|"));
+    }
+    md.push_str("\n## Step time\n\n");
+    errors(&mut md, &s.step_time);
+    md.push_str("\n![predicted against measured step time](step-time.svg)\n");
+    md.push_str("\n## Peak memory\n\n");
+    errors(&mut md, &s.memory);
+    md.push_str("\n![predicted against measured memory](memory.svg)\n");
+    let v = &s.out_of_memory;
+    let _ = writeln!(
+        md,
+        "\n## Out of memory or not\n\nAgainst what the device can hold, not the planner's cautious default.\n\n\
+         | | predicted to fit | predicted not to fit |\n|---|--:|--:|\n| ran | {} | {} |\n| ran out of memory | {} | {} |\n\n\
+         {} of the verdicts are right.",
+        v.ran_fits,
+        v.ran_rejected,
+        v.failed_fits,
+        v.failed_rejected,
+        percent(v.right())
+    );
+    ranking(&mut md, report);
+    let _ = writeln!(
+        md,
+        "\n## Error bars\n\nEvery prediction carries a one-sigma interval. {} of the measured step times lie inside one \
+         sigma (68.3% if the bars are honest), {} inside two (95.4%).",
+        percent(s.coverage.one_sigma),
+        percent(s.coverage.two_sigma)
+    );
+    if !constants.trim().is_empty() {
+        let _ = writeln!(md, "\n## Fitted constants\n\n{}", constants.trim());
+    }
+    let pictures = vec![
+        ("step-time.svg".to_owned(), scatter(&report.rows, Plot::StepTime)?),
+        ("memory.svg".to_owned(), scatter(&report.rows, Plot::Memory)?),
+        ("ranking.svg".to_owned(), ranks(&s.ranking.groups)?),
+    ];
+    Ok(Page { markdown: md, pictures })
+}
+
+fn errors(md: &mut String, table: &ErrorTable) {
+    md.push_str("| class | rows | median | mean | P90 | worst | bias |\n|---|--:|--:|--:|--:|--:|--:|\n");
+    let mut row = |name: &str, e: &super::ErrorStatistics| {
+        let _ = writeln!(
+            md,
+            "| {name} | {} | {} | {} | {} | {} | {:+.1}% |",
+            e.rows,
+            percent(e.median),
+            percent(e.mean),
+            percent(e.p90),
+            percent(e.worst),
+            e.bias * 100.0
+        );
+    };
+    if let Some(all) = &table.all {
+        row("**all**", all);
+    }
+    for (dimension, classes) in &table.by {
+        for (class, errors) in classes {
+            row(&format!("{dimension}: {class}"), errors);
+        }
+    }
+}
+
+fn ranking(md: &mut String, report: &Report) {
+    let r = &report.summary.ranking;
+    let (Some(tau), Some(regret)) = (r.mean_tau, r.mean_regret) else { return };
+    let _ = writeln!(
+        md,
+        "\n## Ranking\n\nGroups of four and more runs that differ in their plan only. Tau is Kendall's rank correlation; \
+         regret says how much slower the plan we would have picked was than the best one measured; in the last column \
+         only plans that we predict to fit may be picked.\n\nMean tau {tau:.2}, mean regret {}; picks by time and memory \
+         together that ran out of memory: {}.\n\n| group | runs | tau | regret | with memory |\n|---|--:|--:|--:|--:|",
+        percent(regret),
+        r.picks_out_of_memory
+    );
+    for g in &r.groups {
+        let _ = writeln!(
+            md,
+            "| {} | {} | {:.2} | {} | {} |",
+            g.group.replace('|', ", "),
+            g.runs,
+            g.tau,
+            percent(g.regret),
+            g.regret_with_memory.map_or_else(|| "-".to_owned(), percent)
+        );
+    }
+    md.push_str("\n![tau by group](ranking.svg)\n");
+}
+
+#[derive(Clone, Copy)]
+enum Plot {
+    StepTime,
+    Memory,
+}
+
+/// Colours that stay apart for colour-blind readers (Okabe and Ito).
+const COLOURS: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(230, 159, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(213, 94, 0),
+    RGBColor(204, 121, 167),
+    RGBColor(86, 180, 233),
+    RGBColor(90, 90, 90),
+];
+
+fn scatter(rows: &[RowReport], plot: Plot) -> Result<String, PlotError> {
+    let what = match plot {
+        Plot::StepTime => "step-time.svg",
+        Plot::Memory => "memory.svg",
+    };
+    let mut classes: Vec<(String, Vec<(f64, f64)>)> = Vec::new();
+    for row in rows {
+        let pair = match plot {
+            Plot::StepTime => row.measured_step_s.zip(row.predicted_step_s),
+            Plot::Memory => row.measured_mem_gb.zip(row.predicted_mem_gb),
+        };
+        let Some(pair) = pair.filter(|(x, y)| *x > 0.0 && *y > 0.0) else { continue };
+        let class = row.labels.gpu.split('-').next().unwrap_or("").to_owned();
+        match classes.iter_mut().find(|(name, _)| *name == class) {
+            Some((_, points)) => points.push(pair),
+            None => classes.push((class, vec![pair])),
+        }
+    }
+    classes.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then_with(|| a.0.cmp(&b.0)));
+    let all = || classes.iter().flat_map(|(_, points)| points).flat_map(|&(x, y)| [x, y]);
+    let low = all().fold(f64::INFINITY, f64::min).max(1e-6) * 0.8;
+    let high = all().fold(0.0, f64::max).max(low * 2.0) * 1.25;
+    let mut svg = String::new();
+    {
+        let fail = |e: &dyn std::fmt::Display| PlotError(what, e.to_string());
+        let root = SVGBackend::with_string(&mut svg, (760, 620)).into_drawing_area();
+        root.fill(&WHITE).map_err(|e| fail(&e))?;
+        let (x, y) = match plot {
+            Plot::StepTime => ("measured, seconds per step", "predicted, seconds per step"),
+            Plot::Memory => ("measured, GB", "predicted, GB"),
+        };
+        let mut chart = ChartBuilder::on(&root)
+            .margin(16)
+            .x_label_area_size(44)
+            .y_label_area_size(64)
+            .build_cartesian_2d((low..high).log_scale(), (low..high).log_scale())
+            .map_err(|e| fail(&e))?;
+        chart
+            .configure_mesh()
+            .x_desc(x)
+            .y_desc(y)
+            .light_line_style(WHITE)
+            .bold_line_style(RGBColor(225, 225, 225))
+            .x_label_formatter(&|v| format!("{v}"))
+            .y_label_formatter(&|v| format!("{v}"))
+            .draw()
+            .map_err(|e| fail(&e))?;
+        for (factor, shade) in [(1.0, 60), (1.1, 170), (1.0 / 1.1, 170)] {
+            let style = RGBColor(shade, shade, shade).stroke_width(1);
+            chart
+                .draw_series(LineSeries::new([(low, low * factor), (high, high * factor)], style))
+                .map_err(|e| fail(&e))?;
+        }
+        for (i, (class, points)) in classes.iter().enumerate() {
+            let colour = COLOURS[i.min(COLOURS.len() - 1)];
+            let dots = points.iter().map(|&p| Circle::new(p, 3, colour.mix(0.6).filled()));
+            let series = chart.draw_series(dots).map_err(|e| fail(&e))?;
+            series
+                .label(format!("{class} ({})", points.len()))
+                .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperLeft)
+            .background_style(WHITE.mix(0.9))
+            .border_style(RGBColor(200, 200, 200))
+            .draw()
+            .map_err(|e| fail(&e))?;
+        root.present().map_err(|e| fail(&e))?;
+    }
+    Ok(svg)
+}
+
+fn ranks(groups: &[RankedGroup]) -> Result<String, PlotError> {
+    let fail = |e: &dyn std::fmt::Display| PlotError("ranking.svg", e.to_string());
+    let mut sorted: Vec<&RankedGroup> = groups.iter().collect();
+    sorted.sort_by(|a, b| a.tau.total_cmp(&b.tau).then_with(|| a.group.cmp(&b.group)));
+    let count = sorted.len().max(1) as i32;
+    let mut svg = String::new();
+    {
+        let root = SVGBackend::with_string(&mut svg, (760, 300)).into_drawing_area();
+        root.fill(&WHITE).map_err(|e| fail(&e))?;
+        let mut chart = ChartBuilder::on(&root)
+            .margin(16)
+            .x_label_area_size(36)
+            .y_label_area_size(56)
+            .build_cartesian_2d(0..count, -1.0f64..1.05)
+            .map_err(|e| fail(&e))?;
+        chart
+            .configure_mesh()
+            .disable_x_mesh()
+            .x_desc("groups of runs, worst to best")
+            .y_desc("Kendall's tau")
+            .light_line_style(WHITE)
+            .bold_line_style(RGBColor(225, 225, 225))
+            .x_labels(0)
+            .draw()
+            .map_err(|e| fail(&e))?;
+        let bars = sorted.iter().enumerate().map(|(i, g)| {
+            let i = i as i32;
+            let colour = if g.regret <= 0.02 { COLOURS[0] } else { COLOURS[3] };
+            let mut bar = Rectangle::new([(i, 0.0), (i + 1, g.tau)], colour.mix(0.8).filled());
+            bar.set_margin(0, 0, 1, 1);
+            bar
+        });
+        chart.draw_series(bars).map_err(|e| fail(&e))?;
+        root.present().map_err(|e| fail(&e))?;
+    }
+    Ok(svg)
+}

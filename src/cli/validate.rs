@@ -131,7 +131,11 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     let worse = baseline.worse(&report.summary);
     for class in &worse {
         let now = class.now.map_or_else(|| "no rows".to_owned(), percent);
-        anstream::eprintln!("worse: {}: median error {} before, {now} now", class.class, percent(class.before));
+        anstream::eprintln!(
+            "worse: {}: median error {} before, {now} now",
+            class.class,
+            percent(class.before)
+        );
     }
     Ok(if worse.is_empty() { Ending::Done } else { Ending::Negative })
 }
@@ -181,7 +185,11 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let v = &s.out_of_memory;
     let mut verdicts = grid(&["memory verdicts", "predicted to fit", "not to fit"]);
     verdicts.add_row(["ran".to_owned(), v.ran_fits.to_string(), v.ran_rejected.to_string()]);
-    verdicts.add_row(["ran out of memory".to_owned(), v.failed_fits.to_string(), v.failed_rejected.to_string()]);
+    verdicts.add_row([
+        "ran out of memory".to_owned(),
+        v.failed_fits.to_string(),
+        v.failed_rejected.to_string(),
+    ]);
     writeln!(out, "{verdicts}\n{} right\n", percent(v.right()))?;
     let r = &s.ranking;
     if let (Some(tau), Some(regret)) = (r.mean_tau, r.mean_regret) {
@@ -213,9 +221,20 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let io = |e: csv::Error| Failure::Output(std::io::Error::other(e));
     let mut writer = csv::Writer::from_writer(out);
     let header = [
-        "id", "predicted_step_s", "predicted_step_sigma", "predicted_allocated_gb", "predicted_reserved_gb",
-        "predicted_device_gb", "predicted_mem_gb", "fits", "measured_step_s", "measured_mem_gb", "out_of_memory",
-        "plan", "assumed", "skipped",
+        "id",
+        "predicted_step_s",
+        "predicted_step_sigma",
+        "predicted_allocated_gb",
+        "predicted_reserved_gb",
+        "predicted_device_gb",
+        "predicted_mem_gb",
+        "fits",
+        "measured_step_s",
+        "measured_mem_gb",
+        "out_of_memory",
+        "plan",
+        "assumed",
+        "skipped",
     ];
     writer.write_record(header).map_err(io)?;
     let number = |x: Option<f64>| x.map(|x| x.to_string()).unwrap_or_default();

@@ -49,13 +49,17 @@ impl Baseline {
             for (dimension, by) in &table.by {
                 for (class, errors) in by {
                     if errors.rows >= FEWEST_ROWS {
-                        classes.insert(format!("{what}: {dimension}: {class}"), (errors.rows, round(errors.median)));
+                        classes.insert(
+                            format!("{what}: {dimension}: {class}"),
+                            (errors.rows, round(errors.median)),
+                        );
                     }
                 }
             }
         }
         let verdicts = &summary.out_of_memory;
-        let judged = verdicts.ran_fits + verdicts.ran_rejected + verdicts.failed_rejected + verdicts.failed_fits;
+        let judged =
+            verdicts.ran_fits + verdicts.ran_rejected + verdicts.failed_rejected + verdicts.failed_fits;
         if judged > 0 {
             classes.insert("memory verdicts: wrong".into(), (judged, round(1.0 - verdicts.right())));
         }
@@ -74,7 +78,11 @@ impl Baseline {
             .filter_map(|(class, &(_, before))| {
                 let after = now.classes.get(class).map(|&(_, median)| median);
                 let most = before * (1.0 + self.relative_margin) + self.absolute_margin;
-                (after.is_none_or(|median| median > most)).then(|| Worse { class: class.clone(), before, now: after })
+                (after.is_none_or(|median| median > most)).then(|| Worse {
+                    class: class.clone(),
+                    before,
+                    now: after,
+                })
             })
             .collect()
     }

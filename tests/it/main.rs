@@ -6,5 +6,6 @@ mod frameworks_export;
 mod models;
 mod money;
 mod reference_facts;
+mod regress;
 mod specs;
 mod stages;

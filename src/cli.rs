@@ -8,6 +8,7 @@ mod options;
 mod output;
 mod plan;
 mod progress;
+mod regress;
 mod validate;
 
 use std::process::ExitCode;
@@ -40,6 +41,8 @@ enum Command {
     Models(models::ListArgs),
     /// List the clusters that ship with autoplan.
     Clusters(models::ListArgs),
+    /// Plan all stored scenarios again and say what changed.
+    Regress(regress::RegressArgs),
     /// Print a completion script for a shell.
     Completions {
         /// The shell.
@@ -54,6 +57,10 @@ pub(crate) enum Ending {
     Done,
     /// No plan, or a regression was found.
     Negative,
+    /// It did what could be done, but some input was unusable.
+    Input,
+    /// It found a defect of its own.
+    Internal,
 }
 
 /// Why a command could not do what was asked.
@@ -89,6 +96,7 @@ pub fn run() -> ExitCode {
         Command::Validate(args) => validate::run(&args),
         Command::Models(args) => models::models(&args),
         Command::Clusters(args) => models::clusters(&args),
+        Command::Regress(args) => regress::run(&args),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
             clap_complete::generate(shell, &mut command, "autoplan", &mut std::io::stdout());
@@ -98,6 +106,8 @@ pub fn run() -> ExitCode {
     match ending {
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Negative) => ExitCode::from(1),
+        Ok(Ending::Input) => ExitCode::from(2),
+        Ok(Ending::Internal) => ExitCode::from(70),
         // A reader that has seen enough (`| head`) is no failure.
         Err(Failure::Output(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(failure) => {

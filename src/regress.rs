@@ -4,6 +4,8 @@
 //! Nothing here knows how plans are found: a [`Planner`] does that. Nothing here prints: a [`Report`]
 //! renders itself as text.
 
+pub mod scenario;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -245,7 +247,7 @@ impl Entry {
 }
 
 /// What fails a regression.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
 pub enum FailOn {
     /// Every change.
     #[default]

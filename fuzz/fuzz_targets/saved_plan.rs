@@ -15,7 +15,7 @@ libfuzzer_sys::fuzz_target!(|text: &str| {
             let profile = Profile::find("megatron").unwrap();
             let cost =
                 CostModel::new(&saved.model, &layers, &saved.cluster, &saved.accelerator, profile, &saved.job);
-            predict(&cost, &layers, &plan);
+            assert!(predict(&cost, &layers, &plan).step().0 > 0);
             let again = SavedPlan::from_text("fuzz.ron", &saved.to_text().unwrap());
             assert_eq!(again.map_err(|error| error.to_string()), Ok((saved, plan)));
         }

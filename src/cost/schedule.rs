@@ -255,10 +255,10 @@ impl Simulator {
             let (clocks, forwards) = self.backward_end.split_at_mut(p);
             clocks.copy_from_slice(&self.clock);
             for r in 0..p {
-                forwards[r] = if k > 0 { self.forward_end[r * RING + (warm(r) - 2 + k) % RING] } else { 0 };
+                forwards[r] = if k > 0 { self.forward_end[r * RING + (warm(r) + k - 2) % RING] } else { 0 };
             }
             for r in 0..p {
-                let j = warm(r) - 1 + k;
+                let j = warm(r) + k - 1;
                 if j < m {
                     self.forward(r, j, RING, f[r].0, x);
                 }
@@ -274,7 +274,7 @@ impl Simulator {
             let skip = (m - warm(0)).saturating_sub(k);
             if k >= 2 && skip > 0 {
                 let shift = self.clock[0] - self.backward_end[0];
-                let latest = |r: usize| self.forward_end[r * RING + (warm(r) - 2 + k) % RING];
+                let latest = |r: usize| self.forward_end[r * RING + (warm(r) + k - 2) % RING];
                 let steady = (0..p).all(|r| {
                     self.clock[r] - self.backward_end[r] == shift
                         && latest(r) - self.backward_end[p + r] == shift

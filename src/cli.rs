@@ -1,5 +1,6 @@
 //! The command line: the only code that prints. Data go to stdout, everything else to stderr.
 
+mod calibrate;
 mod explain;
 mod export;
 mod files;
@@ -37,6 +38,8 @@ enum Command {
     Export(export::ExportArgs),
     /// Score the predictions on measured runs.
     Validate(validate::ValidateArgs),
+    /// Fit a site's constants to a handful of its own runs.
+    Calibrate(calibrate::CalibrateArgs),
     /// List the models that ship with autoplan.
     Models(models::ListArgs),
     /// List the clusters that ship with autoplan.
@@ -94,6 +97,7 @@ pub fn run() -> ExitCode {
         Command::Compare(args) => explain::compare(&args),
         Command::Export(args) => export::run(&args),
         Command::Validate(args) => validate::run(&args),
+        Command::Calibrate(args) => calibrate::run(&args),
         Command::Models(args) => models::models(&args),
         Command::Clusters(args) => models::clusters(&args),
         Command::Regress(args) => regress::run(&args),

@@ -1,5 +1,6 @@
 //! Finds the best parallel layout for training a large language model on a given cluster.
 
+pub mod calibrate;
 pub mod candidates;
 pub mod cli;
 pub mod cost;

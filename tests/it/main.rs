@@ -1,5 +1,7 @@
 //! Integration tests, one module per topic.
 
+mod calibrate;
+mod cli;
 mod frameworks;
 mod frameworks_cases;
 mod frameworks_export;

@@ -97,7 +97,8 @@ type Values = BTreeMap<Constant, f64>;
 /// # Errors
 /// When no run has a step time.
 pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, CalibrateError> {
-    let cases: Vec<Case> = cases.iter().filter(|c| c.measured.step_s.is_some_and(|s| s > 0.0)).cloned().collect();
+    let cases: Vec<Case> =
+        cases.iter().filter(|c| c.measured.step_s.is_some_and(|s| s > 0.0)).cloned().collect();
     if cases.is_empty() {
         return Err(CalibrateError::NoRuns);
     }
@@ -202,8 +203,7 @@ fn loss(machine: &Machine, shipped: &Values, values: &Values, cases: &[&Case]) -
         .iter()
         .map(|case| huber((predict(machine, values, case) / case.measured.step_s.unwrap_or(1.0)).ln()))
         .sum();
-    let prior: f64 =
-        values.iter().map(|(c, v)| 0.5 * ((v / shipped[c]).ln() / PRIOR_SIGMA).powi(2)).sum();
+    let prior: f64 = values.iter().map(|(c, v)| 0.5 * ((v / shipped[c]).ln() / PRIOR_SIGMA).powi(2)).sum();
     data + prior
 }
 

@@ -121,7 +121,11 @@ fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure>
     Ok(())
 }
 
-fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &std::path::Path) -> Result<(), Failure> {
+fn write_files(
+    args: &CalibrateArgs,
+    calibration: &Calibration,
+    folder: &std::path::Path,
+) -> Result<(), Failure> {
     let accelerator_name = format!("{}-accelerator.ron", args.name);
     let mut header = String::from("// Fitted by autoplan calibrate:\n");
     for fitted in &calibration.constants {

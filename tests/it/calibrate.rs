@@ -57,7 +57,13 @@ fn one_wild_run_does_not_move_the_rest() {
     }
     let calibration = calibrate(&machine, &cases).unwrap();
     for fitted in &calibration.constants {
-        assert!((fitted.after / fitted.before - 1.0).abs() < 0.06, "{}: {} -> {}", fitted.constant, fitted.before, fitted.after);
+        assert!(
+            (fitted.after / fitted.before - 1.0).abs() < 0.06,
+            "{}: {} -> {}",
+            fitted.constant,
+            fitted.before,
+            fitted.after
+        );
     }
 }
 

@@ -42,11 +42,19 @@ fn json_has_the_promised_shape_and_items_sum_to_the_step() {
         assert_eq!(product, 8);
         let layers: u64 = plan["stages"].as_array().unwrap().iter().map(|l| l.as_u64().unwrap()).sum();
         assert_eq!(layers, 16);
-        for key in ["step_time_sigma", "tokens_per_s_per_gpu", "mfu", "hfu", "usd_per_step", "usd_per_trillion_tokens"] {
+        for key in [
+            "step_time_sigma",
+            "tokens_per_s_per_gpu",
+            "mfu",
+            "hfu",
+            "usd_per_step",
+            "usd_per_trillion_tokens",
+        ] {
             assert!(plan[key].as_f64().unwrap() > 0.0, "{key}");
         }
         assert!(plan["split_gap"].as_f64().unwrap() >= 0.0);
-        let fullest = plan["memory"]["stages"].as_array().unwrap().iter().map(|s| s["total"].as_u64().unwrap()).max();
+        let fullest =
+            plan["memory"]["stages"].as_array().unwrap().iter().map(|s| s["total"].as_u64().unwrap()).max();
         assert_eq!(fullest, plan["memory"]["allocated"].as_u64());
         assert!(plan["run"]["days"].as_f64().unwrap() > 0.0);
     }
@@ -81,7 +89,10 @@ fn a_saved_plan_goes_through_explain_compare_and_export() {
     assert!(explained.status.success(), "{}", stderr(&explained));
     let value: serde_json::Value = serde_json::from_str(&stdout(&explained)).unwrap();
     // Nothing beats the proved optimum.
-    assert!(value["best"]["step_time_s"].as_f64().unwrap() >= value["step_time_s"].as_f64().unwrap() * (1.0 - 1e-12));
+    assert!(
+        value["best"]["step_time_s"].as_f64().unwrap()
+            >= value["step_time_s"].as_f64().unwrap() * (1.0 - 1e-12)
+    );
     let compared = autoplan(&["compare", path, path]);
     assert!(compared.status.success(), "{}", stderr(&compared));
     let out = folder.path().join("launch");
@@ -104,11 +115,50 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "12", "-b", "32", "-s", "2048"], "8 and 16"),
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "64..8", "-b", "32", "-s", "2048"], "8..64"),
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "0", "-s", "2048"], "global-batch"),
-        (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--fix", "tq=4"], "tp"),
-        (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--fix", "tp=x"], "whole numbers"),
-        (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--price", "NaN"], "price"),
-        (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--precision", "fp8"], "Bf16"),
-        (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--framework", "megatrom"], "megatron"),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--fix", "tq=4"],
+            "tp",
+        ),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--fix", "tp=x"],
+            "whole numbers",
+        ),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--price", "NaN"],
+            "price",
+        ),
+        (
+            &[
+                "plan",
+                "llama3.1-8b",
+                "dgx-a100",
+                "--gpus",
+                "8",
+                "-b",
+                "32",
+                "-s",
+                "2048",
+                "--precision",
+                "fp8",
+            ],
+            "Bf16",
+        ),
+        (
+            &[
+                "plan",
+                "llama3.1-8b",
+                "dgx-a100",
+                "--gpus",
+                "8",
+                "-b",
+                "32",
+                "-s",
+                "2048",
+                "--framework",
+                "megatrom",
+            ],
+            "megatron",
+        ),
         (&["plan", ".", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048"], "folder"),
         (&["plan", "nowhere.ron", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048"], "nowhere.ron"),
         (&["plan", "$(touch pwned)", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048"], "model"),
@@ -130,7 +180,8 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
 
 #[test]
 fn a_job_that_fits_nowhere_says_why_and_what_would_help() {
-    let arguments = ["plan", "llama3.1-70b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "4096", "--format", "json"];
+    let arguments =
+        ["plan", "llama3.1-70b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "4096", "--format", "json"];
     let output = autoplan(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
@@ -153,7 +204,9 @@ fn empty_intersections_are_answered() {
 
 #[test]
 fn lists_and_completions_print() {
-    for arguments in [&["models"][..], &["clusters"], &["models", "--json"], &["completions", "bash"], &["--help"]] {
+    for arguments in
+        [&["models"][..], &["clusters"], &["models", "--json"], &["completions", "bash"], &["--help"]]
+    {
         let output = autoplan(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
         assert!(output.stdout.len() > 200);

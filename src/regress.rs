@@ -13,10 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::results::{
-    Accuracy, Objective, Outcome, Planned, ReadError, Scenario, Score, Store, StoredResult,
-};
+use crate::results::{Objective, Outcome, Planned, ReadError, Scenario, Store, StoredResult};
 use crate::units::{Bytes, Picos};
+use crate::validate::baseline::Worse;
 
 /// Relative difference below which two costs are the same number.
 const EQUAL: f64 = 1e-9;
@@ -26,9 +25,6 @@ const NAMED_SHARE: f64 = 0.05;
 
 /// How far a prediction may move before it is reported, where nothing else is said.
 pub const TOLERANCE: f64 = 0.005;
-
-/// Percentage points by which the median error of a group of measured runs may grow.
-pub const ACCURACY_MARGIN: f64 = 0.5;
 
 /// Finds and prices plans.
 pub trait Planner: Sync {
@@ -273,26 +269,13 @@ impl Default for Options {
     }
 }
 
-/// How the accuracy of one group of measured runs changed.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct AccuracyChange {
-    /// Name of the group.
-    pub group: String,
-    /// Median error in percent, stored.
-    pub before: Option<f64>,
-    /// Median error in percent, today.
-    pub after: Option<f64>,
-    /// Worse by more than the margin, or gone.
-    pub fell: bool,
-}
-
 /// The result of a regression.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// Scenarios in the order of their list, then orphans by name.
     pub scenarios: Vec<Entry>,
-    /// Groups of measured runs; empty where accuracy was not asked for.
-    pub accuracy: Vec<AccuracyChange>,
+    /// Classes of measured runs that are predicted worse than before, by more than the margin.
+    pub accuracy: Vec<Worse>,
     /// Relative change that is not reported.
     pub tolerance: f64,
 }
@@ -577,26 +560,6 @@ fn tool() -> String {
     format!("autoplan {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// Compares the accuracy of the cost model with what is stored; `margin` is in percentage points of the
-/// median error.
-#[must_use]
-pub fn compare_accuracy(stored: &Accuracy, fresh: &Accuracy, margin: f64) -> Vec<AccuracyChange> {
-    let names: BTreeSet<&String> = stored.groups.keys().chain(fresh.groups.keys()).collect();
-    names
-        .into_iter()
-        .map(|group| {
-            let median = |from: &Accuracy| from.groups.get(group).map(|score: &Score| score.median_percent);
-            let (before, after) = (median(stored), median(fresh));
-            let fell = match (before, after) {
-                (Some(before), Some(after)) => after > before + margin,
-                (Some(_), None) => true,
-                (None, _) => false,
-            };
-            AccuracyChange { group: group.clone(), before, after, fell }
-        })
-        .collect()
-}
-
 impl Report {
     /// 0: same or equal cost. 1: something changed (as far as `fail_on` cares) or accuracy fell.
     /// 2: a file or scenario could not be used or written. 70: a defect of autoplan.
@@ -613,7 +576,7 @@ impl Report {
             FailOn::Any => any(&Entry::is_change),
             FailOn::Worse => any(&Entry::is_worse),
         };
-        u8::from(failed || self.accuracy.iter().any(|change| change.fell))
+        u8::from(failed || !self.accuracy.is_empty())
     }
 
     /// How many scenarios had each verdict: `60 same, 2 better, 1 worse`.
@@ -643,16 +606,6 @@ impl Report {
             let change = entry.change.map(|change| format!(" {}", percent(change))).unwrap_or_default();
             let _ = writeln!(text, "- {}: {}{change}", entry.scenario, entry.verdict.words());
         }
-        for change in self.accuracy.iter().filter(|change| change.before != change.after) {
-            let show = |error: Option<f64>| error.map_or("none".into(), |e| format!("{e:.2} %"));
-            let _ = writeln!(
-                text,
-                "- median error of {}: {} -> {}",
-                change.group,
-                show(change.before),
-                show(change.after)
-            );
-        }
         text
     }
 
@@ -668,18 +621,8 @@ impl Report {
                 let _ = writeln!(text, "{:width$}  {:22}  {error}", "", "not written");
             }
         }
-        for change in &self.accuracy {
-            if change.fell || change.before.is_none() {
-                let show = |error: Option<f64>| error.map_or("none".into(), |e| format!("{e:.2} %"));
-                let word = if change.fell { "accuracy fell" } else { "new" };
-                let _ = writeln!(
-                    text,
-                    "{:width$}  {word:22}  median error {} -> {}",
-                    change.group,
-                    show(change.before),
-                    show(change.after)
-                );
-            }
+        for class in &self.accuracy {
+            let _ = writeln!(text, "{:width$}  {:22}  {}", class.class, "accuracy fell", errors(class));
         }
         if !text.is_empty() {
             text.push('\n');
@@ -712,17 +655,9 @@ impl Report {
                 data(&message)
             );
         }
-        for change in self.accuracy.iter().filter(|change| change.fell) {
-            let after = change.after.map_or("none".into(), |e| format!("{e:.2} %"));
-            let _ = writeln!(
-                text,
-                "::error title=accuracy fell::{}",
-                data(&format!(
-                    "{}: median error {:.2} % -> {after}",
-                    change.group,
-                    change.before.unwrap_or(0.0)
-                ))
-            );
+        for class in &self.accuracy {
+            let message = format!("{}: {}", class.class, errors(class));
+            let _ = writeln!(text, "::error title=accuracy fell::{}", data(&message));
         }
         let _ = writeln!(text, "{}", self.counts());
         text
@@ -735,6 +670,12 @@ impl Report {
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string_pretty(self)
     }
+}
+
+/// The median errors of a class, before and now.
+fn errors(class: &Worse) -> String {
+    let show = |error: f64| format!("{:.2} %", 100.0 * error);
+    format!("median error {} -> {}", show(class.before), class.now.map_or("no rows".into(), show))
 }
 
 /// Escapes the message of a workflow command.

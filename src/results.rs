@@ -20,7 +20,7 @@ use crate::plan::{Chunk, Layout, Plan, PlanLaw, Recompute};
 use crate::spec::job::{Optimizer, Precision};
 use crate::spec::{SpecError, parse_ron, read_text, ron_options};
 
-/// The schema version of scenario, result and accuracy files that this build reads and writes.
+/// The schema version of scenario and result files that this build reads and writes.
 pub const SCHEMA: u32 = 1;
 
 /// What is best.
@@ -344,26 +344,6 @@ pub struct StoredResult {
     pub outcome: Outcome,
 }
 
-/// How well the cost model predicts one group of measured runs.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Score {
-    /// Measured runs.
-    pub rows: u32,
-    /// Median of the absolute errors, in percent.
-    pub median_percent: f64,
-    /// Their mean.
-    pub mean_percent: f64,
-}
-
-/// Accuracy of the cost model by group of measured runs.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Accuracy {
-    /// Scores by name of the group.
-    pub groups: BTreeMap<String, Score>,
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Sealed<T> {
@@ -485,6 +465,19 @@ impl WriteError {
 /// # Errors
 /// [`WriteError`]; the old file is then untouched.
 pub fn write_atomically(path: &Path, text: &str) -> Result<(), WriteError> {
+    replace(path, text, None)
+}
+
+/// [`write_atomically`] for a file that can be run.
+///
+/// # Errors
+/// As there.
+pub fn write_program(path: &Path, text: &str) -> Result<(), WriteError> {
+    replace(path, text, Some(0o755))
+}
+
+/// Replaces a file; its permissions stay unless `mode` says otherwise, new files are readable by all.
+fn replace(path: &Path, text: &str, mode: Option<u32>) -> Result<(), WriteError> {
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -496,9 +489,12 @@ pub fn write_atomically(path: &Path, text: &str) -> Result<(), WriteError> {
         {
             // Temporary files are private; results are not.
             use std::os::unix::fs::PermissionsExt;
-            let mode = std::fs::metadata(path).map_or(0o644, |old| old.permissions().mode());
+            let kept = || std::fs::metadata(path).map_or(0o644, |old| old.permissions().mode());
+            let mode = mode.unwrap_or_else(kept);
             file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
         }
+        #[cfg(not(unix))]
+        let _ = mode;
         file.write_all(text.as_bytes())?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
@@ -568,7 +564,9 @@ impl Store {
     /// [`WriteError`]; the old file is then untouched.
     pub fn write(&self, result: &StoredResult) -> Result<bool, WriteError> {
         let path = self.path(&result.scenario.name());
-        write_if_changed(&path, seal(result))
+        let text =
+            seal(result).map_err(|e| WriteError { path: path.clone(), why: e.to_string(), source: None })?;
+        write_if_changed(&path, &text)
     }
 
     /// Makes sure that files can be written, before hours of work depend on it.
@@ -609,12 +607,15 @@ fn read_stored<T>(
     })
 }
 
-fn write_if_changed(path: &Path, text: Result<String, ron::Error>) -> Result<bool, WriteError> {
-    let text = text.map_err(|e| WriteError { path: path.to_owned(), why: e.to_string(), source: None })?;
+/// Writes a file atomically if its content is not this text already; says whether it did.
+///
+/// # Errors
+/// [`WriteError`]; the old file is then untouched.
+pub fn write_if_changed(path: &Path, text: &str) -> Result<bool, WriteError> {
     if std::fs::read(path).is_ok_and(|old| old == text.as_bytes()) {
         return Ok(false);
     }
-    write_atomically(path, &text)?;
+    write_atomically(path, text)?;
     Ok(true)
 }
 
@@ -645,20 +646,4 @@ pub fn result_from_text(source: &str, scenario: &str, text: &str) -> Result<Stor
 /// A value that the format cannot hold.
 pub fn result_to_text(result: &StoredResult) -> Result<String, ron::Error> {
     seal(result)
-}
-
-/// Reads the stored accuracy; none where there is no file.
-///
-/// # Errors
-/// As [`Store::read`].
-pub fn read_accuracy(path: &Path) -> Result<Option<Accuracy>, ReadError> {
-    read_stored(path, |source, text| unseal(source, text, "accuracy figures"))
-}
-
-/// Writes the accuracy if it differs from the file; says whether it did.
-///
-/// # Errors
-/// [`WriteError`]; the old file is then untouched.
-pub fn write_accuracy(path: &Path, accuracy: &Accuracy) -> Result<bool, WriteError> {
-    write_if_changed(path, seal(accuracy))
 }

@@ -1,9 +1,9 @@
 //! Writing files: whole or not at all, and never over an existing one unless asked.
 
-use std::io::Write;
 use std::path::Path;
 
 use super::Failure;
+use crate::results::{write_atomically, write_program};
 
 /// Checks that files can be created in a folder, before any work is done for them.
 pub(crate) fn check_folder(folder: &Path) -> Result<(), Failure> {
@@ -23,20 +23,6 @@ pub(crate) fn write(path: &Path, text: &str, executable: bool, force: bool) -> R
     if path.exists() && !force {
         return Err(Failure::Usage(format!("{} exists; --force overwrites it", path.display())));
     }
-    let failed = |e: std::io::Error| Failure::Usage(format!("cannot write {}: {e}", path.display()));
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).map_err(failed)?;
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)?;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        let mode = if executable { 0o755 } else { 0o644 };
-        file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-    }
-    #[cfg(not(unix))]
-    let _ = executable;
-    file.as_file().sync_all().map_err(failed)?;
-    file.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
+    let written = if executable { write_program(path, text) } else { write_atomically(path, text) };
+    written.map_err(|error| Failure::Usage(error.to_string()))
 }

@@ -4,10 +4,13 @@ use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use super::validate::PUBLISHED;
 use super::{Ending, Failure};
 use crate::regress::scenario::ScenarioPlanner;
 use crate::regress::{self, FailOn, Observer, Options, TOLERANCE};
-use crate::results::{Store, read_scenarios};
+use crate::results::{Store, read_scenarios, write_if_changed};
+use crate::validate::baseline::Baseline;
+use crate::validate::validate;
 
 /// Options of `autoplan regress`.
 #[derive(Debug, clap::Args)]
@@ -18,7 +21,10 @@ pub(crate) struct RegressArgs {
     /// Folder with the stored result of every scenario.
     #[arg(long, value_name = "FOLDER", default_value = "results/best")]
     results: PathBuf,
-    /// Only scenarios whose name contains this text; may be given several times.
+    /// Errors reached before on the published measurements; `-` leaves the measurements out.
+    #[arg(long, value_name = "FILE", default_value = "results/accuracy.ron")]
+    accuracy: PathBuf,
+    /// Only scenarios whose name contains this text, without the measurements; may be given several times.
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
     /// Change of a prediction that is not reported: 0.5%, 0.005.
@@ -103,8 +109,24 @@ pub(crate) fn run(args: &RegressArgs) -> Result<Ending, Failure> {
     let bar = Bar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())));
     let options =
         Options { tolerance: args.tolerance, update: args.update, partial: chosen.len() < all.len() };
-    let report = regress::regress(&chosen, &store, &ScenarioPlanner::default(), &options, &bar);
+    let measured = (!options.partial && args.accuracy.as_os_str() != "-")
+        .then(|| validate(PUBLISHED.as_bytes(), |_| true, |_| {}))
+        .transpose()
+        .map_err(|error| Failure::Usage(error.to_string()))?;
+    let before = match &measured {
+        Some(_) if args.accuracy.exists() || !args.update => Some(Baseline::read(&args.accuracy)?),
+        _ => None,
+    };
+    let mut report = regress::regress(&chosen, &store, &ScenarioPlanner::default(), &options, &bar);
     bar.0.finish_and_clear();
+    if let Some(measured) = &measured {
+        report.accuracy = before.map_or_else(Vec::new, |before| before.worse(&measured.summary));
+        if args.update {
+            let text = Baseline::of(&measured.summary).to_text();
+            let text = text.map_err(|error| Failure::Usage(error.to_string()))?;
+            write_if_changed(&args.accuracy, &text).map_err(|error| Failure::Usage(error.to_string()))?;
+        }
+    }
     match args.format {
         Format::Table => anstream::print!("{}", report.table()),
         Format::Json => {

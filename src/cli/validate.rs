@@ -9,14 +9,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::percent;
 use super::{Ending, Failure, files};
-use crate::spec;
 use crate::spec::measured::MeasuredRow;
-use crate::validate::baseline::{Baseline, SCHEMA};
+use crate::validate::baseline::Baseline;
 use crate::validate::page::page;
 use crate::validate::{ErrorStatistics, ErrorTable, Report, validate};
 
 /// The measurements that ship.
-static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
+pub(super) static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
 
 /// Columns that `--filter` takes.
 const FILTERS: [&str; 8] =
@@ -114,20 +113,11 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     let Some(path) = &args.baseline else { return Ok(Ending::Done) };
     if args.update {
         let baseline = Baseline::of(&report.summary);
-        let style = ron::ser::PrettyConfig::new().compact_arrays(true);
-        let text = ron::ser::to_string_pretty(&baseline, style).map_err(|e| Failure::Usage(e.to_string()))?;
-        files::write(path, &(text + "\n"), false, true)?;
+        let text = baseline.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
+        files::write(path, &text, false, true)?;
         return Ok(Ending::Done);
     }
-    let text = spec::read_text(path)?;
-    let baseline: Baseline = spec::diagnostic::parse_ron(&path.display().to_string(), &text)?;
-    if baseline.schema != SCHEMA {
-        return Err(Failure::Usage(format!(
-            "{}: schema {} is not known; this build reads schema {SCHEMA}",
-            path.display(),
-            baseline.schema
-        )));
-    }
+    let baseline = Baseline::read(path)?;
     let worse = baseline.worse(&report.summary);
     for class in &worse {
         let now = class.now.map_or_else(|| "no rows".to_owned(), percent);

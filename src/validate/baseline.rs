@@ -1,10 +1,12 @@
 //! Accuracy that was reached, and whether it still is.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::Summary;
+use crate::spec::{SpecError, parse_ron, read_text};
 
 /// The schema version that this build reads and writes.
 pub const SCHEMA: u32 = 1;
@@ -67,6 +69,29 @@ impl Baseline {
             classes.insert("ranking: 1 - mean tau".into(), (summary.ranking.groups.len(), round(1.0 - tau)));
         }
         Self { schema: SCHEMA, relative_margin: 0.10, absolute_margin: 0.003, classes }
+    }
+
+    /// The text of its file.
+    ///
+    /// # Errors
+    /// A value that the format cannot hold.
+    pub fn to_text(&self) -> Result<String, ron::Error> {
+        let style = ron::ser::PrettyConfig::new().compact_arrays(true);
+        ron::ser::to_string_pretty(self, style).map(|text| text + "\n")
+    }
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// What is wrong with it, with its place; another schema.
+    pub fn read(path: &Path) -> Result<Self, SpecError> {
+        let (source, text) = (path.display().to_string(), read_text(path)?);
+        let baseline: Self = parse_ron(&source, &text)?;
+        if baseline.schema != SCHEMA {
+            let title = format!("schema {} is not known; this build reads schema {SCHEMA}", baseline.schema);
+            return Err(SpecError::new(source, title));
+        }
+        Ok(baseline)
     }
 
     /// Classes that are worse than here by more than the margin.

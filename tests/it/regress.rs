@@ -10,17 +10,16 @@ use autoplan::cost::step::predict;
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::Layers;
 use autoplan::plan::{Chunk, ContextComm, CudaGraphs, Layout, Offload, Plan, Recompute, Schedule};
-use autoplan::regress::{
-    FailOn, Observer, Options, Planner, Report, Silent, Verdict, compare_accuracy, regress,
-};
+use autoplan::regress::scenario::ScenarioPlanner;
+use autoplan::regress::{FailOn, Observer, Options, Planner, Report, Silent, Verdict, regress};
 use autoplan::results::{
-    Accuracy, ChunkRun, Objective, Outcome, Planned, SCHEMA, Scenario, Score, Store, StoredResult,
-    read_accuracy, read_scenarios, result_from_text, result_to_text, scenarios_from_text, write_accuracy,
-    write_atomically,
+    ChunkRun, Objective, Outcome, Planned, SCHEMA, Scenario, Store, StoredResult, read_scenarios,
+    result_from_text, result_to_text, scenarios_from_text, write_atomically,
 };
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::{load_cluster, load_model};
 use autoplan::units::Bytes;
+use autoplan::validate::baseline::Worse;
 
 /// Plans a scenario by predicting a few layouts with the real cost model.
 #[derive(Clone)]
@@ -497,36 +496,19 @@ fn formats_say_the_same() {
 }
 
 #[test]
-fn accuracy_may_fall_by_the_margin_only() {
-    let folder = temporary();
-    let path = folder.path().join("accuracy.ron");
-    assert!(read_accuracy(&path).unwrap().is_none());
-    let accuracy = |megatron: f64, fsdp: f64| Accuracy {
-        groups: [("megatron", megatron), ("fsdp", fsdp)]
-            .map(|(name, median)| {
-                (name.to_owned(), Score { rows: 9, median_percent: median, mean_percent: median + 1.0 })
-            })
-            .into(),
-    };
-    let before = accuracy(2.5, 4.0);
-    assert!(write_accuracy(&path, &before).unwrap());
-    assert!(!write_accuracy(&path, &before).unwrap(), "nothing changed");
-    let stored = read_accuracy(&path).unwrap().unwrap();
-    assert_eq!(stored, before);
-    let fell = |fresh: &Accuracy| {
-        compare_accuracy(&stored, fresh, 0.5).iter().map(|change| change.fell).collect::<Vec<_>>()
-    };
-    assert_eq!(fell(&accuracy(2.9, 3.0)), [false, false]);
-    assert_eq!(fell(&accuracy(3.1, 3.0)), [false, true]);
-    let mut gone = accuracy(2.5, 4.0);
-    gone.groups.remove("fsdp");
-    assert_eq!(fell(&gone), [true, false]);
-    let mut report = regress(&[], &Store::new(folder.path().join("none")), &Few::default(), &CHECK, &Silent);
+fn worse_predictions_of_measured_runs_fail() {
+    let mut report = regress(&[], &Store::new("/no/such/folder"), &Few::default(), &CHECK, &Silent);
     assert_eq!(report.exit_code(FailOn::Any), 0);
-    report.accuracy = compare_accuracy(&stored, &accuracy(3.1, 4.0), 0.5);
+    report.accuracy = vec![Worse { class: "step time: all".into(), before: 0.05, now: Some(0.0612) }];
     assert_eq!(report.exit_code(FailOn::Worse), 1);
-    assert!(report.table().contains("accuracy fell"), "{}", report.table());
-    assert!(report.github().contains("::error title=accuracy fell::megatron"), "{}", report.github());
+    assert!(
+        report.table().contains("accuracy fell           median error 5.00 % -> 6.12 %"),
+        "{}",
+        report.table()
+    );
+    assert!(
+        report.github().starts_with("::error title=accuracy fell::step time: all: median error 5.00 %25")
+    );
 }
 
 // Scenario files.
@@ -762,5 +744,155 @@ fn a_killed_update_leaves_whole_results() {
         }
         // Temporary files that the kill left are no results.
         assert_eq!(store.names().unwrap().len(), 3);
+    }
+}
+
+// The whole thing: real searches, and the command.
+
+fn searched(scenario: &Scenario) -> Planned {
+    match ScenarioPlanner::default().plan(scenario).unwrap() {
+        Outcome::Planned { best, .. } => best,
+        Outcome::Infeasible { reason } => panic!("{reason}"),
+    }
+}
+
+#[test]
+fn a_search_under_a_slower_network_says_which_item_moved() {
+    let folder = temporary();
+    let store = Store::new(folder.path());
+    // 13B on 40 GB cards has to be split.
+    let list = [Scenario { clusters: vec!["dgx-a100-40gb".into()], ..scenario("llama2-13b", 8) }];
+    let report = regress(&list, &store, &ScenarioPlanner::default(), &UPDATE, &Silent);
+    assert_eq!(verdicts(&report), [Verdict::New], "{}", report.table());
+    let report = regress(&list, &store, &ScenarioPlanner::default(), &CHECK, &Silent);
+    assert_eq!(verdicts(&report), [Verdict::Same], "{}", report.table());
+    let slower = ScenarioPlanner::adjusted(|task| {
+        let up = &mut task.machine.cluster.scale_up;
+        up.ring = up.ring * 0.5;
+    });
+    let options = Options { tolerance: 0.0005, ..CHECK };
+    let report = regress(&list, &store, &slower, &options, &Silent);
+    let entry = &report.scenarios[0];
+    assert!(matches!(entry.verdict, Verdict::Moved | Verdict::Worse), "{}", report.table());
+    assert!(entry.change.unwrap() > 0.0);
+    let moved: Vec<&str> = entry.items.iter().map(|item| item.item.as_str()).collect();
+    let network = ["tensor_parallel", "gradient_reduction", "weight_gather", "pipeline_messages"];
+    assert!(moved.iter().any(|item| network.contains(item)), "{moved:?}");
+    assert!(entry.message.contains(moved[0]), "{}", entry.message);
+}
+
+/// Eight GPUs take longest and cost least: each of more GPUs does less of the step, for the batch is
+/// fixed, and what they say to each other is paid for as well.
+#[test]
+fn dollars_and_time_choose_different_plans() {
+    let free = Scenario { gpus: vec![8, 64], global_batch_size: 64, ..scenario("llama3.2-1b", 8) };
+    let fastest = searched(&free);
+    let cheapest = searched(&Scenario { objective: Objective::Cost, ..free.clone() });
+    assert_eq!((fastest.gpus, cheapest.gpus), (64, 8));
+    assert!(fastest.step_time_ps < cheapest.step_time_ps);
+    assert!(fastest.usd_per_step > cheapest.usd_per_step);
+    // Where no count, cluster or price is free, dollars follow time.
+    let only = Scenario { gpus: vec![8], ..free };
+    let alike = [Objective::Time, Objective::Cost]
+        .map(|objective| searched(&Scenario { objective, ..only.clone() }).plan);
+    assert_eq!(alike[0], alike[1], "with nothing free both objectives agree");
+}
+
+fn autoplan(folder: &Path, arguments: &[&str]) -> (i32, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_autoplan"))
+        .arg("regress")
+        .args(arguments)
+        .current_dir(folder)
+        .output()
+        .unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_ends_with_the_promised_codes() {
+    let folder = temporary();
+    let list = "(schema: 1, scenarios: [
+        (model: \"llama3.2-1b\", clusters: [\"dgx-a100\"], gpus: [8], global_batch_size: 8, sequence_length: 2048),
+        (model: \"llama3.2-3b\", clusters: [\"dgx-a100\"], gpus: [8], global_batch_size: 8, sequence_length: 2048),
+    ])";
+    std::fs::create_dir(folder.path().join("results")).unwrap();
+    let scenarios = folder.path().join("results/scenarios.ron");
+    std::fs::write(&scenarios, list).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut all = vec!["--accuracy", "-"];
+        all.extend(arguments);
+        autoplan(folder.path(), &all)
+    };
+    let (code, out, _) = run(&[]);
+    assert_eq!(code, 1, "new results are a change: {out}");
+    let (code, out, err) = run(&["--update"]);
+    assert_eq!(code, 0, "{out}{err}");
+    assert!(out.contains("Best plans: 2 of 2 results change"), "{out}");
+    let before = snapshot(folder.path());
+    for format in ["table", "json", "github"] {
+        let one = run(&["--format", format, "--threads", "1"]);
+        assert_eq!(one.0, 0, "{}", one.1);
+        assert_eq!(one.1, run(&["--format", format, "--threads", "2"]).1, "{format}");
+    }
+    assert_eq!(snapshot(folder.path()), before);
+
+    // One file damaged: the other scenario is reported, the code is 2.
+    let damaged = before.iter().find(|(path, _)| path.to_string_lossy().contains("llama3.2-1b")).unwrap();
+    std::fs::write(&damaged.0, "(schema: 1,").unwrap();
+    let (code, out, _) = run(&["--format", "json"]);
+    assert_eq!(code, 2);
+    let json: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json["scenarios"][0]["verdict"], "unreadable");
+    assert_eq!(json["scenarios"][1]["verdict"], "same");
+    assert_eq!(run(&["--filter", "3b"]).0, 0, "the damaged one is not asked for");
+
+    // Input errors of every kind.
+    for (arguments, says) in [
+        (vec!["--tolerance", "lots"], "expected a share"),
+        (vec!["--tolerance", "NaN"], "expected a share"),
+        (vec!["--filter", "gpt5"], "none of 2 scenarios"),
+        (vec!["--scenarios", "gone.ron"], "no such file"),
+        (vec!["--scenarios", "results"], "this is a folder"),
+        (vec!["--threads", "0"], "0 is not in"),
+    ] {
+        let (code, out, err) = run(&arguments);
+        assert_eq!((code, out.as_str()), (2, ""), "{arguments:?}");
+        assert!(err.contains(says), "{arguments:?}: {err}");
+    }
+    std::fs::write(&scenarios, list.replace("3b", "4b")).unwrap();
+    let (code, out, _) = run(&["--filter", "4b"]);
+    assert_eq!(code, 2);
+    assert!(out.contains("no model `llama3.2-4b` ships"), "{out}");
+    std::fs::write(&scenarios, &list[..list.len() / 2]).unwrap();
+    let (code, _, err) = run(&[]);
+    assert_eq!(code, 2);
+    assert!(err.contains("scenarios.ron:"), "{err}");
+}
+
+/// `kill -9` in the middle of `autoplan regress --update`, at different moments.
+#[cfg(unix)]
+#[test]
+fn a_killed_command_leaves_whole_results() {
+    let folder = temporary();
+    let list = "(schema: 1, scenarios: [
+        (model: \"llama3.2-1b\", clusters: [\"dgx-a100\"], gpus: [8], global_batch_size: 8, sequence_length: 2048),
+    ])";
+    std::fs::write(folder.path().join("list.ron"), list).unwrap();
+    let store = Store::new(folder.path().join("best"));
+    let name = scenarios_from_text("list", list).unwrap()[0].name();
+    for round in 0..8u64 {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_autoplan"))
+            .args(["regress", "--accuracy", "-", "--scenarios", "list.ron", "--results", "best", "--update"])
+            .current_dir(folder.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5 + 15 * round));
+        let _ = process.kill();
+        process.wait().unwrap();
+        // No file yet, or a whole one.
+        assert!(store.read(&name).is_ok(), "round {round}: {:?}", store.read(&name));
     }
 }

@@ -6,7 +6,9 @@
 
 pub mod cluster;
 pub mod diagnostic;
+pub mod hf;
 pub mod job;
+mod json;
 pub mod measured;
 pub mod model;
 pub mod saved;
@@ -53,7 +55,7 @@ struct Source {
     text: String,
 }
 
-/// Loads a model: a shipped name or a `.ron` file.
+/// Loads a model: a shipped name, a `.ron` file or a Hugging Face `config.json`.
 ///
 /// # Errors
 /// What is wrong with the argument, the file or its contents.
@@ -100,12 +102,41 @@ pub fn load_accelerator(argument: &str) -> Result<Accelerator, SpecError> {
     accelerator_from_text(&source.name, &source.text)
 }
 
-/// Reads a model from RON text; `source` names it in errors.
+/// Reads a model from RON text, or from the JSON text of a Hugging Face configuration; `source` names it
+/// in errors.
 ///
 /// # Errors
 /// Syntax errors and faults, each with its place.
 pub fn model_from_text(source: &str, text: &str) -> Result<Model, SpecError> {
+    if is_json(source, text) {
+        return hf_from_text(source, text).map(|import| import.model);
+    }
     checked(source, text, Model::validate)
+}
+
+/// Loads a Hugging Face `config.json` with what was assumed while reading it.
+///
+/// # Errors
+/// What is wrong with the file or its contents.
+pub fn load_hf(path: &Path) -> Result<hf::Import, SpecError> {
+    hf_from_text(&path.display().to_string(), &read_text(path)?)
+}
+
+/// A model's name is that of its file, or of the folder where the file is a plain `config.json`.
+fn hf_from_text(source: &str, text: &str) -> Result<hf::Import, SpecError> {
+    let path = Path::new(source);
+    let stem = |path: &Path| path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned);
+    let name = match stem(path) {
+        Some(name) if name != "config" => Some(name),
+        _ => path.parent().and_then(Path::file_name).and_then(|name| name.to_str()).map(str::to_owned),
+    };
+    hf::import_with_notes(text, &name.unwrap_or_default()).map_err(|error| error.in_source(source))
+}
+
+/// A model in RON begins with `(`, a JSON object with `{`.
+fn is_json(source: &str, text: &str) -> bool {
+    text.trim_start().starts_with('{')
+        || Path::new(source).extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
 }
 
 /// Reads a cluster (without its accelerator) from RON text.

@@ -91,6 +91,13 @@ impl SpecError {
         if near.is_empty() { self } else { self.help(format!("did you mean {}?", list(&near, "or"))) }
     }
 
+    /// The same error about a source that has a name.
+    #[must_use]
+    pub fn in_source(mut self, source: &str) -> Self {
+        self.0.source = printable(source, 400);
+        self
+    }
+
     /// What is wrong, in one line, without the place.
     #[must_use]
     pub fn title(&self) -> &str {

@@ -543,7 +543,7 @@ impl Block {
                 {
                     check_size(field, within, value)?;
                 }
-                if a.heads % a.kv_heads != 0 {
+                if !a.heads.is_multiple_of(a.kv_heads) {
                     return Err(fault(
                         "kv_heads",
                         format!("{} query heads do not divide among {} key/value heads", a.heads, a.kv_heads),
@@ -583,7 +583,7 @@ impl Block {
                 }
                 check_up_to("conv_kernel", within, a.conv_kernel, 1 << 12)?;
                 check_product("groups", name, "the width of B and C", a.groups, a.state)?;
-                if a.inner % a.heads != 0 || a.heads % a.groups != 0 {
+                if !a.inner.is_multiple_of(a.heads) || !a.heads.is_multiple_of(a.groups) {
                     return Err(fault(
                         "heads",
                         "heads must divide inner, and groups must divide heads".into(),
@@ -620,7 +620,10 @@ impl Block {
                     ));
                 }
                 if let Some(g) = e.router.groups
-                    && (g.count == 0 || g.top_k == 0 || g.top_k > g.count || e.experts % g.count != 0)
+                    && (g.count == 0
+                        || g.top_k == 0
+                        || g.top_k > g.count
+                        || !e.experts.is_multiple_of(g.count))
                 {
                     return Err(fault(
                         "groups",

@@ -4,6 +4,7 @@ mod calibrate;
 mod explain;
 mod export;
 mod files;
+mod import;
 mod models;
 mod options;
 mod output;
@@ -40,6 +41,8 @@ enum Command {
     Validate(validate::ValidateArgs),
     /// Fit a site's constants to a handful of its own runs.
     Calibrate(calibrate::CalibrateArgs),
+    /// Read models and plans of other tools.
+    Import(import::ImportArgs),
     /// List the models that ship with autoplan.
     Models(models::ListArgs),
     /// List the clusters that ship with autoplan.
@@ -98,6 +101,7 @@ pub fn run() -> ExitCode {
         Command::Export(args) => export::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
+        Command::Import(args) => import::run(&args),
         Command::Models(args) => models::models(&args),
         Command::Clusters(args) => models::clusters(&args),
         Command::Regress(args) => regress::run(&args),

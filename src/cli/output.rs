@@ -8,11 +8,12 @@ use serde_json::{Map, Value, json};
 
 use super::Failure;
 use super::plan::{Objective, remedies};
-use crate::cost::money::{RunCost, run_cost, step_cost};
+use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
 use crate::planner::{Prepared, Rates};
 use crate::search::{Answer, Found, Stop};
+use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
 use crate::units::{Dollars, Seconds};
@@ -533,6 +534,52 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         value["wall_s"] = json!(wall.as_secs_f64());
     }
     value
+}
+
+/// Prints the phases of a run with its totals.
+pub(crate) fn print_phases(
+    format: Format,
+    phases: &[Phase],
+    prepared: &[Prepared],
+    found: &[Found],
+    total: &PhasedCost,
+) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    if format != Format::Table {
+        let plans: Vec<Value> = phases
+            .iter()
+            .zip(prepared)
+            .zip(found)
+            .map(|((phase, prepared), found)| {
+                let mut value = prediction_json(prepared, &found.plan, &found.prediction);
+                value["phase"] = json!(phase.to_string());
+                value
+            })
+            .collect();
+        let value = json!({"phases": plans, "total": total});
+        writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(["phase", "plan", "step", "days", "$"]);
+    for ((phase, found), cost) in phases.iter().zip(found).zip(&total.phases) {
+        table.add_row([
+            phase.to_string(),
+            found.plan.to_string(),
+            seconds(found.prediction.step().seconds()),
+            format!("{:.1}", cost.days),
+            money(cost.dollars.total),
+        ]);
+    }
+    for i in 2..5 {
+        if let Some(column) = table.column_mut(i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    writeln!(out, "{table}")?;
+    writeln!(out, "the whole run: {:.1} days, {}", total.days, money(total.dollars.total))?;
+    Ok(())
 }
 
 fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {

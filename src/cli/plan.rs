@@ -7,7 +7,9 @@ use super::output::{self, Format, Report, Section};
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::candidates::Restrictions;
+use crate::cost::money::phased_cost;
 use crate::planner::Task;
+use crate::spec::job::Phase;
 use crate::search::{Request, Silent, Stop};
 use crate::spec;
 use crate::units::{Dollars, Seconds};
@@ -24,6 +26,10 @@ pub(crate) struct PlanArgs {
     gpus: String,
     #[command(flatten)]
     job: JobArgs,
+    /// One phase of the run as SEQUENCE:BATCH:TOKENS, such as 8192:2048:14T; several for a run that changes its
+    /// context. Each phase is planned for itself; --seq-len, --global-batch and --tokens do not apply.
+    #[arg(long, value_name = "PHASE", conflicts_with_all = ["global_batch", "seq_len", "tokens"])]
+    phase: Vec<Phase>,
     /// What is best.
     #[arg(long, value_enum, default_value = "time")]
     objective: Objective,
@@ -102,6 +108,9 @@ fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
+    if !args.phase.is_empty() {
+        return phases(args);
+    }
     if let Some(threads) = args.threads {
         let built = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build_global();
         built.map_err(|e| Failure::Usage(format!("--threads {threads}: {e}")))?;
@@ -176,6 +185,47 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     }
     anstream::eprintln!("searched in {:.3} s", bar.elapsed().as_secs_f64());
     Ok(if empty { Ending::Negative } else { Ending::Done })
+}
+
+/// Plans every phase of a run and totals them.
+fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
+    let machine = spec::load_cluster(&args.cluster)?;
+    let counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
+    let [gpus] = counts.as_slice() else {
+        return Err(Failure::Usage("phases take one cluster and one number of GPUs".into()));
+    };
+    let bar = Bar::new(None);
+    let request = Request { top: 1, exhaustive: args.exhaustive, even_stages: args.even_stages, ..Request::default() };
+    let mut tasks = Vec::new();
+    for phase in &args.phase {
+        let job = JobArgs {
+            global_batch: Some(phase.global_batch_size),
+            seq_len: Some(phase.sequence_length),
+            tokens: Some(phase.tokens),
+            ..args.job.clone()
+        };
+        tasks.push(job.task(&args.model, &machine, *gpus)?);
+    }
+    let prepared: Vec<_> = tasks.iter().map(Task::prepare).collect();
+    let mut found = Vec::new();
+    for (phase, prepared) in args.phase.iter().zip(&prepared) {
+        let Some(best) = prepared.search(&request, &bar).found.into_iter().next() else {
+            bar.clear();
+            anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
+            return Ok(Ending::Negative);
+        };
+        found.push(best);
+    }
+    bar.clear();
+    let runs: Vec<_> = prepared
+        .iter()
+        .zip(&found)
+        .zip(&args.phase)
+        .map(|((prepared, found), phase)| (prepared.run(&found.prediction), phase.tokens))
+        .collect();
+    let total = phased_cost(&runs).map_err(|e| Failure::Usage(e.to_string()))?;
+    output::print_phases(args.format, &args.phase, &prepared, &found, &total)?;
+    Ok(Ending::Done)
 }
 
 /// What a remedy changes.

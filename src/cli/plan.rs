@@ -9,9 +9,9 @@ use super::{Ending, Failure};
 use crate::candidates::Restrictions;
 use crate::cost::money::phased_cost;
 use crate::planner::Task;
-use crate::spec::job::Phase;
 use crate::search::{Request, Silent, Stop};
 use crate::spec;
+use crate::spec::job::Phase;
 use crate::units::{Dollars, Seconds};
 
 /// Options of `autoplan plan`.
@@ -195,7 +195,8 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         return Err(Failure::Usage("phases take one cluster and one number of GPUs".into()));
     };
     let bar = Bar::new(None);
-    let request = Request { top: 1, exhaustive: args.exhaustive, even_stages: args.even_stages, ..Request::default() };
+    let request =
+        Request { top: 1, exhaustive: args.exhaustive, even_stages: args.even_stages, ..Request::default() };
     let mut tasks = Vec::new();
     for phase in &args.phase {
         let job = JobArgs {

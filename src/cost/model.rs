@@ -1,5 +1,7 @@
 //! Prices layers, ends, states and messages of a layout: fills the tables of [`crate::cost`].
 
+use std::collections::HashMap;
+
 use crate::cost::compute::{AttentionShape, Device, Product};
 use crate::cost::network::{Fabric, Group};
 use crate::cost::{
@@ -56,6 +58,8 @@ pub struct CostModel<'a> {
     fabric: Fabric,
     data_fabric: Fabric,
     low: Option<LowPrecision>,
+    /// All parameters of the model.
+    total_parameters: u64,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -104,8 +108,77 @@ struct Cell<'k> {
     expert_group: Group,
 }
 
+/// Parts of cells that many cells share, each priced once. Belongs to one [`CostModel`]; every thread has
+/// its own.
+#[derive(Debug, Default)]
+pub struct Parts {
+    trunks: HashMap<TrunkKey, Trunk>,
+    routed: HashMap<RoutedKey, Routed>,
+}
+
+/// What the parts of a cell depend on that know no experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct TrunkKey {
+    tensor_parallel: u32,
+    context_parallel: u32,
+    micro_batch_size: u32,
+    sequence_parallel: bool,
+    tensor_overlap: bool,
+    context_comm: ContextComm,
+}
+
+/// Everything of a cell but routed experts, host time and parameters.
+#[derive(Debug)]
+struct Trunk {
+    layers: Vec<Part>,
+    embedding: EndCost,
+    head: Passes,
+    /// One multi-token-prediction module beside its layer and its head.
+    mtp: Passes,
+    tied_copy: LocalParameters,
+}
+
+/// One layer kind without routed experts.
+#[derive(Debug, Default)]
+struct Part {
+    passes: Passes,
+    /// Of `passes`: what the `moe` module recomputes with the experts.
+    beside: Passes,
+    kept: Kept,
+    /// Kept bytes of shared experts.
+    shared: f64,
+    /// What selective recomputation can drop: seconds and bytes.
+    modules: Vec<(Module, f64, f64)>,
+    shapes: Vec<(u64, u64)>,
+}
+
+/// What the products of routed experts depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct RoutedKey {
+    kind: usize,
+    /// Bits of the tokens of a rank.
+    tokens: u64,
+    expert_parallel: u32,
+    expert_tensor_parallel: u32,
+    graphed: bool,
+}
+
+/// Routed experts of one layer kind: products, activation, quantisation.
+#[derive(Debug, Clone, Copy)]
+struct Routed {
+    passes: Passes,
+    activation: f64,
+}
+
+/// Routed experts of one layer in one cell.
+struct Experts {
+    passes: Passes,
+    modules: std::array::IntoIter<(Module, f64, f64), 2>,
+    shapes: [(u64, u64); 2],
+}
+
 /// Kept bytes of one layer by how they are divided.
-#[derive(Default)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Kept {
     /// Bytes per token of hidden-sized tensors: divided by TP under sequence parallelism only.
     hidden: f64,
@@ -146,6 +219,7 @@ impl<'a> CostModel<'a> {
             fabric: Fabric::new(cluster, job.gpus, 1.0),
             data_fabric: Fabric::new(cluster, job.gpus, profile.data.network),
             low: LowPrecision::of(job.precision, a),
+            total_parameters: crate::layers::parameter_count(model).total,
         }
     }
 
@@ -205,24 +279,52 @@ impl<'a> CostModel<'a> {
     /// Prices every layer kind and both ends for one cell.
     #[must_use]
     pub fn cell(&self, key: &CellKey) -> CellCosts {
+        self.cell_with(key, &mut Parts::default())
+    }
+
+    /// [`CostModel::cell`] with parts that other cells of the same model, cluster and job have priced.
+    #[must_use]
+    pub fn cell_with(&self, key: &CellKey, parts: &mut Parts) -> CellCosts {
         let c = self.cell_of(key);
-        let layers: Vec<LayerCost> = self.layers.kinds.iter().map(|kind| self.layer(&c, kind)).collect();
-        let embedding = self.embedding(&c);
-        let head = self.head(&c, &layers);
-        let tied_copy = self.tied_copy(&c);
+        let trunk_key = TrunkKey {
+            tensor_parallel: key.tensor_parallel,
+            context_parallel: key.context_parallel,
+            micro_batch_size: key.micro_batch_size,
+            sequence_parallel: key.sequence_parallel,
+            tensor_overlap: key.tensor_overlap,
+            context_comm: key.context_comm,
+        };
+        let trunk = parts.trunks.entry(trunk_key).or_insert_with(|| self.trunk(&c));
+        let layers: Vec<LayerCost> = self
+            .layers
+            .kinds
+            .iter()
+            .zip(&trunk.layers)
+            .enumerate()
+            .map(|(at, (kind, part))| self.layer(&c, at, kind, part, &mut parts.routed))
+            .collect();
+        let head = self.head(&c, &layers, trunk);
         let library = matches!(key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
         let mut buffers =
             if library { Bytes::from_f64(self.profile.experts.library_buffers) } else { Bytes::ZERO };
         buffers += WORKSPACE;
         if key.offload.activations {
-            // Two layers' activations are on the move.
-            buffers += self.offload_buffers(&c);
+            // Activations of two layers stay on the GPU while they move.
+            let plain = crate::plan::Offload { activations: false, ..key.offload };
+            let plain = self.cell_with(&CellKey { offload: plain, ..*key }, parts);
+            buffers += plain.layers.iter().map(|layer| layer.kept).max().unwrap_or_default() * 2;
+            let trunk = &parts.trunks[&trunk_key];
+            return self.cell_of_parts(layers, head, trunk, buffers);
         }
+        self.cell_of_parts(layers, head, trunk, buffers)
+    }
+
+    fn cell_of_parts(&self, layers: Vec<LayerCost>, head: EndCost, trunk: &Trunk, buffers: Bytes) -> CellCosts {
         CellCosts {
             layers,
-            embedding,
+            embedding: trunk.embedding.clone(),
             head,
-            tied_copy,
+            tied_copy: trunk.tied_copy,
             micro_batch_overhead: self.profile.host.micro_batch.picos(),
             buffers,
         }
@@ -230,24 +332,38 @@ impl<'a> CostModel<'a> {
 
     // ---- one layer ----
 
-    fn layer(&self, c: &Cell, kind: &LayerKind) -> LayerCost {
-        let block = &kind.block;
-        let mut p = Passes::default();
-        let mut kept = Kept::default();
-        let mut modules: Vec<(Module, Work, f64)> = Vec::new();
-        let mut shapes: Vec<(u64, u64)> = Vec::new();
+    fn trunk(&self, c: &Cell) -> Trunk {
+        let layers = self.layers.kinds.iter().map(|kind| self.part(c, &kind.block)).collect();
+        let mut mtp = Passes::default();
+        if self.layers.mtp.is_some() {
+            let h = self.model.hidden as f64;
+            let shared = c.tokens / c.split as f64;
+            self.linear(shared, h, 2.0 * h, self.low.is_some(), &mut mtp);
+            mtp.forward.add(Item::ElementWise, self.device.stream(12.0 * h * shared, 3.0));
+            mtp.backward.add(Item::ElementWise, self.device.stream(24.0 * h * shared, 6.0));
+        }
+        Trunk {
+            layers,
+            embedding: self.embedding(c),
+            head: self.head_passes(c),
+            mtp,
+            tied_copy: self.tied_copy(c),
+        }
+    }
 
-        self.norms(c, block, &mut p, &mut kept, &mut modules);
+    /// What of a layer no expert degree and no dispatcher changes.
+    fn part(&self, c: &Cell, block: &Block) -> Part {
+        let mut part = Part::default();
+        let Part { passes: p, kept, modules, shapes, .. } = &mut part;
+        self.norms(c, block, p, kept, modules);
         match &block.mixer {
-            Mixer::Attention(_) | Mixer::Latent(_) => {
-                self.attention(c, block, &mut p, &mut kept, &mut modules, &mut shapes);
-            }
+            Mixer::Attention(_) | Mixer::Latent(_) => self.attention(c, block, p, kept, modules, shapes),
             Mixer::Mamba2(a) => {
                 let inner = a.inner + 2 * a.groups * a.state;
                 let (into, out) = (a.inner + inner + a.heads, a.inner);
-                self.column(c, into, &mut p, &mut shapes);
-                self.row(c, out, &mut p, &mut shapes);
-                self.scan(c, a, &mut p);
+                self.column(c, into, p, shapes);
+                self.row(c, out, p, shapes);
+                self.scan(c, a, p);
                 kept.tensor += 2.0 * (into + inner + a.inner) as f64
                     + self.input_bytes() * a.inner as f64
                     + 4.0 * (a.inner * a.state) as f64 / SCAN_CHUNK as f64;
@@ -258,22 +374,52 @@ impl<'a> CostModel<'a> {
             FeedForward::Dense(d) => {
                 let mut body = Passes::default();
                 let into = d.width * (d.activation.matrices() - 1);
-                self.column(c, into, &mut body, &mut shapes);
-                self.row(c, d.width, &mut body, &mut shapes);
+                self.column(c, into, &mut body, shapes);
+                self.row(c, d.width, &mut body, shapes);
                 self.activation(d.width as f64 * c.tokens / c.tp, d.activation.gated(), &mut body);
                 let saved = 2.0 * into as f64 + self.input_bytes() * d.width as f64;
                 kept.tensor += saved + self.profile.memory.extra_kept.1 * d.width as f64;
-                self.add(&mut p, &body);
+                self.add(p, &body);
                 let mut extra = body.forward;
                 self.add_tensor_collectives(c, &mut extra, 1.0);
-                modules.push((Module::Mlp, extra, saved * c.tokens / c.tp));
+                modules.push((Module::Mlp, extra.total(), saved * c.tokens / c.tp));
             }
-            FeedForward::Moe(e) => {
-                self.moe(c, e, &mut p, &mut kept, &mut modules, &mut shapes);
-            }
+            FeedForward::Moe(e) => self.beside_experts(c, e, &mut part),
             FeedForward::None => {}
         }
-        self.tensor_parallel(c, block, &mut p);
+        self.tensor_parallel(c, block, &mut part.passes);
+        part
+    }
+
+    fn layer(
+        &self,
+        c: &Cell,
+        at: usize,
+        kind: &LayerKind,
+        part: &Part,
+        routed: &mut HashMap<RoutedKey, Routed>,
+    ) -> LayerCost {
+        let block = &kind.block;
+        let mut p = part.passes;
+        let mut kept = part.kept;
+        let mut modules: Vec<ModuleCost> = Vec::with_capacity(part.modules.len() + 4);
+        let module = |(module, seconds, saved): (Module, f64, f64)| {
+            let mut extra = Times::default();
+            extra.add(Item::Recompute, Seconds(seconds).picos());
+            ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
+        };
+        modules.extend(part.modules.iter().copied().map(module));
+        let mut shapes =
+            if self.profile.memory.gradient_pool { part.shapes.clone() } else { Vec::new() };
+        if let FeedForward::Moe(e) = &block.feed_forward {
+            let found = self.experts(c, at, e, part, &mut kept, routed);
+            self.add(&mut p, &found.passes);
+            p.exchange = found.passes.exchange;
+            modules.extend(found.modules.map(module));
+            if self.profile.memory.gradient_pool {
+                shapes.extend(found.shapes);
+            }
+        }
         let parameters = self.local_parameters(c, kind);
         p.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
 
@@ -314,27 +460,22 @@ impl<'a> CostModel<'a> {
         let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
         let whole = hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local;
         let input = 2.0 * self.model.hidden as f64 * tokens / c.split as f64;
-        let mut replay = Work::default();
-        replay.add(Item::Recompute, OPERATOR_REPLAY * device_forward);
-        modules.push((Module::Operators, replay, (1.0 - OPERATOR_KEPT) * whole));
+        modules.push(module((
+            Module::Operators,
+            OPERATOR_REPLAY * device_forward,
+            (1.0 - OPERATOR_KEPT) * whole,
+        )));
         let mut cost = LayerCost {
             forward: p.forward.times(),
             backward: p.backward.times(),
             weight_gradient: Seconds(p.weight).picos(),
             kept: Bytes::from_f64(whole),
-            modules: modules
-                .into_iter()
-                .map(|(module, work, saved)| {
-                    let mut extra = Times::default();
-                    extra.add(Item::Recompute, Seconds(work.total()).picos());
-                    ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
-                })
-                .collect(),
+            modules,
             full_extra: full_extra.times(),
             full_kept: Bytes::from_f64(input),
             parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
-            weight_shapes: if self.profile.memory.gradient_pool { shapes } else { Vec::new() },
+            weight_shapes: shapes,
         };
         if c.key.offload.activations {
             self.offload_activations(&mut cost);
@@ -433,7 +574,7 @@ impl<'a> CostModel<'a> {
         block: &Block,
         p: &mut Passes,
         kept: &mut Kept,
-        modules: &mut Vec<(Module, Work, f64)>,
+        modules: &mut Vec<(Module, f64, f64)>,
     ) {
         let h = self.model.hidden as f64;
         let norms = f64::from(block.norms);
@@ -459,8 +600,7 @@ impl<'a> CostModel<'a> {
             kept.hidden += parts * h;
         }
         if before > 0.0 {
-            let mut extra = Work::default();
-            extra.add(Item::ElementWise, d.stream(4.0 * before * elements, before));
+            let extra = d.stream(4.0 * before * elements, before);
             modules.push((Module::LayerNorm, extra, before * input * h * c.tokens / c.split as f64));
         }
     }
@@ -482,7 +622,7 @@ impl<'a> CostModel<'a> {
         block: &Block,
         p: &mut Passes,
         kept: &mut Kept,
-        modules: &mut Vec<(Module, Work, f64)>,
+        modules: &mut Vec<(Module, f64, f64)>,
         shapes: &mut Vec<(u64, u64)>,
     ) {
         let tp = u64::from(c.key.tensor_parallel);
@@ -565,9 +705,7 @@ impl<'a> CostModel<'a> {
         // fused kernel.
         let scores = if unfused { 5.0 * heads as f64 * sequence as f64 / c.cp } else { 4.0 * heads as f64 };
         kept.local += scores * tokens;
-        let mut extra = Work::default();
-        extra.add(Item::Attention, forward);
-        modules.push((Module::CoreAttention, extra, scores * tokens));
+        modules.push((Module::CoreAttention, forward, scores * tokens));
     }
 
     /// Projections of multi-head latent attention. Down projections are replicated over tensor-parallel
@@ -578,7 +716,7 @@ impl<'a> CostModel<'a> {
         a: &LatentAttention,
         p: &mut Passes,
         kept: &mut Kept,
-        modules: &mut Vec<(Module, Work, f64)>,
+        modules: &mut Vec<(Module, f64, f64)>,
         shapes: &mut Vec<(u64, u64)>,
     ) {
         let h = self.model.hidden;
@@ -622,7 +760,7 @@ impl<'a> CostModel<'a> {
         self.row(c, a.heads * a.v_dim, p, shapes);
         let saved = 2.0 * (heads * (2 * qk + a.v_dim)) as f64 * tokens;
         kept.local += saved + 2.0 * (heads * a.v_dim) as f64 * tokens;
-        modules.push((Module::MlaUpProjection, up.forward, saved));
+        modules.push((Module::MlaUpProjection, up.forward.total(), saved));
         self.add(p, &up);
     }
 
@@ -737,30 +875,43 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    fn moe(
-        &self,
-        c: &Cell,
-        e: &Moe,
-        p: &mut Passes,
-        kept: &mut Kept,
-        modules: &mut Vec<(Module, Work, f64)>,
-        shapes: &mut Vec<(u64, u64)>,
-    ) {
-        let x = &self.profile.experts;
-        let d = &self.device;
+    /// What runs beside routed experts whatever their degrees: shared experts, and projections to and
+    /// from a latent width.
+    fn beside_experts(&self, c: &Cell, e: &Moe, part: &mut Part) {
         let h = self.model.hidden as f64;
-        let width = e.latent_width.map_or(h, |w| w as f64);
-        let (ep, etp) = (f64::from(c.key.expert_parallel), f64::from(c.key.expert_tensor_parallel));
-        let matrices = e.activation.matrices() as f64;
         let local_tokens = c.tokens / c.split as f64;
-        let imbalance = self.imbalance(e);
-        let copies = imbalance * e.top_k as f64 * local_tokens * etp;
-        let experts = e.experts as f64 / ep;
-        let fm = e.width as f64 / etp;
+        let mut body = Passes::default();
+        if let Some(latent) = e.latent_width {
+            let low = self.low.is_some();
+            self.linear(local_tokens, latent as f64, h, low, &mut body);
+            self.linear(local_tokens, h, latent as f64, low, &mut body);
+            part.kept.hidden += 4.0 * latent as f64;
+        }
+        if e.shared_width > 0 {
+            let mut shared = Passes::default();
+            let matrices = e.activation.matrices();
+            self.column(c, e.shared_width * (matrices - 1), &mut shared, &mut part.shapes);
+            self.row(c, e.shared_width, &mut shared, &mut part.shapes);
+            let elements = e.shared_width as f64 * c.tokens / c.tp;
+            self.activation(elements, e.activation.gated(), &mut shared);
+            part.shared = (2.0 * (matrices - 1) as f64 + self.input_bytes()) * elements;
+            part.kept.local += part.shared;
+            part.modules.push((Module::SharedExperts, shared.forward.total(), part.shared));
+            self.add(&mut body, &shared);
+        }
+        part.beside = body;
+        self.add(&mut part.passes, &body);
+    }
+
+    /// Products, activation and quantisation of the routed experts of a rank, for `copies` routed tokens.
+    fn routed(&self, c: &Cell, e: &Moe, copies: f64) -> Routed {
+        let d = &self.device;
+        let width = e.latent_width.unwrap_or(self.model.hidden) as f64;
+        let matrices = e.activation.matrices() as f64;
+        let experts = e.experts as f64 / f64::from(c.key.expert_parallel);
+        let fm = e.width as f64 / f64::from(c.key.expert_tensor_parallel);
         let low = self.low.is_some();
         let mut body = Passes::default();
-
-        // Routed experts.
         let bytes = if low { self.input_bytes() } else { 2.0 };
         let product = |rows: f64, columns: f64, inner: f64, result_bytes: f64| Product {
             rows,
@@ -781,11 +932,8 @@ impl<'a> CostModel<'a> {
                 body.weight += weight;
             }
         }
-        shapes.push((((matrices - 1.0) * fm) as u64, width as u64));
-        shapes.push((width as u64, fm as u64));
         let graphed = c.key.cuda_graphs == CudaGraphs::FullIteration;
-        let gated = e.activation.gated();
-        let (forward, backward) = if gated { (6.0, 10.0) } else { (4.0, 6.0) };
+        let (forward, backward) = if e.activation.gated() { (6.0, 10.0) } else { (4.0, 6.0) };
         // Under full-iteration graphs the activation is fused into the products.
         let (share_forward, share_backward) = if graphed { (0.0, 0.5) } else { (1.0, 1.0) };
         let activation = d.stream(forward * fm * copies * share_forward, 1.0);
@@ -798,10 +946,44 @@ impl<'a> CostModel<'a> {
         }
         if e.expert_bias {
             let share = if graphed { 0.3 } else { 1.0 };
-            let traffic = d.stream(share * x.bias_bytes * (width + (matrices - 1.0) * fm) * copies, 0.0);
+            let bytes = share * self.profile.experts.bias_bytes * (width + (matrices - 1.0) * fm) * copies;
+            let traffic = d.stream(bytes, 0.0);
             body.forward.add(Item::Experts, traffic);
             body.backward.add(Item::Experts, 1.5 * traffic);
         }
+        Routed { passes: body, activation }
+    }
+
+    /// Routed experts with router, permutation and exchange.
+    fn experts(
+        &self,
+        c: &Cell,
+        kind: usize,
+        e: &Moe,
+        part: &Part,
+        kept: &mut Kept,
+        routed: &mut HashMap<RoutedKey, Routed>,
+    ) -> Experts {
+        let x = &self.profile.experts;
+        let d = &self.device;
+        let h = self.model.hidden as f64;
+        let width = e.latent_width.map_or(h, |w| w as f64);
+        let (ep, etp) = (f64::from(c.key.expert_parallel), f64::from(c.key.expert_tensor_parallel));
+        let matrices = e.activation.matrices() as f64;
+        let local_tokens = c.tokens / c.split as f64;
+        let imbalance = self.imbalance(e);
+        let copies = imbalance * e.top_k as f64 * local_tokens * etp;
+        let fm = e.width as f64 / etp;
+        let graphed = c.key.cuda_graphs == CudaGraphs::FullIteration;
+        let key = RoutedKey {
+            kind,
+            tokens: local_tokens.to_bits(),
+            expert_parallel: c.key.expert_parallel,
+            expert_tensor_parallel: c.key.expert_tensor_parallel,
+            graphed,
+        };
+        let Routed { passes: mut body, activation } =
+            *routed.entry(key).or_insert_with(|| self.routed(c, e, copies));
 
         // Permutation and exchange.
         let library = matches!(c.key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
@@ -821,45 +1003,26 @@ impl<'a> CostModel<'a> {
         body.forward.add(Item::Routing, router);
         body.backward.add(Item::Routing, router);
         body.exchange = imbalance * self.exchange(c, e, width, local_tokens);
-        if let Some(latent) = e.latent_width {
-            let mut pair = Passes::default();
-            self.linear(local_tokens, latent as f64, h, low, &mut pair);
-            self.linear(local_tokens, h, latent as f64, low, &mut pair);
-            self.add(&mut body, &pair);
-            kept.hidden += 4.0 * latent as f64;
-        }
 
         // Kept: permuted input, what the activation reads, and its output.
         let in_bytes = self.input_bytes();
         let activation_out = in_bytes * fm * copies;
-        let mut routed = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies + activation_out;
+        let mut stored = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies + activation_out;
         if c.key.dispatcher == Some(Dispatcher::AllGather) {
-            routed += 2.0 * h * local_tokens * ep * etp;
+            stored += 2.0 * h * local_tokens * ep * etp;
         }
         let small = (4.0 * e.experts as f64 + 8.0 * e.top_k as f64) * local_tokens;
-        kept.local += routed + small;
-
-        let mut extra = Work::default();
-        extra.add(Item::Experts, activation);
-        modules.push((Module::MoeActivation, extra, activation_out));
-
-        // Shared experts.
-        let mut shared_saved = 0.0;
-        if e.shared_width > 0 {
-            let mut shared = Passes::default();
-            self.column(c, e.shared_width * (e.activation.matrices() - 1), &mut shared, shapes);
-            self.row(c, e.shared_width, &mut shared, shapes);
-            self.activation(e.shared_width as f64 * c.tokens / c.tp, gated, &mut shared);
-            shared_saved = (2.0 * (matrices - 1.0) + in_bytes) * e.shared_width as f64 * c.tokens / c.tp;
-            kept.local += shared_saved;
-            modules.push((Module::SharedExperts, shared.forward, shared_saved));
-            self.add(&mut body, &shared);
+        kept.local += stored + small;
+        let whole = body.forward.total() + part.beside.forward.total() + 2.0 * body.exchange;
+        Experts {
+            passes: body,
+            modules: [
+                (Module::MoeActivation, activation, activation_out),
+                (Module::Moe, whole, stored + small + part.shared),
+            ]
+            .into_iter(),
+            shapes: [(((matrices - 1.0) * fm) as u64, width as u64), (width as u64, fm as u64)],
         }
-        let mut whole = body.forward;
-        whole.add(Item::ExpertParallel, 2.0 * body.exchange);
-        modules.push((Module::Moe, whole, routed + small + shared_saved));
-        p.exchange = body.exchange;
-        self.add(p, &body);
     }
 
     /// Seconds of one dispatch or combine.
@@ -1023,14 +1186,14 @@ impl<'a> CostModel<'a> {
         p
     }
 
-    fn head(&self, c: &Cell, layers: &[LayerCost]) -> EndCost {
+    fn head(&self, c: &Cell, layers: &[LayerCost], trunk: &Trunk) -> EndCost {
         let h = self.model.hidden as f64;
         let tp = u64::from(c.key.tensor_parallel);
         let width = embedding_width(self.model);
         let vocabulary = self.model.padded_vocabulary(tp);
         let local = vocabulary as f64 / c.tp;
         let m = &self.profile.memory;
-        let mut head = self.head_passes(c);
+        let mut head = trunk.head;
         let logits = c.tokens
             * if m.logits_gathered {
                 // The gathered FP32 loss stands beside the local BF16 logits.
@@ -1062,11 +1225,8 @@ impl<'a> CostModel<'a> {
         };
         if let Some((kind, modules)) = self.layers.mtp {
             let layer = &layers[kind as usize];
-            let mut own = Passes::default();
+            let own = &trunk.mtp;
             let shared = c.tokens / c.split as f64;
-            self.linear(shared, h, 2.0 * h, self.low.is_some(), &mut own);
-            own.forward.add(Item::ElementWise, self.device.stream(12.0 * h * shared, 3.0));
-            own.backward.add(Item::ElementWise, self.device.stream(24.0 * h * shared, 6.0));
             let count = u64::from(modules);
             cost.forward = cost
                 .forward
@@ -1218,15 +1378,6 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Activations of two layers stay on the GPU while they move.
-    fn offload_buffers(&self, c: &Cell) -> Bytes {
-        let plain =
-            CellKey { offload: crate::plan::Offload { activations: false, ..c.key.offload }, ..*c.key };
-        let cell = self.cell_of(&plain);
-        let largest = self.layers.kinds.iter().map(|kind| self.layer(&cell, kind).kept).max();
-        largest.unwrap_or_default() * 2
-    }
-
     // ---- states ----
 
     /// Prices the states of one data-parallel arrangement.
@@ -1263,8 +1414,7 @@ impl<'a> CostModel<'a> {
 
         // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot
         // hide. The average rank's parameters stand for all.
-        let total: u64 = crate::layers::parameter_count(self.model).total;
-        let local = (total as f64 / f64::from(t * p) / f64::from(layout.virtual_stages)).max(1.0);
+        let local = (self.total_parameters as f64 / f64::from(t * p) / f64::from(layout.virtual_stages)).max(1.0);
         let bucket = (1e6 * f64::from(layout.data_parallel)).max(40e6).min(local);
         let buckets = (local * f64::from(layout.virtual_stages) / bucket).ceil().max(1.0);
         let dense_group = self.data_fabric.group(shard.max(if sharded { 1 } else { replicas }), t);

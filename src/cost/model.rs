@@ -319,7 +319,13 @@ impl<'a> CostModel<'a> {
         self.cell_of_parts(layers, head, trunk, buffers)
     }
 
-    fn cell_of_parts(&self, layers: Vec<LayerCost>, head: EndCost, trunk: &Trunk, buffers: Bytes) -> CellCosts {
+    fn cell_of_parts(
+        &self,
+        layers: Vec<LayerCost>,
+        head: EndCost,
+        trunk: &Trunk,
+        buffers: Bytes,
+    ) -> CellCosts {
         CellCosts {
             layers,
             embedding: trunk.embedding.clone(),
@@ -409,8 +415,7 @@ impl<'a> CostModel<'a> {
             ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
         };
         modules.extend(part.modules.iter().copied().map(module));
-        let mut shapes =
-            if self.profile.memory.gradient_pool { part.shapes.clone() } else { Vec::new() };
+        let mut shapes = if self.profile.memory.gradient_pool { part.shapes.clone() } else { Vec::new() };
         if let FeedForward::Moe(e) = &block.feed_forward {
             let found = self.experts(c, at, e, part, &mut kept, routed);
             self.add(&mut p, &found.passes);
@@ -1414,7 +1419,8 @@ impl<'a> CostModel<'a> {
 
         // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot
         // hide. The average rank's parameters stand for all.
-        let local = (self.total_parameters as f64 / f64::from(t * p) / f64::from(layout.virtual_stages)).max(1.0);
+        let local =
+            (self.total_parameters as f64 / f64::from(t * p) / f64::from(layout.virtual_stages)).max(1.0);
         let bucket = (1e6 * f64::from(layout.data_parallel)).max(40e6).min(local);
         let buckets = (local * f64::from(layout.virtual_stages) / bucket).ceil().max(1.0);
         let dense_group = self.data_fabric.group(shard.max(if sharded { 1 } else { replicas }), t);

@@ -9,6 +9,7 @@ pub mod accelerate;
 pub mod bridge;
 pub mod deepspeed;
 pub mod export;
+pub mod hf;
 pub mod megatron;
 mod nearest;
 pub mod profile;
@@ -120,6 +121,8 @@ impl Target {
     pub fn plan_rules(self) -> &'static [PlanRule] {
         match self {
             Self::Megatron | Self::Bridge => megatron::PLAN_RULES,
+            Self::Torchtitan => torchtitan::PLAN_RULES,
+            Self::DeepSpeed | Self::MegatronDeepSpeed => deepspeed::PLAN_RULES,
             _ => &[],
         }
     }
@@ -690,14 +693,23 @@ pub static COMMON_RULES: &[Rule] = &[
         source: "Megatron-LM megatron/training/arguments.py validate_args",
         judge: Judge::SetUp,
         check: |_, c, l| {
-            let plain = l.expert_parallel == 1
-                && l.expert_tensor_parallel == 1
-                && l.dispatcher.is_none()
-                && !l.expert_overlap;
+            ensure(
+                c.has_experts() || l.expert_parallel == 1,
+                "the model has no experts, but ep is {0}",
+                numbers([u64::from(l.expert_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "dense-form",
+        source: FORM,
+        judge: Judge::Nobody,
+        check: |_, c, l| {
+            let plain = l.expert_tensor_parallel == 1 && l.dispatcher.is_none() && !l.expert_overlap;
             ensure(
                 c.has_experts() || plain,
-                "the model has no experts, but ep is {0} and etp {1}, or a dispatcher is named",
-                numbers([u64::from(l.expert_parallel), u64::from(l.expert_tensor_parallel)]),
+                "the model has no experts, but the layout says how they are split, reached or overlapped",
+                [0; 4],
             )
         },
     },
@@ -997,6 +1009,12 @@ pub(crate) fn heads_divide(k: &Capabilities, c: &Context, l: &Layout) -> Result<
     for a in &c.latent {
         ensure(a.heads % tp == 0, "{0} heads do not divide among tp {1}", numbers([a.heads, tp]))?;
     }
+    Ok(())
+}
+
+/// Mamba heads and groups divide among tensor-parallel ranks.
+pub(crate) fn mamba_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let tp = u64::from(l.tensor_parallel);
     for a in &c.mamba {
         ensure(a.heads % tp == 0, "{0} Mamba heads do not divide among tp {1}", numbers([a.heads, tp]))?;
         ensure(a.groups % tp == 0, "{0} Mamba groups do not divide among tp {1}", numbers([a.groups, tp]))?;

@@ -2,12 +2,20 @@
 //!
 //! Read in Accelerate 1.15; sources of rules name files below `accelerate/`.
 
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::deepspeed::write::python_literal;
+use super::export::{ExportRequest, ExportedFile};
+use super::hf::HfModel;
 use super::{
-    Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
-    heads_divide, numbers, sequence_divides, widths_divide,
+    Broken, Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
+    ensure, heads_divide, numbers, sequence_divides, widths_divide,
 };
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
-use crate::spec::job::{Precision, Training};
+use crate::layers::Layers;
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Recompute, Schedule};
+use crate::spec::job::{Optimizer, Precision, Training};
 
 /// What an Accelerate configuration can express.
 pub static CAPABILITIES: Capabilities = Capabilities {
@@ -96,7 +104,7 @@ pub static RULES: &[Rule] = &[
         judge: Judge::Nobody,
         check: |_, _, l| {
             ensure(
-                l.zero_stage == 0 || l.shard_group > 1 || l.data_parallel * l.context_parallel == 1,
+                l.zero_stage == 0 || l.shard_group > 1,
                 "FSDP over a group of {0} shards nothing",
                 numbers([u64::from(l.shard_group)]),
             )?;
@@ -142,14 +150,177 @@ pub static RULES: &[Rule] = &[
                 "only bf16 and fp16 are exported",
                 [0; 4],
             )?;
+            ensure(
+                matches!(c.optimizer, Optimizer::Adamw | Optimizer::Sgd),
+                "only AdamW and SGD are exported",
+                [0; 4],
+            )?;
             ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
         },
     },
 ];
 
-/// Writes a configuration.
-pub(super) fn write(
-    _: &super::export::ExportRequest,
-) -> Result<Vec<super::export::ExportedFile>, super::Broken> {
-    Err(super::broken("not yet"))
+const WRITTEN_FOR: &str = "Accelerate 1.15, transformers 5.12, torch 2.14";
+
+/// Writes the configuration, its launcher and, for known model families, a training script.
+pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
+    let layers = Layers::new(request.model);
+    let hf = HfModel::of(request.model, &layers);
+    let mut files = vec![
+        ExportedFile {
+            name: "accelerate.yaml".into(),
+            text: configuration(request, hf.as_ref()),
+            executable: false,
+        },
+        ExportedFile { name: "launch.sh".into(), text: launcher(request), executable: true },
+    ];
+    if let Some(hf) = hf {
+        files.push(ExportedFile {
+            name: "train.py".into(),
+            text: training_script(request, &hf),
+            executable: true,
+        });
+    }
+    Ok(files)
+}
+
+fn recomputes(request: &ExportRequest) -> bool {
+    request.plan.chunks().iter().any(|c| c.recompute != Recompute::None)
+}
+
+fn configuration(request: &ExportRequest, hf: Option<&HfModel>) -> String {
+    let l = request.plan.layout();
+    let (nodes, _) = request.nodes();
+    let precision = if request.job.precision == Precision::Fp16 { "fp16" } else { "bf16" };
+    let sharded = l.zero_stage > 0;
+    let kind = if sharded { "FSDP" } else { "MULTI_GPU" };
+    let mut text = request.header("#", WRITTEN_FOR);
+    text.push_str("#\n# Micro-batch size and accumulation are the training script's.\n");
+    let _ = writeln!(text, "compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}");
+    let _ = writeln!(text, "mixed_precision: {precision}\nnum_machines: {nodes}");
+    let _ = writeln!(text, "num_processes: {}\nmachine_rank: 0", request.job.gpus);
+    text.push_str("main_process_ip: localhost\nmain_process_port: 29500\nrdzv_backend: static\n");
+    text.push_str("main_training_function: main\nuse_cpu: false\n");
+    if sharded {
+        let wrapped = hf.map(|hf| format!("  fsdp_transformer_layer_cls_to_wrap: {}\n", hf.layer_class));
+        let _ = write!(
+            text,
+            "fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: {}\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n{}  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_activation_checkpointing: {}\n  fsdp_offload_params: {}\n  fsdp_cpu_ram_efficient_loading: false\n",
+            l.zero_stage == 3,
+            wrapped.unwrap_or_default(),
+            recomputes(request),
+            l.offload.parameters != Place::Gpu,
+        );
+        let shard = l.shard_group / l.context_parallel;
+        let _ = write!(
+            text,
+            "parallelism_config:\n  parallelism_config_dp_replicate_size: {}\n  parallelism_config_dp_shard_size: {shard}\n  parallelism_config_tp_size: {}\n  parallelism_config_cp_size: {}\n",
+            l.data_parallel / shard.max(1),
+            l.tensor_parallel,
+            l.context_parallel,
+        );
+        if l.context_parallel > 1 {
+            let strategy = if l.context_comm == ContextComm::AllGather { "allgather" } else { "alltoall" };
+            let _ = writeln!(text, "  parallelism_config_cp_comm_strategy: {strategy}");
+        }
+    }
+    text
+}
+
+fn launcher(request: &ExportRequest) -> String {
+    let (nodes, _) = request.nodes();
+    format!(
+        r#"#!/usr/bin/env bash
+{header}#
+# Run it on every node; with several nodes, set NODE_RANK and MASTER_ADDR. TRAIN_SCRIPT may name a
+# training script other than the one beside this file.
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+
+exec accelerate launch --config_file "$HERE/accelerate.yaml" \
+    --num_machines {nodes} --num_processes {gpus} --machine_rank "${{NODE_RANK:-0}}" \
+    --main_process_ip "${{MASTER_ADDR:-localhost}}" --main_process_port "${{MASTER_PORT:-29500}}" \
+    "${{TRAIN_SCRIPT:-$HERE/train.py}}" "$@"
+"#,
+        header = request.header("#", WRITTEN_FOR),
+        gpus = request.job.gpus,
+    )
+}
+
+/// A small training script: the model from its configuration, synthetic tokens, Accelerate's loop.
+fn training_script(request: &ExportRequest, hf: &HfModel) -> String {
+    let l = request.plan.layout();
+    let config = serde_json::to_string_pretty(&Value::Object(hf.config.clone())).unwrap_or_default();
+    let optimizer = if request.job.optimizer == Optimizer::Sgd {
+        "torch.optim.SGD(model.parameters(), lr=3e-4, momentum=0.9, weight_decay=0.1)"
+    } else {
+        "torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)"
+    };
+    let recompute = if l.zero_stage == 0 && recomputes(request) {
+        "    model.gradient_checkpointing_enable()\n"
+    } else {
+        ""
+    };
+    let body = if l.context_parallel > 1 {
+        "            shards = [batch[\"input_ids\"], batch[\"position_ids\"], batch[\"labels\"]]\n            with accelerator.maybe_context_parallel(buffers=shards, buffer_seq_dims=[1, 1, 1]):\n                loss = model(**batch).loss\n                accelerator.backward(loss)\n"
+    } else {
+        "            loss = model(**batch).loss\n            accelerator.backward(loss)\n"
+    };
+    format!(
+        r#"#!/usr/bin/env python3
+{header}#
+# Trains the model on synthetic tokens; put a data loader in the place of batches().
+import json
+
+import torch
+from accelerate import Accelerator
+from transformers import AutoConfig, AutoModelForCausalLM
+
+MODEL = json.loads({literal})
+SEQUENCE_LENGTH = {sequence}
+MICRO_BATCH_SIZE = {micro_batch}
+ACCUMULATION = {accumulation}
+STEPS = {steps}
+
+
+def batches(vocabulary, device):
+    """Micro-batches of one replica; ranks that share a replica draw the same tokens."""
+    shape = (MICRO_BATCH_SIZE, SEQUENCE_LENGTH)
+    positions = torch.arange(SEQUENCE_LENGTH, device=device).expand(shape).contiguous()
+    while True:
+        tokens = torch.randint(vocabulary, shape, device=device)
+        yield {{"input_ids": tokens, "position_ids": positions.clone(), "labels": tokens.clone()}}
+
+
+def main():
+    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
+    config = AutoConfig.for_model(**MODEL)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+{recompute}    model = accelerator.prepare(model)
+    optimizer = accelerator.prepare({optimizer})
+    model.train()
+    stream = batches(config.vocab_size, accelerator.device)
+    for micro_batch in range(STEPS * ACCUMULATION):
+        batch = next(stream)
+        with accelerator.accumulate(model):
+{body}            if accelerator.sync_gradients:
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        if (micro_batch + 1) % ACCUMULATION == 0:
+            accelerator.print(f"step {{micro_batch // ACCUMULATION}} loss {{loss.item():.4f}}")
+
+
+if __name__ == "__main__":
+    main()
+"#,
+        header = request.header("#", WRITTEN_FOR),
+        literal = python_literal(&config),
+        sequence = request.job.sequence_length,
+        micro_batch = l.micro_batch_size,
+        accumulation = l.gradient_accumulation_steps,
+        steps = request.steps(),
+    )
 }

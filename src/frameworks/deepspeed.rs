@@ -6,10 +6,10 @@
 pub mod write;
 
 use super::{
-    Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
-    heads_divide, numbers, widths_divide,
+    Capabilities, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
+    ensure, heads_divide, numbers, widths_divide,
 };
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Recompute, Schedule};
 use crate::spec::job::{Optimizer, Precision};
 
 /// What a DeepSpeed configuration can express.
@@ -395,3 +395,18 @@ pub static MEGATRON_RULES: &[Rule] = &[
 pub fn needs_megatron(layout: &Layout) -> bool {
     layout.pipeline_parallel > 1
 }
+
+/// Rules on plans.
+pub static PLAN_RULES: &[PlanRule] = &[PlanRule {
+    name: "activation-offload",
+    source: "runtime/activation_checkpointing/config.py cpu_checkpointing",
+    judge: Judge::Nobody,
+    check: |_, _, p| {
+        let recomputes = p.chunks().iter().all(|c| c.layers == 0 || c.recompute != Recompute::None);
+        ensure(
+            !p.layout().offload.activations || recomputes,
+            "only the inputs of recomputed layers can go to host memory",
+            [0; 4],
+        )
+    },
+}];

@@ -9,7 +9,7 @@ pub mod write;
 
 use super::{
     Broken, Capabilities, Context, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel,
-    ShardGroups, ensure, heads_divide, numbers, sequence_divides, widths_divide,
+    ShardGroups, ensure, heads_divide, mamba_divides, numbers, sequence_divides, widths_divide,
 };
 use crate::cost::schedule::interleave_group;
 use crate::plan::{
@@ -67,6 +67,12 @@ pub static RULES: &[Rule] = &[
         source: "core/transformer/transformer_config.py __post_init__",
         judge: Judge::SetUp,
         check: heads_divide,
+    },
+    Rule {
+        name: "mamba-heads",
+        source: "core/ssm/mamba_mixer.py, at model construction",
+        judge: Judge::Run,
+        check: mamba_divides,
     },
     Rule {
         name: "widths",
@@ -141,7 +147,7 @@ pub static RULES: &[Rule] = &[
     Rule {
         name: "mamba-context",
         source: "core/ssm/mamba_context_parallel.py",
-        judge: Judge::SetUp,
+        judge: Judge::Run,
         check: |_, c, l| {
             let (tp, cp) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel));
             for a in &c.mamba {

@@ -5,8 +5,8 @@
 pub mod write;
 
 use super::{
-    Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups, ensure,
-    heads_divide, numbers, widths_divide,
+    Capabilities, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
+    ensure, heads_divide, numbers, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
 use crate::spec::job::{Optimizer, Precision, Training};
@@ -112,6 +112,48 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "multi-token-prediction",
+        source: "models/deepseek_v3/mtp.py update_from_config",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            ensure(
+                c.mtp_modules == 0 || (l.pipeline_parallel == 1 && l.context_parallel == 1),
+                "multi-token prediction works neither with {0} pipeline stages nor with cp {1}",
+                numbers([u64::from(l.pipeline_parallel), u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "dispatcher",
+        source: "models/common/token_dispatcher.py update_ep_token_dispatcher_config",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            if !matches!(l.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp)) {
+                return Ok(());
+            }
+            ensure(l.expert_parallel > 1, "DeepEP and HybridEP need ep > 1", [0; 4])?;
+            let tokens = u64::from(l.micro_batch_size) * c.sequence_length;
+            let split = u64::from(l.context_parallel) * u64::from(l.tensor_parallel);
+            ensure(
+                tokens % split == 0,
+                "{0} tokens per micro-batch do not divide among cp x tp = {1}",
+                numbers([tokens, split]),
+            )
+        },
+    },
+    Rule {
+        name: "one-forward-one-backward",
+        source: "torch distributed/pipelining/schedules.py Schedule1F1B",
+        judge: Judge::SetUp,
+        check: |_, _, l| {
+            ensure(
+                l.schedule != Schedule::OneFOneB || l.gradient_accumulation_steps >= l.pipeline_parallel,
+                "1F1B needs as many micro-batches as stages: {0} for {1}",
+                numbers([u64::from(l.gradient_accumulation_steps), u64::from(l.pipeline_parallel)]),
+            )
+        },
+    },
+    Rule {
         name: "cuda-graphs",
         source: "trainer.py; config/configs.py disable_cuda_graphs",
         judge: Judge::SetUp,
@@ -170,3 +212,19 @@ pub static RULES: &[Rule] = &[
         },
     },
 ];
+
+/// Rules on plans.
+pub static PLAN_RULES: &[PlanRule] = &[PlanRule {
+    name: "empty-parts",
+    source: "distributed/pipeline_parallel.py, a stage needs a module",
+    judge: Judge::Run,
+    check: |_, _, p| {
+        let chunks = p.chunks();
+        let inner = chunks.get(1..chunks.len().saturating_sub(1)).unwrap_or_default();
+        ensure(
+            inner.iter().all(|c| c.layers > 0),
+            "a stage between the first and the last holds no layer",
+            [0; 4],
+        )
+    },
+}];

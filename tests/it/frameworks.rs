@@ -196,6 +196,8 @@ static CASES: &[Case] = &[
     }),
     case(Target::Megatron, "sequence-parallel-needs-tensor", DENSE, same, |l| l.sequence_parallel = true),
     case(Target::Megatron, "dense-has-no-experts", DENSE, same, |l| l.expert_parallel = 2),
+    case(Target::Megatron, "dense-form", DENSE, same, moe),
+    case(Target::Megatron, "mamba-heads", HYBRID, ninety_six, |l| l.tensor_parallel = 16),
     case(Target::Megatron, "dispatcher-axis", LATENT_MOE, same, |l| l.expert_parallel = 8),
     case(Target::Accelerate, "expert-axis", LATENT_MOE, same, |l| {
         moe(l);
@@ -503,6 +505,25 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
         l.pipeline_parallel = 2;
     }),
+    case(Target::Torchtitan, "multi-token-prediction", LATENT_MOE, same, |l| {
+        moe(l);
+        l.zero_stage = 3;
+        l.pipeline_parallel = 2;
+    }),
+    case(Target::Torchtitan, "dispatcher", WINDOWS, same, |l| {
+        l.dispatcher = Some(Dispatcher::DeepEp);
+        l.zero_stage = 3;
+    }),
+    case(
+        Target::Torchtitan,
+        "one-forward-one-backward",
+        DENSE,
+        |j| j.global_batch_size = 32,
+        |l| {
+            l.zero_stage = 3;
+            l.pipeline_parallel = 8;
+        },
+    ),
     case(Target::Torchtitan, "cuda-graphs", DENSE, same, |l| {
         l.zero_stage = 3;
         l.pipeline_parallel = 2;
@@ -684,6 +705,7 @@ fn every_plan_rule_refuses_what_it_says() {
         (Target::InternEvo, "empty-stages", TIED, |l| l.pipeline_parallel = 32, "none"),
         (Target::DeepSpeed, "recompute-family", DENSE, |_| {}, "full:block:3"),
         (Target::Torchtitan, "recompute-family", DENSE, fsdp, "selective:core_attn"),
+        (Target::DeepSpeed, "activation-offload", DENSE, |l| l.offload.activations = true, "none"),
         (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:mla_up_proj"),
         (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:moe_act"),
         (Target::Megatron, "recompute-meaning", DENSE, |_| {}, "selective:moe"),
@@ -717,6 +739,15 @@ fn every_plan_rule_refuses_what_it_says() {
     let plan = Plan::new(layout, chunks, 64, 256, 80).unwrap();
     let refusal = legal_plan(Target::Megatron, &context(DENSE, &job), &plan).unwrap_err();
     assert_eq!(refusal.rule, "recompute-common");
+    // An empty stage between others has no module that torchtitan could run.
+    let layout = fill(&job, |l| {
+        fsdp(l);
+        l.pipeline_parallel = 4;
+    });
+    let chunks = [40, 0, 20, 20].map(|layers| Chunk { layers, recompute: Recompute::None }).to_vec();
+    let plan = Plan::new(layout, chunks, 64, 256, 80).unwrap();
+    let refusal = legal_plan(Target::Torchtitan, &context(DENSE, &job), &plan).unwrap_err();
+    assert_eq!(refusal.rule, "empty-parts");
 }
 
 fn fsdp(l: &mut Layout) {

@@ -143,7 +143,7 @@ fn no_name_breaks_or_injects() {
     for name in NASTY {
         let mut model = model(DENSE);
         model.name = (*name).to_owned();
-        for destination in ["megatron", "slurm", "kubernetes"] {
+        for destination in Destination::names() {
             let to: Destination = destination.parse().unwrap();
             let plain = matches!(to.target(), Target::Megatron | Target::Bridge | Target::MegatronDeepSpeed);
             let plan = spread(if plain { layout } else { sharded }, &job, 80, Recompute::None);
@@ -171,7 +171,7 @@ fn check_syntax(file: &ExportedFile) {
     let run = |program: &str, args: &[&str]| {
         Command::new(program).args(args).arg(&path).current_dir(folder.path()).output()
     };
-    let extension = path.extension().unwrap().to_str().unwrap();
+    let extension = path.extension().map_or("", |e| e.to_str().unwrap());
     let output = match extension {
         "sh" | "sbatch" => {
             let stubs = folder.path().join("stubs");
@@ -212,5 +212,5 @@ fn check_syntax(file: &ExportedFile) {
     assert!(!folder.path().join("injected").exists(), "{}", file.text);
     let commented = file.text.lines().take_while(|l| l.starts_with('#')).count();
     let inside = file.text.contains("autoplan 0.0.0") && file.text.contains("12.3s");
-    assert!(inside && (commented > 8 || extension == "json" || file.name == "hostfile"), "{}", file.text);
+    assert!(inside && (commented > 7 || extension == "json"), "{}: {}", file.name, file.text);
 }

@@ -70,7 +70,7 @@ impl Arguments {
 /// What the command line cannot say about the model.
 pub fn arguments(request: &ExportRequest) -> Result<Arguments, Broken> {
     let layers = Layers::new(request.model);
-    let shape = Shape::of(request.model, &layers)?;
+    let shape = Shape::of(request.model, &layers, u64::from(request.job.sequence_length))?;
     let mut sections = vec![model(request, &shape)?];
     sections.extend(experts(request, &shape));
     sections.push(parallel(request, &shape));
@@ -136,6 +136,12 @@ fn model(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
         s.value("--kv-channels", a.v_dim);
         // The norms of the compressed queries, keys and values.
         s.flag("--qk-layernorm");
+        if request.plan.layout().context_parallel > 1 {
+            // Without this the tables are YaRN's (unscaled here, so the same numbers), which are cut
+            // per rank on a device while the model is built.
+            s.value("--rope-type", "rope");
+            s.flag("--no-rope-fusion");
+        }
     }
     if let Some(a) = &shape.mamba {
         s.value("--mamba-num-heads", a.heads);
@@ -258,8 +264,6 @@ fn experts(request: &ExportRequest, shape: &Shape) -> Option<Section> {
         }
     }
     s.flag("--moe-permute-fusion");
-    s.value("--expert-model-parallel-size", layout.expert_parallel);
-    s.value("--expert-tensor-parallel-size", layout.expert_tensor_parallel);
     s.flag_if(layout.expert_overlap, "--overlap-moe-expert-parallel-comm");
     Some(s)
 }
@@ -269,8 +273,8 @@ fn parallel(request: &ExportRequest, shape: &Shape) -> Section {
     let mut s = Section::new(
         "PARALLEL",
         format!(
-            "Parallelism: {} ranks split every matrix, {} the layers, {} every sequence; {} replicas",
-            layout.tensor_parallel, layout.pipeline_parallel, layout.context_parallel, layout.data_parallel
+            "Parallelism, and data parallelism over the {} replicas that it leaves",
+            layout.data_parallel
         ),
     );
     s.value("--tensor-model-parallel-size", layout.tensor_parallel);
@@ -295,6 +299,10 @@ fn parallel(request: &ExportRequest, shape: &Shape) -> Section {
             ContextComm::AllToAll => "a2a",
         };
         s.value("--cp-comm-type", kind);
+    }
+    if shape.moe.is_some() || layout.expert_parallel > 1 {
+        s.value("--expert-model-parallel-size", layout.expert_parallel);
+        s.value("--expert-tensor-parallel-size", layout.expert_tensor_parallel);
     }
     s
 }

@@ -52,7 +52,7 @@ impl Shape {
     ///
     /// # Errors
     /// What the command line cannot say, with the model's feature named.
-    pub fn of(model: &Model, layers: &Layers) -> Result<Self, Broken> {
+    pub fn of(model: &Model, layers: &Layers, sequence_length: u64) -> Result<Self, Broken> {
         model_wide(model)?;
         let mut shape = Self {
             attention: None,
@@ -78,13 +78,19 @@ impl Shape {
             }
             match &block.mixer {
                 Mixer::Attention(a) => {
-                    let plain = Attention { window: None, ..a.clone() };
+                    if a.chunk.is_some_and(|chunk| chunk < sequence_length) {
+                        return Err(broken("attention is cut into chunks shorter than the sequence"));
+                    }
+                    let plain = Attention { window: None, chunk: None, ..a.clone() };
                     common(&mut shape.attention, &plain, "layers differ in their attention heads")?;
                     if let Some(size) = a.window {
                         common(&mut window, &size, "layers differ in the length of their attention windows")?;
                     }
                 }
                 Mixer::Latent(a) => {
+                    if a.bias {
+                        return Err(broken("the projections of latent attention have biases"));
+                    }
                     common(&mut shape.latent, a, "layers differ in their latent attention")?;
                 }
                 Mixer::Mamba2(a) => common(&mut shape.mamba, a, "layers differ in their Mamba parts")?,
@@ -197,9 +203,11 @@ impl Shape {
                 return Err(broken("attention windows in a hybrid model"));
             }
             if let Some(a) = &self.mamba
-                && a.conv_kernel != 4
+                && (a.conv_kernel != 4 || !a.conv_bias || a.bias)
             {
-                return Err(broken("a Mamba convolution whose kernel is not 4 long"));
+                return Err(broken(
+                    "a Mamba part other than a biased convolution of 4 and unbiased projections",
+                ));
             }
         }
         if let Some((kind, _)) = layers.mtp {
@@ -220,7 +228,7 @@ impl Shape {
 
     fn parts(block: &Block) -> (Mixer, FeedForward) {
         let mixer = match &block.mixer {
-            Mixer::Attention(a) => Mixer::Attention(Attention { window: None, ..a.clone() }),
+            Mixer::Attention(a) => Mixer::Attention(Attention { window: None, chunk: None, ..a.clone() }),
             other => other.clone(),
         };
         (mixer, block.feed_forward.clone())

@@ -1,0 +1,398 @@
+//! A model as a Hugging Face configuration, for frameworks that train Hugging Face models.
+//!
+//! Field names are those of transformers 5; only families whose modelling code has the very same
+//! layers are written, everything else has no configuration.
+
+use serde_json::{Map, Value, json};
+
+use crate::layers::Layers;
+use crate::spec::model::{
+    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Model, Moe, Norm, Position,
+    QkNorm, RouterScore,
+};
+
+/// A model as a Hugging Face configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HfModel {
+    /// `config.json`, `model_type` included.
+    pub config: Map<String, Value>,
+    /// Class of one decoder layer, which FSDP wraps.
+    pub layer_class: &'static str,
+    /// DeepSpeed's preset for its experts, where it has one.
+    pub expert_preset: Option<&'static str>,
+}
+
+impl HfModel {
+    /// The family that has exactly this model's layers, if any. Multi-token prediction is not trained
+    /// by Hugging Face models.
+    #[must_use]
+    pub fn of(model: &Model, layers: &Layers) -> Option<Self> {
+        if model.mtp.is_some()
+            || model.embedding_width.is_some_and(|w| w != model.hidden)
+            || !model.final_norm
+        {
+            return None;
+        }
+        let family = match (model.norm, model.position) {
+            (Norm::RmsNorm, Position::Rotary | Position::RotaryWith { .. }) => rms_rotary(model, layers),
+            (Norm::LayerNorm, Position::Learned(rows)) => gpt2(model, layers, rows),
+            (Norm::LayerNorm, Position::Alibi) => bloom(model, layers),
+            (Norm::LayerNorm, Position::Rotary | Position::RotaryWith { .. }) => gpt_neox(model, layers),
+            _ => None,
+        }?;
+        let mut config = Map::new();
+        config.insert("model_type".into(), json!(family.model_type));
+        config.insert("architectures".into(), json!([family.architecture]));
+        config.extend(family.fields);
+        config.insert("vocab_size".into(), json!(model.vocabulary));
+        config.insert("tie_word_embeddings".into(), json!(model.tied_embeddings));
+        config.insert("use_cache".into(), json!(false));
+        Some(Self { config, layer_class: family.layer_class, expert_preset: family.expert_preset })
+    }
+}
+
+struct Family {
+    model_type: &'static str,
+    architecture: &'static str,
+    layer_class: &'static str,
+    expert_preset: Option<&'static str>,
+    fields: Map<String, Value>,
+}
+
+fn fields(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(map) => map,
+        _ => Map::new(),
+    }
+}
+
+/// The one block of a model whose layers are all alike.
+fn only(layers: &Layers) -> Option<&Block> {
+    let first = *layers.order.first()?;
+    layers.order.iter().all(|&kind| kind == first).then(|| &layers.kinds[first as usize].block)
+}
+
+fn rotary(model: &Model) -> Option<(Value, f64)> {
+    match model.position {
+        Position::Rotary => Some((json!({"rope_type": "default", "rope_theta": 10000.0}), 1.0)),
+        Position::RotaryWith { base, share } => {
+            Some((json!({"rope_type": "default", "rope_theta": base}), share))
+        }
+        _ => None,
+    }
+}
+
+/// Llama, Qwen2, Qwen3, Mistral, Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2 and -V3.
+fn rms_rotary(model: &Model, layers: &Layers) -> Option<Family> {
+    if model.embedding_norm
+        || model.head_bias
+        || layers.kinds.iter().any(|k| k.block.norms != 2 || k.block.parallel)
+    {
+        return None;
+    }
+    let (rope, share) = rotary(model)?;
+    if share != 1.0 {
+        return None;
+    }
+    let common = json!({
+        "hidden_size": model.hidden,
+        "num_hidden_layers": layers.count(),
+        "max_position_embeddings": model.max_sequence,
+        "hidden_act": "silu",
+        "rope_parameters": rope,
+        "attention_dropout": if model.dropout { 0.1 } else { 0.0 },
+    });
+    let mut family = match only(layers) {
+        Some(Block { mixer: Mixer::Attention(a), feed_forward: FeedForward::Dense(d), .. }) => {
+            dense(model, a, d)?
+        }
+        Some(Block { mixer: Mixer::Attention(a), feed_forward: FeedForward::Moe(e), .. }) => experts(a, e)?,
+        _ => gpt_oss(layers).or_else(|| latent(layers))?,
+    };
+    let mut all = fields(common);
+    all.append(&mut family.fields);
+    family.fields = all;
+    Some(family)
+}
+
+/// Whether an attention layer has nothing beyond heads, biases, a window and the given normalisation.
+fn plain(a: &Attention, qk_norm: QkNorm) -> bool {
+    !a.sinks && a.chunk.is_none() && a.qk_norm == qk_norm
+}
+
+fn dense(model: &Model, a: &Attention, d: &Dense) -> Option<Family> {
+    if d.activation != Activation::SwiGlu {
+        return None;
+    }
+    let heads = json!({
+        "num_attention_heads": a.heads, "num_key_value_heads": a.kv_heads, "head_dim": a.head_dim,
+        "intermediate_size": d.width,
+    });
+    let mut all = fields(heads);
+    let (model_type, architecture, layer_class) = match (a.qk_norm, a.qkv_bias, a.output_bias, a.window) {
+        (QkNorm::None, bias, output, None) if bias == output && plain(a, QkNorm::None) => {
+            all.extend(fields(json!({"attention_bias": bias, "mlp_bias": d.bias})));
+            ("llama", "LlamaForCausalLM", "LlamaDecoderLayer")
+        }
+        (QkNorm::None, true, false, None) if plain(a, QkNorm::None) && !d.bias => {
+            ("qwen2", "Qwen2ForCausalLM", "Qwen2DecoderLayer")
+        }
+        (QkNorm::PerHeadDim, bias, output, None)
+            if bias == output && plain(a, QkNorm::PerHeadDim) && !d.bias =>
+        {
+            all.extend(fields(json!({"attention_bias": bias})));
+            ("qwen3", "Qwen3ForCausalLM", "Qwen3DecoderLayer")
+        }
+        (QkNorm::None, false, false, Some(window)) if plain(a, QkNorm::None) && !d.bias => {
+            all.extend(fields(json!({"sliding_window": window})));
+            ("mistral", "MistralForCausalLM", "MistralDecoderLayer")
+        }
+        _ => return None,
+    };
+    // Qwen2's attention has no head size of its own.
+    if model_type == "qwen2" && a.head_dim * a.heads != model.hidden {
+        return None;
+    }
+    Some(Family { model_type, architecture, layer_class, expert_preset: None, fields: all })
+}
+
+fn experts(a: &Attention, e: &Moe) -> Option<Family> {
+    let routed = e.activation == Activation::SwiGlu
+        && !e.expert_bias
+        && e.shared_width == 0
+        && e.latent_width.is_none()
+        && e.router.score == RouterScore::Softmax
+        && !e.router.bias
+        && !e.router.balancing_bias
+        && e.router.groups.is_none();
+    if !routed || a.qkv_bias || a.output_bias || a.window.is_some() {
+        return None;
+    }
+    let heads = json!({
+        "num_attention_heads": a.heads, "num_key_value_heads": a.kv_heads, "head_dim": a.head_dim,
+        "num_experts_per_tok": e.top_k,
+    });
+    let mut all = fields(heads);
+    if plain(a, QkNorm::None) {
+        all.extend(fields(json!({"num_local_experts": e.experts, "intermediate_size": e.width})));
+        return Some(Family {
+            model_type: "mixtral",
+            architecture: "MixtralForCausalLM",
+            layer_class: "MixtralDecoderLayer",
+            expert_preset: Some("mixtral"),
+            fields: all,
+        });
+    }
+    if plain(a, QkNorm::PerHeadDim) {
+        all.extend(fields(json!({
+            "num_experts": e.experts, "moe_intermediate_size": e.width, "intermediate_size": e.width,
+            "norm_topk_prob": true, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        })));
+        return Some(Family {
+            model_type: "qwen3_moe",
+            architecture: "Qwen3MoeForCausalLM",
+            layer_class: "Qwen3MoeDecoderLayer",
+            expert_preset: Some("qwen3_moe"),
+            fields: all,
+        });
+    }
+    None
+}
+
+/// Windows on every other layer, sinks, biases everywhere.
+fn gpt_oss(layers: &Layers) -> Option<Family> {
+    let block = |kind: u8| &layers.kinds[kind as usize].block;
+    let parts = |kind: u8| match block(kind) {
+        Block { mixer: Mixer::Attention(a), feed_forward: FeedForward::Moe(e), .. } => Some((a, e)),
+        _ => None,
+    };
+    let (first, e) = parts(*layers.order.first()?)?;
+    let mut types = Vec::new();
+    let mut window = None;
+    for &kind in &layers.order {
+        let (a, own) = parts(kind)?;
+        let same = Attention { window: None, ..a.clone() } == Attention { window: None, ..first.clone() };
+        if !same
+            || own != e
+            || !a.sinks
+            || a.chunk.is_some()
+            || !a.qkv_bias
+            || !a.output_bias
+            || a.qk_norm != QkNorm::None
+        {
+            return None;
+        }
+        if a.window.is_some() && window.is_some() && a.window != window {
+            return None;
+        }
+        window = window.or(a.window);
+        types.push(if a.window.is_some() { "sliding_attention" } else { "full_attention" });
+    }
+    if !e.expert_bias || !e.router.bias || e.shared_width > 0 || e.activation != Activation::SwiGlu {
+        return None;
+    }
+    Some(Family {
+        model_type: "gpt_oss",
+        architecture: "GptOssForCausalLM",
+        layer_class: "GptOssDecoderLayer",
+        expert_preset: None,
+        fields: fields(json!({
+            "num_attention_heads": first.heads, "num_key_value_heads": first.kv_heads,
+            "head_dim": first.head_dim, "attention_bias": true, "layer_types": types,
+            "sliding_window": window.unwrap_or(128), "num_local_experts": e.experts,
+            "num_experts_per_tok": e.top_k, "intermediate_size": e.width,
+        })),
+    })
+}
+
+/// Latent attention everywhere, dense layers first, experts after them.
+fn latent(layers: &Layers) -> Option<Family> {
+    let block = |kind: u8| &layers.kinds[kind as usize].block;
+    let mixer = |kind: u8| match &block(kind).mixer {
+        Mixer::Latent(a) => Some(a),
+        _ => None,
+    };
+    let a: &LatentAttention = mixer(*layers.order.first()?)?;
+    let mut dense: Option<&Dense> = None;
+    let mut moe: Option<&Moe> = None;
+    let mut first_dense = 0;
+    for &kind in &layers.order {
+        if mixer(kind)? != a {
+            return None;
+        }
+        match &block(kind).feed_forward {
+            FeedForward::Dense(d) if moe.is_none() && dense.is_none_or(|known| known == d) => {
+                dense = Some(d);
+                first_dense += 1;
+            }
+            FeedForward::Moe(e) if moe.is_none_or(|known| known == e) => moe = Some(e),
+            _ => return None,
+        }
+    }
+    let e = moe?;
+    if a.bias {
+        return None;
+    }
+    if e.shared_width % e.width != 0
+        || e.activation != Activation::SwiGlu
+        || e.expert_bias
+        || e.shared_gate
+        || e.latent_width.is_some()
+        || e.router.bias
+    {
+        return None;
+    }
+    let third = e.router.score == RouterScore::Sigmoid && e.router.balancing_bias;
+    if !third && (e.router.score == RouterScore::Sigmoid || e.router.balancing_bias) {
+        return None;
+    }
+    let groups = e.router.groups;
+    let mut all = fields(json!({
+        "num_attention_heads": a.heads, "num_key_value_heads": a.heads,
+        "q_lora_rank": a.q_lora_rank, "kv_lora_rank": a.kv_lora_rank,
+        "qk_nope_head_dim": a.qk_nope_dim, "qk_rope_head_dim": a.qk_rope_dim, "v_head_dim": a.v_dim,
+        "intermediate_size": dense.map_or(e.width, |d| d.width), "first_k_dense_replace": first_dense,
+        "n_routed_experts": e.experts, "n_shared_experts": e.shared_width / e.width,
+        "num_experts_per_tok": e.top_k, "moe_intermediate_size": e.width,
+        "n_group": groups.map_or(1, |g| g.count), "topk_group": groups.map_or(1, |g| g.top_k),
+        "norm_topk_prob": e.router.score != RouterScore::SoftmaxBeforeTopK,
+    }));
+    if third {
+        return Some(Family {
+            model_type: "deepseek_v3",
+            architecture: "DeepseekV3ForCausalLM",
+            layer_class: "DeepseekV3DecoderLayer",
+            expert_preset: Some("deepseek_v3"),
+            fields: all,
+        });
+    }
+    let method = if groups.is_some() { "group_limited_greedy" } else { "greedy" };
+    all.insert("topk_method".into(), json!(method));
+    Some(Family {
+        model_type: "deepseek_v2",
+        architecture: "DeepseekV2ForCausalLM",
+        layer_class: "DeepseekV2DecoderLayer",
+        expert_preset: Some("deepseek_v2"),
+        fields: all,
+    })
+}
+
+/// A classical block with biases everywhere: attention, GELU.
+fn biased(layers: &Layers) -> Option<(&Attention, &Dense, &Block)> {
+    let block = only(layers)?;
+    match (&block.mixer, &block.feed_forward) {
+        (Mixer::Attention(a), FeedForward::Dense(d))
+            if a.heads == a.kv_heads
+                && a.qkv_bias
+                && a.output_bias
+                && d.bias
+                && d.activation == Activation::Gelu
+                && a.window.is_none()
+                && plain(a, QkNorm::None)
+                && block.norms == 2 =>
+        {
+            Some((a, d, block))
+        }
+        _ => None,
+    }
+}
+
+fn gpt2(model: &Model, layers: &Layers, rows: u64) -> Option<Family> {
+    let (a, d, block) = biased(layers)?;
+    if block.parallel || model.embedding_norm || model.head_bias || a.heads * a.head_dim != model.hidden {
+        return None;
+    }
+    let dropout = if model.dropout { 0.1 } else { 0.0 };
+    Some(Family {
+        model_type: "gpt2",
+        architecture: "GPT2LMHeadModel",
+        layer_class: "GPT2Block",
+        expert_preset: None,
+        fields: fields(json!({
+            "n_embd": model.hidden, "n_layer": layers.count(), "n_head": a.heads, "n_inner": d.width,
+            "n_positions": rows, "activation_function": "gelu_new",
+            "resid_pdrop": dropout, "embd_pdrop": dropout, "attn_pdrop": dropout,
+        })),
+    })
+}
+
+fn bloom(model: &Model, layers: &Layers) -> Option<Family> {
+    let (a, d, block) = biased(layers)?;
+    let fits = model.embedding_norm
+        && !block.parallel
+        && !model.head_bias
+        && a.heads * a.head_dim == model.hidden
+        && d.width == 4 * model.hidden;
+    fits.then(|| Family {
+        model_type: "bloom",
+        architecture: "BloomForCausalLM",
+        layer_class: "BloomBlock",
+        expert_preset: None,
+        fields: fields(json!({
+            "hidden_size": model.hidden, "n_layer": layers.count(), "n_head": a.heads,
+            "hidden_dropout": if model.dropout { 0.1 } else { 0.0 },
+        })),
+    })
+}
+
+fn gpt_neox(model: &Model, layers: &Layers) -> Option<Family> {
+    let (a, d, block) = biased(layers)?;
+    let (mut rope, share) = rotary(model)?;
+    if model.embedding_norm || model.head_bias || a.heads * a.head_dim != model.hidden {
+        return None;
+    }
+    if let Value::Object(map) = &mut rope {
+        map.insert("partial_rotary_factor".into(), json!(share));
+    }
+    Some(Family {
+        model_type: "gpt_neox",
+        architecture: "GPTNeoXForCausalLM",
+        layer_class: "GPTNeoXLayer",
+        expert_preset: None,
+        fields: fields(json!({
+            "hidden_size": model.hidden, "num_hidden_layers": layers.count(), "num_attention_heads": a.heads,
+            "intermediate_size": d.width, "max_position_embeddings": model.max_sequence,
+            "hidden_act": "gelu", "use_parallel_residual": block.parallel, "rope_parameters": rope,
+        })),
+    })
+}

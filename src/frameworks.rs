@@ -682,8 +682,8 @@ pub static COMMON_RULES: &[Rule] = &[
     },
     Rule {
         name: "sequence-parallel-needs-tensor",
-        source: "Megatron-LM megatron/core/model_parallel_config.py __post_init__",
-        judge: Judge::SetUp,
+        source: FORM,
+        judge: Judge::Nobody,
         check: |_, _, l| {
             ensure(!l.sequence_parallel || l.tensor_parallel > 1, "sequence parallelism needs tp > 1", [0; 4])
         },

@@ -85,6 +85,18 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "tensor-needs-sharding",
+        source: "parallelism_config.py ParallelismConfig",
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            ensure(
+                l.zero_stage > 0 || l.tensor_parallel == 1,
+                "tensor parallelism comes with FSDP2 (ZeRO stage 2 or 3) only",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
         name: "replication",
         source: "parallelism_config.py ParallelismConfig._validate_accelerator",
         judge: Judge::SetUp,
@@ -100,18 +112,13 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "sharding",
-        source: "utils/dataclasses.py FullyShardedDataParallelPlugin",
-        judge: Judge::Nobody,
+        source: "parallelism_config.py ParallelismConfig fsdp_dim_names",
+        judge: Judge::SetUp,
         check: |_, _, l| {
             ensure(
                 l.zero_stage == 0 || l.shard_group > 1,
                 "FSDP over a group of {0} shards nothing",
                 numbers([u64::from(l.shard_group)]),
-            )?;
-            ensure(
-                l.zero_stage > 0 || l.tensor_parallel == 1,
-                "tensor parallelism comes with FSDP2 (ZeRO stage 2 or 3) only",
-                [0; 4],
             )
         },
     },

@@ -161,11 +161,6 @@ const OFFLOAD_STAGES: Rule = Rule {
     check: |_, _, l| {
         let stage = u64::from(l.zero_stage);
         ensure(
-            l.offload.optimizer == Place::Gpu || stage >= 1,
-            "optimizer offload needs ZeRO stage 1, 2 or 3",
-            [0; 4],
-        )?;
-        ensure(
             l.offload.optimizer != Place::Nvme || stage == 3,
             "optimizer states on NVMe need ZeRO stage 3, not {0}",
             numbers([stage]),
@@ -174,6 +169,25 @@ const OFFLOAD_STAGES: Rule = Rule {
             l.offload.parameters == Place::Gpu || stage == 3,
             "weights off the GPU need ZeRO stage 3, not {0}",
             numbers([stage]),
+        )
+    },
+};
+
+const OFFLOAD_OPTIMIZER: Rule = Rule {
+    name: "offload-optimizer",
+    source: "runtime/zero/offload_config.py; stage 0 ignores it",
+    judge: Judge::Nobody,
+    check: |_, c, l| {
+        ensure(
+            l.offload.optimizer == Place::Gpu || l.zero_stage >= 1,
+            "optimizer offload needs ZeRO stage 1, 2 or 3",
+            [0; 4],
+        )?;
+        ensure(
+            l.offload.optimizer == Place::Gpu
+                || matches!(c.optimizer, Optimizer::Adamw | Optimizer::AdamwBf16),
+            "only Adam can be offloaded",
+            [0; 4],
         )
     },
 };
@@ -193,19 +207,19 @@ const PRECISION: Rule = Rule {
 
 const OPTIMIZER: Rule = Rule {
     name: "optimizer",
-    source: "runtime/config.py bf16_optimizer_states; runtime/engine.py _configure_basic_optimizer",
+    source: "runtime/engine.py _configure_basic_optimizer",
+    judge: Judge::Nobody,
+    check: |_, c, _| ensure(c.optimizer != Optimizer::Adam8bit, "there is no 8-bit Adam", [0; 4]),
+};
+
+const OPTIMIZER_STATES: Rule = Rule {
+    name: "optimizer-states",
+    source: "runtime/config.py bf16_optimizer_states",
     judge: Judge::SetUp,
     check: |_, c, l| {
-        ensure(c.optimizer != Optimizer::Adam8bit, "there is no 8-bit Adam", [0; 4])?;
         ensure(
             c.optimizer != Optimizer::AdamwBf16 || (l.zero_stage >= 1 && c.precision == Precision::Bf16),
             "bf16 moments need bf16 and ZeRO stage 1, 2 or 3",
-            [0; 4],
-        )?;
-        ensure(
-            l.offload.optimizer == Place::Gpu
-                || matches!(c.optimizer, Optimizer::Adamw | Optimizer::AdamwBf16),
-            "only Adam can be offloaded",
             [0; 4],
         )
     },
@@ -283,9 +297,16 @@ pub static RULES: &[Rule] = &[
                 l.expert_parallel > 1,
                 "AutoTP (tp {0}) on a model with experts needs ep > 1",
                 numbers([u64::from(l.tensor_parallel)]),
-            )?;
+            )
+        },
+    },
+    Rule {
+        name: "experts-tensor-offload",
+        source: "module_inject/auto_ep_folding.py validate_folding_global",
+        judge: Judge::Run,
+        check: |_, c, l| {
             ensure(
-                l.offload == crate::plan::Offload::NONE,
+                !c.has_experts() || l.tensor_parallel == 1 || l.offload == crate::plan::Offload::NONE,
                 "offload excludes AutoTP (tp {0}) on a model with experts",
                 numbers([u64::from(l.tensor_parallel)]),
             )
@@ -304,28 +325,23 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
-        name: "partition-group",
+        name: "partition-neighbours",
         source: "utils/groups.py _create_zero_param_parallel_group",
-        judge: Judge::SetUp,
-        check: |_, c, l| {
-            let group = u64::from(l.shard_group.max(1));
+        judge: Judge::Nobody,
+        check: |_, _, l| {
+            let whole = l.shard_group == l.data_parallel * l.context_parallel;
             ensure(
-                l.zero_stage < 3 || u64::from(c.gpus) % group == 0,
-                "{1} ranks do not divide into groups of {0}",
-                numbers([group, u64::from(c.gpus)]),
-            )?;
-            ensure(
-                l.zero_stage < 3
-                    || l.shard_group == l.data_parallel * l.context_parallel
-                    || l.tensor_parallel == 1,
+                l.zero_stage < 3 || whole || l.tensor_parallel == 1,
                 "secondary weight shards are groups of neighbouring ranks: not with tp {0}",
                 numbers([u64::from(l.tensor_parallel)]),
             )
         },
     },
-    OFFLOAD_STAGES,
     PRECISION,
     OPTIMIZER,
+    OPTIMIZER_STATES,
+    OFFLOAD_OPTIMIZER,
+    OFFLOAD_STAGES,
 ];
 
 /// Rules on layouts for Megatron-DeepSpeed.
@@ -385,9 +401,11 @@ pub static MEGATRON_RULES: &[Rule] = &[
     PIPELINE_OVERLAP,
     PIPELINE_OFFLOAD,
     PIPELINE_CONTEXT,
-    OFFLOAD_STAGES,
     PRECISION,
     OPTIMIZER,
+    OPTIMIZER_STATES,
+    OFFLOAD_OPTIMIZER,
+    OFFLOAD_STAGES,
 ];
 
 /// Whether a plan needs Megatron-DeepSpeed's model instead of a Hugging Face one.

@@ -402,11 +402,30 @@ static CASES: &[Case] = &[
         l.tensor_parallel = 2;
     }),
     case(Target::DeepSpeed, "tensor-overlap", DENSE, same, |l| l.tensor_overlap = true),
-    case(Target::DeepSpeed, "partition-group", DENSE, same, |l| {
+    case(Target::DeepSpeed, "experts-tensor-offload", WINDOWS, same, |l| {
+        moe(l);
+        l.tensor_parallel = 2;
+        l.expert_parallel = 2;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(Target::DeepSpeed, "partition-neighbours", DENSE, same, |l| {
         l.tensor_parallel = 2;
         l.zero_stage = 3;
         l.shard_group = 8;
     }),
+    case(Target::DeepSpeed, "offload-optimizer", DENSE, same, |l| {
+        l.zero_stage = 0;
+        l.offload.optimizer = Place::Cpu;
+    }),
+    case(
+        Target::DeepSpeed,
+        "optimizer-states",
+        DENSE,
+        |j| j.optimizer = Optimizer::AdamwBf16,
+        |l| {
+            l.zero_stage = 0;
+        },
+    ),
     case(Target::DeepSpeed, "offload-stages", DENSE, same, |l| {
         l.zero_stage = 2;
         l.offload.parameters = Place::Cpu;
@@ -581,6 +600,10 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
         l.context_parallel = 4;
         l.shard_group = 2;
+    }),
+    case(Target::Accelerate, "tensor-needs-sharding", DENSE, same, |l| {
+        l.zero_stage = 0;
+        l.tensor_parallel = 2;
     }),
     case(Target::Accelerate, "replication", DENSE, same, |l| {
         l.zero_stage = 3;

@@ -128,6 +128,9 @@ fn configuration(
         // Megatron-DeepSpeed brings its own optimizer.
         insert(&mut c, "optimizer", optimizer(job.optimizer));
     }
+    if matches!(job.optimizer, Optimizer::Sgd | Optimizer::Muon) && l.zero_stage > 0 {
+        insert(&mut c, "zero_allow_untested_optimizer", json!(true));
+    }
     insert(&mut c, "gradient_clipping", json!(1.0));
     insert(&mut c, "zero_optimization", zero(request, layers));
     if recomputes(request) {
@@ -159,45 +162,13 @@ fn optimizer(kind: Optimizer) -> Value {
     json!({"type": name, "params": params})
 }
 
-/// ZeRO with buckets as large as one layer on one rank: large enough to fill the network, small
-/// enough that one can be in use while the next is on its way.
+/// The ZeRO section.
 fn zero(request: &ExportRequest, layers: &Layers) -> Value {
     let l = request.plan.layout();
     let mut z = Map::new();
     insert(&mut z, "stage", json!(l.zero_stage));
-    if l.zero_stage == 0 {
-        return Value::Object(z);
-    }
-    let tp = u64::from(l.tensor_parallel);
-    let largest = layers
-        .kinds
-        .iter()
-        .map(|k| {
-            let p = &k.parameters;
-            (p.sharded + p.replicated) / tp + p.expert / u64::from(l.expert_parallel)
-        })
-        .max();
-    let layer = largest.unwrap_or_default();
-    let bucket = layer.clamp(50_000_000, 500_000_000);
-    insert(&mut z, "overlap_comm", json!(l.data_overlap));
-    insert(&mut z, "contiguous_gradients", json!(true));
-    insert(&mut z, "reduce_scatter", json!(true));
-    insert(&mut z, "reduce_bucket_size", json!(bucket));
-    if l.zero_stage < 3 {
-        insert(&mut z, "allgather_partitions", json!(true));
-        insert(&mut z, "allgather_bucket_size", json!(bucket));
-    } else {
-        let ends = request.model.vocabulary * embedding_width(request.model);
-        insert(&mut z, "stage3_prefetch_bucket_size", json!(bucket));
-        insert(&mut z, "stage3_param_persistence_threshold", json!(10 * request.model.hidden));
-        insert(&mut z, "stage3_max_live_parameters", json!((3 * layer + ends).max(1_000_000_000)));
-        insert(&mut z, "stage3_max_reuse_distance", json!((2 * layer).max(1_000_000_000)));
-        insert(&mut z, "stage3_gather_16bit_weights_on_model_save", json!(true));
-        let small = l.offload.optimizer == Place::Nvme;
-        insert(&mut z, "sub_group_size", json!(if small { 100_000_000 } else { 1_000_000_000 }));
-        if l.shard_group != l.data_parallel * l.context_parallel {
-            insert(&mut z, "zero_hpz_partition_size", json!(l.shard_group));
-        }
+    if l.zero_stage > 0 {
+        buckets(request, layers, &mut z);
     }
     let place = |place: Place| match place {
         Place::Gpu => None,
@@ -211,6 +182,43 @@ fn zero(request: &ExportRequest, layers: &Layers) -> Value {
         insert(&mut z, "offload_param", place);
     }
     Value::Object(z)
+}
+
+/// Buckets as large as one layer on one rank: large enough to fill the network, small enough that one
+/// can be in use while the next is on its way.
+fn buckets(request: &ExportRequest, layers: &Layers, z: &mut Map<String, Value>) {
+    let l = request.plan.layout();
+    let tp = u64::from(l.tensor_parallel);
+    let largest = layers
+        .kinds
+        .iter()
+        .map(|k| {
+            let p = &k.parameters;
+            (p.sharded + p.replicated) / tp + p.expert / u64::from(l.expert_parallel)
+        })
+        .max();
+    let layer = largest.unwrap_or_default();
+    let bucket = layer.clamp(50_000_000, 500_000_000);
+    insert(z, "overlap_comm", json!(l.data_overlap));
+    insert(z, "contiguous_gradients", json!(true));
+    insert(z, "reduce_scatter", json!(true));
+    insert(z, "reduce_bucket_size", json!(bucket));
+    if l.zero_stage < 3 {
+        insert(z, "allgather_partitions", json!(true));
+        insert(z, "allgather_bucket_size", json!(bucket));
+    } else {
+        let ends = request.model.vocabulary * embedding_width(request.model);
+        insert(z, "stage3_prefetch_bucket_size", json!(bucket));
+        insert(z, "stage3_param_persistence_threshold", json!(10 * request.model.hidden));
+        insert(z, "stage3_max_live_parameters", json!((3 * layer + ends).max(1_000_000_000)));
+        insert(z, "stage3_max_reuse_distance", json!((2 * layer).max(1_000_000_000)));
+        insert(z, "stage3_gather_16bit_weights_on_model_save", json!(true));
+        let small = l.offload.optimizer == Place::Nvme;
+        insert(z, "sub_group_size", json!(if small { 100_000_000 } else { 1_000_000_000 }));
+        if l.shard_group != l.data_parallel * l.context_parallel {
+            insert(z, "zero_hpz_partition_size", json!(l.shard_group));
+        }
+    }
 }
 
 fn launcher(

@@ -4,11 +4,10 @@ use std::fmt::Write;
 
 use super::super::export::{ExportRequest, ExportedFile};
 use super::super::{Broken, broken};
-use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Dispatcher, Place, Recompute, Schedule};
 use crate::spec::model::{
-    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Model, Moe, Norm, Position,
-    QkNorm, RouterScore,
+    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Moe, Norm, Position, QkNorm,
+    RouterScore,
 };
 
 const WRITTEN_FOR: &str = "torchtitan of August 2026";
@@ -188,21 +187,9 @@ fn call(arguments: &[(&str, String)], indent: usize) -> String {
 }
 
 fn recipe(request: &ExportRequest, family: &Family) -> String {
-    let (model, job, l) = (request.model, request.job, request.plan.layout());
+    let (job, l) = (request.job, request.plan.layout());
     let tokens = u64::from(job.sequence_length);
-    let longest = model.max_sequence.max(tokens);
-    let base = match model.position {
-        Position::RotaryWith { base, .. } => base,
-        _ => 10_000.0,
-    };
-    let backend = match l.dispatcher {
-        Some(Dispatcher::DeepEp) => "deepep",
-        Some(Dispatcher::HybridEp) => "hybridep",
-        _ => "standard",
-    };
-    let layers = Layers::new(model).count();
-    let mtp = model.mtp.as_ref().map_or(0, |m| m.modules);
-    let parts = FamilyText::of(model, family, layers, base, longest, backend, l.context_parallel > 1, mtp);
+    let parts = FamilyText::of(request, family);
     let counts: Vec<String> = request.plan.chunks().iter().map(|c| c.layers.to_string()).collect();
     let pipeline = if l.pipeline_parallel > 1 {
         let schedule = match l.schedule {
@@ -313,17 +300,20 @@ struct FamilyText {
 }
 
 impl FamilyText {
-    #[allow(clippy::too_many_arguments)]
-    fn of(
-        model: &Model,
-        family: &Family,
-        layers: u32,
-        base: f64,
-        longest: u64,
-        backend: &str,
-        split: bool,
-        mtp: u32,
-    ) -> Self {
+    fn of(request: &ExportRequest, family: &Family) -> Self {
+        let model = request.model;
+        let layers = model.layer_count();
+        let longest = model.max_sequence.max(u64::from(request.job.sequence_length));
+        let base = match model.position {
+            Position::RotaryWith { base, .. } => base,
+            _ => 10_000.0,
+        };
+        let backend = match request.plan.layout().dispatcher {
+            Some(Dispatcher::DeepEp) => "deepep",
+            Some(Dispatcher::HybridEp) => "hybridep",
+            _ => "standard",
+        };
+        let mtp = model.mtp.as_ref().map_or(0, |m| m.modules);
         let (dim, vocabulary) = (model.hidden, model.vocabulary);
         let (package, config, flavor, shipped) = match family {
             Family::Llama(..) => ("llama3", "Llama3Model", "8B", "llama3_8b"),
@@ -399,7 +389,7 @@ impl FamilyText {
                 push("num_experts", e.experts.to_string());
                 push("top_k", e.top_k.to_string());
                 push("load_balance_coeff", "1e-3".into());
-                push("attn_backend", if split { "\"flex\"" } else { "\"varlen\"" }.into());
+                push("attn_backend", "\"flex\"".into());
                 push("moe_comm_backend", format!("\"{backend}\""));
                 push("rope", rope("CosSinRoPE", 64));
                 ("_build_gptoss_layers", "CosSinRoPE")

@@ -93,8 +93,8 @@ impl SpecError {
 
     /// The same error about a source that has a name.
     #[must_use]
-    pub fn in_source(mut self, source: &str) -> Self {
-        self.0.source = printable(source, 400);
+    pub fn in_source(mut self, source: impl Into<String>) -> Self {
+        self.0.source = printable(&source.into(), 400);
         self
     }
 

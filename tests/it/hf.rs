@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use autoplan::layers::{Layers, parameter_count};
 use autoplan::spec::hf::{import, import_with_notes, model_types};
 use autoplan::spec::model::{Block, Model, Norm, Position};
-use autoplan::spec::{load_model, shipped};
+use autoplan::spec::{load_model, model_from_text, ron_options, shipped};
 use proptest::prelude::*;
 
 fn folder() -> PathBuf {
@@ -128,6 +128,22 @@ fn notes_say_what_was_assumed_or_left_out() {
     assert!(notes("gpt-oss-20b").contains("quantised (mxfp4)"));
     assert!(notes("deepseek-v3").contains("multi-token-prediction"));
     assert_eq!(notes("llama3.1-8b"), "");
+}
+
+/// Fields that released files carry and that change nothing.
+#[test]
+fn fields_without_effect_are_accepted() {
+    for (name, field) in [
+        ("llama3.2-1b", "\"is_llama_config\": true, \"transformers.js_config\": {\"dtype\": \"q4\"}"),
+        ("gpt2", "\"n_special\": 0, \"predict_special_tokens\": true, \"_num_labels\": 1"),
+        ("pythia-6.9b", "\"custom_pipelines\": {\"text-generation\": {\"impl\": \"x.Y\"}}"),
+        ("opt-66b", "\"learned_embeddings\": true, \"scale_embeddings\": false"),
+        ("qwen3-8b", "\"quantization\": {\"group_size\": 64, \"bits\": 4}"),
+    ] {
+        let text = released(name);
+        let more = text.replacen('{', &format!("{{{field},"), 1);
+        assert_eq!(imported(name, &more), imported(name, &text), "{name}");
+    }
 }
 
 #[test]
@@ -487,8 +503,9 @@ proptest! {
                 prop_assert!(count.active <= count.total);
                 prop_assert_eq!(Layers::new(&model).count(), model.layer_count());
                 // What is written as RON is read back the same.
-                let written = ron::ser::to_string(&model).unwrap();
-                prop_assert_eq!(ron::from_str::<Model>(&written).unwrap(), model);
+                let style = ron::ser::PrettyConfig::new();
+                let written = ron_options().to_string_pretty(&model, style).unwrap();
+                prop_assert_eq!(model_from_text("x.ron", &written).map_err(|e| e.to_string()), Ok(model));
             }
         }
     }

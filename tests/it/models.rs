@@ -1,9 +1,10 @@
 //! The shipped models: every total is exact.
 
 use autoplan::layers::{Layers, embedding_parameters, parameter_count};
-use autoplan::spec::load_model;
 use autoplan::spec::model::Model;
 use autoplan::spec::shipped;
+use autoplan::spec::{load_model, model_from_text};
+use proptest::prelude::*;
 
 fn model(name: &str) -> Model {
     load_model(name).unwrap_or_else(|error| panic!("{}", error.render(false)))
@@ -173,4 +174,49 @@ fn layer_orders_are_the_published_ones() {
     let dense = |name: &str| if name == "dense" { 'd' } else { 'e' };
     assert_eq!(letters("deepseek-v3", dense), format!("ddd{}", "e".repeat(58)));
     assert_eq!(letters("kimi-k2", dense), format!("d{}", "e".repeat(60)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Shipped files with junk in them give errors with a report, or models whose totals do not overflow.
+    #[test]
+    fn damaged_files_never_panic(
+        file in prop::sample::select(shipped::models()), at in any::<prop::sample::Index>(),
+        junk in "[-0-9a-zA-Z(){}\\[\\]:,. \"]{0,12}", cut in 0usize..30,
+    ) {
+        let text = file.text;
+        let boundary = |at: usize| (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+        let from = boundary(at.index(text.len()));
+        let changed = format!("{}{junk}{}", &text[..from], &text[boundary(from + cut)..]);
+        match model_from_text("damaged.ron", &changed) {
+            Err(error) => prop_assert!(error.render(false).contains("error")),
+            Ok(model) => {
+                let count = parameter_count(&model);
+                prop_assert!(count.active <= count.total && count.total + count.mtp < 1 << 60);
+            }
+        }
+    }
+
+    /// Every size at any value: refused, or counted without overflow.
+    #[test]
+    fn any_size_is_refused_or_counted(
+        file in prop::sample::select(shipped::models()), at in any::<prop::sample::Index>(),
+        size in prop_oneof![any::<u64>(), 0u64..1 << 27, (0u32..64).prop_map(|bits| 1 << bits)],
+    ) {
+        let body = file.text.find("\n(").map_or(0, |at| at + 1);
+        let text = &file.text[body..];
+        let places: Vec<usize> = text
+            .match_indices(": ")
+            .map(|(at, _)| at + 2)
+            .filter(|&at| text[at..].starts_with(|c: char| c.is_ascii_digit()))
+            .collect();
+        let start = places[at.index(places.len())];
+        let end = text[start..].find(|c: char| !c.is_ascii_digit()).map_or(text.len(), |n| start + n);
+        let changed = format!("{}{size}{}", &text[..start], &text[end..]);
+        if let Ok(model) = model_from_text("changed.ron", &changed) {
+            let count = parameter_count(&model);
+            prop_assert!(count.active <= count.total && count.total + count.mtp < 1 << 60, "{changed}");
+        }
+    }
 }

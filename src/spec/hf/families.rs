@@ -53,7 +53,8 @@ pub(super) const DECODERS: &[(&str, Decoder)] = &[
     ("ernie4_5_moe", ERNIE_MOE),
 ];
 
-const LLAMA_FAMILY: Decoder = LLAMA;
+/// SmolLM adds two words that repeat what is so anyway.
+const LLAMA_FAMILY: Decoder = Decoder { harmless: &["is_llama_config", "rope_interleaved"], ..LLAMA };
 
 const MISTRAL: Decoder = Decoder {
     width: 14_336,

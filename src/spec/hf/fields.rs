@@ -29,6 +29,7 @@ const HARMLESS: &[&str] = &[
     "_flash_attn_2_enabled",
     "_from_model_config",
     "_name_or_path",
+    "_num_labels",
     "_output_attentions",
     "attention_dropout",
     "attention_probs_dropout_prob",
@@ -43,6 +44,7 @@ const HARMLESS: &[&str] = &[
     "chunk_size_feed_forward",
     "classifier_dropout",
     "cls_token_id",
+    "custom_pipelines",
     "decoder_start_token_id",
     "diversity_penalty",
     "do_sample",
@@ -83,6 +85,7 @@ const HARMLESS: &[&str] = &[
     "num_beam_groups",
     "num_beams",
     "num_labels",
+    "num_logits_to_keep",
     "num_return_sequences",
     "output_attentions",
     "output_hidden_states",
@@ -573,7 +576,7 @@ impl<'a> Fields<'a> {
 
     /// Quantised releases stand for the weights they were made from.
     fn quantization(&self) -> Read<()> {
-        for name in ["quantization_config", "compression_config"] {
+        for name in ["quantization_config", "compression_config", "quantization"] {
             if let Some(inner) = self.object(name)? {
                 let method = match inner.object.fields.iter().find(|field| field.name == "quant_method") {
                     Some(Field { node: Node { value: Value::Text(method), .. }, .. }) => {

@@ -76,6 +76,8 @@ fn gpt_sizes(fields: &Fields, vocabulary: u64, hidden: u64, layers: u64, heads: 
 const GPT2_HARMLESS: &[&str] = &[
     "attn_pdrop",
     "n_ctx",
+    "n_special",
+    "predict_special_tokens",
     "reorder_and_upcast_attn",
     "scale_attn_by_inverse_layer_idx",
     "scale_attn_weights",
@@ -342,7 +344,8 @@ fn opt(fields: &Fields) -> Read<Draft> {
     let bias = fields.flag("enable_bias", true)?;
     let first = fields.flag("do_layer_norm_before", true)?;
     let removed = fields.flag("_remove_final_layer_norm", false)?;
-    fields.harmless(&["activation_dropout", "layerdrop"]);
+    fields.harmless(&["activation_dropout", "layerdrop", "scale_embeddings"]);
+    fields.on(&["learned_embeddings"])?;
     let mut draft = Draft::new(s.hidden, s.vocabulary);
     draft.embedding_width = fields.optional("word_embed_proj_dim")?.filter(|width| *width != s.hidden);
     draft.max_sequence = fields.size("max_position_embeddings", 2048)?;

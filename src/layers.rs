@@ -1,6 +1,7 @@
 //! A model as a flat list of layers with their parameters and FLOPs. Knows no hardware and no
 //! parallelism.
 
+use crate::spec::job::PackedLengths;
 use crate::spec::model::{
     Attention, Block, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Norm, Position, QkNorm,
 };
@@ -334,14 +335,26 @@ pub fn linear_flops_per_token(model: &Model, block: &Block) -> Flops {
 /// sequence of `sequence` tokens: `2 s_eff a (d_qk + d_v)`.
 #[must_use]
 pub fn core_flops_per_token(block: &Block, sequence: u64, count: AttentionCount) -> Flops {
+    core_flops_per_packed_token(block, sequence, None, count)
+}
+
+/// [`core_flops_per_token`] where a sequence may hold several documents, across which attention does
+/// not look.
+#[must_use]
+pub fn core_flops_per_packed_token(
+    block: &Block,
+    sequence: u64,
+    packed: Option<&PackedLengths>,
+    count: AttentionCount,
+) -> Flops {
     match &block.mixer {
         Mixer::Attention(a) => {
             let sequence = a.chunk.map_or(sequence, |chunk| chunk.min(sequence));
-            let seen = effective_length(sequence, a.window, count);
+            let seen = attention_extent(sequence, packed, a.window, count).0;
             Flops(2.0 * seen * (a.heads * 2 * a.head_dim) as f64)
         }
         Mixer::Latent(a) => {
-            let seen = effective_length(sequence, None, count);
+            let seen = attention_extent(sequence, packed, None, count).0;
             Flops(2.0 * seen * (a.heads * (a.qk_nope_dim + a.qk_rope_dim + a.v_dim)) as f64)
         }
         // The chunked scan: about seven operations per channel and state element (physics: section b).
@@ -363,6 +376,31 @@ pub fn effective_length(sequence: u64, window: Option<u64>, count: AttentionCoun
     }
 }
 
+/// Keys that an average query sees, and the length that decides how well a kernel works, where a
+/// sequence may hold several documents: the first is the mean over tokens, so that attention counts the
+/// sum of squared lengths; the second the harmonic mean over attention's work, because a kernel's time
+/// for a document grows as `work (1 + half_length / length)`.
+#[must_use]
+pub fn attention_extent(
+    sequence: u64,
+    packed: Option<&PackedLengths>,
+    window: Option<u64>,
+    count: AttentionCount,
+) -> (f64, f64) {
+    let whole = |length: u64| window.map_or(length, |w| w.min(length)) as f64;
+    let Some(packed) = packed else { return (effective_length(sequence, window, count), whole(sequence)) };
+    let (mut tokens, mut work, mut work_over_length) = (0.0, 0.0, 0.0);
+    for (length, documents) in packed.pieces(u32::try_from(sequence).unwrap_or(u32::MAX)) {
+        let length = u64::from(length);
+        let own = length as f64 * documents as f64;
+        let own_work = own * effective_length(length, window, count);
+        tokens += own;
+        work += own_work;
+        work_over_length += own_work / whole(length);
+    }
+    (work / tokens, work / work_over_length)
+}
+
 /// Forward FLOPs of the output head for one token.
 #[must_use]
 pub fn head_flops_per_token(model: &Model, vocabulary: u64) -> Flops {
@@ -379,10 +417,23 @@ pub fn model_flops(
     sequence: u64,
     count: AttentionCount,
 ) -> Flops {
+    packed_model_flops(model, layers, sequences, sequence, None, count)
+}
+
+/// [`model_flops`] where a sequence may hold several documents.
+#[must_use]
+pub fn packed_model_flops(
+    model: &Model,
+    layers: &Layers,
+    sequences: u64,
+    sequence: u64,
+    packed: Option<&PackedLengths>,
+    count: AttentionCount,
+) -> Flops {
     let tokens = (sequences * sequence) as f64;
     let layer = |kind: u8| {
         let block = &layers.kinds[kind as usize].block;
-        linear_flops_per_token(model, block) + core_flops_per_token(block, sequence, count)
+        linear_flops_per_token(model, block) + core_flops_per_packed_token(block, sequence, packed, count)
     };
     let head = head_flops_per_token(model, model.vocabulary);
     let mut forward: Flops = layers.order.iter().map(|&kind| layer(kind)).sum::<Flops>() + head;

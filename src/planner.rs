@@ -9,7 +9,7 @@ use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::profile::Profile;
 use crate::frameworks::{Context, Target};
 use crate::layers::{
-    AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, model_flops,
+    AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
 };
 use crate::plan::{Plan, Recompute};
@@ -117,7 +117,8 @@ impl Prepared<'_> {
         let job = &self.task.job;
         let step = prediction.step().seconds();
         let (batch, length) = (u64::from(job.global_batch_size), u64::from(job.sequence_length));
-        let flops = |count| model_flops(&self.task.model, &self.layers, batch, length, count);
+        let packed = job.packed.as_ref();
+        let flops = |count| packed_model_flops(&self.task.model, &self.layers, batch, length, packed, count);
         let peak = self.task.machine.accelerator.peak(job.precision.format());
         let available = peak.0 * f64::from(job.gpus) * step.0;
         let model = flops(AttentionCount::Causal);
@@ -140,9 +141,10 @@ impl Prepared<'_> {
             for i in 0..chunk.layers {
                 let block = &self.layers.kinds[self.layers.order[at] as usize].block;
                 at += 1;
-                let core = crate::layers::core_flops_per_token(
+                let core = crate::layers::core_flops_per_packed_token(
                     block,
                     u64::from(job.sequence_length),
+                    job.packed.as_ref(),
                     AttentionCount::Causal,
                 );
                 let linear = crate::layers::linear_flops_per_token(&self.task.model, block);

@@ -9,7 +9,7 @@ use crate::frameworks::Target;
 use crate::frameworks::profile::{self, Profile};
 use crate::plan::{Offload, Recompute, Schedule};
 use crate::planner::Task;
-use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use crate::spec::job::{Job, Optimizer, PackedLengths, Precision, Routing, Training};
 use crate::spec::{self, Machine};
 use crate::units::{Bytes, Tokens};
 
@@ -38,6 +38,10 @@ pub(crate) struct JobArgs {
     /// How experts are chosen in practice.
     #[arg(long, value_enum, default_value = "balanced")]
     pub routing: Routing,
+    /// Documents packed into the sequences, as LENGTHxCOUNT of a histogram: 512x70,4096x25,8192x5. Attention
+    /// does not cross documents.
+    #[arg(long, value_name = "HISTOGRAM")]
+    pub packed: Option<PackedLengths>,
     /// Tokens of the whole run, for days and dollars: 15T, 800B.
     #[arg(long, value_name = "TOKENS")]
     pub tokens: Option<Tokens>,
@@ -94,6 +98,7 @@ impl JobArgs {
             memory_limit: self.memory_limit,
             tokens: self.tokens,
             routing: self.routing,
+            packed: self.packed.clone(),
         };
         if machine.accelerator.rates.get(&job.precision.format()).is_none() {
             let known: Vec<String> = machine.accelerator.rates.keys().map(|f| format!("{f:?}")).collect();

@@ -210,10 +210,11 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     )?;
     writeln!(
         out,
-        "assumed: framework {}, {}, {}, causal attention, unpacked sequences, {} routing",
+        "assumed: framework {}, {}, {}, causal attention, {} sequences, {} routing",
         prepared.task.target,
         job.precision.name(),
         job.optimizer.name(),
+        if job.packed.is_some() { "packed" } else { "unpacked" },
         match job.routing {
             crate::spec::job::Routing::Balanced => "balanced",
             crate::spec::job::Routing::Natural => "natural",

@@ -10,7 +10,7 @@ use crate::cost::{
 };
 use crate::frameworks::profile::{DataMode, Profile};
 use crate::layers::{
-    AttentionCount, LayerKind, Layers, effective_length, embedding_parameters, embedding_width,
+    AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
     head_parameters, norm_parameters,
 };
 use crate::memory::{self, LowPrecision, Reserve};
@@ -636,11 +636,14 @@ impl<'a> CostModel<'a> {
         let unfused = self.device.kernel() == AttentionKernel::Unfused;
         let tokens = c.tokens;
         let (shape, heads, key_value_bytes, output_dim, window);
+        // Chunked attention sees no more than its chunk of a sequence.
+        let mut reach = sequence;
         match &block.mixer {
             Mixer::Attention(a) => {
                 heads = a.heads.div_ceil(tp);
                 let kv_local = a.kv_heads.div_ceil(tp);
                 window = a.window;
+                reach = a.chunk.map_or(sequence, |chunk| chunk.min(sequence));
                 self.column(c, (heads + 2 * kv_local) * a.head_dim * tp, p, shapes);
                 self.row(c, a.heads * a.head_dim, p, shapes);
                 let (ad, gd) = ((heads * a.head_dim) as f64, (kv_local * a.head_dim) as f64);
@@ -675,8 +678,9 @@ impl<'a> CostModel<'a> {
             (true, ContextComm::AllToAll) => (tokens * c.cp, heads as f64 / c.cp),
             _ => (tokens, heads as f64),
         };
-        let seen = effective_length(sequence, window, AttentionCount::Causal);
-        let length = window.map_or(sequence, |w| w.min(sequence)) as f64;
+        // Scores in memory are computed whole and masked, whatever is packed into the sequence.
+        let packed = self.job.packed.as_ref().filter(|_| !unfused);
+        let (seen, length) = attention_extent(reach, packed, window, AttentionCount::Causal);
         let (mut forward, mut backward) = self.device.attention(&AttentionShape {
             queries,
             seen,

@@ -62,6 +62,7 @@ impl<'a> ScenarioPlanner<'a> {
                 memory_limit: None,
                 tokens: None,
                 routing: Routing::Balanced,
+                packed: None,
             },
             target,
             profile,

@@ -31,6 +31,9 @@ pub struct Job {
     pub tokens: Option<Tokens>,
     /// How experts are chosen in practice.
     pub routing: Routing,
+    /// Documents packed into the sequences; none means that each sequence is one document.
+    #[serde(default)]
+    pub packed: Option<PackedLengths>,
 }
 
 impl Job {
@@ -53,6 +56,9 @@ impl Job {
         }
         if self.memory_limit == Some(Bytes::ZERO) {
             return fault("memory_limit", "a limit of 0 bytes leaves no room".into());
+        }
+        if let Some(Err(message)) = self.packed.as_ref().map(PackedLengths::validate) {
+            return fault("packed", message);
         }
         match self.training {
             Training::Lora { rank } if !(1..=65_536).contains(&rank) => {
@@ -265,7 +271,7 @@ impl PackedLengths {
                 pieces.push((length, count));
                 continue;
             }
-            pieces.push((sequence_length, count * u64::from(length / sequence_length)));
+            pieces.push((sequence_length, count.saturating_mul(u64::from(length / sequence_length))));
             if length % sequence_length > 0 {
                 pieces.push((length % sequence_length, count));
             }
@@ -284,11 +290,14 @@ impl PackedLengths {
         }
         squares / tokens
     }
-    /// Checks that there are documents and that none is empty.
+    /// Checks that there are documents, that none is empty, and that the numbers can be summed.
     ///
     /// # Errors
     /// What is wrong with the histogram.
     pub fn validate(&self) -> Result<(), String> {
+        if self.lengths.len() > 10_000 || self.lengths.iter().any(|&(_, count)| count > 1 << 40) {
+            return Err("the histogram of document lengths takes 10000 entries of counts up to 2^40".into());
+        }
         if self.lengths.iter().all(|&(_, count)| count == 0) {
             return Err("the histogram of document lengths holds no document".into());
         }

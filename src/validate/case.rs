@@ -419,6 +419,7 @@ fn read_job(cells: &mut Cells, profile: &Profile, architecture: Architecture) ->
         memory_limit: None,
         tokens: None,
         routing,
+        packed: None,
     })
 }
 

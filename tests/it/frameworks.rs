@@ -74,6 +74,7 @@ pub fn job(gpus: u32, global_batch_size: u32) -> Job {
         memory_limit: None,
         tokens: None,
         routing: Routing::Balanced,
+        packed: None,
     }
 }
 

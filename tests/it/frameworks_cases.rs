@@ -275,6 +275,7 @@ pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wil
         memory_limit: None,
         tokens: None,
         routing: Routing::Balanced,
+        packed: None,
     };
     let plan = Plan::new(layout, chunks, gpus, global_batch_size, count).ok()?;
     Some(Question { model, cluster, accelerator, job, plan })

@@ -4,12 +4,16 @@ use autoplan::cost::advice::{BatchRamp, ramp_cost};
 use autoplan::cost::goodput::{
     Checkpointing, Goodput, IntervalRule, NoProgress, Writing, checkpoint_bytes, goodput,
 };
+use autoplan::cost::model::CostModel;
 use autoplan::cost::money::{
     Pricing, Run, RunCost, energy, phased_cost, run_cost, step_cost, straggler_time, waste,
 };
-use autoplan::layers::{AttentionCount, Layers, model_flops, parameter_count};
+use autoplan::cost::{CellKey, Item, LayerCost};
+use autoplan::frameworks::profile::Profile;
+use autoplan::layers::{AttentionCount, Layers, model_flops, packed_model_flops, parameter_count};
+use autoplan::plan::{ContextComm, CudaGraphs, Offload};
 use autoplan::spec::cluster::{Accelerator, Cluster};
-use autoplan::spec::job::{Optimizer, Phase};
+use autoplan::spec::job::{Job, Optimizer, PackedLengths, Phase, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::ron_options;
 use autoplan::units::{Bandwidth, Bytes, Dollars, DollarsPerHour, Picos, Seconds, Tokens, Watts};
@@ -365,4 +369,67 @@ fn figures_are_itemised_in_json() {
     ] {
         assert!(json.pointer(path).is_some_and(serde_json::Value::is_number), "{path} of {json:#}");
     }
+}
+
+/// Short documents packed into long sequences: attention counts the sum of squares, the rest nothing.
+#[test]
+fn packed_documents_shorten_attention_alone() {
+    let (cluster, accelerator) = h100();
+    let model = dense(2, 8192, 28_672, 64, 8, 128_256, "SwiGlu");
+    let layers = Layers::new(&model);
+    let profile = Profile::find("megatron").unwrap();
+    let layer = |packed: Option<&str>| {
+        let job = Job {
+            gpus: 8,
+            global_batch_size: 8,
+            sequence_length: 32_768,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            training: Training::Full,
+            memory_limit: None,
+            tokens: None,
+            routing: Routing::Balanced,
+            packed: packed.map(|text| text.parse().unwrap()),
+        };
+        let cost = CostModel::new(&model, &layers, &cluster, &accelerator, profile, &job);
+        let key = CellKey {
+            tensor_parallel: 8,
+            context_parallel: 1,
+            expert_parallel: 1,
+            expert_tensor_parallel: 1,
+            micro_batch_size: 1,
+            sequence_parallel: true,
+            context_comm: ContextComm::Ring,
+            dispatcher: None,
+            tensor_overlap: false,
+            expert_overlap: false,
+            cuda_graphs: CudaGraphs::None,
+            offload: Offload::NONE,
+        };
+        cost.cell(&key).layers.swap_remove(0)
+    };
+    let plain = layer(None);
+    let one_document = layer(Some("32768x1"));
+    assert_eq!(plain.forward, one_document.forward);
+    // Longer documents are cut at the sequence's end: nothing changes.
+    assert_eq!(plain.forward, layer(Some("65536x3")).forward);
+    let eighths = layer(Some("4096x8"));
+    let ratio =
+        |a: &LayerCost, b: &LayerCost, item| a.forward.get(item).0 as f64 / b.forward.get(item).0 as f64;
+    let attention = ratio(&plain, &eighths, Item::Attention);
+    // An eighth of the work, at a rate that is somewhat lower.
+    assert!(attention > 6.0 && attention < 8.0, "{attention}");
+    for item in [Item::Gemm, Item::ElementWise, Item::TensorParallel] {
+        assert_eq!(plain.forward.get(item), eighths.forward.get(item), "{item:?}");
+    }
+    // Model FLOPs follow the same sum: half of the tokens in documents of 4,096, half in one of 32,768.
+    let count = AttentionCount::Causal;
+    let flops = |packed: Option<&str>| {
+        let packed = packed.map(|text| text.parse::<PackedLengths>().unwrap());
+        packed_model_flops(&model, &layers, 1, 32_768, packed.as_ref(), count).0
+    };
+    let (long, short, mixed) = (flops(None), flops(Some("4096x8")), flops(Some("4096x8,32768x1")));
+    assert!((mixed / (0.5 * (long + short)) - 1.0).abs() < 1e-12);
+    let saved = 2.0 * 3.0 * 2.0 * (64.0 * 2.0 * 128.0) * (32_768.0 - 4096.0) / 2.0 * 32_768.0;
+    assert!(((long - short) / saved - 1.0).abs() < 1e-9);
 }

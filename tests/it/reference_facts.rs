@@ -218,6 +218,7 @@ fn job(gpus: u32, sequence_length: u32) -> Job {
         memory_limit: None,
         tokens: None,
         routing: Routing::Balanced,
+        packed: None,
     }
 }
 

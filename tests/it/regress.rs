@@ -83,6 +83,7 @@ impl Few {
             memory_limit: Some(Bytes::from_f64(self.limit * 1e9)),
             tokens: None,
             routing: Routing::Balanced,
+            packed: None,
         };
         let layers = Layers::new(&model);
         let profile = Profile::find("megatron").unwrap();

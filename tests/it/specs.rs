@@ -176,6 +176,7 @@ fn saved_plan() -> &'static str {
             memory_limit: None,
             tokens: None,
             routing: Routing::Balanced,
+            packed: None,
         };
         let layout = Layout {
             tensor_parallel: 2,

@@ -52,6 +52,7 @@ impl Bench {
             memory_limit: None,
             tokens: None,
             routing: Routing::Balanced,
+            packed: None,
         };
         let layers = Layers::new(&model);
         Self { model, layers, cluster, accelerator, job }

@@ -83,9 +83,17 @@ pub(crate) enum Failure {
     Output(#[from] std::io::Error),
 }
 
-/// Runs the command line.
+/// Runs the command line. A panic is an internal error: exit code 70.
 #[must_use]
 pub fn run() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| {
+        anstream::eprintln!("internal error: {panic}");
+        anstream::eprintln!("This is a fault of autoplan; please report it with the command that caused it.");
+    }));
+    std::panic::catch_unwind(command).unwrap_or(ExitCode::from(70))
+}
+
+fn command() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -280,16 +280,8 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure>
                 "--gpus {text}: the range is empty; did you mean {to}..{from}?"
             )));
         }
-        let smooth = |mut n: u32| {
-            for prime in [2, 3, 5, 7] {
-                while n % prime == 0 {
-                    n /= prime;
-                }
-            }
-            n == 1
-        };
         let mut counts: Vec<u32> = (from.div_ceil(per_node)..=to / per_node)
-            .filter(|&nodes| nodes > 0 && smooth(nodes))
+            .filter(|&nodes| nodes > 0 && super::plan::smooth(nodes))
             .map(|nodes| nodes * per_node)
             .collect();
         if counts.is_empty() {

@@ -55,6 +55,8 @@ pub(crate) struct Report<'a> {
     pub(crate) budget: Option<Dollars>,
     /// Rows.
     pub(crate) top: usize,
+    /// GPUs that may be used at most, where some may stay idle.
+    pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
     pub(crate) wall: Option<Duration>,
 }
@@ -267,6 +269,10 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     writeln!(out, "{table}")?;
     let best = &rows[0];
+    if let Some(asked) = report.asked {
+        let used = best.section.prepared.task.job.gpus;
+        writeln!(out, "the best plan uses {used} of {asked} GPUs and leaves {} idle", asked.saturating_sub(used))?;
+    }
     writeln!(out, "stages of the best plan: {}", layout_text(best.section.prepared, &best.found.plan))?;
     if let Some(even) = best.found.even {
         let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
@@ -530,6 +536,10 @@ fn json(report: &Report, rows: &[Row]) -> Value {
             Vec::new()
         };
         value["remedies"] = json!(ways);
+    }
+    if let (Some(asked), Some(best)) = (report.asked, rows.first()) {
+        value["gpus_at_most"] = json!(asked);
+        value["gpus_idle"] = json!(asked.saturating_sub(best.section.prepared.task.job.gpus));
     }
     if let Some(wall) = report.wall {
         value["wall_s"] = json!(wall.as_secs_f64());

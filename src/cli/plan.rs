@@ -85,17 +85,46 @@ fn dollars(text: &str) -> Result<Dollars, String> {
         .ok_or_else(|| "expected dollars, such as 5e6".into())
 }
 
+/// Whether a number has no prime factor above 7.
+pub(crate) fn smooth(mut n: u32) -> bool {
+    for prime in [2, 3, 5, 7] {
+        while n > 0 && n % prime == 0 {
+            n /= prime;
+        }
+    }
+    n == 1
+}
+
+/// For a number of nodes that few degrees divide: the nearest ones above and below whose GPUs do more each.
+fn better_counts(task: &Task, section: &Section) -> Vec<String> {
+    let per_node = task.machine.cluster.gpus_per_node;
+    let nodes = task.job.gpus / per_node;
+    if task.job.gpus % per_node != 0 || nodes < 2 || smooth(nodes) {
+        return Vec::new();
+    }
+    let own = section.answer.found.first().map(|best| 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus));
+    let below = (1..nodes).rev().find(|&n| smooth(n));
+    let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| smooth(n));
+    let near = [below, above].into_iter().flatten();
+    near.filter_map(|nodes| {
+        let mut task = task.clone();
+        task.job.gpus = nodes * per_node;
+        let prepared = task.prepare();
+        let best = prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.into_iter().next()?;
+        let each = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
+        let gain = each / own.unwrap_or(f64::MIN_POSITIVE) - 1.0;
+        (own.is_none() || gain > 0.01).then(|| {
+            let more = if own.is_some() { format!(", {} more per GPU", output::percent(gain)) } else { String::new() };
+            let step = best.prediction.step();
+            format!("{} GPUs divide better: {} ({step} a step{more})", task.job.gpus, best.plan)
+        })
+    })
+    .collect()
+}
+
 /// GPU counts at and below one that are worth trying when some may stay idle.
 fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
     let nodes = (gpus / per_node).max(1);
-    let smooth = |mut n: u32| {
-        for prime in [2, 3, 5, 7] {
-            while n % prime == 0 {
-                n /= prime;
-            }
-        }
-        n == 1
-    };
     let mut counts = vec![gpus];
     // Whole nodes, largest first; a sixth fewer at most, or nothing near would divide anything.
     let whole = (nodes - nodes / 6..=nodes).rev().filter(|&n| n > 0 && smooth(n)).map(|n| n * per_node);
@@ -176,12 +205,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         deadline: args.deadline,
         budget: args.budget_usd,
         top: args.top as usize,
+        asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
     };
     output::print(&report, args.format)?;
     let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
     if interrupted {
         anstream::eprintln!("note: the search was stopped; the plans above are the best so far");
+    }
+    if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
+        for note in better_counts(task, section) {
+            anstream::eprintln!("note: {note}");
+        }
     }
     anstream::eprintln!("searched in {:.3} s", bar.elapsed().as_secs_f64());
     Ok(if empty { Ending::Negative } else { Ending::Done })

@@ -100,7 +100,7 @@ impl JobArgs {
             routing: self.routing,
             packed: self.packed.clone(),
         };
-        if machine.accelerator.rates.get(&job.precision.format()).is_none() {
+        if !machine.accelerator.rates.contains_key(&job.precision.format()) {
             let known: Vec<String> = machine.accelerator.rates.keys().map(|f| format!("{f:?}")).collect();
             return Err(Failure::Usage(format!(
                 "{} has no {} matrix units; its formats are {}",

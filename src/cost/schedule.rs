@@ -761,8 +761,8 @@ mod tests {
     #[test]
     fn zero_bubble_schedules_shrink_the_bubble() {
         let (p, m) = (8u32, 32u32);
-        let one = vec![Picos(100); 16];
-        let two = vec![Picos(200); 16];
+        let one = [Picos(100); 16];
+        let two = [Picos(200); 16];
         let bubble = |schedule, v: u32| {
             let n = (p * v) as usize;
             let load = Load { forward: &one[..n], backward: &two[..n], weight: &one[..n], hop: Picos(0) };

@@ -271,7 +271,11 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let best = &rows[0];
     if let Some(asked) = report.asked {
         let used = best.section.prepared.task.job.gpus;
-        writeln!(out, "the best plan uses {used} of {asked} GPUs and leaves {} idle", asked.saturating_sub(used))?;
+        writeln!(
+            out,
+            "the best plan uses {used} of {asked} GPUs and leaves {} idle",
+            asked.saturating_sub(used)
+        )?;
     }
     writeln!(out, "stages of the best plan: {}", layout_text(best.section.prepared, &best.found.plan))?;
     if let Some(even) = best.found.even {

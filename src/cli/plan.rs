@@ -102,7 +102,11 @@ fn better_counts(task: &Task, section: &Section) -> Vec<String> {
     if task.job.gpus % per_node != 0 || nodes < 2 || smooth(nodes) {
         return Vec::new();
     }
-    let own = section.answer.found.first().map(|best| 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus));
+    let own = section
+        .answer
+        .found
+        .first()
+        .map(|best| 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus));
     let below = (1..nodes).rev().find(|&n| smooth(n));
     let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| smooth(n));
     let near = [below, above].into_iter().flatten();
@@ -110,11 +114,16 @@ fn better_counts(task: &Task, section: &Section) -> Vec<String> {
         let mut task = task.clone();
         task.job.gpus = nodes * per_node;
         let prepared = task.prepare();
-        let best = prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.into_iter().next()?;
+        let best =
+            prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.into_iter().next()?;
         let each = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
         let gain = each / own.unwrap_or(f64::MIN_POSITIVE) - 1.0;
         (own.is_none() || gain > 0.01).then(|| {
-            let more = if own.is_some() { format!(", {} more per GPU", output::percent(gain)) } else { String::new() };
+            let more = if own.is_some() {
+                format!(", {} more per GPU", output::percent(gain))
+            } else {
+                String::new()
+            };
             let step = best.prediction.step();
             format!("{} GPUs divide better: {} ({step} a step{more})", task.job.gpus, best.plan)
         })

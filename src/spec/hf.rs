@@ -38,7 +38,15 @@ const WRAPPERS: &[(&str, &str, &[&str])] = &[
     (
         "gemma3",
         "gemma3_text",
-        &["boi_token_index", "eoi_token_index", "image_token_index", "mm_tokens_per_image", "image_token_id"],
+        &[
+            "boi_token_id",
+            "boi_token_index",
+            "eoi_token_id",
+            "eoi_token_index",
+            "image_token_id",
+            "image_token_index",
+            "mm_tokens_per_image",
+        ],
     ),
     ("llama4", "llama4_text", &["boi_token_index", "eoi_token_index", "image_token_index", "image_token_id"]),
     ("qwen3_vl", "qwen3_vl_text", QWEN3_VL),
@@ -47,6 +55,7 @@ const WRAPPERS: &[(&str, &str, &[&str])] = &[
         "mistral3",
         "mistral",
         &[
+            "image_token_id",
             "image_token_index",
             "multimodal_projector_bias",
             "projector_hidden_act",
@@ -122,8 +131,20 @@ pub fn import_with_notes(config_json: &str, name: &str) -> Result<Import, HfErro
 }
 
 /// The language model inside a wrapper.
-fn wrapped(fields: &Fields, default: &str, harmless: &[&'static str]) -> Read<(Draft, String, Vec<String>)> {
+fn wrapped<'a>(
+    fields: &Fields<'a>,
+    default: &'a str,
+    harmless: &[&'static str],
+) -> Read<(Draft, String, Vec<String>)> {
     let Some(mut inner) = fields.object("text_config")? else {
+        if fields.has("hidden_size") {
+            // Some tools write the language model's fields without the object around them.
+            let flat = fields.renamed(default);
+            let draft = read(&flat)?;
+            let mut notes = flat.notes.take();
+            notes.push(format!("`text_config` is missing; the fields are read as `{default}`"));
+            return Ok((draft, default.to_owned(), notes));
+        }
         return Err(fields.wrong("text_config", "the language model's configuration is missing"));
     };
     let name = inner.word("model_type")?.unwrap_or(default);

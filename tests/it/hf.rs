@@ -138,12 +138,35 @@ fn fields_without_effect_are_accepted() {
         ("gpt2", "\"n_special\": 0, \"predict_special_tokens\": true, \"_num_labels\": 1"),
         ("pythia-6.9b", "\"custom_pipelines\": {\"text-generation\": {\"impl\": \"x.Y\"}}"),
         ("opt-66b", "\"learned_embeddings\": true, \"scale_embeddings\": false"),
+        ("nemotron4-340b", "\"kv_channels\": 192"),
+        ("command-r7b", "\"layer_norm_bias\": false"),
+        ("glm4.5", "\"topk_method\": \"noaux_tc\", \"moe_router_dtype\": \"float32\""),
         ("qwen3-8b", "\"quantization\": {\"group_size\": 64, \"bits\": 4}"),
     ] {
         let text = released(name);
         let more = text.replacen('{', &format!("{{{field},"), 1);
         assert_eq!(imported(name, &more), imported(name, &text), "{name}");
     }
+}
+
+#[test]
+fn a_wrapper_without_its_object_is_read_flat() {
+    let text = released("gemma3-1b");
+    let flat = text.replace("gemma3_text", "gemma3");
+    assert_eq!(imported("x", &flat), imported("x", &text));
+    assert!(import_with_notes(&flat, "x").unwrap().notes[0].contains("`text_config` is missing"));
+}
+
+/// EXAONE 4 writes its pattern as letters.
+#[test]
+fn patterns_may_be_letters() {
+    let text =
+        LLAMA.replace("llama", "exaone4").replace("32\n}", "32, \"sliding_window_pattern\": \"LLLG\"\n}");
+    let model = imported("exaone", &text);
+    assert_eq!((model.layers[0].repeat, model.layers[0].of.len()), (8, 4));
+    assert_eq!(model.layers[0].of.iter().filter(|name| *name == "local").count(), 3);
+    let (title, _) = failure(&text.replace("LLLG", "LLXG"));
+    assert_eq!(title, "invalid `sliding_window_pattern`: expected letters out of LG, found \"LLXG\"");
 }
 
 #[test]

@@ -335,6 +335,8 @@ impl Decoder {
             (_, Some(given)) => given,
             (_, None) => derived_head_dim(fields, "num_attention_heads", sizes.hidden, heads)?,
         };
+        // NeMo's name, which the library does not read.
+        fields.only("kv_channels", &head_dim.to_string(), |v| *v == Value::Whole(head_dim as i64))?;
         let qkv_bias = self.qkv_bias.read(fields, "attention_bias")?;
         let output_bias = match self.output_bias {
             OutputBias::AsQkv => qkv_bias,
@@ -407,9 +409,15 @@ impl Decoder {
             }
             Window::Pattern(every, default) => {
                 let window = fields.optional_or("sliding_window", default)?;
-                let every = fields
-                    .count(["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"], every)?;
-                (window, Box::new(move |layer| every == 0 || !(layer + 1).is_multiple_of(every)))
+                let names = ["sliding_window_pattern", "_sliding_window_pattern", "layer_switch"];
+                // A number, or (EXAONE 4) the letters L and G for local and global layers.
+                if let Some(letters) = fields.letters(names, "LG")? {
+                    let has = move |layer: u64| letters[layer as usize % letters.len()] == 'L';
+                    (window, Box::new(has))
+                } else {
+                    let every = fields.count(names, every)?;
+                    (window, Box::new(move |layer| every == 0 || !(layer + 1).is_multiple_of(every)))
+                }
             }
             Window::From(default, first) => {
                 let window = fields.optional_or("sliding_window", Some(default))?;

@@ -340,6 +340,7 @@ const GLM4_MOE: Decoder = Decoder {
         ..EXPERTS
     }),
     predicts: true,
+    harmless: &["topk_method"],
     ..GLM
 };
 
@@ -455,6 +456,7 @@ const COHERE: Decoder = Decoder {
     tied: true,
     positions: 8192,
     harmless: &["logit_scale"],
+    off: &["layer_norm_bias"],
     ..LLAMA
 };
 
@@ -469,7 +471,7 @@ const COHERE2: Decoder = Decoder {
         "use_parallel_embedding",
         "use_embedding_sharing",
     ],
-    off: &["use_qk_norm"],
+    off: &["use_qk_norm", "layer_norm_bias"],
     on: &["use_gated_activation", "use_parallel_block"],
     ..COHERE
 };

@@ -74,6 +74,7 @@ const HARMLESS: &[&str] = &[
     "max_length",
     "max_sequence_length",
     "min_length",
+    "moe_router_dtype",
     "model_max_length",
     "model_type",
     "name_or_path",
@@ -176,6 +177,11 @@ impl<'a> Fields<'a> {
         nested: bool,
     ) -> Self {
         Self { text, object, place, family, nested, asked: RefCell::default(), notes: RefCell::default() }
+    }
+
+    /// The same fields for another family.
+    pub fn renamed(&self, family: &'a str) -> Self {
+        Self::new(self.text, self.object, self.place.clone(), family, self.nested)
     }
 
     pub fn note(&self, note: String) {
@@ -343,6 +349,17 @@ impl<'a> Fields<'a> {
             Some(field) => Err(self
                 .invalid(field, format!("expected text in quotes, found {}", field.node.value.describe()))),
         }
+    }
+
+    /// A text of at least one letter, all of them known; anything that is no text is none.
+    pub fn letters(&self, names: impl Names, known: &str) -> Read<Option<Vec<char>>> {
+        let Some(field) = self.find(&names)? else { return Ok(None) };
+        let Value::Text(text) = &field.node.value else { return Ok(None) };
+        if text.is_empty() || text.len() > 4096 || !text.chars().all(|letter| known.contains(letter)) {
+            let found = field.node.value.describe();
+            return Err(self.invalid(field, format!("expected letters out of {known}, found {found}")));
+        }
+        Ok(Some(text.chars().collect()))
     }
 
     /// A list; missing and `null` are none.

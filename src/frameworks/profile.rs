@@ -101,11 +101,51 @@ pub struct Defaults {
     /// Sharding stage.
     #[serde(default = "one_stage")]
     pub zero_stage: u8,
+    /// Decoder layers of one model chunk wherever the pipeline has more than one stage; none: one chunk
+    /// per stage.
+    #[serde(default)]
+    pub layers_per_chunk: Option<u32>,
+    /// Whole layers are recomputed.
+    #[serde(default)]
+    pub full_recompute: bool,
+    /// Mixture-of-experts recipes of later releases.
+    #[serde(default)]
+    pub experts: Vec<ExpertRecipe>,
+}
+
+/// How recipes of a release and later run mixture-of-experts layers unless they say otherwise.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertRecipe {
+    /// Generation.
+    pub on: Architecture,
+    /// Number format; none: all.
+    #[serde(default)]
+    pub precision: Option<Precision>,
+    /// First release.
+    pub since: (u32, u32),
+    /// Expert exchange overlaps where it leaves the fast domain.
+    #[serde(default)]
+    pub overlap_across_domains: bool,
+    /// A dispatch library where routing is limited to groups and leaves the fast domain.
+    #[serde(default)]
+    pub library_where_limited: bool,
+    /// One CUDA graph over the whole iteration, with padded capacity, and overlapped exchange.
+    #[serde(default)]
+    pub full_iteration_graphs: bool,
 }
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self { precision: bf16(), sequence_parallel: true, tensor_overlap: false, zero_stage: 1 }
+        Self {
+            precision: bf16(),
+            sequence_parallel: true,
+            tensor_overlap: false,
+            zero_stage: 1,
+            layers_per_chunk: None,
+            full_recompute: false,
+            experts: Vec::new(),
+        }
     }
 }
 
@@ -155,6 +195,9 @@ pub struct Tensor {
     pub overlapped_exposed: f64,
     /// Factor on all-reduces where sequence parallelism is off.
     pub all_reduce_factor: f64,
+    /// Share of the backward pass's all-reduces that is exposed: less than 1 where they run beside
+    /// weight gradients.
+    pub all_reduce_backward: f64,
     /// Where positive, every collective of sequence parallelism is exposed, re-gathers and
     /// reduce-scatters of the backward pass too, and takes this many times as long. Zero: re-gathers
     /// hide under data gradients, and reduce-scatters under weight gradients.

@@ -269,6 +269,8 @@ impl Case {
             })
             .ok_or_else(unknown_gpu)?;
         let accelerator = shelf.accelerators.get(accelerator_name).ok_or_else(unknown_gpu)?.clone();
+        let efa = row.text_or_empty("interconnect").contains("EFA");
+        let cluster_name = if efa && *cluster_name == "dgx-h100" { "h100-efa" } else { cluster_name };
         let mut cluster = shelf.clusters.get(cluster_name).ok_or_else(unknown_gpu)?.clone();
         adapt_cluster(&mut cells, &mut cluster)?;
 
@@ -281,7 +283,8 @@ impl Case {
         }
         let layers = Layers::new(&model);
         let job = read_job(&mut cells, profile, accelerator.architecture)?;
-        let plan = read_plan(&mut cells, profile, &model, &layers, &job, &cluster)?;
+        let plan =
+            read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
 
         let training = row.text_or_empty("training");
         let group = [
@@ -622,6 +625,7 @@ fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
 fn read_plan(
     cells: &mut Cells,
     profile: &Profile,
+    architecture: Architecture,
     model: &Model,
     layers: &Layers,
     job: &Job,
@@ -631,10 +635,34 @@ fn read_plan(
     let defaults = &profile.defaults;
     let (tp, pp) = (cells.degree("tp", 1)?, cells.degree("pp", 1)?);
     let cp = cells.degree("cp", 1)?;
-    let vpp = if pp > 1 { cells.degree("vpp", 1)? } else { 1 };
+    // Interleaving needs at least as many micro-batches as ranks.
+    let per_rank = layers.count().div_ceil(pp);
+    let usual = match defaults.layers_per_chunk {
+        // Layers that do not fill the stages evenly are laid out by hand, one chunk per stage.
+        Some(_) if layers.count() % pp != 0 && (layers.count() + 2) % pp != 0 => 1,
+        Some(each) => (1..=per_rank).rev().find(|v| per_rank % v == 0 && per_rank / v >= each).unwrap_or(1),
+        None => 1,
+    };
+    let vpp = if pp > 1 { cells.degree("vpp", u64::from(usual))? } else { 1 };
     let experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
-    let (ep, etp) =
-        if experts { (cells.degree("ep", 1)?, row.whole::<u32>("etp")?.unwrap_or(1).max(1)) } else { (1, 1) };
+    let (ep, etp) = if experts {
+        // Unstated expert parallelism: as wide as the fast domain, as far as experts and ranks allow.
+        let widest = model.blocks.values().find_map(|b| match &b.feed_forward {
+            FeedForward::Moe(e) => (1..=cluster.scale_up.domain.min(job.gpus / pp.max(1)))
+                .rev()
+                .find(|&n| e.experts % u64::from(n) == 0 && job.gpus / pp % n == 0),
+            _ => None,
+        });
+        let ep = cells.degree("ep", u64::from(widest.unwrap_or(1)))?;
+        // Megatron-Core splits experts as it splits dense layers unless told otherwise; recipes with
+        // many small experts do not split them.
+        let coarse = model.blocks.values().any(
+            |b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.width * 2 >= model.hidden * 3),
+        );
+        (ep, cells.degree("etp", if coarse { u64::from(tp) } else { 1 })?)
+    } else {
+        (1, 1)
+    };
     let product = u64::from(tp) * u64::from(pp) * u64::from(cp);
     if product == 0 || u64::from(job.gpus) % product != 0 {
         return Err(Skip::Contradiction(format!(
@@ -669,6 +697,18 @@ fn read_plan(
     let sequence_parallel = tp > 1 && cells.flag("sp", defaults.sequence_parallel);
     let tensor_overlap = tp > 1 && sequence_parallel && cells.flag("tp_overlap", defaults.tensor_overlap);
     let data_overlap = row.flag("dp_overlap").unwrap_or(true);
+    let recomputes = row.text("recompute").is_some_and(|text| text != "none");
+    let across = ep * etp > cluster.scale_up.domain;
+    let recipe = defaults.experts.iter().find(|r| {
+        experts
+            && r.on == architecture
+            && r.precision.is_none_or(|p| p == job.precision)
+            && release(row).is_some_and(|at| at >= r.since)
+            && row.flag("token_drop") != Some(true)
+    });
+    let limited = model.blocks.values().any(
+        |b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.router.groups.is_some()),
+    );
     let dispatcher = experts.then(|| {
         if notes.contains("deepep") {
             Dispatcher::DeepEp
@@ -679,24 +719,50 @@ fn read_plan(
         } else {
             cells.assumed.push("dispatcher");
             // Domains of many nodes run HybridEP in the published recipes, single-node domains NCCL.
-            if cluster.scale_up.domain > 8 { Dispatcher::HybridEp } else { Dispatcher::AllToAll }
+            if across && limited && recipe.is_some_and(|r| r.library_where_limited) {
+                Dispatcher::DeepEp
+            } else if cluster.scale_up.domain > 8 {
+                Dispatcher::HybridEp
+            } else {
+                Dispatcher::AllToAll
+            }
+        }
+    });
+    let stated_graphs = if notes.contains("full_iteration") {
+        Some(CudaGraphs::FullIteration)
+    } else if notes.contains("moe_router") {
+        Some(CudaGraphs::AttentionRouter)
+    } else if notes.contains("cuda_graph_impl='transformer_engine'") {
+        Some(CudaGraphs::Attention)
+    } else {
+        match row.flag("cuda_graphs") {
+            Some(true) => Some(CudaGraphs::Attention),
+            Some(false) => Some(CudaGraphs::None),
+            None => None,
+        }
+    };
+    let cuda_graphs = stated_graphs.unwrap_or_else(|| {
+        cells.assumed.push("cuda_graphs");
+        match recipe {
+            Some(r) if r.full_iteration_graphs && !recomputes => CudaGraphs::FullIteration,
+            _ => CudaGraphs::None,
         }
     });
     let expert_overlap = experts
-        && ep > 1
-        && (notes.contains("overlap_moe_expert_parallel_comm=true")
-            || notes.contains("a2a_overlap=1")
-            || row.flag("ep_overlap") == Some(true));
-    let cuda_graphs = if notes.contains("full_iteration") {
-        CudaGraphs::FullIteration
-    } else if notes.contains("moe_router") {
-        CudaGraphs::AttentionRouter
-    } else if row.flag("cuda_graphs") == Some(true) || notes.contains("cuda_graph_impl='transformer_engine'")
-    {
-        CudaGraphs::Attention
-    } else {
-        CudaGraphs::None
-    };
+        && ep * etp > 1
+        && if notes.contains("overlap_moe_expert_parallel_comm=true") || notes.contains("a2a_overlap=1") {
+            true
+        } else if notes.contains("a2a_overlap=0") {
+            false
+        } else {
+            row.flag("ep_overlap").unwrap_or_else(|| {
+                cells.assumed.push("ep_overlap");
+                recipe.is_some_and(|r| {
+                    r.overlap_across_domains && across
+                        || r.full_iteration_graphs && cuda_graphs == CudaGraphs::FullIteration
+                })
+            })
+        };
     let offload = Offload { activations: false, ..Offload::NONE };
     let context_comm = ContextComm::Ring;
     let schedule = if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
@@ -726,7 +792,7 @@ fn read_plan(
         Some(text) => read_recompute(text)?,
         None => {
             cells.assumed.push("recompute");
-            Recompute::None
+            if defaults.full_recompute { Recompute::FullUniform(1) } else { Recompute::None }
         }
     };
     let counts = place(row, profile, model, layers, pp, vpp)?;
@@ -811,14 +877,18 @@ fn greedy(model: &Model, layers: &Layers, pp: u32, head_weight: f64) -> Vec<u32>
     let layer = 4.0 * h * h + 3.0 * h * width;
     let head = head_weight * model.vocabulary as f64 * h;
     let total = f64::from(layers.count()) * layer + head;
+    let last = pp as usize - 1;
     let mut counts = vec![0u32; pp as usize];
     let (mut rank, mut sum) = (0usize, 0.0);
     for _ in 0..layers.count() {
         sum += layer;
         counts[rank] += 1;
-        if sum > (rank + 1) as f64 / f64::from(pp) * total && rank + 1 < pp as usize {
+        if sum > (rank + 1) as f64 / f64::from(pp) * total && rank < last {
             rank += 1;
         }
     }
+    // The head goes to the rank that is being filled; ranks behind it stay empty. Here the head always
+    // belongs to the last chunk, so what shares its rank moves there with it.
+    counts.swap(rank, last);
     counts
 }

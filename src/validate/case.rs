@@ -283,8 +283,7 @@ impl Case {
         }
         let layers = Layers::new(&model);
         let job = read_job(&mut cells, profile, accelerator.architecture)?;
-        let plan =
-            read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
+        let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
 
         let training = row.text_or_empty("training");
         let group = [
@@ -656,9 +655,10 @@ fn read_plan(
         let ep = cells.degree("ep", u64::from(widest.unwrap_or(1)))?;
         // Megatron-Core splits experts as it splits dense layers unless told otherwise; recipes with
         // many small experts do not split them.
-        let coarse = model.blocks.values().any(
-            |b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.width * 2 >= model.hidden * 3),
-        );
+        let coarse = model
+            .blocks
+            .values()
+            .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.width * 2 >= model.hidden * 3));
         (ep, cells.degree("etp", if coarse { u64::from(tp) } else { 1 })?)
     } else {
         (1, 1)
@@ -706,9 +706,10 @@ fn read_plan(
             && release(row).is_some_and(|at| at >= r.since)
             && row.flag("token_drop") != Some(true)
     });
-    let limited = model.blocks.values().any(
-        |b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.router.groups.is_some()),
-    );
+    let limited = model
+        .blocks
+        .values()
+        .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.router.groups.is_some()));
     let dispatcher = experts.then(|| {
         if notes.contains("deepep") {
             Dispatcher::DeepEp

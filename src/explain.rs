@@ -1,5 +1,7 @@
 //! Why this plan: what beats it, and what each single change would do.
 
+pub mod advice;
+
 use crate::candidates::{Axis, Restrictions};
 use crate::plan::{Layout, Plan};
 use crate::planner::{Prepared, Task};

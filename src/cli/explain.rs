@@ -10,7 +10,9 @@ use super::output::{layout_json, money, percent, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::cost::money::{Pricing, run_cost, step_cost};
+use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
+use crate::explain::advice::{ACHIEVABLE_MFU, Advice, Reference, advice};
 use crate::explain::{Outcome, Standing, standing};
 use crate::plan::Plan;
 use crate::planner::{Prepared, Task};
@@ -40,6 +42,15 @@ pub(crate) struct ExplainArgs {
     gpus: Option<String>,
     #[command(flatten)]
     job: JobArgs,
+    /// Sequences per step of the recipe whose learning rate you know: advises on the plan's batch.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    reference_batch: Option<u32>,
+    /// Peak learning rate of that recipe.
+    #[arg(long, value_name = "RATE", requires = "reference_batch", value_parser = rate)]
+    learning_rate: Option<f64>,
+    /// Warm-up steps of that recipe.
+    #[arg(long, value_name = "STEPS", requires = "reference_batch", value_parser = clap::value_parser!(u64).range(1..1 << 40))]
+    warm_up: Option<u64>,
     /// Skip the search for better plans.
     #[arg(long)]
     alone: bool,
@@ -76,6 +87,76 @@ pub(crate) fn task_of(saved: &SavedPlan) -> Result<Task, Failure> {
     })
 }
 
+fn rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| "expected a learning rate, such as 3e-4".into())
+}
+
+/// Advice for people; it says of itself that it is no prediction.
+fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
+    let word = |ceiling: Ceiling| match ceiling {
+        Ceiling::Compute => "compute",
+        Ceiling::Memory => "memory",
+        Ceiling::Network => "the network",
+    };
+    writeln!(out, "\nadvice (rules of thumb, no prediction):")?;
+    let p = &advice.products;
+    writeln!(
+        out,
+        "  matrix products: {:.0} FLOPs a byte of memory traffic, ridge {:.0}: {} binds",
+        p.flops_per_byte,
+        p.ridge,
+        word(p.ceiling)
+    )?;
+    if let Some(g) = &advice.gradients {
+        writeln!(
+            out,
+            "  gradients: {:.0} FLOPs of the step a byte on the network, ridge {:.0}: {} binds",
+            g.flops_per_byte,
+            g.ridge,
+            word(g.ceiling)
+        )?;
+    }
+    let w = &advice.walls;
+    write!(out, "  walls: the states alone need {} GPUs", w.least_gpus)?;
+    if let (Some(petaflops), Some(days)) = (w.petaflop_days, w.days_at_achievable_mfu) {
+        let share = percent(ACHIEVABLE_MFU);
+        write!(out, "; {petaflops:.0} PFLOP/s-days, {days:.1} days at {share} of peak without losses")?;
+    }
+    writeln!(
+        out,
+        "\n  money: {} below {} of peak, {}; a point of MFU is worth {}",
+        percent(advice.waste.share),
+        percent(ACHIEVABLE_MFU),
+        money(advice.waste.dollars),
+        money(advice.waste.per_mfu_point)
+    )?;
+    let n = &advice.precision;
+    writeln!(
+        out,
+        "  numbers: gradients in {} reach from {:.1e} to {:.1e}; the loss needs {} scale",
+        n.backward.name,
+        n.smallest_normal,
+        n.largest,
+        if n.loss_scaling { "a" } else { "no" }
+    )?;
+    if let Some(batch) = &advice.batch {
+        write!(out, "{batch}")?;
+    }
+    if let Some(s) = &advice.schedule {
+        writeln!(
+            out,
+            "  schedule: {:.2e} at step {}, {:.2e} half-way, {:.2e} at step {}",
+            s.at(s.warm_up_steps),
+            s.warm_up_steps,
+            s.at(s.steps / 2),
+            s.at(s.steps),
+            s.steps
+        )?;
+    }
+    Ok(())
+}
+
 /// Runs `explain`.
 pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let bar = Bar::new(None);
@@ -108,11 +189,18 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let prepared = task.prepare();
     let prediction = prepared.predict(&plan);
     let place = (!args.alone).then(|| standing(&prepared, &plan, &bar));
+    let reference = Reference {
+        batch: args.reference_batch,
+        learning_rate: args.learning_rate,
+        warm_up_steps: args.warm_up,
+    };
+    let advice = advice(&prepared, &plan, &prediction, reference);
     bar.clear();
     let mut out = std::io::stdout().lock();
     match args.format {
         Format::Json => {
-            let value = breakdown_json(&prepared, &plan, &prediction, place.as_ref());
+            let mut value = breakdown_json(&prepared, &plan, &prediction, place.as_ref());
+            value["advice"] = serde_json::to_value(&advice).unwrap_or_default();
             writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         }
         Format::Table => {
@@ -120,6 +208,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             if let Some(place) = &place {
                 place_text(place, &plan, &prediction, &mut out)?;
             }
+            advice_text(&advice, &mut out)?;
         }
     }
     Ok(Ending::Done)

@@ -162,11 +162,7 @@ pub fn batch_advice(change: &BatchChange) -> BatchAdvice {
 
 impl fmt::Display for BatchAdvice {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        writeln!(
-            f,
-            "Advice for a global batch {:.4} times the reference (rules of thumb, no prediction):",
-            self.ratio
-        )?;
+        writeln!(f, "  for a global batch {:.2} times the reference (advice, no prediction):", self.ratio)?;
         let rate = |factor: f64, rate: Option<f64>| match rate {
             Some(rate) => format!("{rate:.3e} (x {factor:.3})"),
             None => format!("x {factor:.3}"),

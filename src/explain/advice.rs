@@ -1,0 +1,153 @@
+//! What to think about beside a plan: roofline, waste, batch and number ranges. Advice, no prediction.
+
+use serde::Serialize;
+
+use crate::cost::advice::{
+    BatchAdvice, BatchChange, LearningRateSchedule, PrecisionAdvice, REFERENCE_WARM_UP_STEPS, batch_advice,
+    precision_advice,
+};
+use crate::cost::money::{Waste, run_cost, step_cost, waste};
+use crate::cost::network::ring_all_reduce_volume;
+use crate::cost::roofline::{Ceiling, Ceilings};
+use crate::cost::scaling::{least_gpus, petaflop_days, time_at, training_flops};
+use crate::cost::step::Prediction;
+use crate::memory::{moment_bytes, states, zero_bytes};
+use crate::plan::Plan;
+use crate::planner::Prepared;
+use crate::units::{Bytes, Tokens};
+
+/// Model-FLOPs utilisation that published runs of dense models reach in BF16 on H100: 38 to 54 %.
+pub const ACHIEVABLE_MFU: f64 = 0.5;
+
+/// Share of its peak to which a learning rate usually decays.
+const DECAYED_RATE: f64 = 0.1;
+
+/// The recipe that a plan's batch is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Reference {
+    /// Sequences per step for which the recipe was made.
+    pub batch: Option<u32>,
+    /// Its peak learning rate.
+    pub learning_rate: Option<f64>,
+    /// Its warm-up steps.
+    pub warm_up_steps: Option<u64>,
+}
+
+/// A kind of work on the roofline of its GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct OnRoofline {
+    /// FLOPs per byte of memory or network traffic.
+    pub flops_per_byte: f64,
+    /// FLOPs per byte at which compute would bind.
+    pub ridge: f64,
+    /// What binds.
+    pub ceiling: Ceiling,
+    /// The highest rate that it leaves, as a share of the peak.
+    pub share_of_peak: f64,
+}
+
+/// The three walls of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Walls {
+    /// Fewest GPUs that hold weights, gradients and optimizer states, all of them sharded.
+    pub least_gpus: u64,
+    /// Training compute in days of 10^15 FLOP/s, attention left out.
+    pub petaflop_days: Option<f64>,
+    /// Days at [`ACHIEVABLE_MFU`] without any loss.
+    pub days_at_achievable_mfu: Option<f64>,
+}
+
+/// Advice beside a plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Advice {
+    /// Memory, time: what no plan gets around.
+    pub walls: Walls,
+    /// The matrix products of a layer against memory.
+    pub products: OnRoofline,
+    /// A step against the network cards, through the gradients' all-reduce alone.
+    pub gradients: Option<OnRoofline>,
+    /// Against a utilisation of [`ACHIEVABLE_MFU`]: of the run, or of one step where no tokens are given.
+    pub waste: Waste,
+    /// Number ranges.
+    pub precision: PrecisionAdvice,
+    /// The changed batch; none without a reference.
+    pub batch: Option<BatchAdvice>,
+    /// The learning rate that follows; none without a reference.
+    pub schedule: Option<LearningRateSchedule>,
+}
+
+/// Advises on a plan.
+#[must_use]
+pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, reference: Reference) -> Advice {
+    let task = prepared.task;
+    let (job, layout) = (&task.job, plan.layout());
+    let machine = &task.machine;
+    let ceilings = Ceilings::of(&machine.cluster, &machine.accelerator, job.precision.format());
+    let on = |flops: f64, memory: Option<f64>, network: Option<f64>| {
+        let intensity = |bytes: Option<f64>| bytes.map_or(f64::INFINITY, |bytes| flops / bytes);
+        let (rate, ceiling) = ceilings.attainable(intensity(memory), intensity(network));
+        OnRoofline {
+            flops_per_byte: flops / memory.or(network).unwrap_or(1.0),
+            ridge: if memory.is_some() { ceilings.memory_ridge() } else { ceilings.network_ridge() },
+            ceiling,
+            share_of_peak: rate.0 / ceilings.compute.0,
+        }
+    };
+
+    // A layer's matrices taken as one of hidden rows, on one rank.
+    let tokens = f64::from(layout.micro_batch_size) * f64::from(job.sequence_length)
+        / f64::from(layout.context_parallel);
+    let hidden = task.model.hidden as f64;
+    let active = prepared.layers.kinds.first().map_or(0, |kind| kind.parameters.active()) as f64;
+    let columns = active / hidden / f64::from(layout.tensor_parallel);
+    let moved = 2.0 * (tokens * hidden + tokens * columns + hidden * columns);
+    let products = on(2.0 * tokens * hidden * columns, Some(moved), None);
+
+    let ranks = u64::from(layout.data_parallel) * u64::from(layout.context_parallel);
+    let flops = 6.0 * prepared.parameters.active as f64 * prepared.tokens_per_step().0 as f64;
+    let own =
+        prepared.parameters.total / (u64::from(layout.tensor_parallel) * u64::from(layout.pipeline_parallel));
+    let gradients = (ranks > 1).then(|| {
+        let bytes = ring_all_reduce_volume(ranks, Bytes(2 * own));
+        on(flops / f64::from(job.gpus), None, Some(bytes.0 as f64))
+    });
+
+    let recipe = states(task.profile, job.precision);
+    let owned = recipe.owned + moment_bytes(job.optimizer, crate::cost::StateClass::Dense);
+    let total = prepared.parameters.total as f64;
+    let state = zero_bytes(total, 0, 1, recipe.weights, recipe.gradients, owned);
+    let run = prepared.run(prediction);
+    let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
+    let cost = whole.map_or_else(|| step_cost(&run).per_step, |run| run.dollars.total);
+    let training = job.tokens.map(|tokens| training_flops(prepared.parameters.active, tokens));
+    let batch = reference.batch.map(|from| {
+        batch_advice(&BatchChange {
+            from,
+            to: job.global_batch_size,
+            sequence_length: job.sequence_length,
+            parameters: prepared.parameters.active,
+            // Twenty tokens a weight where the job names none (Hoffmann et al. 2022).
+            tokens: job.tokens.unwrap_or(Tokens(20 * prepared.parameters.active)),
+            learning_rate: reference.learning_rate,
+            warm_up_steps: reference.warm_up_steps.unwrap_or(REFERENCE_WARM_UP_STEPS),
+            pipeline_parallel: layout.pipeline_parallel,
+            virtual_stages: layout.virtual_stages,
+            data_parallel: layout.data_parallel,
+            micro_batch_size: layout.micro_batch_size,
+        })
+    });
+    Advice {
+        walls: Walls {
+            least_gpus: least_gpus(Bytes::from_f64(state), prepared.cost().memory_limit()),
+            petaflop_days: training.map(petaflop_days),
+            days_at_achievable_mfu: training
+                .map(|flops| time_at(flops, job.gpus, ceilings.compute, ACHIEVABLE_MFU).0 / 86_400.0),
+        },
+        products,
+        gradients,
+        waste: waste(cost, prepared.rates(plan, prediction).mfu, ACHIEVABLE_MFU),
+        precision: precision_advice(job.precision),
+        schedule: batch.as_ref().and_then(|batch| batch.schedule(DECAYED_RATE)),
+        batch,
+    }
+}

@@ -13,6 +13,7 @@ pub mod hf;
 pub mod megatron;
 mod nearest;
 pub mod profile;
+pub mod shell;
 pub mod torchtitan;
 
 use std::fmt;

@@ -5,6 +5,7 @@ mod cli;
 mod frameworks;
 mod frameworks_cases;
 mod frameworks_export;
+mod frameworks_import;
 mod hf;
 mod models;
 mod money;

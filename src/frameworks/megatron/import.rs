@@ -1,0 +1,1097 @@
+//! Reads a Megatron-LM launch script or argument list back into a model, a job and a plan.
+//!
+//! Defaults are those of Megatron-LM's parser; flags that have no bearing on time or memory are known
+//! and skipped, all others that are not understood are listed.
+
+use std::collections::BTreeMap;
+
+use super::super::export::one_line;
+use super::super::shell::{ImportError, Launch, Word, is_unknown, read_launch};
+use crate::plan::{
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Place, Plan, Recompute,
+    Schedule,
+};
+use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use crate::spec::model::{
+    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Mtp, Norm,
+    Position, QkNorm, Router, RouterGroups, RouterScore, SCHEMA, Segment,
+};
+use crate::stages::layout::{LayoutError, Split, read_layout};
+
+/// What a launch says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// The model.
+    pub model: Model,
+    /// The job.
+    pub job: Job,
+    /// The plan.
+    pub plan: Plan,
+    /// Flags that were not understood, each with its line.
+    pub unknown: Vec<(usize, String)>,
+    /// What was filled in or read differently, for people.
+    pub assumed: Vec<String>,
+}
+
+/// Flags without bearing on a step's time or memory, or implied by what is read elsewhere.
+const NEUTRAL: &[&str] = &[
+    "--lr",
+    "--min-lr",
+    "--lr-decay-style",
+    "--lr-decay-iters",
+    "--lr-decay-samples",
+    "--lr-warmup-iters",
+    "--lr-warmup-fraction",
+    "--lr-warmup-samples",
+    "--weight-decay",
+    "--clip-grad",
+    "--adam-beta1",
+    "--adam-beta2",
+    "--adam-eps",
+    "--sgd-momentum",
+    "--init-method-std",
+    "--seed",
+    "--eval-interval",
+    "--eval-iters",
+    "--log-interval",
+    "--log-throughput",
+    "--save",
+    "--load",
+    "--save-interval",
+    "--exit-interval",
+    "--exit-duration-in-mins",
+    "--distributed-timeout-minutes",
+    "--distributed-backend",
+    "--mock-data",
+    "--data-path",
+    "--split",
+    "--tokenizer-type",
+    "--tokenizer-model",
+    "--vocab-file",
+    "--merge-file",
+    "--num-workers",
+    "--data-cache-path",
+    "--tensorboard-dir",
+    "--wandb-project",
+    "--wandb-exp-name",
+    "--wandb-save-dir",
+    "--norm-epsilon",
+    "--no-masked-softmax-fusion",
+    "--attention-softmax-in-fp32",
+    "--cross-entropy-loss-fusion",
+    "--cross-entropy-fusion-impl",
+    "--transformer-impl",
+    "--use-mcore-models",
+    "--attention-backend",
+    "--use-flash-attn",
+    "--moe-aux-loss-coeff",
+    "--moe-z-loss-coeff",
+    "--moe-router-load-balancing-type",
+    "--moe-router-dtype",
+    "--moe-router-bias-update-rate",
+    "--moe-router-topk-scaling-factor",
+    "--moe-permute-fusion",
+    "--moe-grouped-gemm",
+    "--moe-router-padding-for-quantization",
+    "--mtp-loss-scaling-factor",
+    "--spec",
+    "--is-hybrid-model",
+    "--no-position-embedding",
+    "--train-iters",
+    "--train-samples",
+    "--ckpt-format",
+    "--init-model-with-meta-device",
+    "--calculate-per-token-loss",
+    "--no-gradient-accumulation-fusion",
+    "--no-check-for-nan-in-loss-and-grad",
+    "--glu-linear-offset",
+    "--activation-func-clamp-value",
+    "--no-bias-gelu-fusion",
+    "--no-bias-dropout-fusion",
+    "--no-bias-swiglu-fusion",
+    "--no-rope-fusion",
+    "--rope-type",
+    "--rotary-scaling-factor",
+    "--mscale",
+    "--mscale-all-dim",
+    "--optimizer-offload-fraction",
+    "--overlap-cpu-optimizer-d2h-h2d",
+    "--use-precision-aware-optimizer",
+    "--main-grads-dtype",
+    "--main-params-dtype",
+    "--offload-modules",
+    "--fine-grained-offloading-max-inflight-offloads",
+    "--manual-gc",
+    "--manual-gc-interval",
+    "--no-create-attention-mask-in-dataloader",
+    "--no-mmap-bin-files",
+    "--te-rng-tracker",
+    "--use-rope-scaling",
+    "--rope-scaling-factor",
+    "--accumulate-allreduce-grads-in-fp32",
+    "--tp-comm-bootstrap-backend",
+    "--override-opt_param-scheduler",
+    "--attention-dropout",
+    "--cuda-graph-warmup-steps",
+    "--no-load-optim",
+    "--no-load-rng",
+    "--no-save-optim",
+    "--no-save-rng",
+    "--profile",
+    "--profile-step-start",
+    "--profile-step-end",
+];
+
+/// Flags of a command, each with its values and line; what is asked for is taken out.
+struct Flags {
+    map: BTreeMap<String, (Vec<String>, usize)>,
+    /// Line of the command.
+    line: usize,
+}
+
+type Read<T> = Result<T, ImportError>;
+
+impl Flags {
+    fn new(launch: &Launch) -> Read<Self> {
+        let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
+        let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
+        let mut open: Option<String> = None;
+        for Word { text, line } in &launch.arguments {
+            if text.starts_with("--") {
+                let (name, value) = match text.split_once('=') {
+                    Some((name, value)) => (name.to_owned(), vec![value.to_owned()]),
+                    None => (text.clone(), Vec::new()),
+                };
+                if let Some((known, at)) = map.get(&name)
+                    && (!value.is_empty() && *known != value || value.is_empty() && !known.is_empty())
+                {
+                    return Err(ImportError::new(
+                        *line,
+                        format!("{name} is given again; line {at} gave it first"),
+                    ));
+                }
+                map.entry(name.clone()).or_insert((value, *line));
+                open = Some(name);
+            } else {
+                let Some(name) = &open else {
+                    return Err(ImportError::new(*line, format!("`{}` follows no flag", one_line(text))));
+                };
+                if let Some((values, _)) = map.get_mut(name) {
+                    values.push(text.clone());
+                }
+            }
+        }
+        Ok(Self { map, line })
+    }
+
+    fn line(&self, name: &str) -> usize {
+        self.map.get(name).map_or(self.line, |f| f.1)
+    }
+
+    /// A switch.
+    fn on(&mut self, name: &str) -> bool {
+        self.map.remove(name).is_some()
+    }
+
+    /// The values of a flag.
+    fn values(&mut self, name: &str) -> Read<Option<(Vec<String>, usize)>> {
+        let Some((values, line)) = self.map.remove(name) else { return Ok(None) };
+        if values.is_empty() {
+            return Err(ImportError::new(line, format!("{name} has no value: is the script cut off?")));
+        }
+        if let Some(value) = values.iter().find(|v| is_unknown(v)) {
+            let shown = value.replace('\u{fffc}', "$…");
+            return Err(ImportError::new(
+                line,
+                format!("the value of {name} (`{shown}`) is known only when the script runs; write it out"),
+            ));
+        }
+        Ok(Some((values, line)))
+    }
+
+    fn text(&mut self, name: &str) -> Read<Option<(String, usize)>> {
+        let Some((values, line)) = self.values(name)? else { return Ok(None) };
+        if values.len() > 1 {
+            let all = values.join(" ");
+            return Err(ImportError::new(line, format!("{name} takes one value, found `{all}`")));
+        }
+        Ok(values.into_iter().next().map(|v| (v, line)))
+    }
+
+    fn number(&mut self, name: &str) -> Read<Option<u64>> {
+        let Some((text, line)) = self.text(name)? else { return Ok(None) };
+        let number = text.trim().parse().ok();
+        number
+            .map(Some)
+            .ok_or_else(|| ImportError::new(line, format!("{name} takes a whole number, found `{text}`")))
+    }
+
+    fn small(&mut self, name: &str) -> Read<Option<u32>> {
+        let line = self.line(name);
+        let Some(number) = self.number(name)? else { return Ok(None) };
+        let small = u32::try_from(number).ok().filter(|&n| n > 0);
+        small
+            .map(Some)
+            .ok_or_else(|| ImportError::new(line, format!("{name} is {number}, which is out of range")))
+    }
+
+    fn need(&mut self, name: &str) -> Read<u64> {
+        let line = self.line;
+        self.number(name)?.ok_or_else(|| {
+            ImportError::new(line, format!("the command has no {name}: is the script cut off?"))
+        })
+    }
+
+    fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Read<Option<T>> {
+        let Some((text, line)) = self.text(name)? else { return Ok(None) };
+        let found = choices.iter().find(|(word, _)| *word == text).map(|c| c.1);
+        found.map(Some).ok_or_else(|| {
+            let words: Vec<&str> = choices.iter().map(|c| c.0).collect();
+            ImportError::new(line, format!("{name} is `{text}`; expected one of {}", words.join(", ")))
+        })
+    }
+}
+
+/// Reads a launch script or an argument list. `name` becomes the model's name; `gpus` is needed only
+/// where the launcher does not say how many ranks it starts.
+///
+/// # Errors
+/// The first thing that cannot be read, contradicts itself or is missing, with its line.
+pub fn import(text: &str, name: &str, gpus: Option<u32>) -> Read<Imported> {
+    let launch = read_launch(text)?;
+    let world = world_size(&launch, text)?;
+    let mut f = Flags::new(&launch)?;
+    let mut assumed = Vec::new();
+    let gpus = match (world, gpus) {
+        (Some(world), Some(given)) if world != given => {
+            return Err(ImportError::new(
+                f.line,
+                format!("the launcher starts {world} ranks, but {given} GPUs are given"),
+            ));
+        }
+        (Some(gpus), _) | (None, Some(gpus)) => gpus,
+        (None, None) => {
+            return Err(ImportError::new(
+                f.line,
+                "the launcher does not say how many ranks it starts; give the number of GPUs",
+            ));
+        }
+    };
+    let (model, hybrid_split) = model(&mut f, name)?;
+    let sequence = f.small("--seq-length")?;
+    let line = f.line;
+    let sequence = sequence
+        .ok_or_else(|| ImportError::new(line, "the command has no --seq-length: is the script cut off?"))?;
+    let precision = precision(&mut f)?;
+    let optimizer = optimizer(&mut f)?;
+    let mut layout = layout(&mut f, &model, gpus, &mut assumed)?;
+    let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
+    let recompute = recompute(&mut f)?;
+    let batch_line = f.line("--global-batch-size");
+    let per_step = layout.micro_batch_size * layout.data_parallel;
+    let global_batch_size = match f.small("--global-batch-size")? {
+        Some(batch) => batch,
+        None => {
+            assumed.push(format!("global batch {per_step}: one micro-batch per replica"));
+            per_step
+        }
+    };
+    if global_batch_size % per_step != 0 {
+        return Err(ImportError::new(
+            batch_line,
+            format!(
+                "the global batch {global_batch_size} is no multiple of micro-batch x replicas = {per_step}"
+            ),
+        ));
+    }
+    layout.gradient_accumulation_steps = global_batch_size / per_step;
+    let job = Job {
+        gpus,
+        global_batch_size,
+        sequence_length: sequence,
+        precision,
+        optimizer,
+        training: Training::Full,
+        memory_limit: None,
+        tokens: None,
+        routing: Routing::Balanced,
+    };
+    let chunks = chunks.into_iter().map(|layers| Chunk { layers, recompute }).collect();
+    let line = f.line;
+    let plan = Plan::new(layout, chunks, gpus, global_batch_size, model.layer_count())
+        .map_err(|law| ImportError::new(line, law.to_string()))?;
+    model
+        .validate()
+        .map_err(|fault| ImportError::new(line, format!("{}: {}", fault.field, fault.message)))?;
+    let mut unknown: Vec<(usize, String)> = f
+        .map
+        .into_iter()
+        .filter(|(name, _)| !NEUTRAL.contains(&name.as_str()))
+        .map(|(name, (values, line))| {
+            let words: Vec<String> = std::iter::once(name).chain(values).collect();
+            (line, one_line(&words.join(" ")).replace('\u{fffc}', "$…"))
+        })
+        .collect();
+    unknown.sort();
+    Ok(Imported { model, job, plan, unknown, assumed })
+}
+
+/// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`.
+fn world_size(launch: &Launch, text: &str) -> Read<Option<u32>> {
+    let option = |names: &[&str]| -> Option<(String, usize)> {
+        let words = &launch.launcher;
+        for (at, word) in words.iter().enumerate() {
+            for name in names {
+                if word.text == *name {
+                    return words.get(at + 1).map(|w| (w.text.clone(), w.line));
+                }
+                if let Some(value) = word.text.strip_prefix(&format!("{name}=")) {
+                    return Some((value.to_owned(), word.line));
+                }
+            }
+        }
+        None
+    };
+    let header = |name: &str| -> Option<u32> {
+        let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
+        let value = line?.trim_start_matches(['=', ' ']);
+        let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
+        digits.parse().ok()
+    };
+    let read = |found: Option<(String, usize)>, fallback: Option<u32>| -> Read<Option<u32>> {
+        match found {
+            Some((value, line)) => match value.parse().ok().or(fallback) {
+                Some(n) => Ok(Some(n)),
+                None if is_unknown(&value) => Ok(None),
+                None => Err(ImportError::new(line, format!("`{value}` is no number of nodes or processes"))),
+            },
+            None => Ok(fallback),
+        }
+    };
+    let nodes = read(option(&["--nnodes", "-N", "--num_nodes"]), header("--nodes"))?;
+    let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus"];
+    let per_node = header("--gpus-per-node").or(header("--gres"));
+    let per_node = read(option(&per_node_names), per_node)?;
+    if let Some(size) = launch.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
+        return Ok(Some(size));
+    }
+    match (nodes, per_node) {
+        (Some(nodes), Some(per_node)) => Ok(nodes.checked_mul(per_node)),
+        (None, Some(per_node)) if option(&["--nnodes"]).is_none() => Ok(Some(per_node)),
+        _ => Ok(None),
+    }
+}
+
+/// The pattern of a hybrid model, if it is one: symbols of every layer, layers of every chunk, symbols of
+/// multi-token-prediction modules.
+struct Hybrid {
+    layers: Vec<char>,
+    stages: Vec<u32>,
+    mtp: Vec<String>,
+}
+
+fn hybrid(f: &mut Flags) -> Read<Option<Hybrid>> {
+    let Some((pattern, line)) = f.text("--hybrid-layer-pattern")? else { return Ok(None) };
+    let mut parts = pattern.split('/');
+    let main = parts.next().unwrap_or_default();
+    if let Some(bad) = pattern.chars().find(|c| !"M*+-E|/".contains(*c)) {
+        return Err(ImportError::new(
+            line,
+            format!("`{bad}` is no layer of a hybrid pattern that is understood"),
+        ));
+    }
+    Ok(Some(Hybrid {
+        layers: main.chars().filter(|&c| c != '|').collect(),
+        stages: main.split('|').map(|s| s.len() as u32).collect(),
+        mtp: parts.filter(|p| !p.is_empty()).map(String::from).collect(),
+    }))
+}
+
+fn model(f: &mut Flags, name: &str) -> Read<(Model, Option<Vec<u32>>)> {
+    let hybrid = hybrid(f)?;
+    let layers = match &hybrid {
+        Some(h) => {
+            f.number("--num-layers")?;
+            h.layers.len() as u64
+        }
+        None => f.need("--num-layers")?,
+    };
+    if layers == 0 || layers > 100_000 {
+        return Err(ImportError::new(f.line, format!("{layers} layers are out of range")));
+    }
+    let hidden = f.need("--hidden-size")?;
+    let gated = f.on("--swiglu");
+    let quick = f.on("--quick-geglu");
+    let squared = f.on("--squared-relu");
+    let activation = match (gated || quick, squared) {
+        (true, true) => {
+            return Err(ImportError::new(f.line, "--squared-relu excludes --swiglu and --quick-geglu"));
+        }
+        (true, false) => Activation::SwiGlu,
+        (false, true) => Activation::SquaredRelu,
+        (false, false) => Activation::Gelu,
+    };
+    let width = match f.number("--ffn-hidden-size")? {
+        Some(width) => width,
+        None if gated => (8 * hidden / 3) / 64 * 64,
+        None => 4 * hidden,
+    };
+    let bias = !f.on("--disable-bias-linear");
+    let qkv_bias = f.on("--add-qkv-bias") || bias;
+    let mixers = mixers(f, hidden, qkv_bias, bias)?;
+    let moe = experts(f, width, activation, bias)?;
+    let dense = FeedForward::Dense(Dense { width, activation, bias });
+    let freq_line = f.line("--moe-layer-freq");
+    let frequency = f.text("--moe-layer-freq")?;
+    let pattern = match (&moe, frequency) {
+        (Some(_), Some((text, line))) => flags_of(&text, layers, line)?,
+        (Some(_), None) => vec![true; layers as usize],
+        (None, Some(_)) => return Err(ImportError::new(freq_line, "--moe-layer-freq needs --num-experts")),
+        (None, None) => vec![false; layers as usize],
+    };
+    let windows = windows(f, layers)?;
+    let mut model = Model {
+        schema: SCHEMA,
+        name: name.to_owned(),
+        hidden,
+        vocabulary: 0,
+        vocabulary_divisor: f.number("--make-vocab-size-divisible-by")?.unwrap_or(128),
+        tied_embeddings: !f.on("--untie-embeddings-and-output-weights"),
+        position: Position::None,
+        norm: f
+            .choice("--normalization", &[("RMSNorm", Norm::RmsNorm), ("LayerNorm", Norm::LayerNorm)])?
+            .unwrap_or(Norm::LayerNorm),
+        embedding_norm: false,
+        final_norm: true,
+        head_bias: false,
+        embedding_width: None,
+        max_sequence: 0,
+        dropout: f.text("--hidden-dropout")?.is_none_or(|(d, _)| d.trim().parse() != Ok(0.0)),
+        blocks: BTreeMap::new(),
+        layers: Vec::new(),
+        mtp: None,
+    };
+    vocabulary(f, &mut model)?;
+    positions(f, &mut model)?;
+    let mut names: Vec<String> = Vec::new();
+    for at in 0..layers as usize {
+        let (mixer, feed_forward) = match &hybrid {
+            Some(h) => match h.layers[at] {
+                'M' => (mixers.mamba.clone(), FeedForward::None),
+                '*' | '+' => (mixers.attention.clone(), FeedForward::None),
+                'E' => (Mixer::None, moe.clone().map_or(FeedForward::None, FeedForward::Moe)),
+                _ => (Mixer::None, dense.clone()),
+            },
+            None => {
+                let mut mixer = mixers.attention.clone();
+                if let (Mixer::Attention(a), Some((window, on))) = (&mut mixer, &windows) {
+                    a.window = on[at].then_some(*window);
+                }
+                let experts = moe.clone().filter(|_| pattern[at]);
+                (mixer, experts.map_or_else(|| dense.clone(), FeedForward::Moe))
+            }
+        };
+        let norms = u32::from(mixer != Mixer::None) + u32::from(feed_forward != FeedForward::None);
+        let block = Block { mixer, feed_forward, norms, parallel: false };
+        names.push(name_block(&mut model.blocks, block));
+    }
+    model.layers = segments(&names);
+    let modules = f.small("--mtp-num-layers")?;
+    match &hybrid {
+        Some(h) if !h.mtp.is_empty() => {
+            let symbols = &h.mtp[0];
+            let at = h.layers.iter().position(|c| symbols.len() == 1 && symbols.starts_with(*c));
+            let Some(at) = at else {
+                let text =
+                    format!("a multi-token-prediction module of `{symbols}` stands for several layers");
+                return Err(ImportError::new(f.line, text));
+            };
+            model.mtp = Some(Mtp { modules: h.mtp.len() as u32, block: names[at].clone() });
+        }
+        _ => {
+            let last = names.last().cloned().unwrap_or_default();
+            model.mtp = modules.map(|modules| Mtp { modules, block: last });
+        }
+    }
+    Ok((model, hybrid.map(|h| h.stages)))
+}
+
+fn vocabulary(f: &mut Flags, model: &mut Model) -> Read<()> {
+    let padded = f.number("--padded-vocab-size")?;
+    let Some(size) = f.number("--vocab-size")?.or(padded) else {
+        return Err(ImportError::new(f.line, "the vocabulary is in a tokenizer file; add --vocab-size"));
+    };
+    model.vocabulary = size;
+    Ok(())
+}
+
+fn positions(f: &mut Flags, model: &mut Model) -> Read<()> {
+    let old = f.on("--use-rotary-position-embeddings");
+    let kinds = [("rope", 0), ("learned_absolute", 1), ("none", 2), ("yarn", 0)];
+    let kind = f.choice("--position-embedding-type", &kinds)?.unwrap_or(if old { 0 } else { 1 });
+    let rows = f.need("--max-position-embeddings")?;
+    model.max_sequence = rows;
+    let base = f.text("--rotary-base")?;
+    let share = f.text("--rotary-percent")?;
+    let read = |value: &Option<(String, usize)>, default: f64| -> Read<f64> {
+        let Some((text, line)) = value else { return Ok(default) };
+        text.parse().map_err(|_| ImportError::new(*line, format!("expected a number, found `{text}`")))
+    };
+    model.position = match kind {
+        0 if base.is_none() && share.is_none() => Position::Rotary,
+        0 => Position::RotaryWith { base: read(&base, 10_000.0)?, share: read(&share, 1.0)? },
+        1 => Position::Learned(rows),
+        _ => Position::None,
+    };
+    Ok(())
+}
+
+struct Mixers {
+    attention: Mixer,
+    mamba: Mixer,
+}
+
+fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read<Mixers> {
+    let heads = f.need("--num-attention-heads")?.max(1);
+    let channels = f.number("--kv-channels")?;
+    let latent = f.on("--multi-latent-attention");
+    let grouped_line = f.line("--group-query-attention");
+    let grouped = f.on("--group-query-attention");
+    let groups = f.number("--num-query-groups")?;
+    let normed = f.on("--qk-layernorm");
+    let squared = f.on("--qk-l2-norm");
+    let softmax = f.choice("--softmax-type", &[("vanilla", false), ("learnable", true)])?.unwrap_or(false);
+    let attention = if latent {
+        if grouped {
+            return Err(ImportError::new(
+                grouped_line,
+                "--group-query-attention excludes --multi-latent-attention",
+            ));
+        }
+        Mixer::Latent(LatentAttention {
+            heads,
+            q_lora_rank: f.number("--q-lora-rank")?,
+            kv_lora_rank: f.number("--kv-lora-rank")?.unwrap_or(32),
+            qk_nope_dim: f.number("--qk-head-dim")?.unwrap_or(128),
+            qk_rope_dim: f.number("--qk-pos-emb-head-dim")?.unwrap_or(64),
+            v_dim: f.number("--v-head-dim")?.unwrap_or(128),
+            bias: false,
+        })
+    } else {
+        // Without the switch the number of groups is ignored.
+        let kv_heads = if grouped { groups.unwrap_or(1) } else { heads };
+        Mixer::Attention(Attention {
+            heads,
+            kv_heads,
+            head_dim: channels.unwrap_or(hidden / heads),
+            qkv_bias,
+            output_bias,
+            qk_norm: match (normed, squared) {
+                (true, _) => QkNorm::PerHeadDim,
+                (false, true) => QkNorm::NoParameters,
+                (false, false) => QkNorm::None,
+            },
+            sinks: softmax,
+            window: None,
+            chunk: None,
+        })
+    };
+    let head_dim = f.number("--mamba-head-dim")?.unwrap_or(64);
+    let mamba_heads = f.number("--mamba-num-heads")?.unwrap_or(2 * hidden / head_dim.max(1));
+    let mamba = Mixer::Mamba2(Mamba2 {
+        inner: mamba_heads * head_dim,
+        state: f.number("--mamba-state-dim")?.unwrap_or(128),
+        groups: f.number("--mamba-num-groups")?.unwrap_or(8),
+        heads: mamba_heads,
+        conv_kernel: 4,
+        bias: false,
+        conv_bias: true,
+    });
+    Ok(Mixers { attention, mamba })
+}
+
+fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Read<Option<Moe>> {
+    let Some(experts) = f.number("--num-experts")?.filter(|&e| e > 0) else { return Ok(None) };
+    let scores = [("softmax", false), ("sigmoid", true)];
+    let sigmoid = f.choice("--moe-router-score-function", &scores)?.unwrap_or(false);
+    let before = f.on("--moe-router-pre-softmax");
+    let groups = f.number("--moe-router-num-groups")?.zip(f.number("--moe-router-group-topk")?);
+    Ok(Some(Moe {
+        experts,
+        top_k: f.number("--moe-router-topk")?.unwrap_or(2),
+        width: f.number("--moe-ffn-hidden-size")?.unwrap_or(width),
+        activation,
+        expert_bias: bias,
+        shared_width: f.number("--moe-shared-expert-intermediate-size")?.unwrap_or(0),
+        shared_gate: f.on("--moe-shared-expert-gate"),
+        latent_width: f.number("--moe-latent-size")?,
+        router: Router {
+            score: match (sigmoid, before) {
+                (true, _) => RouterScore::Sigmoid,
+                (false, true) => RouterScore::SoftmaxBeforeTopK,
+                (false, false) => RouterScore::Softmax,
+            },
+            bias,
+            balancing_bias: f.on("--moe-router-enable-expert-bias"),
+            groups: groups.map(|(count, top_k)| RouterGroups { count, top_k }),
+        },
+    }))
+}
+
+/// The window of attention layers, and which layers have it.
+fn windows(f: &mut Flags, layers: u64) -> Read<Option<(u64, Vec<bool>)>> {
+    let Some((text, line)) = f.text("--window-size")? else { return Ok(None) };
+    let left = text.trim_matches(['(', ')']).split(',').next().and_then(|n| n.trim().parse::<u64>().ok());
+    let left = left
+        .ok_or_else(|| ImportError::new(line, format!("--window-size takes `left,right`, found `{text}`")))?;
+    let on = match f.text("--window-attn-skip-freq")? {
+        None => vec![true; layers as usize],
+        Some((text, line)) => match text.parse::<u64>() {
+            // Every n-th layer sees everything.
+            Ok(n) if n > 0 => (1..=layers).map(|layer| layer % n != 0).collect(),
+            _ => flags_of(&text, layers, line)?,
+        },
+    };
+    Ok(Some((left + 1, on)))
+}
+
+/// A list expression such as `([0]*3+[1]*58)`, or an integer n: every n-th layer, the first included.
+fn flags_of(text: &str, layers: u64, line: usize) -> Read<Vec<bool>> {
+    let bad = |why: String| ImportError::new(line, format!("the layer pattern `{}` {why}", one_line(text)));
+    if let Ok(n) = text.trim().parse::<u64>() {
+        if n == 0 {
+            return Err(bad("repeats every 0 layers".into()));
+        }
+        return Ok((0..layers).map(|layer| layer % n == 0).collect());
+    }
+    let chars: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
+    let mut at = 0;
+    let list = sum_of_lists(&chars, &mut at, 0).filter(|_| at == chars.len());
+    let list = list.ok_or_else(|| bad("is no list expression".into()))?;
+    if list.len() as u64 != layers {
+        return Err(bad(format!("has {} entries for {layers} layers", list.len())));
+    }
+    Ok(list)
+}
+
+/// `term + term …`.
+fn sum_of_lists(chars: &[char], at: &mut usize, depth: u32) -> Option<Vec<bool>> {
+    let mut list = repeated_list(chars, at, depth)?;
+    while chars.get(*at) == Some(&'+') {
+        *at += 1;
+        list.extend(repeated_list(chars, at, depth)?);
+    }
+    Some(list)
+}
+
+/// `[0,1]`, `(…)`, each with `*n` behind it.
+fn repeated_list(chars: &[char], at: &mut usize, depth: u32) -> Option<Vec<bool>> {
+    let open = *chars.get(*at)?;
+    if depth > 32 {
+        return None;
+    }
+    *at += 1;
+    let mut list = match open {
+        '(' => {
+            let list = sum_of_lists(chars, at, depth + 1)?;
+            (chars.get(*at) == Some(&')')).then_some(())?;
+            *at += 1;
+            list
+        }
+        '[' => {
+            let mut list = Vec::new();
+            loop {
+                match chars.get(*at)? {
+                    '0' => list.push(false),
+                    '1' => list.push(true),
+                    ',' => {}
+                    ']' => break,
+                    _ => return None,
+                }
+                *at += 1;
+            }
+            *at += 1;
+            list
+        }
+        _ => return None,
+    };
+    while chars.get(*at) == Some(&'*') {
+        *at += 1;
+        let digits: String = chars[*at..].iter().take_while(|c| c.is_ascii_digit()).collect();
+        *at += digits.len();
+        let count: usize = digits.parse().ok()?;
+        if list.len().checked_mul(count)? > 1 << 20 {
+            return None;
+        }
+        list = list.repeat(count);
+    }
+    Some(list)
+}
+
+/// The name of a block, new or known.
+fn name_block(blocks: &mut BTreeMap<String, Block>, block: Block) -> String {
+    if let Some((name, _)) = blocks.iter().find(|(_, known)| **known == block) {
+        return name.clone();
+    }
+    let base = match (&block.mixer, &block.feed_forward) {
+        (Mixer::Mamba2(_), _) => "mamba",
+        (_, FeedForward::Moe(_)) => "moe",
+        (Mixer::None, _) => "mlp",
+        (_, FeedForward::None) => "attention",
+        _ => "dense",
+    };
+    let mut name = base.to_owned();
+    while blocks.contains_key(&name) {
+        name.push('_');
+    }
+    blocks.insert(name.clone(), block);
+    name
+}
+
+/// Runs of equal layers; alternating patterns as one repeated group.
+fn segments(names: &[String]) -> Vec<Segment> {
+    let n = names.len();
+    let period = (2..=8).find(|&p| n % p == 0 && n > p && (p..n).all(|k| names[k] == names[k - p]));
+    if let Some(p) = period.filter(|_| names.iter().any(|name| *name != names[0])) {
+        return vec![Segment { repeat: (n / p) as u32, of: names[..p].to_vec() }];
+    }
+    let mut all: Vec<Segment> = Vec::new();
+    for name in names {
+        match all.last_mut() {
+            Some(segment) if segment.of[0] == *name => segment.repeat += 1,
+            _ => all.push(Segment { repeat: 1, of: vec![name.clone()] }),
+        }
+    }
+    all
+}
+
+fn precision(f: &mut Flags) -> Read<Precision> {
+    let (bf16, fp16) = (f.on("--bf16"), f.on("--fp16"));
+    if bf16 && fp16 {
+        return Err(ImportError::new(f.line, "--bf16 and --fp16 exclude each other"));
+    }
+    let fp4 = f.text("--fp4-format")?;
+    let fp8 = f.text("--fp8-format")?;
+    let recipes = [
+        ("tensorwise", Precision::Fp8),
+        ("delayed", Precision::Fp8),
+        ("blockwise", Precision::Fp8Blockwise),
+        ("mxfp8", Precision::Mxfp8),
+    ];
+    let recipe = f.choice("--fp8-recipe", &recipes)?;
+    match (fp4, fp8) {
+        (Some(_), Some((_, line))) => {
+            Err(ImportError::new(line, "--fp8-format and --fp4-format exclude each other"))
+        }
+        (Some(_), None) => Ok(Precision::Nvfp4),
+        (None, Some(_)) => Ok(recipe.unwrap_or(Precision::Fp8)),
+        (None, None) if fp16 => Ok(Precision::Fp16),
+        (None, None) if bf16 => Ok(Precision::Bf16),
+        (None, None) => {
+            Err(ImportError::new(f.line, "neither --bf16 nor --fp16: training in fp32 is not modelled"))
+        }
+    }
+}
+
+fn optimizer(f: &mut Flags) -> Read<Optimizer> {
+    let kinds = [
+        ("adam", Optimizer::Adamw),
+        ("sgd", Optimizer::Sgd),
+        ("muon", Optimizer::Muon),
+        ("dist_muon", Optimizer::Muon),
+    ];
+    let kind = f.choice("--optimizer", &kinds)?.unwrap_or(Optimizer::Adamw);
+    let formats = [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1)];
+    let first = f.choice("--exp-avg-dtype", &formats)?.unwrap_or(4);
+    let second = f.choice("--exp-avg-sq-dtype", &formats)?.unwrap_or(4);
+    Ok(match (kind, first.max(second)) {
+        (Optimizer::Adamw, 2) => Optimizer::AdamwBf16,
+        (Optimizer::Adamw, 1) => Optimizer::Adam8bit,
+        (kind, _) => kind,
+    })
+}
+
+fn layout(f: &mut Flags, model: &Model, gpus: u32, assumed: &mut Vec<String>) -> Read<Layout> {
+    let tp_line = f.line("--tensor-model-parallel-size");
+    let tp = f.small("--tensor-model-parallel-size")?.unwrap_or(1);
+    let pp = f.small("--pipeline-model-parallel-size")?.unwrap_or(1);
+    let cp = f.small("--context-parallel-size")?.unwrap_or(1);
+    let ranks = u64::from(tp) * u64::from(pp) * u64::from(cp);
+    if u64::from(gpus) % ranks != 0 {
+        return Err(ImportError::new(
+            tp_line,
+            format!("{gpus} ranks do not divide by tp {tp} x pp {pp} x cp {cp} = {ranks}"),
+        ));
+    }
+    let dp = (u64::from(gpus) / ranks) as u32;
+    let has_experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
+    let ep_line = f.line("--expert-model-parallel-size");
+    let ep = f.small("--expert-model-parallel-size")?.unwrap_or(1);
+    let etp = f.small("--expert-tensor-parallel-size")?;
+    if ep > 1 && !has_experts {
+        return Err(ImportError::new(ep_line, "--expert-model-parallel-size needs --num-experts"));
+    }
+    let etp = match (has_experts, etp) {
+        (true, Some(etp)) => etp,
+        (true, None) => tp,
+        (false, _) => 1,
+    };
+    let sequence_parallel = f.on("--sequence-parallel");
+    if sequence_parallel && tp == 1 {
+        assumed.push("--sequence-parallel does nothing at tensor-parallel size 1".into());
+    }
+    let fsdp = f.on("--use-megatron-fsdp");
+    let strategies = [("no_shard", 0), ("optim", 1), ("optim_grads", 2), ("optim_grads_params", 3)];
+    let strategy = f.choice("--data-parallel-sharding-strategy", &strategies)?;
+    let distributed = f.on("--use-distributed-optimizer");
+    let zero_stage = match (fsdp, distributed) {
+        (true, _) => strategy.unwrap_or(3),
+        (false, true) => 1,
+        (false, false) => 0,
+    };
+    let instances_line = f.line("--num-distributed-optimizer-instances");
+    let instances = f.small("--num-distributed-optimizer-instances")?.unwrap_or(1);
+    if (dp * cp) % instances != 0 {
+        return Err(ImportError::new(
+            instances_line,
+            format!("{} ranks do not divide among {instances} optimizer instances", dp * cp),
+        ));
+    }
+    let reduce = f.on("--overlap-grad-reduce");
+    let gather_line = f.line("--overlap-param-gather");
+    let gather = f.on("--overlap-param-gather");
+    if gather && (!reduce || zero_stage == 0) {
+        return Err(ImportError::new(
+            gather_line,
+            "--overlap-param-gather needs --overlap-grad-reduce and the distributed optimizer",
+        ));
+    }
+    if reduce && !gather && zero_stage >= 1 {
+        assumed.push(
+            "data-parallel overlap: gradients only in the script, gradients and weights in the plan".into(),
+        );
+    }
+    let comms = [
+        ("p2p", ContextComm::Ring),
+        ("all_gather", ContextComm::AllGather),
+        ("allgather", ContextComm::AllGather),
+        ("a2a", ContextComm::AllToAll),
+    ];
+    let context_comm = f.choice("--cp-comm-type", &comms)?.unwrap_or(ContextComm::Ring);
+    let dispatcher = dispatcher(f, has_experts)?;
+    let overlap_line = f.line("--tp-comm-overlap");
+    let tensor_overlap = f.on("--tp-comm-overlap");
+    if tensor_overlap && !(sequence_parallel && tp > 1) {
+        return Err(ImportError::new(overlap_line, "--tp-comm-overlap needs --sequence-parallel"));
+    }
+    let cuda_graphs = cuda_graphs(f)?;
+    let offloads = f.on("--optimizer-cpu-offload");
+    let aware_line = f.line;
+    if offloads && !f.map.contains_key("--use-precision-aware-optimizer") {
+        return Err(ImportError::new(
+            aware_line,
+            "--optimizer-cpu-offload needs --use-precision-aware-optimizer",
+        ));
+    }
+    Ok(Layout {
+        tensor_parallel: tp,
+        pipeline_parallel: pp,
+        virtual_stages: 1,
+        context_parallel: cp,
+        expert_parallel: ep,
+        expert_tensor_parallel: etp,
+        data_parallel: dp,
+        sequence_parallel: sequence_parallel && tp > 1,
+        micro_batch_size: {
+            let line = f.line;
+            f.small("--micro-batch-size")?.ok_or_else(|| {
+                ImportError::new(line, "the command has no --micro-batch-size: is the script cut off?")
+            })?
+        },
+        gradient_accumulation_steps: 1,
+        zero_stage,
+        shard_group: if zero_stage == 0 { 1 } else { dp * cp / instances },
+        schedule: Schedule::OneFOneB,
+        context_comm,
+        dispatcher,
+        tensor_overlap,
+        data_overlap: reduce,
+        expert_overlap: f.on("--overlap-moe-expert-parallel-comm"),
+        cuda_graphs,
+        offload: Offload {
+            optimizer: if offloads { Place::Cpu } else { Place::Gpu },
+            parameters: Place::Gpu,
+            activations: f.on("--fine-grained-activation-offloading"),
+        },
+    })
+}
+
+fn dispatcher(f: &mut Flags, has_experts: bool) -> Read<Option<Dispatcher>> {
+    let kinds = [("allgather", 0), ("alltoall", 1), ("flex", 2)];
+    let kind = f.choice("--moe-token-dispatcher-type", &kinds)?.unwrap_or(0);
+    let backends = [("deepep", Dispatcher::DeepEp), ("hybridep", Dispatcher::HybridEp)];
+    let backend = f.choice("--moe-flex-dispatcher-backend", &backends)?.unwrap_or(Dispatcher::DeepEp);
+    f.on("--moe-enable-deepep");
+    Ok(has_experts.then_some(match kind {
+        0 => Dispatcher::AllGather,
+        1 => Dispatcher::AllToAll,
+        _ => backend,
+    }))
+}
+
+fn cuda_graphs(f: &mut Flags) -> Read<CudaGraphs> {
+    let kinds = [("none", 0), ("local", 1), ("transformer_engine", 1), ("full_iteration", 2)];
+    let kind = f.choice("--cuda-graph-impl", &kinds)?.unwrap_or(0);
+    let modules = f.values("--cuda-graph-modules")?.map(|v| v.0).unwrap_or_default();
+    Ok(match kind {
+        0 => CudaGraphs::None,
+        2 => CudaGraphs::FullIteration,
+        _ if modules.iter().any(|m| m == "moe_router") => CudaGraphs::AttentionRouter,
+        _ => CudaGraphs::Attention,
+    })
+}
+
+/// Layers of every chunk; sets the virtual stages and the schedule.
+fn chunks(
+    f: &mut Flags,
+    model: &Model,
+    layout: &mut Layout,
+    hybrid: Option<Vec<u32>>,
+    assumed: &mut Vec<String>,
+) -> Read<Vec<u32>> {
+    let pp = layout.pipeline_parallel;
+    let layers = model.layer_count();
+    let per_stage_line = f.line("--num-layers-per-virtual-pipeline-stage");
+    let per_stage = f.small("--num-layers-per-virtual-pipeline-stage")?;
+    let stages_line = f.line("--num-virtual-stages-per-pipeline-rank");
+    let stages = f.small("--num-virtual-stages-per-pipeline-rank")?;
+    let text = f.text("--pipeline-model-parallel-layout")?;
+    let ends_line =
+        f.line("--decoder-first-pipeline-num-layers").max(f.line("--decoder-last-pipeline-num-layers"));
+    let first = f.small("--decoder-first-pipeline-num-layers")?;
+    let last = f.small("--decoder-last-pipeline-num-layers")?;
+    let embedding = f.on("--account-for-embedding-in-pipeline-split");
+    let loss = f.on("--account-for-loss-in-pipeline-split");
+    let group = f.small("--microbatch-group-size-per-virtual-pipeline-stage")?;
+    if let Some(group) = group {
+        assumed.push(format!(
+            "micro-batch groups of {group} per virtual stage: the plan takes the smallest that works"
+        ));
+    }
+    let uneven = first.is_some() || last.is_some();
+    if usize::from(per_stage.is_some()) + usize::from(stages.is_some()) + usize::from(text.is_some()) > 1 {
+        let line = per_stage_line.max(stages_line);
+        return Err(ImportError::new(
+            line,
+            "virtual stages are said in more than one way (layers per stage, stages per rank, layout)",
+        ));
+    }
+    if uneven && (embedding || loss || text.is_some() || per_stage.is_some()) {
+        return Err(ImportError::new(
+            ends_line,
+            "first and last stage counts exclude every other way to place layers",
+        ));
+    }
+    let fail = |line: usize| move |error: LayoutError| ImportError::new(line, error.to_string());
+    let mut virtual_stages = stages.unwrap_or(1);
+    let chunks = if let Some(stages) = hybrid {
+        let count = stages.len() as u32;
+        if count == 1 && pp > 1 {
+            Split::FirstLast { first, last }
+                .chunks(layers, pp, 1)
+                .or_else(|e| if uneven { Err(e) } else { Split::Even.chunks(layers, pp, 1) })
+                .map_err(fail(ends_line))?
+        } else {
+            if count % pp != 0 {
+                return Err(ImportError::new(
+                    f.line,
+                    format!("{count} segments of the hybrid pattern do not divide among {pp} stages"),
+                ));
+            }
+            virtual_stages = count / pp;
+            stages
+        }
+    } else if let Some((text, line)) = text {
+        let modules = model.mtp.as_ref().map_or(0, |m| m.modules);
+        let chunks =
+            crate::stages::layout::layout_chunks(&text, layers, pp, Some(modules)).map_err(fail(line))?;
+        virtual_stages = chunks.len() as u32 / pp;
+        let stages = read_layout(&text).map_err(fail(line))?;
+        if stages.last().is_some_and(|s| s.mtp == 0) && modules > 0 {
+            assumed.push(
+                "multi-token prediction stands on a stage of its own; the plan has it beside the head".into(),
+            );
+        }
+        chunks
+    } else {
+        let split = match (uneven, embedding || loss) {
+            (true, _) => Split::FirstLast { first, last },
+            (false, true) => Split::Account { embedding, loss },
+            (false, false) => Split::Even,
+        };
+        if let Some(per_stage) = per_stage {
+            let counted = layers + u32::from(embedding) + u32::from(loss);
+            if counted % pp != 0 || (counted / pp) % per_stage != 0 {
+                return Err(ImportError::new(
+                    per_stage_line,
+                    format!("{counted} layers do not divide into {pp} stages of chunks of {per_stage}"),
+                ));
+            }
+            virtual_stages = counted / pp / per_stage;
+        }
+        split.chunks(layers, pp, virtual_stages).map_err(fail(stages_line.max(ends_line)))?
+    };
+    if virtual_stages > 1 {
+        if pp == 1 {
+            return Err(ImportError::new(stages_line, "virtual stages need at least 2 pipeline stages"));
+        }
+        layout.virtual_stages = virtual_stages;
+        layout.schedule = Schedule::Interleaved;
+    }
+    Ok(chunks)
+}
+
+fn recompute(f: &mut Flags) -> Read<Recompute> {
+    let line = f.line("--recompute-granularity");
+    let shorthand = f.on("--recompute-activations");
+    let granularity = f.choice("--recompute-granularity", &[("full", 1), ("selective", 2)])?;
+    let granularity = granularity.or(shorthand.then_some(2));
+    let method_line = f.line("--recompute-method");
+    let method = f.choice("--recompute-method", &[("uniform", true), ("block", false)])?;
+    let number = f.small("--recompute-num-layers")?;
+    let modules = f.values("--recompute-modules")?;
+    match granularity {
+        None if method.is_some() => {
+            Err(ImportError::new(method_line, "--recompute-method needs --recompute-granularity full"))
+        }
+        None => Ok(Recompute::None),
+        Some(1) => match (method, number) {
+            (Some(true), Some(n)) => Ok(Recompute::FullUniform(n)),
+            (Some(false), Some(n)) => Ok(Recompute::FullBlock(n)),
+            _ => Err(ImportError::new(
+                line,
+                "full recomputation needs --recompute-method and --recompute-num-layers",
+            )),
+        },
+        Some(_) => {
+            if method.is_some() || number.is_some() {
+                return Err(ImportError::new(
+                    method_line,
+                    "selective recomputation takes neither a method nor a number of layers",
+                ));
+            }
+            let Some((names, line)) = modules else {
+                return Ok(Recompute::Selective(Modules::NONE.with(Module::CoreAttention)));
+            };
+            let mut set = Modules::NONE;
+            for name in names {
+                let module = Module::ALL.into_iter().find(|m| m.name() == name);
+                let module = module.ok_or_else(|| {
+                    ImportError::new(line, format!("`{name}` is no module that can be recomputed"))
+                })?;
+                set = set.with(module);
+            }
+            Ok(Recompute::Selective(set))
+        }
+    }
+}

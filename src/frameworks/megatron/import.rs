@@ -315,6 +315,7 @@ pub fn import(text: &str, name: &str, gpus: Option<u32>) -> Read<Imported> {
         memory_limit: None,
         tokens: None,
         routing: Routing::Balanced,
+        packed: None,
     };
     let chunks = chunks.into_iter().map(|layers| Chunk { layers, recompute }).collect();
     let line = f.line;

@@ -7,6 +7,8 @@ use serde_json::json;
 
 use super::models::group;
 use super::{Ending, Failure, files};
+use crate::frameworks::export::one_line;
+use crate::frameworks::megatron::import::import as import_launch;
 use crate::layers::parameter_count;
 use crate::spec::hf::import_with_notes;
 use crate::spec::{self, ron_options};
@@ -23,6 +25,24 @@ pub(crate) struct ImportArgs {
 enum Source {
     /// A Hugging Face config.json becomes a model.
     Hf(HfArgs),
+    /// A Megatron-LM launch script (or list of arguments) becomes a model, a job and a plan.
+    Megatron(MegatronArgs),
+}
+
+/// Options of `autoplan import megatron`.
+#[derive(Debug, clap::Args)]
+struct MegatronArgs {
+    /// The launch script, or a file with its arguments.
+    launch: PathBuf,
+    /// GPUs of the job, where the launcher does not say how many ranks it starts.
+    #[arg(long)]
+    gpus: Option<u32>,
+    /// Name of the model; that of the file unless given.
+    #[arg(long)]
+    name: Option<String>,
+    /// The model as models/*.ron, or model, job and plan as JSON.
+    #[arg(long, value_enum, default_value = "json")]
+    format: Format,
 }
 
 /// Options of `autoplan import hf`.
@@ -57,7 +77,44 @@ enum Format {
 pub(crate) fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     match &args.source {
         Source::Hf(args) => hf(args),
+        Source::Megatron(args) => megatron(args),
     }
+}
+
+fn megatron(args: &MegatronArgs) -> Result<Ending, Failure> {
+    let text = spec::read_text(&args.launch)?;
+    let name = args.name.clone().unwrap_or_else(|| name_of(&args.launch));
+    let imported = import_launch(&text, &name, args.gpus).map_err(|e| {
+        let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
+        Failure::Usage(format!("{}:{}: {}\n  {}", args.launch.display(), e.line, e.message, one_line(shown)))
+    })?;
+    for note in &imported.assumed {
+        anstream::eprintln!("note: {note}");
+    }
+    for (line, flag) in &imported.unknown {
+        anstream::eprintln!("note: line {line}: `{flag}` is not understood and changes nothing here");
+    }
+    let text = match args.format {
+        Format::Ron => {
+            let style = ron::ser::PrettyConfig::new().depth_limit(4).compact_arrays(true);
+            let model = ron_options().to_string_pretty(&imported.model, style);
+            model.map_err(|e| Failure::Usage(e.to_string()))?
+        }
+        Format::Json => {
+            let stages: Vec<u32> = imported.plan.chunks().iter().map(|c| c.layers).collect();
+            let value = json!({
+                "name": imported.plan.to_string(), "plan": imported.plan.layout(), "stages": stages,
+                "recompute": imported.plan.common_recompute(), "model": imported.model,
+                "gpus": imported.job.gpus, "global_batch_size": imported.job.global_batch_size,
+                "sequence_length": imported.job.sequence_length, "precision": imported.job.precision.name(),
+                "optimizer": imported.job.optimizer.name(), "assumed": imported.assumed,
+                "not_understood": imported.unknown,
+            });
+            serde_json::to_string_pretty(&value).unwrap_or_default()
+        }
+    };
+    writeln!(std::io::stdout().lock(), "{text}")?;
+    Ok(Ending::Done)
 }
 
 /// A name for the model of a configuration: its folder's, else the file's.

@@ -1,6 +1,7 @@
 //! The command line: the only code that prints. Data go to stdout, everything else to stderr.
 
 mod calibrate;
+mod check;
 mod explain;
 mod export;
 mod files;
@@ -35,6 +36,8 @@ enum Command {
     Explain(Box<explain::ExplainArgs>),
     /// Compare two saved plans item by item.
     Compare(explain::CompareArgs),
+    /// Verify a saved plan with arithmetic that shares nothing with the search.
+    Check(check::CheckArgs),
     /// Write a saved plan as a launch script or configuration.
     Export(export::ExportArgs),
     /// Score the predictions on measured runs.
@@ -69,6 +72,9 @@ pub(crate) enum Ending {
     Internal,
 }
 
+/// Exit code of a fault of the program itself (`EX_SOFTWARE` of sysexits.h).
+const INTERNAL: u8 = 70;
+
 /// Why a command could not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
@@ -81,6 +87,9 @@ pub(crate) enum Failure {
     /// A file could not be written, or a pipe broke.
     #[error("{0}")]
     Output(#[from] std::io::Error),
+    /// A fault of the program: a plan of its own that its verifier does not accept.
+    #[error("internal error: {0}")]
+    Internal(String),
 }
 
 /// Runs the command line. A panic is an internal error: exit code 70.
@@ -106,6 +115,7 @@ fn command() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Explain(args) => explain::explain(&args),
         Command::Compare(args) => explain::compare(&args),
+        Command::Check(args) => check::run(&args),
         Command::Export(args) => export::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Calibrate(args) => calibrate::run(&args),
@@ -130,6 +140,10 @@ fn command() -> ExitCode {
             let colour = anstream::AutoStream::choice(&std::io::stderr()) != anstream::ColorChoice::Never;
             match &failure {
                 Failure::Spec(error) => anstream::eprintln!("{}", error.render(colour)),
+                internal @ Failure::Internal(_) => {
+                    anstream::eprintln!("{internal}");
+                    return ExitCode::from(INTERNAL);
+                }
                 other => anstream::eprintln!("error: {other}"),
             }
             ExitCode::from(2)

@@ -2,6 +2,7 @@
 
 pub mod calibrate;
 pub mod candidates;
+pub mod check;
 pub mod cli;
 pub mod cost;
 pub mod explain;

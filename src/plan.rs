@@ -357,6 +357,22 @@ pub enum PlanLaw {
         /// Chunks needed.
         expected: u64,
     },
+    /// The schedule cannot run these chunks or micro-batches.
+    #[error(
+        "{schedule:?} needs {needed}, but vpp is {vpp}, pp {pp} and there are {micro_batches} micro-batches"
+    )]
+    Schedule {
+        /// The schedule.
+        schedule: Schedule,
+        /// What it needs.
+        needed: &'static str,
+        /// Virtual stages.
+        vpp: u32,
+        /// Stages.
+        pp: u32,
+        /// Micro-batches per pipeline.
+        micro_batches: u32,
+    },
     /// The chunks do not hold all layers of the model.
     #[error("the chunks hold {found} layers, but the model has {expected}")]
     Layers {
@@ -415,6 +431,25 @@ impl Layout {
             Schedule::ZeroBubbleV | Schedule::DualPipe if chunk / p % 2 == 1 => p - 1 - chunk % p,
             _ => chunk % p,
         }
+    }
+    /// Whether the schedule can run so many chunks and micro-batches at all, whatever a framework says.
+    ///
+    /// # Errors
+    /// [`PlanLaw::Schedule`].
+    pub fn schedule_runs(&self) -> Result<(), PlanLaw> {
+        let (vpp, pp, micro_batches) =
+            (self.virtual_stages, self.pipeline_parallel, self.gradient_accumulation_steps);
+        let (runs, needed) = match self.schedule {
+            Schedule::Interleaved => {
+                (vpp > 1 && pp > 1 && micro_batches >= pp, "vpp > 1, pp > 1 and a micro-batch per stage")
+            }
+            Schedule::ZeroBubbleV | Schedule::DualPipe => (vpp == 2, "vpp 2"),
+            Schedule::GPipe | Schedule::OneFOneB | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => {
+                (vpp == 1, "vpp 1")
+            }
+        };
+        let schedule = self.schedule;
+        if runs { Ok(()) } else { Err(PlanLaw::Schedule { schedule, needed, vpp, pp, micro_batches }) }
     }
     /// Replicas of every expert.
     #[must_use]

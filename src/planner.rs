@@ -2,6 +2,7 @@
 //! `explain` share.
 
 use crate::candidates::{Restrictions, Space};
+use crate::check::{Given, Report};
 use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
@@ -103,6 +104,15 @@ impl Prepared<'_> {
     #[must_use]
     pub fn predict(&self, plan: &Plan) -> Prediction {
         crate::cost::step::predict(&self.cost(), &self.layers, plan)
+    }
+
+    /// Verifies a plan and what was predicted of it, with arithmetic that shares nothing with the search.
+    #[must_use]
+    pub fn check(&self, plan: &Plan, prediction: &Prediction) -> Report {
+        let t = self.task;
+        let given =
+            Given { model: &t.model, machine: &t.machine, job: &t.job, target: t.target, profile: t.profile };
+        crate::check::check(&given, plan, prediction)
     }
 
     /// Tokens of one step.

@@ -5,6 +5,7 @@ use std::io::Write;
 use comfy_table::{CellAlignment, Table};
 use serde_json::json;
 
+use super::check::verify;
 use super::options::{JobArgs, framework, gpu_counts};
 use super::output::{layout_json, money, percent, seconds};
 use super::progress::Bar;
@@ -171,7 +172,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
                 return Err(Failure::Usage("explain takes one number of GPUs".into()));
             };
             let task = args.job.task(&args.what, &machine, *gpus)?;
-            let answer = task.prepare().search(&Request { top: 1, ..Request::default() }, &bar);
+            let prepared = task.prepare();
+            let answer = prepared.search(&Request { top: 1, ..Request::default() }, &bar);
+            verify(&prepared, &answer.found)?;
             let Some(best) = answer.found.into_iter().next() else {
                 bar.clear();
                 return refused(&answer.counters, args.format);

@@ -3,10 +3,10 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use super::explain::task_of;
 use super::{Ending, Failure, files};
 use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export};
 use crate::spec::saved::SavedPlan;
-use crate::units::Seconds;
 
 /// Options of `autoplan export`.
 #[derive(Debug, clap::Args)]
@@ -43,6 +43,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         files::check_folder(&args.output)?;
     }
     let (saved, plan) = SavedPlan::load(&args.plan)?;
+    // A file may have been edited: what is written out is predicted and verified anew.
+    let task = task_of(&saved)?;
+    let prepared = task.prepare();
+    let predicted = prepared.predict(&plan);
     let command = command_line();
     let request = ExportRequest {
         model: &saved.model,
@@ -50,10 +54,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         cluster: &saved.cluster,
         accelerator: &saved.accelerator,
         plan: &plan,
-        prediction: Some(Prediction {
-            step_time: Seconds(saved.predicted_step_s),
-            memory: saved.predicted_allocated,
-        }),
+        prediction: Some(Prediction { step_time: predicted.step().seconds(), memory: predicted.allocated }),
         version: concat!("autoplan ", env!("CARGO_PKG_VERSION")),
         command: &command,
         format: match args.format {
@@ -62,6 +63,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         },
     };
     let exported = export(args.to, &request).map_err(|refusal| Failure::Usage(refusal.to_string()))?;
+    let report = prepared.check(&plan, &predicted);
+    if !report.passed() {
+        return Err(Failure::Usage(format!("{}: the plan does not hold\n{report}", args.plan)));
+    }
     if print {
         let mut out = std::io::stdout().lock();
         for (i, file) in exported.iter().enumerate() {

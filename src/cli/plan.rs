@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::check::verify;
 use super::options::{JobArgs, gpu_counts};
 use super::output::{self, Format, Report, Section};
 use super::progress::Bar;
@@ -9,7 +10,7 @@ use super::{Ending, Failure};
 use crate::candidates::Restrictions;
 use crate::cost::money::phased_cost;
 use crate::planner::Task;
-use crate::search::{Request, Silent, Stop};
+use crate::search::{Found, Request, Silent, Stop};
 use crate::spec;
 use crate::spec::job::Phase;
 use crate::units::{Dollars, Seconds};
@@ -203,6 +204,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     for (cluster, prepared) in &prepared {
         let request = if several { Request { top: request.top, ..request.clone() } } else { request.clone() };
         let answer = prepared.search(&request, &bar);
+        verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer });
     }
     bar.clear();
@@ -290,7 +292,10 @@ pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
     let attempt = |out: &mut Vec<Remedy>, what: String, task: Task| {
         let prepared = task.prepare();
         let request = Request { top: 1, ..Request::default() };
-        if let Some(best) = prepared.search(&request, &Silent).found.first() {
+        // A remedy that its own verifier does not accept is none.
+        let answer = prepared.search(&request, &Silent);
+        let verified = |best: &&Found| prepared.check(&best.plan, &best.prediction).passed();
+        if let Some(best) = answer.found.first().filter(verified) {
             out.push(Remedy { what, plan: best.plan.to_string(), step: best.prediction.step().seconds() });
         }
     };

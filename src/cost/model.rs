@@ -416,13 +416,13 @@ impl<'a> CostModel<'a> {
             ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
         };
         modules.extend(part.modules.iter().copied().map(module));
-        let mut shapes = if self.profile.memory.gradient_pool { part.shapes.clone() } else { Vec::new() };
+        let mut shapes = if self.has_pool() { part.shapes.clone() } else { Vec::new() };
         if let FeedForward::Moe(e) = &block.feed_forward {
             let found = self.experts(c, at, e, part, &mut kept, routed);
             self.add(&mut p, &found.passes);
             p.exchange = found.passes.exchange;
             modules.extend(found.modules.map(module));
-            if self.profile.memory.gradient_pool {
+            if self.has_pool() {
                 shapes.extend(found.shapes);
             }
         }
@@ -509,6 +509,15 @@ impl<'a> CostModel<'a> {
     /// Bytes of a saved linear input per element.
     fn input_bytes(&self) -> f64 {
         self.low.map_or(2.0, |low| low.operand_bytes)
+    }
+
+    /// Whether dummy weight gradients are pooled: not where the framework has no pool, nor where the
+    /// weights have no gradients.
+    fn has_pool(&self) -> bool {
+        self.profile.memory.gradient_pool && self.training_base()
+    }
+    fn pooled(&self, shapes: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+        if self.has_pool() { shapes } else { Vec::new() }
     }
 
     fn training_base(&self) -> bool {
@@ -892,7 +901,8 @@ impl<'a> CostModel<'a> {
             let low = self.low.is_some();
             self.linear(local_tokens, latent as f64, h, low, &mut body);
             self.linear(local_tokens, h, latent as f64, low, &mut body);
-            part.kept.hidden += 4.0 * latent as f64;
+            part.shapes.push((latent, self.model.hidden));
+            part.shapes.push((self.model.hidden, latent));
         }
         if e.shared_width > 0 {
             let mut shared = Passes::default();
@@ -1016,7 +1026,11 @@ impl<'a> CostModel<'a> {
         let activation_out = in_bytes * fm * copies;
         let mut stored = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies + activation_out;
         if c.key.dispatcher == Some(Dispatcher::AllGather) {
-            stored += 2.0 * h * local_tokens * ep * etp;
+            stored += 2.0 * width * local_tokens * ep * etp;
+        }
+        if e.latent_width.is_some() {
+            // The tokens before and after the experts, at the experts' width.
+            stored += 4.0 * width * local_tokens;
         }
         let small = (4.0 * e.experts as f64 + 8.0 * e.top_k as f64) * local_tokens;
         kept.local += stored + small;
@@ -1143,7 +1157,7 @@ impl<'a> CostModel<'a> {
             kept: Bytes::from_f64(2.0 * h * c.tokens / c.split as f64 + 8.0 * c.tokens),
             transient: Bytes::ZERO,
             parameters,
-            weight_shapes: if self.profile.memory.gradient_pool { shapes } else { Vec::new() },
+            weight_shapes: self.pooled(shapes),
         }
     }
 
@@ -1220,6 +1234,9 @@ impl<'a> CostModel<'a> {
             (matrix + bias) / tp + (own - matrix - bias);
         head.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
         let mut shapes = vec![((vocabulary / tp), width)];
+        if width != self.model.hidden {
+            shapes.push((width, self.model.hidden));
+        }
         let mut cost = EndCost {
             forward: head.forward.times(),
             backward: head.backward.times(),
@@ -1251,6 +1268,7 @@ impl<'a> CostModel<'a> {
             let softmax = if self.profile.kernels.loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
             let extra = Bytes::from_f64(softmax * c.tokens * local + 8.0 * h * shared);
             cost.kept += (layer.kept + extra) * count;
+            cost.transient = cost.transient.max(layer.transient);
             cost.parameters = cost.parameters.plus(&layer.parameters, count);
             let hidden = self.model.hidden;
             cost.parameters.0[self.base_class(StateClass::Dense) as usize] +=
@@ -1260,9 +1278,7 @@ impl<'a> CostModel<'a> {
             shapes.push((hidden / tp, 2 * hidden));
             shapes.extend(layer.weight_shapes.iter().copied());
         }
-        if m.gradient_pool {
-            cost.weight_shapes = shapes;
-        }
+        cost.weight_shapes = self.pooled(shapes);
         cost
     }
 
@@ -1291,17 +1307,22 @@ impl<'a> CostModel<'a> {
         let (mut inputs_outputs, mut expert_adapters) = (0, 0);
         match &kind.block.mixer {
             Mixer::Attention(a) => {
-                // Fewer key/value heads than ranks: each rank holds a whole one.
-                let kv = 2 * h * a.head_dim;
-                dense += (kv * (a.kv_heads.div_ceil(tp) * tp - a.kv_heads)).div_ceil(tp);
+                // Fewer key/value heads than ranks: each rank holds a whole one, with its biases and norms.
+                let bias = u64::from(a.qkv_bias);
+                let norm = u64::from(a.qk_norm == QkNorm::Full);
+                let head = (2 * (h + bias) + norm) * a.head_dim;
+                dense += (head * (a.kv_heads.div_ceil(tp) * tp - a.kv_heads)).div_ceil(tp);
                 let (q, k) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
                 inputs_outputs += h + q + 2 * k + q + h;
             }
             Mixer::Latent(a) => {
                 linear += a.q_lora_rank.unwrap_or(0) * h + (a.kv_lora_rank + a.qk_rope_dim) * h;
                 let qk = a.heads * (a.qk_nope_dim + a.qk_rope_dim);
-                inputs_outputs +=
-                    h + qk + a.kv_lora_rank + a.heads * (a.qk_nope_dim + a.v_dim) + h + a.heads * a.v_dim;
+                // Down and up projection of the queries, or a plain one.
+                inputs_outputs += a.q_lora_rank.map_or(h + qk, |rank| h + rank + rank + qk);
+                inputs_outputs += h + a.kv_lora_rank + a.qk_rope_dim;
+                inputs_outputs += a.kv_lora_rank + a.heads * (a.qk_nope_dim + a.v_dim);
+                inputs_outputs += a.heads * a.v_dim + h;
             }
             Mixer::Mamba2(a) => {
                 inputs_outputs += h + 2 * a.inner + 2 * a.groups * a.state + a.heads + a.inner + h
@@ -1316,6 +1337,10 @@ impl<'a> CostModel<'a> {
                 let width = e.latent_width.unwrap_or(h);
                 if e.latent_width.is_some() {
                     linear += 2 * h * width;
+                    inputs_outputs += 2 * (h + width);
+                }
+                if e.shared_width > 0 {
+                    inputs_outputs += h + (e.activation.matrices() - 1) * e.shared_width + e.shared_width + h;
                 }
                 expert_adapters =
                     e.experts * (width + (e.activation.matrices() - 1) * e.width + e.width + width);

@@ -135,6 +135,8 @@ pub struct ChunkTimes {
     pub forward: Times,
     /// Backward pass, recomputation included.
     pub backward: Times,
+    /// The part of `backward` that computes weight gradients: zero-bubble schedules may delay it.
+    pub weight_gradient: Picos,
     /// Sends and receives that keep the rank busy, forward and backward alike.
     pub messages: Picos,
 }
@@ -427,16 +429,19 @@ fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes>
                 mode => mode,
             };
             c.backward = c.backward.plus(&mode_cost(&cell.layers[kind], mode).extra, 1);
+            c.weight_gradient += cell.layers[kind].weight_gradient;
         }
         if k == 0 {
             let [forward, backward] = end_passes(sharding, &cell.embedding);
             c.forward = c.forward.plus(&forward, 1);
             c.backward = c.backward.plus(&backward, 1);
+            c.weight_gradient += cell.embedding.weight_gradient;
         }
         if k == last {
             let [forward, backward] = end_passes(sharding, &cell.head);
             c.forward = c.forward.plus(&forward, 1);
             c.backward = c.backward.plus(&backward, 1);
+            c.weight_gradient += cell.head.weight_gradient;
         }
         // Host time that no layer carries is paid once per rank and micro-batch.
         if (k as u32) < layout.pipeline_parallel {
@@ -485,9 +490,7 @@ fn step_times(
     let Tables { sharding, hop, .. } = tables;
     let forward: Vec<Picos> = chunks.iter().map(|c| c.forward.total() + c.messages).collect();
     let backward: Vec<Picos> = chunks.iter().map(|c| c.backward.total() + c.messages).collect();
-    // Half of the matrix work of a backward pass is weight gradients.
-    let weight: Vec<Picos> =
-        chunks.iter().map(|c| (c.backward.get(Item::Gemm) + c.backward.get(Item::Experts)) / 2).collect();
+    let weight: Vec<Picos> = chunks.iter().map(|c| c.weight_gradient).collect();
     let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: hop.latency };
     let makespan = simulator.run(shape(layout), load);
 
@@ -582,6 +585,7 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
             ranks[r].add_states(sharding, &cell.tied_copy);
         }
     }
+    let parameters = rank_parameters(layers, plan, tables);
     for (r, rank) in ranks.iter_mut().enumerate() {
         let own: Vec<usize> = (0..chunks).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r).collect();
         debug_assert_eq!(own.len(), v);
@@ -590,6 +594,10 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
             .map(|vector| own.iter().zip(vector).map(|(&k, &n)| kept[k] * u64::from(n)).sum())
             .max()
             .unwrap_or_default();
+        // Staging at the update comes when the activations are gone: the larger of both counts.
+        let local: u64 = parameters[r].0.iter().sum();
+        let staging = Bytes::from_f64(sharding.staging * local as f64);
+        rank.transient = rank.transient.max(staging.saturating_sub(rank.activations));
         shapes[r].sort_unstable();
         shapes[r].dedup();
         let pool: Bytes = shapes[r].iter().map(|&(rows, columns)| Bytes(2 * rows * columns)).sum();

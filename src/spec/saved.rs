@@ -103,9 +103,16 @@ impl SavedPlan {
         saved.model.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
         saved.cluster.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
         saved.accelerator.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
+        if !saved.accelerator.rates.contains_key(&saved.job.precision.format()) {
+            let message =
+                format!("{} has no {} matrix units", saved.accelerator.name, saved.job.precision.name());
+            let fault = Fault { field: "precision".into(), within: Some("job".into()), message };
+            return Err(SpecError::from_fault(source, text, &fault));
+        }
         let (gpus, batch) = (saved.job.gpus, saved.job.global_batch_size);
         let plan = Plan::new(saved.layout, saved.chunks.clone(), gpus, batch, saved.model.layer_count());
         let plan = plan.map_err(|law| SpecError::new(source, law.to_string()))?;
+        saved.layout.schedule_runs().map_err(|law| SpecError::new(source, law.to_string()))?;
         Ok((saved, plan))
     }
 

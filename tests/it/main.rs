@@ -1,6 +1,7 @@
 //! Integration tests, one module per topic.
 
 mod calibrate;
+mod check;
 mod cli;
 mod frameworks;
 mod frameworks_cases;

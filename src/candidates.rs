@@ -5,6 +5,8 @@
 //! a layout adds virtual stages, schedule and sharding ([`Space::layouts`]). Every layout has one
 //! spelling: an axis without effect is pinned.
 
+use rayon::prelude::*;
+
 use crate::cost::CellKey;
 use crate::cost::schedule::interleave_group;
 use crate::frameworks::{Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal};
@@ -135,6 +137,18 @@ const STRUCTURAL: &[&str] = &[
     "optimizer",
 ];
 
+/// Rules that look at degrees, micro-batch and the flags of a cell only: a cell that breaks one is empty.
+const CELL_RULES: &[&str] = &[
+    "sequence",
+    "context-all-to-all-heads",
+    "context-windows",
+    "context-sinks",
+    "mamba-context",
+    "moe-tensor-needs-sequence",
+    "deepep-group",
+    "cuda-graphs-dropless",
+];
+
 impl<'a> Space<'a> {
     /// The space of a job under a framework.
     #[must_use]
@@ -220,8 +234,7 @@ impl<'a> Space<'a> {
                 }
             }
         }
-        groups.retain(|g| self.possible(g));
-        groups
+        groups.into_par_iter().filter(|g| self.possible(g)).collect()
     }
 
     fn expert_tensor(&self, t: u32, block: u32, e: u32, mut each: impl FnMut(u32)) {
@@ -327,6 +340,36 @@ impl<'a> Space<'a> {
                 }
             }
         }
+    }
+
+    /// The rule that forbids every layout of a cell, if one does.
+    #[must_use]
+    pub fn cell_rule(&self, g: &Group, cell: &CellKey) -> Option<&'static str> {
+        let layout = layout_of(g, cell, 1, Schedule::OneFOneB, 0, 1, false);
+        let refusal = legal(self.target, self.context, &layout).err()?;
+        CELL_RULES.contains(&refusal.rule).then_some(refusal.rule)
+    }
+
+    /// Every schedule of a group with its numbers of chunks per rank.
+    pub fn orders(&self, g: &Group, mut each: impl FnMut(Schedule, u32)) {
+        for schedule in self.schedules(g) {
+            self.virtual_stages(g, schedule, |v| each(schedule, v));
+        }
+    }
+
+    /// Every sharding of a group: ZeRO stage, shard group, overlap with computation.
+    #[must_use]
+    pub fn shardings(&self, g: &Group) -> Vec<(u8, u32, bool)> {
+        let ranks = g.data_parallel * g.context_parallel;
+        let mut shardings = Vec::new();
+        for &zero in self.zero_stages() {
+            if self.admits_stage(zero, ranks) {
+                for shard in self.shard_groups(zero, ranks) {
+                    shardings.extend(choices(self.overlaps(ranks)).iter().map(|&on| (zero, shard, on)));
+                }
+            }
+        }
+        shardings
     }
 
     /// Every layout of a cell, or the rule that forbids it.
@@ -436,7 +479,9 @@ fn choices(exists: bool) -> &'static [bool] {
     if exists { &[true, false] } else { &[false] }
 }
 
-fn layout_of(
+/// The layout of a cell with everything that a cell leaves open.
+#[must_use]
+pub fn layout_of(
     g: &Group,
     cell: &CellKey,
     virtual_stages: u32,

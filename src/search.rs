@@ -14,19 +14,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
-use crate::candidates::{Group, Space};
-use crate::cost::model::CostModel;
-use crate::cost::schedule::Simulator;
-use crate::cost::step::{Prediction, Tables, end_passes, layer_passes, once_per_step, predict_with};
-use crate::cost::{CellCosts, CellKey, Item, LocalParameters, Sharding, Times};
-use crate::frameworks::legal_plan;
+use crate::candidates::{Group, Space, layout_of};
+use crate::cost::model::{CostModel, Parts};
+use crate::cost::schedule::{Load, Simulator};
+use crate::cost::step::{
+    Prediction, Tables, exposed, once_per_step, predict, predict_with, shape, state_bytes,
+};
+use crate::cost::{CellCosts, CellKey, Hop, Item, LocalParameters, Sharding, Times};
+use crate::frameworks::{legal, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{CudaGraphs, Dispatcher, Layout, Plan};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Plan, Schedule};
 use crate::stages::{
-    Assignment, Balancer, Choice, Objective as SplitObjective, Outcome as Balanced, Problem, evaluate,
+    Assignment, Balancer, Choice, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem,
+    evaluate_into,
 };
 use crate::units::{Bytes, Picos};
-use balance::{Balancing, ProblemBuilder, RecomputeFamily};
+use balance::{Balancing, ProblemBuilder, RecomputeFamily, TablesOf};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -159,13 +162,52 @@ fn class_of(l: &Layout) -> Class {
 struct Settled {
     time: Picos,
     plan: Plan,
-    bound: Picos,
-    even: Option<Picos>,
 }
 
 impl Settled {
     fn key(&self) -> (Picos, &Plan) {
         (self.time, &self.plan)
+    }
+}
+
+/// What a layout has to beat to matter: the time of the last class that is kept, and the last layout
+/// that is kept of its own class.
+#[derive(Debug, Clone, Copy, Default)]
+struct Threshold {
+    any: Option<Picos>,
+    own: Option<(Picos, Layout)>,
+}
+
+impl Threshold {
+    /// The smaller of two.
+    fn min(self, other: Self) -> Self {
+        let any = match (self.any, other.any) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        let own = match (self.own, other.own) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        Self { any, own }
+    }
+
+    /// Nothing that takes longer than this matters; what takes exactly as long may.
+    fn time(self) -> Option<Picos> {
+        match (self.any, self.own.map(|own| own.0)) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// Whether layouts that take at least `bound` cannot matter.
+    fn excludes(self, bound: Picos) -> bool {
+        self.time().is_some_and(|time| bound > time)
+    }
+
+    /// Whether this layout, which takes at least `bound`, cannot matter: equal times go by the layout.
+    fn excludes_layout(self, bound: Picos, layout: &Layout) -> bool {
+        self.excludes(bound) || self.own.is_some_and(|(time, other)| bound == time && *layout > other)
     }
 }
 
@@ -189,18 +231,11 @@ impl Best {
         }
     }
 
-    /// A layout of this class matters only if it is faster than this.
-    fn threshold(&self, class: Class) -> Option<Picos> {
-        let kth = (self.firsts.len() >= self.top).then(|| self.firsts[self.top - 1].0);
-        let own = self
-            .classes
-            .get(&class)
-            .filter(|c| c.len() >= self.per_class)
-            .map(|c| c[self.per_class - 1].time);
-        match (kth, own) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+    /// What a layout of this class has to beat.
+    fn threshold(&self, class: Class) -> Threshold {
+        let own = self.classes.get(&class).filter(|c| c.len() >= self.per_class);
+        let own = own.map(|c| &c[self.per_class - 1]).map(|s| (s.time, *s.plan.layout()));
+        Threshold { any: self.any_threshold(), own }
     }
 
     /// No class at all matters above this.
@@ -258,12 +293,111 @@ pub struct Search<'a> {
     pub space: &'a Space<'a>,
 }
 
+/// Layouts of a group that differ in nothing but sharding.
+struct Line {
+    /// Least time of all passes.
+    passes: Picos,
+    /// Position in the order of generation.
+    at: usize,
+    /// Index of the priced cell.
+    cell: usize,
+    /// One of the layouts, unsharded.
+    layout: Layout,
+    hop: Hop,
+}
+
+/// A simulated schedule.
+struct Simulated {
+    schedule: Schedule,
+    forward: Vec<Picos>,
+    backward: Vec<Picos>,
+    makespan: Picos,
+    starts: Vec<Picos>,
+    ends: Vec<Picos>,
+}
+
+/// What the step's ends need of a rank: passes of one micro-batch, and parameters.
+#[derive(Debug, Clone, Copy, Default)]
+struct RankLoad {
+    forward: Picos,
+    backward: Picos,
+    parameters: LocalParameters,
+}
+
 /// Work memory of one thread.
 #[derive(Default)]
 struct Scratch {
+    parts: Parts,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
+    evaluation: Evaluation,
+    ranks: Vec<RankLoad>,
+    /// Schedules simulated for the current line.
+    known: Vec<Simulated>,
+    /// Completions of the current line without a memory limit.
+    free: Option<Vec<Assignment>>,
+    /// The even split of the current line.
+    even: Option<EvenChunks>,
+}
+
+/// Even splits over several chunks per rank, one per way to recompute, fastest first: what they need
+/// beside the states that a sharding decides.
+struct EvenChunks {
+    layers: Vec<u32>,
+    /// Bound, recomputation, and bytes of every rank without what it holds for the whole step.
+    choices: Vec<(Picos, Choice, Vec<u64>)>,
+}
+
+impl EvenChunks {
+    fn new(problem: &Problem, evaluation: &mut Evaluation) -> Self {
+        let layers = problem.even_layers();
+        let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
+        let held = held_by_rank(problem, &layers);
+        let longest = layers.iter().copied().max().unwrap_or(0);
+        let modes = (0..problem.modes.len()).map(|mode| Choice::Mode(mode as u16));
+        let blocks = problem.block.into_iter().flat_map(|block| block.counts.0..=block.counts.1.min(longest));
+        let mut choices = Vec::new();
+        for choice in modes.chain(blocks.map(Choice::Block)) {
+            let assignment = Assignment { layers: layers.clone(), recompute: vec![choice; layers.len()] };
+            if evaluate_into(&unlimited, &assignment, evaluation).is_ok() {
+                let rest = evaluation.memory.iter().zip(&held).map(|(all, held)| all.0 - held).collect();
+                choices.push((evaluation.bound, choice, rest));
+            }
+        }
+        choices.sort_by_key(|choice| choice.0);
+        Self { layers, choices }
+    }
+
+    /// The cheapest recomputation that fits a problem of the same line.
+    fn best(&self, problem: &Problem) -> Option<Assignment> {
+        let held = held_by_rank(problem, &self.layers);
+        let fits = |rest: &[u64]| held.iter().zip(rest).all(|(held, rest)| held + rest <= problem.limit.0);
+        let (_, choice, _) = self.choices.iter().find(|(_, _, rest)| fits(rest))?;
+        Some(Assignment { layers: self.layers.clone(), recompute: vec![*choice; self.layers.len()] })
+    }
+}
+
+/// Bytes that every rank holds for the whole step under given layer counts.
+fn held_by_rank(problem: &Problem, layers: &[u32]) -> Vec<u64> {
+    let mut held = vec![0; problem.pipeline.ranks as usize];
+    let (mut run, mut used) = (0, 0);
+    for (k, &count) in layers.iter().enumerate() {
+        let rank = &mut held[problem.pipeline.rank_of_chunk[k] as usize];
+        *rank += problem.fixed[k].held.0;
+        let mut left = count;
+        while left > 0 {
+            let this = &problem.runs[run];
+            let take = left.min(this.count - used);
+            *rank += u64::from(take) * problem.kinds[usize::from(this.kind)].held.0;
+            left -= take;
+            used += take;
+            if used == this.count {
+                (run, used) = (run + 1, 0);
+            }
+        }
+    }
+    held
 }
 
 /// What came of one group.
@@ -299,7 +433,7 @@ impl Search<'_> {
         let mut stop = Stop::Proved;
         while at < ordered.len() {
             let open = ordered[at].0;
-            if !request.exhaustive && best.any_threshold().is_some_and(|kth| open >= kth) {
+            if !request.exhaustive && best.any_threshold().is_some_and(|kth| open > kth) {
                 break;
             }
             if observer.stop() {
@@ -333,15 +467,8 @@ impl Search<'_> {
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
-        let found = best.into_sorted().into_par_iter().map(|s| self.finish(s)).collect();
+        let found = best.into_sorted().into_par_iter().map(|s| self.finish(s, request)).collect();
         Answer { found, counters, optimality_gap, stop, nearest }
-    }
-
-    fn finish(&self, settled: Settled) -> Found {
-        let prediction = crate::cost::step::predict(self.cost, self.layers, &settled.plan);
-        let bound = settled.bound.0 as f64;
-        let split_gap = if bound > 0.0 { (settled.time.0 as f64 / bound - 1.0).max(0.0) } else { 0.0 };
-        Found { plan: settled.plan, prediction, even: settled.even, split_gap }
     }
 
     /// Least time of one micro-batch through all layers, by everything that a layer's cost depends on
@@ -350,42 +477,51 @@ impl Search<'_> {
         let mut families: Vec<Family> = groups.iter().map(family_of).collect();
         families.sort_unstable();
         families.dedup();
-        families.par_iter().map(|family| (*family, self.floor(family))).collect()
+        let price = |parts: &mut Parts, family: &Family| (*family, self.least_sum(family, parts));
+        families.par_iter().map_init(Parts::default, price).collect()
     }
 
-    fn floor(&self, family: &Family) -> Picos {
+    fn least_sum(&self, family: &Family, parts: &mut Parts) -> Picos {
         let experts = self.space.context().has_experts();
-        let key = CellKey {
+        let plain = CellKey {
             tensor_parallel: family.0,
             context_parallel: family.1,
             micro_batch_size: family.2,
             expert_parallel: family.3,
             expert_tensor_parallel: family.4,
-            sequence_parallel: family.0 > 1,
-            context_comm: crate::plan::ContextComm::Ring,
+            sequence_parallel: false,
+            // Rings cut attention into smaller pieces, and exchanged heads leave fewer to each rank.
+            context_comm: ContextComm::AllGather,
             dispatcher: experts.then_some(Dispatcher::HybridEp),
-            tensor_overlap: family.0 > 1,
+            tensor_overlap: false,
             expert_overlap: false,
             cuda_graphs: CudaGraphs::FullIteration,
             offload: crate::plan::Offload::NONE,
         };
-        let cell = self.cost.cell(&key);
-        let compute =
-            |t: &Times| [Item::Gemm, Item::Experts].map(|item| t.get(item)).into_iter().sum::<Picos>();
-        let both = |f: &Times, b: &Times| compute(f) + compute(b);
-        let layers: Picos = self
-            .layers
-            .order
-            .iter()
-            .map(|&kind| both(&cell.layers[kind as usize].forward, &cell.layers[kind as usize].backward))
-            .sum();
-        layers + both(&cell.head.forward, &cell.head.backward)
+        let variants: &[(bool, bool)] =
+            if family.0 > 1 { &[(true, true), (true, false), (false, false)] } else { &[(false, false)] };
+        let items = [Item::Gemm, Item::Attention, Item::ElementWise, Item::Experts, Item::TensorParallel];
+        let both = |f: &Times, b: &Times| items.map(|item| f.get(item) + b.get(item)).into_iter().sum();
+        let least = variants.iter().map(|&(sequence_parallel, tensor_overlap)| {
+            let cell = self.cost.cell_with(&CellKey { sequence_parallel, tensor_overlap, ..plain }, parts);
+            let layer = |kind: u8| {
+                let layer = &cell.layers[kind as usize];
+                both(&layer.forward, &layer.backward)
+            };
+            let layers: Picos =
+                self.layers.runs.iter().map(|run| layer(run.kind) * u64::from(run.count)).sum();
+            let ends: Picos =
+                [&cell.embedding, &cell.head].into_iter().map(|end| both(&end.forward, &end.backward)).sum();
+            layers + ends
+        });
+        least.min().unwrap_or_default()
     }
 
     fn group_bound(&self, g: &Group, floors: &HashMap<Family, Picos>) -> Picos {
         let s = floors.get(&family_of(g)).copied().unwrap_or_default();
         // Every rank runs all micro-batches, and one micro-batch passes through all ranks.
-        s.max(Picos(s.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel)))
+        let passes = s.max(Picos(s.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel)));
+        self.floor(Picos::ZERO).step(passes)
     }
 
     /// Settles the layouts of a group that could matter.
@@ -405,218 +541,454 @@ impl Search<'_> {
             group.expert_parallel,
             group.expert_tensor_parallel,
         );
-        let frozen = if request.exhaustive { None } else { best.threshold(class) };
-        if frozen.is_some_and(|kth| bound >= kth) {
+        let frozen = if request.exhaustive { Threshold::default() } else { best.threshold(class) };
+        if frozen.excludes(bound) {
             opened.counters.drop("bound: degrees", self.space.count(group));
             return opened;
         }
+        let shardings = self.space.shardings(group);
+        let mut cells: Vec<Priced> = Vec::new();
+        let mut lines: Vec<Line> = Vec::new();
+        self.space.cells(group, |key| {
+            if let Some(rule) = self.space.cell_rule(group, &key) {
+                opened.counters.drop(&format!("rule: {rule}"), self.space.layouts_per_cell(group));
+                return;
+            }
+            let priced = self.price(&key, scratch);
+            self.space.orders(group, |schedule, virtual_stages| {
+                let layout = layout_of(group, &key, virtual_stages, schedule, 0, 1, false);
+                let hop = self.cost.hop(&layout);
+                let passes = self.least_makespan(&layout, &priced, hop);
+                let at = lines.len();
+                lines.push(Line { passes, at, cell: cells.len(), layout, hop });
+            });
+            cells.push(priced);
+        });
+        // The most promising first, so that the rest falls under a low threshold.
+        lines.sort_unstable_by_key(|line| (line.passes, line.at));
         // Found here: the threshold may fall within the group, in an order that nothing else changes.
         let mut own = Best::new(&Request { top: 1, ..request.clone() });
-        let per_cell = self.space.layouts_per_cell(group);
-        self.space.cells(group, |key| {
-            let threshold = |own: &Best| match (frozen, own.threshold(class).filter(|_| !request.exhaustive))
-            {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
+        for line in &lines {
+            let threshold = |own: &Best| {
+                if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }
             };
-            let mut cell: Option<Priced> = None;
-            let mut dropped = false;
-            self.space.layouts(group, &key, |layout| {
-                let layout = match layout {
-                    Ok(layout) => layout,
-                    Err(rule) => return opened.counters.drop(&format!("rule: {rule}"), 1),
-                };
-                if dropped {
-                    return opened.counters.drop("bound: flags", 1);
-                }
-                let cell = cell.get_or_insert_with(|| self.price(&key, &layout, request));
-                let passes =
-                    Picos(cell.sum.0 * u64::from(group.micro_batches) / u64::from(group.pipeline_parallel))
-                        .max(cell.sum);
-                if threshold(&own).is_some_and(|kth| passes >= kth) {
-                    dropped = true;
-                    return opened.counters.drop("bound: flags", 1);
-                }
+            if threshold(&own).excludes(self.floor(Picos::ZERO).step(line.passes)) {
+                opened.counters.drop("bound: flags", shardings.len() as u64);
+                continue;
+            }
+            let priced = &mut cells[line.cell];
+            scratch.known.clear();
+            (scratch.free, scratch.even) = (None, None);
+            for &(zero_stage, shard_group, data_overlap) in &shardings {
+                let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
                 let limit = threshold(&own);
-                if let Some(settled) = self.settle(&layout, cell, limit, request, scratch, &mut opened) {
+                if let Some(settled) =
+                    self.settle(&layout, line, priced, limit, request, scratch, &mut opened)
+                {
                     own.offer(settled.clone());
                     opened.settled.push(settled);
                 }
-            });
-        });
-        debug_assert!(per_cell > 0 || opened.settled.is_empty());
+            }
+        }
         opened
     }
 
-    fn price(&self, key: &CellKey, layout: &Layout, request: &Request) -> Priced {
-        let cell = self.cost.cell(key);
+    fn price(&self, key: &CellKey, scratch: &mut Scratch) -> Priced {
+        let cell = self.cost.cell_with(key, &mut scratch.parts);
         let mut sum = Picos::ZERO;
         let mut parameters = LocalParameters::default();
-        for &kind in &self.layers.order {
-            let layer = &cell.layers[kind as usize];
-            sum += layer.forward.total() + layer.backward.total();
-            parameters = parameters.plus(&layer.parameters, 1);
+        let mut longest_forward: f64 = 0.0;
+        let mut share = |forward: Picos, backward: Picos| {
+            if forward.0 + backward.0 > 0 {
+                let all = (forward + backward).0 as f64;
+                longest_forward = longest_forward.max(forward.0 as f64 / all);
+            }
+        };
+        for run in &self.layers.runs {
+            let layer = &cell.layers[run.kind as usize];
+            let (f, b) = (layer.forward.total(), layer.backward.total());
+            sum += (f + b) * u64::from(run.count);
+            share(f, b);
+            parameters = parameters.plus(&layer.parameters, u64::from(run.count));
         }
         for end in [&cell.embedding, &cell.head] {
-            sum += end.forward.total() + end.backward.total();
+            let (f, b) = (end.forward.total(), end.backward.total());
+            sum += f + b;
+            share(f, b);
             parameters = parameters.plus(&end.parameters, 1);
         }
-        let only = self.space.restrictions().recompute.as_deref();
-        let family = RecomputeFamily::new(self.space.target(), self.space.context(), layout, &cell, only);
-        let _ = request;
-        Priced { cell, family, sum, parameters }
+        let least_layer = self
+            .layers
+            .runs
+            .iter()
+            .map(|run| &cell.layers[run.kind as usize])
+            .map(|layer| layer.forward.total() + layer.backward.total())
+            .min()
+            .unwrap_or_default();
+        Priced { cell, family: None, sum, parameters, forward_share: longest_forward, least_layer }
     }
 
-    /// `T` of a layout if it is below the limit.
+    /// A time that the passes of a layout take at least, wherever its layers are and whatever they
+    /// recompute.
+    fn least_makespan(&self, layout: &Layout, priced: &Priced, hop: Hop) -> Picos {
+        let (p, m) = (u64::from(layout.pipeline_parallel), u64::from(layout.gradient_accumulation_steps));
+        // Both neighbours of a rank boundary are busy in both passes.
+        let messages =
+            4 * (u64::from(layout.chunk_count()) - 1).min(u64::from(layout.chunk_count()) * (p - 1));
+        let overhead = priced.cell.micro_batch_overhead;
+        let busy = hop.busy * if layout.schedule == Schedule::OneFOneB { messages } else { 0 };
+        let all = priced.sum + busy + if layout.virtual_stages == 1 { overhead * p } else { Picos::ZERO };
+        let average = Picos(all.0 * m / p);
+        match layout.schedule {
+            Schedule::OneFOneB => {
+                // One micro-batch passes all ranks; the slowest rank does the rest. Rank `i` pays at least
+                // `m - 1 - (w - 1) share` of its own time, so the ranks cannot all stay below
+                // `all / sum of 1 / that`.
+                let share = priced.forward_share.min(0.5);
+                let inverse: f64 = (0..p)
+                    .map(|rank| {
+                        let warm = (p - rank).min(m) as f64;
+                        1.0 / (m as f64 - 1.0 - (warm - 1.0) * share).max(0.0)
+                    })
+                    .sum();
+                let rest = if inverse.is_finite() && inverse > 0.0 { all.0 as f64 / inverse } else { 0.0 };
+                let chain = all + hop.latency * (2 * (p - 1)) + Picos((rest * (1.0 - 1e-9)) as u64);
+                // Floating point: give away far more than its error.
+                chain.max(average)
+            }
+            Schedule::GPipe => all.max(Picos(all.0 + all.0 * (m - 1) / p)),
+            Schedule::Interleaved => {
+                // The first chunks fill the pipeline before a rank can start, and drain it after its end.
+                let chunks = layout.chunk_count();
+                let least = if chunks <= self.layers.count() { priced.least_layer.0 } else { 0 };
+                all.max(average + Picos(least * (p - 1) / 2))
+            }
+            _ => average,
+        }
+    }
+
+    /// `T` of a layout if it can matter.
+    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
     fn settle(
         &self,
         layout: &Layout,
-        priced: &Priced,
-        limit: Option<Picos>,
+        line: &Line,
+        priced: &mut Priced,
+        limit: Threshold,
         request: &Request,
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) -> Option<Settled> {
         let sharding = self.cost.sharding(layout);
-        let hop = self.cost.hop(layout);
         let p = u64::from(layout.pipeline_parallel);
-        let m = u64::from(layout.gradient_accumulation_steps);
         let floor = self.once(&sharding, &priced.parameters, p);
-        // Sum of passes with the traffic of sharded weights and with messages.
-        let mut sum = Picos::ZERO;
-        for (kind, layer) in priced.cell.layers.iter().enumerate() {
-            let [f, b] = layer_passes(&sharding, layer);
-            let count = self.layers.order.iter().filter(|&&k| k as usize == kind).count() as u64;
-            sum += (f.total() + b.total()) * count;
-        }
-        for end in [&priced.cell.embedding, &priced.cell.head] {
-            let [f, b] = end_passes(&sharding, end);
-            sum += f.total() + b.total();
-        }
-        let least = floor.step(sum.max(Picos(sum.0 * m / p)));
-        if limit.is_some_and(|kth| least >= kth) {
+        if limit.excludes_layout(floor.step(line.passes), layout) {
             opened.counters.drop("bound: layout", 1);
             return None;
         }
-        let tables = Tables { cell: priced.cell.clone(), sharding, hop };
+        if let Err(refusal) = legal(self.space.target(), self.space.context(), layout) {
+            opened.counters.drop(&format!("rule: {}", refusal.rule), 1);
+            return None;
+        }
+        if !request.exhaustive && self.states_exceed(&sharding, priced, p) {
+            opened.counters.drop("memory", 1);
+            return None;
+        }
+        let only = self.space.restrictions().recompute.as_deref();
+        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
+        if priced.family.is_none() {
+            let (target, context) = (self.space.target(), self.space.context());
+            priced.family = Some(RecomputeFamily::new(target, context, layout, &priced.cell, only));
+        }
+        let family = priced.family.as_ref()?;
+        let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: line.hop };
         let capabilities = self.space.capabilities();
-        let balancing =
-            scratch.builder.build(self.cost, self.layers, layout, &tables, &priced.family, capabilities);
-        if balancing.problem.check().is_err() || balancing.problem.modes.is_empty() {
+        let balancing = scratch.builder.build(self.cost, self.layers, layout, tables, family, capabilities);
+        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
             opened.counters.drop("recompute: no mode is legal", 1);
             return None;
         }
-        let single = layout.virtual_stages == 1;
-        let chain =
-            if single { scratch.balancer.lower_bound(&balancing.problem, None) } else { Some(Picos::ZERO) };
-        let Some(chain) = chain else {
+        if layout.virtual_stages == 1 && !request.exhaustive {
+            let Some(chain) = scratch.balancer.lower_bound(&balancing.problem, None) else {
+                opened.counters.drop("memory", 1);
+                return None;
+            };
+            if limit.excludes_layout(floor.step(chain), layout) {
+                opened.counters.drop("bound: stages", 1);
+                return None;
+            }
+        }
+        let list = self.completions(layout, &balancing.problem, request, scratch);
+        if list.is_empty() {
             opened.counters.drop("memory", 1);
             return None;
-        };
-        let bound = floor.step(chain).max(least);
-        if limit.is_some_and(|kth| bound >= kth) {
-            opened.counters.drop("bound: stages", 1);
-            return None;
         }
-        opened.counters.evaluated += 1;
-        self.completions(layout, &balancing, &tables, bound, request, scratch, opened)
+        let settled = self.fastest(layout, &list, &balancing, tables, limit, scratch, opened);
+        opened.counters.drop("bound: completions", u64::from(settled.is_none()));
+        opened.counters.evaluated += u64::from(settled.is_some());
+        settled
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
+    /// Whether the states alone exceed the memory of an average rank.
+    fn states_exceed(&self, sharding: &Sharding, priced: &Priced, ranks: u64) -> bool {
+        let states: u64 =
+            state_bytes(sharding, &priced.parameters).iter().map(|bytes| bytes.0.saturating_sub(1)).sum();
+        states / ranks > self.cost.memory_limit().0
+    }
+
+    /// The fixed list of completions whose fastest is `T`: the optimum of the chain bound, the optimum of
+    /// the closed form, and the even split with the cheapest recomputation that fits.
     fn completions(
         &self,
         layout: &Layout,
-        balancing: &Balancing,
-        tables: &Tables,
-        bound: Picos,
+        problem: &Problem,
         request: &Request,
         scratch: &mut Scratch,
-        opened: &mut Opened,
-    ) -> Option<Settled> {
-        let problem = &balancing.problem;
+    ) -> Vec<Assignment> {
+        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
+        // a memory limit fits, it is the optimum with one.
+        if layout.zero_stage < 2 && layout.virtual_stages == 1 {
+            if scratch.free.is_none() {
+                let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
+                scratch.free = Some(self.solve(layout, &unlimited, request, scratch));
+            }
+            let free = scratch.free.take().unwrap_or_default();
+            let fits = !free.is_empty()
+                && free
+                    .iter()
+                    .all(|assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok());
+            let found = if fits { free.clone() } else { self.solve(layout, problem, request, scratch) };
+            scratch.free = Some(free);
+            return found;
+        }
+        self.solve(layout, problem, request, scratch)
+    }
+
+    fn solve(
+        &self,
+        layout: &Layout,
+        problem: &Problem,
+        request: &Request,
+        scratch: &mut Scratch,
+    ) -> Vec<Assignment> {
         let single = layout.virtual_stages == 1;
-        let even = if single {
-            scratch.balancer.even(problem).map(|(assignment, _)| assignment)
-        } else {
-            even_chunks(problem)
-        };
         let mut list: Vec<Assignment> = Vec::new();
-        let free = single
-            && self.space.capabilities().uneven_stages
-            && !request.even_stages
-            && layout.pipeline_parallel > 1;
-        if free {
+        let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
+        if single && layout.pipeline_parallel == 1 {
+            if let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, None) {
+                list.push(scratch.balancer.assignment().clone());
+            }
+            return list;
+        }
+        if single && uneven {
             for objective in [SplitObjective::Chain, SplitObjective::Closed] {
                 if let Balanced::Found(_) = scratch.balancer.solve(problem, objective, None) {
                     list.push(scratch.balancer.assignment().clone());
                 }
             }
-        } else if layout.pipeline_parallel == 1 {
-            if let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, None) {
-                list.push(scratch.balancer.assignment().clone());
-            }
         }
+        list.extend(self.even(layout, problem, scratch));
+        list.dedup();
+        list
+    }
+
+    fn even(&self, layout: &Layout, problem: &Problem, scratch: &mut Scratch) -> Option<Assignment> {
+        if layout.virtual_stages == 1 {
+            scratch.balancer.even(problem).map(|(assignment, _)| assignment)
+        } else {
+            if layout.zero_stage >= 2 || scratch.even.is_none() {
+                scratch.even = Some(EvenChunks::new(problem, &mut scratch.evaluation));
+            }
+            scratch.even.as_ref()?.best(problem)
+        }
+    }
+
+    /// The fastest of a list of completions under the simulation, if it can matter.
+    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
+    fn fastest(
+        &self,
+        layout: &Layout,
+        list: &[Assignment],
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        limit: Threshold,
+        scratch: &mut Scratch,
+        opened: &mut Opened,
+    ) -> Option<Settled> {
         let mut best: Option<(Picos, Plan)> = None;
-        let mut even_time = None;
         let context = self.space.context();
-        for (assignment, is_even) in list.iter().map(|a| (a, false)).chain(even.iter().map(|a| (a, true))) {
+        for assignment in list {
+            if evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_err() {
+                continue;
+            }
+            let least = scratch.evaluation.bound + tables.sharding.step_overhead;
+            let least = Floor { once: Picos::ZERO, jitter: tables.sharding.jitter }.step(least);
+            if limit.excludes_layout(least, layout) {
+                continue;
+            }
             let chunks = balancing.chunks(assignment);
             let made = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
             let Ok(plan) = made else { continue };
             if legal_plan(self.space.target(), context, &plan).is_err() {
                 continue;
             }
-            let prediction = predict_with(self.cost, self.layers, &plan, tables, &mut scratch.simulator);
             opened.counters.simulated += 1;
-            if prediction.allocated > self.cost.memory_limit() {
-                continue;
-            }
-            let time = prediction.step();
-            if is_even {
-                even_time = Some(time);
-            }
+            let time = self.time(layout, assignment, &plan, tables, scratch);
             if best.as_ref().is_none_or(|(t, other)| (time, &plan) < (*t, other)) {
                 best = Some((time, plan));
             }
         }
-        if best.is_none() {
-            opened.counters.drop("no completion", 1);
+        let (time, plan) = best?;
+        Some(Settled { time, plan })
+    }
+
+    /// Step time of a plan whose evaluation is in `scratch`: that of [`crate::cost::step::predict`], to
+    /// the picosecond.
+    fn time(
+        &self,
+        layout: &Layout,
+        assignment: &Assignment,
+        plan: &Plan,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Picos {
+        let TablesOf { cell, sharding, hop } = tables;
+        let (p, last) = (layout.pipeline_parallel as usize, assignment.layers.len() - 1);
+        if !matches!(layout.schedule, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved) {
+            // Other schedules split backward passes.
+            let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
+            return predict_with(self.cost, self.layers, plan, &tables, &mut scratch.simulator).step();
         }
-        best.map(|(time, plan)| Settled { time, plan, bound, even: even_time })
+        let evaluation = &scratch.evaluation;
+        let same = |run: &&Simulated| {
+            run.schedule == layout.schedule
+                && run.forward == evaluation.forward
+                && run.backward == evaluation.backward
+        };
+        let at = scratch.known.iter().position(|run| same(&run));
+        let at = at.unwrap_or_else(|| {
+            let load = Load {
+                forward: &evaluation.forward,
+                backward: &evaluation.backward,
+                weight: &evaluation.backward,
+                hop: hop.latency,
+            };
+            let makespan = scratch.simulator.run(shape(layout), load);
+            scratch.known.push(Simulated {
+                schedule: layout.schedule,
+                forward: evaluation.forward.clone(),
+                backward: evaluation.backward.clone(),
+                makespan,
+                starts: scratch.simulator.starts.clone(),
+                ends: scratch.simulator.ends.clone(),
+            });
+            scratch.known.len() - 1
+        });
+        let run = &scratch.known[at];
+        let ranks = &mut scratch.ranks;
+        ranks.clear();
+        ranks.resize(p, RankLoad::default());
+        let mut next = 0;
+        for (k, &layers) in assignment.layers.iter().enumerate() {
+            let rank = layout.rank_of_chunk(k as u32);
+            let neighbours = [k.checked_sub(1), (k < last).then_some(k + 1)];
+            let messages =
+                neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count()
+                    as u64;
+            let load = &mut ranks[rank as usize];
+            load.forward += run.forward[k] - hop.busy * messages;
+            load.backward += run.backward[k] - hop.busy * messages;
+            for _ in 0..layers {
+                let kind = self.layers.order[next] as usize;
+                load.parameters = load.parameters.plus(&cell.layers[kind].parameters, 1);
+                next += 1;
+            }
+            if k == 0 {
+                load.parameters = load.parameters.plus(&cell.embedding.parameters, 1);
+            }
+            if k == last {
+                load.parameters = load.parameters.plus(&cell.head.parameters, 1);
+                if layout.rank_of_chunk(0) != rank {
+                    load.parameters = load.parameters.plus(&cell.tied_copy, 1);
+                }
+            }
+        }
+        let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, run.makespan, Picos::ZERO);
+        for (r, load) in ranks.iter().enumerate() {
+            let once = once_per_step(sharding, &load.parameters);
+            let exposed = |traffic, floor, hidden, window| {
+                exposed(traffic, floor, hidden, sharding.interference, window)
+            };
+            let gather =
+                exposed(once.gather, sharding.exposed_floor.1, sharding.hidden_share.1, load.forward);
+            let reduce =
+                exposed(once.reduce, sharding.exposed_floor.0, sharding.hidden_share.0, load.backward);
+            gather_wait = gather_wait.max(gather.saturating_sub(run.starts[r]));
+            flush = flush.max(run.ends[r] + reduce);
+            update = update.max(once.update);
+        }
+        Floor { once: gather_wait + update + sharding.step_overhead, jitter: sharding.jitter }.step(flush)
+    }
+
+    /// Prediction, even split and certificate of a plan that is printed.
+    fn finish(&self, settled: Settled, request: &Request) -> Found {
+        let layout = *settled.plan.layout();
+        let prediction = predict(self.cost, self.layers, &settled.plan);
+        let mut scratch = Scratch::default();
+        let priced = self.price(&CellKey::from(&layout), &mut scratch);
+        let sharding = self.cost.sharding(&layout);
+        let hop = self.cost.hop(&layout);
+        let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop };
+        let (target, context) = (self.space.target(), self.space.context());
+        let only = self.space.restrictions().recompute.as_deref();
+        let family = RecomputeFamily::new(target, context, &layout, &priced.cell, only);
+        let capabilities = self.space.capabilities();
+        let balancing = scratch.builder.build(self.cost, self.layers, &layout, tables, &family, capabilities);
+        let problem = &balancing.problem;
+        let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
+        let mut bound = self.least_makespan(&layout, &priced, hop);
+        if layout.virtual_stages == 1
+            && let Balanced::Found(chain) = scratch.balancer.solve(problem, SplitObjective::Chain, None)
+        {
+            bound = bound.max(chain);
+        }
+        let bound = floor.step(bound);
+        let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
+            evaluate_into(problem, &assignment, &mut scratch.evaluation).ok()?;
+            let chunks = balancing.chunks(&assignment);
+            let plan = Plan::new(layout, chunks, context.gpus, context.global_batch_size, context.layers);
+            Some(self.time(&layout, &assignment, &plan.ok()?, tables, &mut scratch))
+        });
+        let _ = request;
+        let split_gap = (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0);
+        Found { plan: settled.plan, prediction, even, split_gap }
     }
 
     fn once(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u64) -> Floor {
-        // The fullest rank updates at least the average.
-        let update = once_per_step(sharding, parameters).update / ranks;
+        // The fullest rank updates at least the average; rounding may take a picosecond off.
+        let update = once_per_step(sharding, parameters).update.saturating_sub(Picos(1)) / ranks;
         Floor { once: update + sharding.step_overhead, jitter: sharding.jitter }
     }
-}
 
-/// The even split with the cheapest recomputation that fits.
-fn even_chunks(problem: &Problem) -> Option<Assignment> {
-    let layers = problem.even_layers();
-    let longest = layers.iter().copied().max().unwrap_or(0);
-    let modes = (0..problem.modes.len()).map(|mode| Choice::Mode(mode as u16));
-    let blocks = problem.block.into_iter().flat_map(|block| block.counts.0..=block.counts.1.min(longest));
-    modes
-        .chain(blocks.map(Choice::Block))
-        .filter_map(|choice| {
-            let assignment = Assignment { layers: layers.clone(), recompute: vec![choice; layers.len()] };
-            let cost = evaluate(problem, &assignment).ok()?;
-            Some((cost.bound, assignment))
-        })
-        .min_by_key(|(bound, _)| *bound)
-        .map(|(_, assignment)| assignment)
+    /// What every step takes beside its passes.
+    fn floor(&self, once: Picos) -> Floor {
+        let (overhead, jitter) = self.cost.step_floor();
+        Floor { once: once + overhead, jitter }
+    }
 }
 
 /// A priced cell.
 struct Priced {
     cell: CellCosts,
-    family: RecomputeFamily,
+    family: Option<RecomputeFamily>,
     /// One micro-batch through all layers and ends.
     sum: Picos,
     /// All parameters, as if on one pipeline rank.
     parameters: LocalParameters,
+    /// Largest share of a forward pass in the time of a layer or an end.
+    forward_share: f64,
+    /// Time of the fastest layer.
+    least_layer: Picos,
 }
 
 /// TP, CP, micro-batch, EP, ETP.

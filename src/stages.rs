@@ -393,6 +393,7 @@ impl Problem {
             return bad("a tail line does not list every kind");
         }
         // Everything on one rank at once, in 128 bits, must leave room for a factor of 8.
+        let in_flight = self.pipeline.most_in_flight();
         let most = |values: &mut dyn Iterator<Item = u64>| u128::from(values.max().unwrap_or(0));
         let mut time = 0;
         let mut bytes = u128::from(self.rank_bytes.0);
@@ -404,15 +405,14 @@ impl Problem {
             let transient = most(&mut self.modes.iter().map(|mode| mode.transient[q].0));
             time +=
                 u128::from(run.count) * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
-            bytes += u128::from(run.count)
-                * (u128::from(kind.held.0) + kept * self.pipeline.most_in_flight())
+            bytes += u128::from(run.count) * (u128::from(kind.held.0) + kept * in_flight)
                 + transient
                 + u128::from(kind.gathered.0);
         }
         for fixed in &self.fixed {
             time += u128::from(fixed.forward.0) + u128::from(fixed.backward.0) + u128::from(self.hop.0) * 4;
             bytes += u128::from(fixed.held.0)
-                + u128::from(fixed.kept.0) * self.pipeline.most_in_flight()
+                + u128::from(fixed.kept.0) * in_flight
                 + u128::from(fixed.transient.0)
                 + u128::from(fixed.gathered.0);
         }

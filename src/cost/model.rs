@@ -1468,12 +1468,10 @@ impl<'a> CostModel<'a> {
         // With virtual stages the chunks' gradients become final one chunk after the other.
         let window = f64::from(layout.virtual_stages);
         let floor = 1.0 / buckets;
-        let gpus = f64::from(self.job.gpus);
-        let jitter =
-            self.profile.jitter.base + self.profile.jitter.per_doubling * (gpus / 64.0).log2().max(0.0);
+        let (step_overhead, jitter) = self.step_floor();
         Sharding {
             classes,
-            step_overhead: self.profile.host.step.picos(),
+            step_overhead,
             latency: (Seconds(latency).picos(), Seconds(if sharded { latency } else { 0.0 }).picos()),
             exposed_floor: (floor, floor),
             hidden_share: (hidden_reduce * window, hidden_gather * window),
@@ -1483,6 +1481,15 @@ impl<'a> CostModel<'a> {
             staging: self.profile.memory.staging,
             jitter,
         }
+    }
+
+    /// What every step of the job takes beside its passes whatever the plan, and the factor on all of it.
+    #[must_use]
+    pub fn step_floor(&self) -> (Picos, f64) {
+        let gpus = f64::from(self.job.gpus);
+        let jitter =
+            self.profile.jitter.base + self.profile.jitter.per_doubling * (gpus / 64.0).log2().max(0.0);
+        (self.profile.host.step.picos(), jitter)
     }
 
     /// States of one class, sharded over `group` of `ranks` replicas that lie `stride` apart.

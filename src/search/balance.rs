@@ -7,12 +7,12 @@ use crate::cost::schedule::Shape;
 use crate::cost::step::{
     ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, shape, state_bytes,
 };
-use crate::cost::{CellCosts, EndCost, LayerCost, LocalParameters};
-use crate::frameworks::{Capabilities, Context, Target, legal_plan};
+use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
+use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, Target};
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{self, Block, Choice, Fixed, Freedom, Kind, Mode, Pipeline, Problem};
-use crate::units::{Bytes, Picos};
+use crate::units::Bytes;
 
 /// A way to recompute that a layout offers, priced for every layer kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -123,12 +123,34 @@ fn legal_for(target: Target, context: &Context, layout: &Layout, recompute: Reco
     let chunks: Vec<Chunk> =
         (0..chunks).map(|k| Chunk { layers: each + u32::from(k < more), recompute }).collect();
     let plan = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
-    plan.is_ok_and(|plan| match legal_plan(target, context, &plan) {
-        Ok(()) => true,
-        // Placement is the balancer's business, not the mode's.
-        Err(refusal) => !refusal.rule.starts_with("recompute"),
+    // Placement is the balancer's business, not the mode's.
+    let mut rules = COMMON_PLAN_RULES.iter().chain(target.plan_rules());
+    plan.is_ok_and(|plan| {
+        rules.all(|rule| {
+            !rule.name.starts_with("recompute") || (rule.check)(target.capabilities(), context, &plan).is_ok()
+        })
     })
 }
+
+/// The tables that a balancing problem is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct TablesOf<'a> {
+    /// Layers and ends.
+    pub cell: &'a CellCosts,
+    /// States.
+    pub sharding: &'a Sharding,
+    /// Messages.
+    pub hop: Hop,
+}
+
+impl<'a> From<&'a Tables> for TablesOf<'a> {
+    fn from(tables: &'a Tables) -> Self {
+        Self { cell: &tables.cell, sharding: &tables.sharding, hop: tables.hop }
+    }
+}
+
+/// Shapes whose pipelines are kept.
+const KEPT_PIPELINES: usize = 512;
 
 /// Builds balancing problems and reads their answers.
 #[derive(Debug, Default)]
@@ -148,20 +170,23 @@ pub struct Balancing {
 impl ProblemBuilder {
     fn pipeline(&mut self, shape: Shape) -> Arc<Pipeline> {
         let build = || Arc::new(Pipeline::of(shape));
+        if self.pipelines.len() >= KEPT_PIPELINES && !self.pipelines.contains_key(&shape) {
+            self.pipelines.clear();
+        }
         self.pipelines.entry(shape).or_insert_with(build).clone()
     }
 
     /// The balancing problem of a layout.
-    pub fn build(
+    pub fn build<'t>(
         &mut self,
         cost: &CostModel<'_>,
         layers: &Layers,
         layout: &Layout,
-        tables: &Tables,
+        tables: impl Into<TablesOf<'t>>,
         family: &RecomputeFamily,
         capabilities: &Capabilities,
     ) -> Balancing {
-        let Tables { cell, sharding, hop } = tables;
+        let TablesOf { cell, sharding, hop } = tables.into();
         let chunks = layout.chunk_count();
         let shapes = distinct_shapes(cell);
         let touches = |own: &[(u64, u64)]| {
@@ -306,21 +331,5 @@ impl Balancing {
                 },
             })
             .collect()
-    }
-
-    /// Seconds that no completion can beat whatever memory says: used where nothing is balanced yet.
-    #[must_use]
-    pub fn total_time(&self) -> Picos {
-        let kinds = &self.problem.kinds;
-        let layers: Picos = self
-            .problem
-            .runs
-            .iter()
-            .map(|run| {
-                (kinds[usize::from(run.kind)].forward + kinds[usize::from(run.kind)].backward)
-                    * u64::from(run.count)
-            })
-            .sum();
-        layers + self.problem.fixed.iter().map(|f| f.forward + f.backward).sum()
     }
 }

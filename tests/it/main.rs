@@ -12,5 +12,6 @@ mod models;
 mod money;
 mod reference_facts;
 mod regress;
+mod search;
 mod specs;
 mod stages;

@@ -1,7 +1,7 @@
 //! Stage balancing: every solver against oracles that share nothing with it.
 
 mod cases;
-mod oracle;
+pub mod oracle;
 
 use std::sync::Arc;
 

@@ -1,0 +1,463 @@
+//! The search against a naive one: its own loops over all integers, the framework's rules as filters, and
+//! every layout balanced and predicted.
+
+use std::collections::BTreeMap;
+
+use autoplan::candidates::{Axis, Restrictions, Space};
+use autoplan::cost::CellKey;
+use autoplan::cost::model::CostModel;
+use autoplan::cost::step::{Tables, predict};
+use autoplan::frameworks::profile::Profile;
+use autoplan::frameworks::{
+    Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal, legal_plan,
+};
+use autoplan::layers::Layers;
+use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Plan, Schedule};
+use autoplan::search::balance::{ProblemBuilder, RecomputeFamily, TablesOf};
+use autoplan::search::{Answer, Request, Search, Silent};
+use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::Model;
+use autoplan::spec::{self, Machine};
+use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, evaluate};
+use autoplan::units::{Bytes, Picos};
+
+use super::stages::oracle::Random;
+
+struct World {
+    model: Model,
+    machine: Machine,
+    job: Job,
+    target: Target,
+    profile: &'static Profile,
+    restrictions: Restrictions,
+}
+
+impl World {
+    fn new(model: &str, cluster: &str, gpus: u32, batch: u32, sequence: u32, target: Target) -> Self {
+        let job = Job {
+            gpus,
+            global_batch_size: batch,
+            sequence_length: sequence,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            training: Training::Full,
+            memory_limit: None,
+            tokens: None,
+            routing: Routing::Balanced,
+        };
+        let profile = match target {
+            Target::Megatron => "megatron",
+            Target::Torchtitan => "torchtitan",
+            _ => "deepspeed",
+        };
+        Self {
+            model: spec::load_model(model).unwrap(),
+            machine: spec::load_cluster(cluster).unwrap(),
+            job,
+            target,
+            profile: Profile::find(profile).unwrap(),
+            restrictions: Restrictions::default(),
+        }
+    }
+
+    fn with<R>(&self, work: impl FnOnce(&CostModel<'_>, &Layers, &Context) -> R) -> R {
+        let layers = Layers::new(&self.model);
+        let (cluster, accelerator) = (&self.machine.cluster, &self.machine.accelerator);
+        let cost = CostModel::new(&self.model, &layers, cluster, accelerator, self.profile, &self.job);
+        let context =
+            Context::new(&self.model, &layers, &self.job, accelerator.architecture, cluster.gpus_per_node);
+        work(&cost, &layers, &context)
+    }
+
+    fn search(&self, request: &Request) -> Answer {
+        self.with(|cost, layers, context| {
+            let space = Space::new(self.target, context, &self.restrictions);
+            Search { cost, layers, space: &space }.run(request, &Silent)
+        })
+    }
+}
+
+fn flag(exists: bool) -> &'static [bool] {
+    if exists { &[false, true] } else { &[false] }
+}
+
+/// Every layout that the framework accepts, in one spelling each, by loops over all integers.
+fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout)) {
+    let (target, r) = (world.target, &world.restrictions);
+    let k: &Capabilities = target.capabilities();
+    let (n, batch) = (context.gpus, context.global_batch_size);
+    let up_to = |axis: &Axis, most: u32| -> Vec<u32> { (1..=most).filter(|&v| axis.admits(v, 64)).collect() };
+    let experts = context.moe.first().map_or(1, |moe| moe.experts as u32);
+    for tensor_parallel in up_to(&r.tensor_parallel, n) {
+        for context_parallel in up_to(&r.context_parallel, n) {
+            for pipeline_parallel in (1..=n).filter(|&p| r.pipeline_parallel.admits(p, 1 << 20)) {
+                let ranks_per_replica = tensor_parallel * context_parallel * pipeline_parallel;
+                if n % ranks_per_replica != 0 || pipeline_parallel > context.layers + context.mtp_modules + 2
+                {
+                    continue;
+                }
+                let data_parallel = n / ranks_per_replica;
+                for micro_batch_size in up_to(&r.micro_batch_size, batch) {
+                    if batch % (data_parallel * micro_batch_size) != 0 {
+                        continue;
+                    }
+                    let gradient_accumulation_steps = batch / (data_parallel * micro_batch_size);
+                    for expert_parallel in (1..=experts).filter(|&e| r.expert_parallel.admits(e, 1 << 20)) {
+                        for expert_tensor_parallel in 1..=tensor_parallel {
+                            let splits_tensor = tensor_parallel % expert_tensor_parallel == 0;
+                            if !splits_tensor
+                                || !context.has_experts() && expert_tensor_parallel > 1
+                                || k.expert_tensor == ExpertTensor::One && expert_tensor_parallel > 1
+                            {
+                                continue;
+                            }
+                            let base = Layout {
+                                tensor_parallel,
+                                pipeline_parallel,
+                                virtual_stages: 1,
+                                context_parallel,
+                                expert_parallel,
+                                expert_tensor_parallel,
+                                data_parallel,
+                                sequence_parallel: false,
+                                micro_batch_size,
+                                gradient_accumulation_steps,
+                                zero_stage: 0,
+                                shard_group: 1,
+                                schedule: Schedule::OneFOneB,
+                                context_comm: ContextComm::Ring,
+                                dispatcher: None,
+                                tensor_overlap: false,
+                                data_overlap: false,
+                                expert_overlap: false,
+                                cuda_graphs: CudaGraphs::None,
+                                offload: Offload::NONE,
+                            };
+                            naive_flags(world, context, base, &mut each);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl FnMut(Layout)) {
+    let k = world.target.capabilities();
+    let r = &world.restrictions;
+    let ranks = base.data_parallel * base.context_parallel;
+    let dispatchers: Vec<Option<Dispatcher>> = match (context.has_experts(), base.expert_parallel) {
+        (false, _) => vec![None],
+        (true, 1) if k.dispatchers.len() > 1 => vec![Some(Dispatcher::AllToAll)],
+        (true, _) => k.dispatchers.iter().copied().map(Some).collect(),
+    };
+    let comms: &[ContextComm] =
+        if base.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
+    let zero_asked = r.zero_stage.only.is_some() || r.zero_stage.max.is_some();
+    let zeros = if zero_asked { k.zero_stages } else { k.default_zero_stages };
+    for &schedule in k.schedules {
+        if base.pipeline_parallel == 1 && schedule != Schedule::OneFOneB {
+            continue;
+        }
+        let most = (context.layers + context.mtp_modules + 2) / base.pipeline_parallel;
+        for virtual_stages in 1..=most.max(2) {
+            let fits = match schedule {
+                Schedule::Interleaved => virtual_stages > 1 && virtual_stages <= most,
+                Schedule::ZeroBubbleV | Schedule::DualPipe => virtual_stages == 2,
+                _ => virtual_stages == 1,
+            };
+            if !fits || !r.virtual_stages.admits(virtual_stages, 1 << 20) {
+                continue;
+            }
+            for &zero_stage in zeros {
+                if !r.zero_stage.admits(u32::from(zero_stage), 3) || ranks == 1 && zero_stage > 0 {
+                    continue;
+                }
+                for shard_group in 1..=ranks {
+                    let sharded = match (zero_stage, k.shard_groups) {
+                        (0, _) => shard_group == 1,
+                        (_, ShardGroups::Whole) => shard_group == ranks,
+                        (1 | 2, ShardGroups::DivisorsAtStage3) => shard_group == ranks,
+                        _ => shard_group > 1 && ranks % shard_group == 0,
+                    };
+                    if !sharded {
+                        continue;
+                    }
+                    for &sequence_parallel in flag(base.tensor_parallel > 1) {
+                        let pinned = match k.sequence_parallel {
+                            SequenceParallel::Never => sequence_parallel,
+                            SequenceParallel::Always => !sequence_parallel && base.tensor_parallel > 1,
+                            SequenceParallel::Optional => false,
+                        };
+                        if pinned {
+                            continue;
+                        }
+                        for &tensor_overlap in flag(k.tensor_overlap && sequence_parallel) {
+                            for &data_overlap in flag(k.data_overlap && ranks > 1) {
+                                for &expert_overlap in flag(
+                                    k.expert_overlap && context.has_experts() && base.expert_parallel > 1,
+                                ) {
+                                    for &cuda_graphs in k.cuda_graphs {
+                                        for &context_comm in comms {
+                                            for &dispatcher in &dispatchers {
+                                                let layout = Layout {
+                                                    virtual_stages,
+                                                    schedule,
+                                                    zero_stage,
+                                                    shard_group,
+                                                    sequence_parallel,
+                                                    tensor_overlap,
+                                                    data_overlap,
+                                                    expert_overlap,
+                                                    cuda_graphs,
+                                                    context_comm,
+                                                    dispatcher,
+                                                    ..base
+                                                };
+                                                if legal(world.target, context, &layout).is_ok() {
+                                                    each(layout);
+                                                }
+                                            }
+                                        }
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `T` of a layout and its plan, each completion predicted in full.
+fn naive_time(
+    world: &World,
+    cost: &CostModel<'_>,
+    layers: &Layers,
+    context: &Context,
+    layout: &Layout,
+    even_only: bool,
+) -> Option<(Picos, Plan)> {
+    let k = world.target.capabilities();
+    let tables = Tables::new(cost, layout);
+    let family = RecomputeFamily::new(world.target, context, layout, &tables.cell, None);
+    let mut builder = ProblemBuilder::default();
+    let parts = TablesOf { cell: &tables.cell, sharding: &tables.sharding, hop: tables.hop };
+    let balancing = builder.build(cost, layers, layout, parts, &family, k);
+    let problem = &balancing.problem;
+    if problem.modes.is_empty() || problem.check().is_err() {
+        return None;
+    }
+    let mut balancer = Balancer::new();
+    let mut list: Vec<Assignment> = Vec::new();
+    let single = layout.virtual_stages == 1;
+    if single && (layout.pipeline_parallel == 1 || k.uneven_stages && !even_only) {
+        for objective in [Objective::Chain, Objective::Closed] {
+            if let Outcome::Found(_) = balancer.solve(problem, objective, None) {
+                list.push(balancer.assignment().clone());
+            }
+            if layout.pipeline_parallel == 1 {
+                break;
+            }
+        }
+    }
+    if single {
+        list.extend(balancer.even(problem).map(|found| found.0));
+    } else {
+        let even = problem.even_layers();
+        let longest = even.iter().copied().max().unwrap_or(0);
+        let mut choices: Vec<Choice> = (0..problem.modes.len()).map(|m| Choice::Mode(m as u16)).collect();
+        if let Some(block) = problem.block {
+            choices.extend((block.counts.0..=block.counts.1.min(longest)).map(Choice::Block));
+        }
+        let mut best: Option<(Picos, Assignment)> = None;
+        for choice in choices {
+            let assignment = Assignment { layers: even.clone(), recompute: vec![choice; even.len()] };
+            if let Ok(found) = evaluate(problem, &assignment)
+                && best.as_ref().is_none_or(|(bound, _)| found.bound < *bound)
+            {
+                best = Some((found.bound, assignment));
+            }
+        }
+        list.extend(best.map(|found| found.1));
+    }
+    let mut best: Option<(Picos, Plan)> = None;
+    for assignment in list {
+        let chunks = balancing.chunks(&assignment);
+        let plan = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
+        let Ok(plan) = plan else { continue };
+        if legal_plan(world.target, context, &plan).is_err() {
+            continue;
+        }
+        let prediction = predict(cost, layers, &plan);
+        // What the balancer calls a fit is one.
+        assert!(prediction.allocated <= cost.memory_limit(), "{plan}");
+        let bound = evaluate(problem, &assignment).unwrap().bound;
+        assert!(bound <= prediction.step(), "{plan}: bound {bound}, step {}", prediction.step());
+        let found = (prediction.step(), plan);
+        if best.as_ref().is_none_or(|known| found < *known) {
+            best = Some(found);
+        }
+    }
+    best
+}
+
+type Class = (u32, u32, u32, u32, u32);
+
+fn class(l: &Layout) -> Class {
+    (l.tensor_parallel, l.pipeline_parallel, l.context_parallel, l.expert_parallel, l.expert_tensor_parallel)
+}
+
+/// The best `per_class` of the best `top` classes, and how many layouts there were.
+fn naive_search(world: &World, request: &Request) -> (Vec<(Picos, Plan)>, u64) {
+    world.with(|cost, layers, context| {
+        let mut classes: BTreeMap<Class, Vec<(Picos, Plan)>> = BTreeMap::new();
+        let mut count = 0;
+        naive_layouts(world, context, |layout| {
+            count += 1;
+            let found = naive_time(world, cost, layers, context, &layout, request.even_stages);
+            if let Some(found) = found {
+                classes.entry(class(&layout)).or_default().push(found);
+            }
+        });
+        let mut lists: Vec<(Class, Vec<(Picos, Plan)>)> = classes.into_iter().collect();
+        for (_, list) in &mut lists {
+            list.sort();
+            list.truncate(request.per_class);
+        }
+        lists.sort_by_key(|(class, list)| (list[0].0, *class));
+        lists.truncate(request.top);
+        let mut all: Vec<(Picos, Plan)> = lists.into_iter().flat_map(|(_, list)| list).collect();
+        all.sort();
+        (all, count)
+    })
+}
+
+fn pairs(answer: &Answer) -> Vec<(Picos, Plan)> {
+    answer.found.iter().map(|f| (f.prediction.step(), f.plan.clone())).collect()
+}
+
+/// A random small world.
+fn random_world(random: &mut Random) -> World {
+    let pick = |random: &mut Random, n: usize| random.within(0, n as u64 - 1) as usize;
+    let models =
+        ["llama3.2-1b", "llama3.1-8b", "deepseek-v2-lite", "nemotron-h-8b", "gpt-oss-20b", "qwen3-30b-a3b"];
+    let clusters = ["dgx-h100", "dgx-a100", "gb200-nvl72", "mi300x-roce"];
+    let targets = [Target::Megatron, Target::Megatron, Target::Torchtitan, Target::DeepSpeed];
+    let model = models[pick(random, models.len())];
+    let dense = !matches!(model, "deepseek-v2-lite" | "gpt-oss-20b" | "qwen3-30b-a3b");
+    let gpus = [1, 2, 3, 4, 6, 8][pick(random, 6)];
+    let batch = gpus * [1, 2, 4][pick(random, 3)];
+    let target = targets[pick(random, targets.len())];
+    let mut world = World::new(model, clusters[pick(random, clusters.len())], gpus, batch, 2048, target);
+    // Tight memory makes recomputation and uneven stages matter.
+    if random.chance(60) {
+        world.job.memory_limit = Some(Bytes(random.within(6, 60) * 1_000_000_000));
+    }
+    if !dense || random.chance(30) {
+        world.restrictions.micro_batch_size = Axis { only: Some(vec![1]), max: None };
+        world.restrictions.virtual_stages = Axis { only: None, max: Some(2) };
+    }
+    if random.chance(25) {
+        world.restrictions.zero_stage = Axis { only: None, max: Some(3) };
+    }
+    world
+}
+
+#[test]
+fn pruned_exhaustive_and_naive_searches_agree() {
+    let mut random = Random(20);
+    let (mut spaces, mut layouts, mut empty) = (0, 0, 0);
+    while spaces < 40 {
+        let world = random_world(&mut random);
+        let request = Request {
+            top: random.within(1, 12) as usize,
+            per_class: random.within(1, 3) as usize,
+            exhaustive: false,
+            even_stages: random.chance(20),
+        };
+        let pruned = world.search(&request);
+        if pruned.counters.candidates > 6000 {
+            continue;
+        }
+        let exhaustive = world.search(&Request { exhaustive: true, ..request.clone() });
+        let (naive, count) = naive_search(&world, &request);
+        let name = format!("{} {:?} {:?} {request:?}", world.model.name, world.job, world.target);
+        assert_eq!(pairs(&pruned), naive, "pruned, {name}");
+        assert_eq!(pairs(&exhaustive), naive, "exhaustive, {name}");
+        assert_eq!(pruned.optimality_gap, 0.0);
+        for answer in [&pruned, &exhaustive] {
+            let c = &answer.counters;
+            assert_eq!(c.candidates, c.evaluated + c.pruned.values().sum::<u64>(), "{name} {c:?}");
+        }
+        let refused: u64 = exhaustive
+            .counters
+            .pruned
+            .iter()
+            .filter(|(why, _)| why.starts_with("rule"))
+            .map(|(_, n)| n)
+            .sum();
+        assert_eq!(exhaustive.counters.candidates - refused, count, "layouts, {name}");
+        for found in &pruned.found {
+            assert!(found.split_gap >= 0.0 && found.split_gap < 1.0);
+        }
+        spaces += 1;
+        layouts += count;
+        empty += u32::from(naive.is_empty());
+    }
+    assert!(layouts > 10_000 && empty > 0, "{layouts} layouts, {empty} spaces without a plan");
+}
+
+/// With more freedom no answer gets worse.
+#[test]
+fn freedom_never_hurts() {
+    let mut random = Random(3);
+    for _ in 0..30 {
+        let world = random_world(&mut random);
+        let request = Request { top: 1, ..Request::default() };
+        let best = |answer: Answer| answer.found.first().map(|f| f.prediction.step());
+        let free = best(world.search(&request));
+        let even = best(world.search(&Request { even_stages: true, ..request.clone() }));
+        let mut narrow =
+            World { restrictions: world.restrictions.clone(), model: world.model.clone(), ..world };
+        narrow.restrictions.tensor_parallel = Axis { only: None, max: Some(2) };
+        let less = best(narrow.search(&request));
+        for other in [even, less].into_iter().flatten() {
+            assert!(free.is_some_and(|free| free <= other), "{free:?} {other:?}");
+        }
+    }
+}
+
+/// Answers and counters are the same at any number of threads.
+#[test]
+fn threads_change_nothing() {
+    let world = World::new("llama3.1-8b", "dgx-h100", 16, 32, 4096, Target::Megatron);
+    let answer = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| world.search(&Request::default()))
+    };
+    let one = answer(1);
+    assert!(one.found.len() > 3);
+    for threads in [2, 8] {
+        let other = answer(threads);
+        assert_eq!(pairs(&one), pairs(&other));
+        assert_eq!(one.counters, other.counters);
+    }
+}
+
+/// The cell of a layout is found again from its flags.
+#[test]
+fn cells_come_from_layouts() {
+    let world = World::new("deepseek-v2-lite", "dgx-h100", 8, 8, 2048, Target::Megatron);
+    world.with(|_, _, context| {
+        let space = Space::new(world.target, context, &world.restrictions);
+        for group in space.groups() {
+            space.cells(&group, |cell| {
+                space.layouts(&group, &cell, |layout| {
+                    assert!(layout.is_err() || CellKey::from(&layout.unwrap()) == cell);
+                });
+            });
+        }
+    });
+}

@@ -567,7 +567,7 @@ impl Search<'_> {
         // The most promising first, so that the rest falls under a low threshold.
         lines.sort_unstable_by_key(|line| (line.passes, line.at));
         // Found here: the threshold may fall within the group, in an order that nothing else changes.
-        let mut own = Best::new(&Request { top: 1, ..request.clone() });
+        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
         for line in &lines {
             let threshold = |own: &Best| {
                 if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }

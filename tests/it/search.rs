@@ -366,6 +366,7 @@ fn random_world(random: &mut Random) -> World {
 }
 
 #[test]
+#[ignore = "takes minutes on a busy machine"]
 fn pruned_exhaustive_and_naive_searches_agree() {
     let mut random = Random(20);
     let (mut spaces, mut layouts, mut empty) = (0, 0, 0);

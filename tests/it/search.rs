@@ -44,6 +44,7 @@ impl World {
             memory_limit: None,
             tokens: None,
             routing: Routing::Balanced,
+            packed: None,
         };
         let profile = match target {
             Target::Megatron => "megatron",

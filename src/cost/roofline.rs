@@ -55,8 +55,8 @@ impl Ceilings {
         self.compute.0 / self.network.0
     }
     /// The rate that work of these intensities (FLOPs per byte of memory and of network traffic) can
-    /// reach at most, and the ceiling that says so; of equal ceilings the first in the order of
-    /// [`Ceiling`].
+    /// reach at most, and the ceiling that says so; of ceilings that are equal up to rounding the first in
+    /// the order of [`Ceiling`].
     #[must_use]
     pub fn attainable(&self, memory_intensity: f64, network_intensity: f64) -> (FlopRate, Ceiling) {
         let mut least = (self.compute, Ceiling::Compute);
@@ -64,7 +64,7 @@ impl Ceilings {
             (self.memory.0 * memory_intensity, Ceiling::Memory),
             (self.network.0 * network_intensity, Ceiling::Network),
         ] {
-            if rate < least.0.0 {
+            if rate < least.0.0 * (1.0 - 1e-12) {
                 least = (FlopRate(rate), ceiling);
             }
         }

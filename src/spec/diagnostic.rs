@@ -339,7 +339,7 @@ fn syntax(
         RonError::ExpectedMap => expected("a map `{...}`"),
         RonError::ExpectedStructLike => expected("fields in parentheses `(...)`"),
         RonError::ExpectedNamedStructLike(_) if word.starts_with('{') && spot.start == leading(text) => {
-            expected("fields in parentheses `(...)`").help("JSON is read only from files named `.json`")
+            expected("fields in parentheses `(...)`").help("this is JSON; only models are read from JSON, everything else is RON")
         }
         RonError::ExpectedNamedStructLike(name) => expected(&format!("`{name}(...)`")),
         RonError::ExpectedIdentifier => expected("a name"),

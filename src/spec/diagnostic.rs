@@ -339,7 +339,8 @@ fn syntax(
         RonError::ExpectedMap => expected("a map `{...}`"),
         RonError::ExpectedStructLike => expected("fields in parentheses `(...)`"),
         RonError::ExpectedNamedStructLike(_) if word.starts_with('{') && spot.start == leading(text) => {
-            expected("fields in parentheses `(...)`").help("this is JSON; only models are read from JSON, everything else is RON")
+            expected("fields in parentheses `(...)`")
+                .help("this is JSON; only models are read from JSON, everything else is RON")
         }
         RonError::ExpectedNamedStructLike(name) => expected(&format!("`{name}(...)`")),
         RonError::ExpectedIdentifier => expected("a name"),

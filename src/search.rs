@@ -832,6 +832,15 @@ impl Search<'_> {
             if legal_plan(self.space.target(), context, &plan).is_err() {
                 continue;
             }
+            // Staging at the update is no part of the balancing problem; few frameworks have any.
+            if tables.sharding.staging > 0.0 {
+                let TablesOf { cell, sharding, hop } = tables;
+                let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
+                let whole = predict_with(self.cost, self.layers, &plan, &tables, &mut scratch.simulator);
+                if whole.allocated > self.cost.memory_limit() {
+                    continue;
+                }
+            }
             opened.counters.simulated += 1;
             let time = self.time(layout, assignment, &plan, tables, scratch);
             if best.as_ref().is_none_or(|(t, other)| (time, &plan) < (*t, other)) {

@@ -131,7 +131,7 @@ fn hf(args: &HfArgs) -> Result<Ending, Failure> {
     let text = spec::read_text(&args.config)?;
     let name = args.name.clone().unwrap_or_else(|| name_of(&args.config));
     let import =
-        import_with_notes(&text, &name).map_err(|e| e.in_source(&args.config.display().to_string()))?;
+        import_with_notes(&text, &name).map_err(|e| e.in_source(args.config.display().to_string()))?;
     let count = parameter_count(&import.model);
     for note in &import.notes {
         anstream::eprintln!("note: {note}");

@@ -1,8 +1,8 @@
 //! Time of kernels on one accelerator: matrix products by shape, attention, memory-bound operators.
 //!
 //! Products follow a tile and wave model joined with a roofline:
-//! `compute = 2 M N K groups / (peak sustained) * min over tiles [(1 + soft (q - 1)) pad / tile_efficiency]
-//! * (1 + fill / K)`, `memory = bytes / (bandwidth efficiency)`, `time = (compute^x + memory^x)^(1/x)`
+//! `compute = 2 M N K groups / (peak sustained) * min over tiles [(1 + soft (q - 1)) pad / tile_efficiency] *
+//! (1 + fill / K)`, `memory = bytes / (bandwidth efficiency)`, `time = (compute^x + memory^x)^(1/x)`
 //! plus a launch gap. `q` is the wave quantisation `ceil(tiles/SM) / (tiles/SM)`, `pad` the tile
 //! quantisation. "Sustained" is what the power limit leaves, not the burst rate.
 

@@ -1004,7 +1004,7 @@ impl<'a> CostModel<'a> {
 
         // Permutation and exchange.
         let library = matches!(c.key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
-        let pi = if graphed || c.key.dispatcher == Some(Dispatcher::HybridEp) && graphed {
+        let pi = if graphed {
             x.permute_bytes.2
         } else if library || c.key.expert_parallel == 1 {
             x.permute_bytes.1

@@ -275,7 +275,13 @@ impl Lexer {
             }
             let c = self.next();
             if matches!(c, Some('<' | '>')) {
-                // A redirection: its target is no argument.
+                // A redirection: neither its target nor a number right before it (`2>`) is an argument.
+                let before = self.at.checked_sub(2).and_then(|at| self.chars.get(at));
+                if before.is_some_and(|c| c.is_ascii_digit())
+                    && words.last().and_then(plain).is_some_and(|w| w.bytes().all(|b| b.is_ascii_digit()))
+                {
+                    words.pop();
+                }
                 while self.peek().is_some_and(|c| matches!(c, '<' | '>' | '&')) {
                     self.next();
                 }

@@ -287,7 +287,7 @@ impl Case {
 
         let training = row.text_or_empty("training");
         let group = [
-            &id.split('-').next().unwrap_or_default().to_owned(),
+            id.split('-').next().unwrap_or_default(),
             row.text_or_empty("model"),
             gpu,
             row.text_or_empty("gpus"),

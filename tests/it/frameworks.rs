@@ -683,9 +683,8 @@ fn every_rule_has_a_case() {
     for target in Target::ALL {
         for rule in target.rules() {
             let covered = CASES.iter().any(|c| {
-                c.rule == rule.name && std::ptr::eq(c.target.rules().as_ptr(), target.rules().as_ptr())
-                    || c.rule == rule.name
-                        && c.target.rules().iter().any(|r| r.name == rule.name && r.source == rule.source)
+                c.rule == rule.name
+                    && c.target.rules().iter().any(|r| r.name == rule.name && r.source == rule.source)
             });
             assert!(covered, "no case breaks {target}'s rule {}", rule.name);
         }
@@ -724,7 +723,8 @@ fn published_layouts_are_legal() {
 #[test]
 fn every_plan_rule_refuses_what_it_says() {
     let parse = |text: &str| text.parse::<Recompute>().unwrap();
-    let cases: &[(Target, &str, &str, fn(&mut Layout), &str)] = &[
+    type Breaks = fn(&mut Layout);
+    let cases: &[(Target, &str, &str, Breaks, &str)] = &[
         (Target::DeepSpeed, "uneven-stages", DENSE, |l| l.pipeline_parallel = 32, "none"),
         (Target::InternEvo, "empty-stages", TIED, |l| l.pipeline_parallel = 32, "none"),
         (Target::DeepSpeed, "recompute-family", DENSE, |_| {}, "full:block:3"),

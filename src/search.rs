@@ -157,6 +157,10 @@ fn class_of(l: &Layout) -> Class {
     (l.tensor_parallel, l.pipeline_parallel, l.context_parallel, l.expert_parallel, l.expert_tensor_parallel)
 }
 
+fn class_of_group(g: &Group) -> Class {
+    (g.tensor_parallel, g.pipeline_parallel, g.context_parallel, g.expert_parallel, g.expert_tensor_parallel)
+}
+
 /// A settled layout.
 #[derive(Debug, Clone)]
 struct Settled {
@@ -417,11 +421,29 @@ impl Search<'_> {
     /// Finds the best layouts.
     #[must_use]
     pub fn run(&self, request: &Request, observer: &dyn Observer) -> Answer {
+        if request.per_class <= 1 || request.exhaustive {
+            return self.pass(request, observer, None);
+        }
+        // Which classes are kept is decided by the best layout of each; only then is it known that a
+        // slower layout of such a class matters.
+        let kept = self.pass(&Request { per_class: 1, ..request.clone() }, observer, None);
+        if kept.stop == Stop::Interrupted {
+            return kept;
+        }
+        let classes: Vec<Class> = kept.found.iter().map(|found| class_of(found.plan.layout())).collect();
+        self.pass(&Request { top: usize::MAX, ..request.clone() }, observer, Some(&classes))
+    }
+
+    /// One walk over the space, or over some of its classes.
+    fn pass(&self, request: &Request, observer: &dyn Observer, classes: Option<&[Class]>) -> Answer {
         let groups = self.space.groups();
         let mut counters = Counters {
             candidates: groups.par_iter().map(|g| self.space.count(g)).sum(),
             ..Counters::default()
         };
+        let wanted = |g: &Group| classes.is_none_or(|classes| classes.contains(&class_of_group(g)));
+        let (groups, other): (Vec<Group>, Vec<Group>) = groups.into_iter().partition(wanted);
+        counters.drop("bound: degrees", other.par_iter().map(|g| self.space.count(g)).sum());
         let floors = self.floors(&groups);
         let mut ordered: Vec<(Picos, Group)> =
             groups.into_iter().map(|g| (self.group_bound(&g, &floors), g)).collect();
@@ -534,13 +556,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
     ) -> Opened {
         let mut opened = Opened::default();
-        let class = (
-            group.tensor_parallel,
-            group.pipeline_parallel,
-            group.context_parallel,
-            group.expert_parallel,
-            group.expert_tensor_parallel,
-        );
+        let class = class_of_group(group);
         let frozen = if request.exhaustive { Threshold::default() } else { best.threshold(class) };
         if frozen.excludes(bound) {
             opened.counters.drop("bound: degrees", self.space.count(group));

@@ -163,7 +163,11 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
         let most = (context.layers + context.mtp_modules + 2) / base.pipeline_parallel;
         for virtual_stages in 1..=most.max(2) {
             let fits = match schedule {
-                Schedule::Interleaved => virtual_stages > 1 && virtual_stages <= most,
+                // With fewer micro-batches than ranks there is no such schedule.
+                Schedule::Interleaved => {
+                    (2..=most).contains(&virtual_stages)
+                        && base.gradient_accumulation_steps >= base.pipeline_parallel
+                }
                 Schedule::ZeroBubbleV | Schedule::DualPipe => virtual_stages == 2,
                 _ => virtual_stages == 1,
             };
@@ -354,7 +358,7 @@ fn random_world(random: &mut Random) -> World {
     let mut world = World::new(model, clusters[pick(random, clusters.len())], gpus, batch, 2048, target);
     // Tight memory makes recomputation and uneven stages matter.
     if random.chance(60) {
-        world.job.memory_limit = Some(Bytes(random.within(6, 60) * 1_000_000_000));
+        world.job.memory_limit = Some(Bytes(random.within(12, 80) * 1_000_000_000));
     }
     if !dense || random.chance(30) {
         world.restrictions.micro_batch_size = Axis { only: Some(vec![1]), max: None };
@@ -367,11 +371,10 @@ fn random_world(random: &mut Random) -> World {
 }
 
 #[test]
-#[ignore = "takes minutes on a busy machine"]
 fn pruned_exhaustive_and_naive_searches_agree() {
     let mut random = Random(20);
-    let (mut spaces, mut layouts, mut empty) = (0, 0, 0);
-    while spaces < 40 {
+    let (mut spaces, mut layouts, mut empty) = (0_u64, 0, 0);
+    while spaces - empty < 200 {
         let world = random_world(&mut random);
         let request = Request {
             top: random.within(1, 12) as usize,
@@ -402,13 +405,13 @@ fn pruned_exhaustive_and_naive_searches_agree() {
             .sum();
         assert_eq!(exhaustive.counters.candidates - refused, count, "layouts, {name}");
         for found in &pruned.found {
-            assert!(found.split_gap >= 0.0 && found.split_gap < 1.0);
+            assert!(found.split_gap.is_finite() && found.split_gap >= 0.0);
         }
         spaces += 1;
         layouts += count;
-        empty += u32::from(naive.is_empty());
+        empty += u64::from(naive.is_empty());
     }
-    assert!(layouts > 10_000 && empty > 0, "{layouts} layouts, {empty} spaces without a plan");
+    assert!(layouts > 20_000 && empty > 0, "{layouts} layouts, {empty} spaces without a plan");
 }
 
 /// With more freedom no answer gets worse.

@@ -111,7 +111,7 @@ fn stated(saved: &SavedPlan, prediction: &Prediction) -> [Stated; 2] {
 fn table(plan: &str, report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "{plan}")?;
     let mut table = Table::new();
-    table.load_style(comfy_table::presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(["check", "", "what"]);
     for check in &report.checks {

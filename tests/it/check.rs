@@ -357,7 +357,7 @@ fn plans_of_a_search_pass() {
     let mut jobs = vec![
         full("llama3.1-8b", "dgx-h100", 16, 32, 4096, "megatron"),
         full("mixtral-8x7b", "dgx-h100", 32, 32, 4096, "megatron"),
-        full("deepseek-v2-lite", "h800-ib", 16, 32, 4096, "megatron"),
+        full("deepseek-v2-lite", "h800-ib", 8, 8, 4096, "megatron"),
         full("nemotron-h-8b", "dgx-h100", 16, 16, 8192, "megatron"),
         full("gemma2-27b", "dgx-h200", 32, 16, 4096, "megatron"),
         full("gpt-oss-20b", "dgx-b200", 16, 32, 4096, "bridge"),
@@ -497,6 +497,77 @@ proptest! {
         let beyond = ["framework-rules", "memory-limit"];
         let wrong: Vec<_> = failed(&report).into_iter().filter(|name| !beyond.contains(name)).collect();
         prop_assert!(wrong.is_empty(), "{model} {plan} {layers:?}\n{report}");
+    }
+}
+
+#[test]
+fn a_million_passes_are_replayed() {
+    let job = task("llama3.1-405b", "dgx-h100", 128, 16_384, 4096, "megatron");
+    let layers: Vec<u32> = (0..64).map(|k| if k == 0 || k == 63 { 1 } else { 2 }).collect();
+    let plan = plan_of(&job, layout(8, 16, 4, 1, 16_384), &layers, Recompute::FullUniform(1));
+    let prepared = job.prepare();
+    let prediction = prepared.predict(&plan);
+    let report = prepared.check(&plan, &prediction);
+    for name in ["order", "makespan", "bottleneck", "bounds", "total", "memory-activations"] {
+        assert_eq!(report.outcome(name), Some(&Outcome::Passed), "{name}: {report}");
+    }
+}
+
+fn autoplan(arguments: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_autoplan"));
+    let output = command.args(arguments).env("NO_COLOR", "1").output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_says_what_does_not_hold() {
+    let job = ["llama3.2-1b", "dgx-a100", "-g", "8", "-b", "32", "-s", "2048"];
+    let (code, saved, _) = autoplan(&[&["plan"], &job[..], &["--top", "1", "--format", "ron"]].concat());
+    assert_eq!(code, Some(0));
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let run = |path: &str, format: &str| autoplan(&["check", path, "--format", format]);
+
+    let good = file("good.ron", &saved);
+    let (code, out, _) = run(&good, "table");
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.contains("all 27 checks passed") && out.contains("taken as given"), "{out}");
+    let (code, out, _) = run(&good, "json");
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &value["passed"]), (Some(0), &serde_json::Value::Bool(true)));
+    assert_eq!(value["checks"].as_array().unwrap().len(), CHECKS.len());
+
+    // Less memory than the plan takes: a check fails, and nothing is exported.
+    assert!(saved.contains("memory_limit: None"));
+    let tight = file("tight.ron", &saved.replace("memory_limit: None", "memory_limit: Some(1000000000)"));
+    let (code, out, _) = run(&tight, "json");
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &value["passed"]), (Some(1), &serde_json::Value::Bool(false)));
+    let limit = value["checks"].as_array().unwrap().iter().find(|c| c["name"] == "memory-limit").unwrap();
+    assert_eq!(limit["outcome"], "failed");
+    let (code, out, error) = autoplan(&["export", &tight, "--to", "megatron"]);
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(error.contains("memory-limit"), "{error}");
+
+    // A figure that was not predicted.
+    let from = saved.find("predicted_step_s: ").unwrap();
+    let to = from + saved[from..].find(',').unwrap();
+    let boast = format!("{}predicted_step_s: 0.001{}", &saved[..from], &saved[to..]);
+    let (code, out, _) = run(&file("boast.ron", &boast), "table");
+    assert_eq!(code, Some(1));
+    assert!(out.contains("states predicted_step_s = 0.001"), "{out}");
+
+    // What is no plan is bad input.
+    let folded = file("folded.ron", &saved.replace("OneFOneB", "DualPipe"));
+    for (path, message) in [(folded.as_str(), "DualPipe needs vpp 2"), ("nowhere.ron", "no such file")] {
+        let (code, _, error) = run(path, "table");
+        assert_eq!(code, Some(2), "{error}");
+        assert!(error.contains(message), "{error}");
     }
 }
 

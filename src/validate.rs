@@ -303,7 +303,8 @@ pub struct CasePrediction {
 #[must_use]
 pub fn predict_case(case: &Case) -> CasePrediction {
     let cost =
-        CostModel::new(&case.model, &case.layers, &case.cluster, &case.accelerator, case.profile, &case.job);
+        CostModel::new(&case.model, &case.layers, &case.cluster, &case.accelerator, case.profile, &case.job)
+            .offloading(case.offloaded);
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(),

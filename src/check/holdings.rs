@@ -677,6 +677,11 @@ impl Holdings<'_> {
             if l.offload.parameters != Place::Gpu {
                 bytes[0] = 0.0;
             }
+            if self.kept_in_pipeline() {
+                // Gathered for the whole step, with a gradient that no rank has reduced yet.
+                bytes[0] += 2.0;
+                bytes[1] += if kind == Kind::Frozen { 0.0 } else { self.given.profile.sharded.reduce_bytes };
+            }
         }
         if l.schedule == Schedule::DualPipe {
             // Both directions hold every weight of the rank.
@@ -689,10 +694,15 @@ impl Holdings<'_> {
         bytes
     }
 
+    /// Whether sharded weights stay gathered from the first micro-batch to the last.
+    fn kept_in_pipeline(&self) -> bool {
+        self.given.profile.sharded.kept_in_pipeline && self.layout.pipeline_parallel > 1
+    }
+
     /// Bytes of one unit of sharded weights while it is in use: gathered in 16 bits, with units ahead,
     /// and its unreduced gradient.
     fn gathered(&self, count: &Count) -> f64 {
-        if self.layout.zero_stage < 3 {
+        if self.layout.zero_stage < 3 || self.kept_in_pipeline() {
             return 0.0;
         }
         let sharded = &self.given.profile.sharded;

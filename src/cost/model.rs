@@ -61,6 +61,8 @@ pub struct CostModel<'a> {
     low: Option<LowPrecision>,
     /// All parameters of the model.
     total_parameters: u64,
+    /// Share of saved activations that offload moves.
+    offloaded: f64,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -221,7 +223,14 @@ impl<'a> CostModel<'a> {
             data_fabric: Fabric::new(cluster, job.gpus, profile.data.network),
             low: LowPrecision::of(job.precision, a),
             total_parameters: crate::layers::parameter_count(model).total,
+            offloaded: 1.0,
         }
+    }
+
+    /// Where activations are offloaded, only this share of them is: some of the layers, all stages alike.
+    #[must_use]
+    pub fn offloading(self, share: f64) -> Self {
+        Self { offloaded: share.clamp(0.0, 1.0), ..self }
     }
 
     /// The profile in use.
@@ -1397,16 +1406,16 @@ impl<'a> CostModel<'a> {
 
     fn offload_activations(&self, cost: &mut LayerCost) {
         let link = self.accelerator.host_link.0;
-        let bytes = cost.kept.saturating_sub(cost.full_kept);
+        let bytes = cost.kept.saturating_sub(cost.full_kept).scale(self.offloaded);
         let moved = bytes.0 as f64 / link;
         let hidden = |times: &Times| OFFLOAD_HIDDEN_SHARE * times.total().seconds().0;
         let forward = (moved - hidden(&cost.forward)).max(0.0);
         let backward = (moved - hidden(&cost.backward)).max(0.0);
         cost.forward.add(Item::Offload, Seconds(forward).picos());
         cost.backward.add(Item::Offload, Seconds(backward).picos());
-        cost.kept = cost.full_kept;
+        cost.kept = cost.kept - bytes;
         for module in &mut cost.modules {
-            module.saved = Bytes::ZERO;
+            module.saved = module.saved.scale(1.0 - self.offloaded);
         }
     }
 
@@ -1547,9 +1556,20 @@ impl<'a> CostModel<'a> {
             };
             let link = self.host_share(offload.parameters);
             let fetch = if offload.parameters == Place::Gpu { 0.0 } else { 2.0 / d / link };
-            s.micro_gather = picos * (gather + fetch);
-            s.micro_reduce = picos * (gather + fetch + reduce);
-            s.gathered = (1.0 + w.prefetch) * 2.0 + if frozen { 0.0 } else { w.reduce_bytes };
+            if w.kept_in_pipeline && layout.pipeline_parallel > 1 {
+                s.gather = picos * (gather + fetch);
+                s.reduce = picos * reduce;
+                s.weights += 2.0;
+                s.gradients += if frozen { 0.0 } else { w.reduce_bytes };
+            } else {
+                s.micro_gather = picos * (gather + fetch);
+                s.micro_reduce = picos * (gather + fetch + reduce);
+            }
+            s.gathered = if w.kept_in_pipeline && layout.pipeline_parallel > 1 {
+                0.0
+            } else {
+                (1.0 + w.prefetch) * 2.0 + if frozen { 0.0 } else { w.reduce_bytes }
+            };
         } else if !frozen {
             if sharded {
                 let reduce = f.gather_slope(&inner) * wire + f.reduce_slope(&outer) * wire / d;

@@ -108,6 +108,12 @@ pub struct Defaults {
     /// Whole layers are recomputed.
     #[serde(default)]
     pub full_recompute: bool,
+    /// `selective` recomputation chooses operators (PyTorch), not core attention (Megatron).
+    #[serde(default)]
+    pub selective_by_operator: bool,
+    /// The batch of a replica is split into as many micro-batches as the pipeline has stages.
+    #[serde(default)]
+    pub micro_batches_fill_stages: bool,
     /// Mixture-of-experts recipes of later releases.
     #[serde(default)]
     pub experts: Vec<ExpertRecipe>,
@@ -144,6 +150,8 @@ impl Default for Defaults {
             zero_stage: 1,
             layers_per_chunk: None,
             full_recompute: false,
+            selective_by_operator: false,
+            micro_batches_fill_stages: false,
             experts: Vec::new(),
         }
     }
@@ -277,6 +285,10 @@ pub struct Sharded {
     pub tail: f64,
     /// Units that are gathered ahead.
     pub prefetch: f64,
+    /// In a pipeline, weights stay gathered from the first micro-batch to the last, and gradients are
+    /// reduced once, after the last.
+    #[serde(default)]
+    pub kept_in_pipeline: bool,
 }
 
 /// Mixture-of-experts layers (see the constants' sources in the profile's file).

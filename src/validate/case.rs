@@ -38,6 +38,8 @@ pub struct Case {
     pub job: Job,
     /// Plan.
     pub plan: Plan,
+    /// Share of the layers whose saved activations go to host memory, where the plan offloads them.
+    pub offloaded: f64,
     /// Columns that the row leaves empty and that were filled from defaults.
     pub assumed: Vec<&'static str>,
     /// What was measured.
@@ -285,6 +287,8 @@ impl Case {
         let job = read_job(&mut cells, profile, accelerator.architecture)?;
         let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
 
+        let offloaded = offloaded_share(row, layers.count()).unwrap_or(1.0);
+
         let training = row.text_or_empty("training");
         let group = [
             id.split('-').next().unwrap_or_default(),
@@ -320,10 +324,19 @@ impl Case {
             profile,
             job,
             plan,
+            offloaded,
             assumed: cells.assumed,
             measured,
         })
     }
+}
+
+/// `activations of 40 layers`: the share of the layers whose saved activations are offloaded, all of them
+/// where no number is given; none where nothing is.
+fn offloaded_share(row: &MeasuredRow, layers: u32) -> Option<f64> {
+    let text = row.text("offload").filter(|text| text.contains("activations"))?;
+    let number = text.split_whitespace().find_map(|word| word.parse::<u32>().ok());
+    Some(number.map_or(1.0, |number| f64::from(number.min(layers)) / f64::from(layers.max(1))))
 }
 
 fn read_measured(row: &MeasuredRow) -> Result<Measured, Skip> {
@@ -640,6 +653,7 @@ fn read_plan(
         // Layers that do not fill the stages evenly are laid out by hand, one chunk per stage.
         Some(_) if layers.count() % pp != 0 && (layers.count() + 2) % pp != 0 => 1,
         Some(each) => (1..=per_rank).rev().find(|v| per_rank % v == 0 && per_rank / v >= each).unwrap_or(1),
+        None if row.text_or_empty("pp_schedule").to_ascii_lowercase().contains("interleaved") => 2,
         None => 1,
     };
     let vpp = if pp > 1 { cells.degree("vpp", u64::from(usual))? } else { 1 };
@@ -674,7 +688,14 @@ fn read_plan(
     if let Some(stated) = row.whole::<u32>("dp")?.filter(|&n| n > 0 && n != dp) {
         return Err(Skip::Contradiction(format!("dp is {stated}, but the other degrees leave {dp}")));
     }
-    let micro_batch = cells.degree("micro_batch", 1)?;
+    // Without a stated micro-batch: one sequence, or the replica's share over as many micro-batches as
+    // the pipeline has stages.
+    let local_batch = u64::from(job.global_batch_size / dp.max(1));
+    let usual = match defaults.micro_batches_fill_stages {
+        true => (local_batch / u64::from(pp * vpp)).max(1),
+        false => 1,
+    };
+    let micro_batch = cells.degree("micro_batch", usual)?;
     let per_step = u64::from(dp) * u64::from(micro_batch);
     if u64::from(job.global_batch_size) % per_step != 0 {
         return Err(Skip::Contradiction(format!(
@@ -764,7 +785,8 @@ fn read_plan(
                 })
             })
         };
-    let offload = Offload { activations: false, ..Offload::NONE };
+    let offload =
+        Offload { activations: offloaded_share(row, layers.count()).is_some(), ..Offload::NONE };
     let context_comm = ContextComm::Ring;
     let schedule = if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
     let layout = Layout {
@@ -790,7 +812,7 @@ fn read_plan(
         offload,
     };
     let recompute = match row.text("recompute") {
-        Some(text) => read_recompute(text)?,
+        Some(text) => read_recompute(text, profile)?,
         None => {
             cells.assumed.push("recompute");
             if defaults.full_recompute { Recompute::FullUniform(1) } else { Recompute::None }
@@ -802,10 +824,11 @@ fn read_plan(
         .map_err(|law| Skip::Contradiction(law.to_string()))
 }
 
-fn read_recompute(text: &str) -> Result<Recompute, Skip> {
+fn read_recompute(text: &str, profile: &Profile) -> Result<Recompute, Skip> {
     let operators = || Recompute::Selective(Modules::NONE.with(Module::Operators));
     match text {
         "selective:op-level-sac" => return Ok(operators()),
+        "selective" if profile.defaults.selective_by_operator => return Ok(operators()),
         // XLA's rematerialisation policies: everything but attention, or nothing of the attention block.
         _ if text.starts_with("remat:minimal") => {
             return Ok(Recompute::Selective(Modules::NONE.with(Module::LayerNorm)));

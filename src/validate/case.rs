@@ -785,8 +785,7 @@ fn read_plan(
                 })
             })
         };
-    let offload =
-        Offload { activations: offloaded_share(row, layers.count()).is_some(), ..Offload::NONE };
+    let offload = Offload { activations: offloaded_share(row, layers.count()).is_some(), ..Offload::NONE };
     let context_comm = ContextComm::Ring;
     let schedule = if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
     let layout = Layout {

@@ -3,7 +3,9 @@
 
 pub mod baseline;
 pub mod case;
+pub mod constants;
 pub mod page;
+pub mod refit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -13,6 +15,8 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step;
+use crate::frameworks::profile::Profile;
+use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
 use case::{Case, Labels, Measured, MemoryKind, Shelf};
 
@@ -50,6 +54,12 @@ pub struct RowReport {
     pub out_of_memory: Option<bool>,
     /// Plan in one line.
     pub plan: Option<String>,
+    /// Seconds of one step with constants that were fitted without the row's source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_step_s: Option<f64>,
+    /// Memory in decimal GB with such constants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_mem_gb: Option<f64>,
     /// Labels for grouping.
     #[serde(skip)]
     pub labels: Labels,
@@ -71,6 +81,16 @@ impl RowReport {
     #[must_use]
     pub fn memory_error(&self) -> Option<f64> {
         Some(self.predicted_mem_gb? / self.measured_mem_gb? - 1.0)
+    }
+    /// Relative error of the step time with constants fitted without the row's source.
+    #[must_use]
+    pub fn left_out_step_error(&self) -> Option<f64> {
+        Some(self.left_out_step_s? / self.measured_step_s? - 1.0)
+    }
+    /// Relative error of the memory with constants fitted without the row's source.
+    #[must_use]
+    pub fn left_out_memory_error(&self) -> Option<f64> {
+        Some(self.left_out_mem_gb? / self.measured_mem_gb? - 1.0)
     }
 }
 
@@ -208,6 +228,20 @@ pub struct Summary {
     pub ranking: Ranking,
     /// Error bars of step times.
     pub coverage: Coverage,
+    /// Fitted constants behind the predictions.
+    pub fitted_constants: usize,
+    /// Errors of rows whose source was left out of the fit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out: Option<LeftOut>,
+}
+
+/// Errors of rows whose source was left out of the fit.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct LeftOut {
+    /// Of step time.
+    pub step_time: ErrorTable,
+    /// Of peak memory.
+    pub memory: ErrorTable,
 }
 
 /// Rows and summary.
@@ -254,6 +288,40 @@ pub fn validate(
     Ok(Report { rows, summary })
 }
 
+/// Reads all rows of a measured table that can be predicted.
+///
+/// # Errors
+/// When the text is no such table.
+pub fn cases(input: impl Read) -> Result<Vec<Case>, MeasuredError> {
+    let shelf = Shelf::shipped();
+    let rows = MeasuredReader::new(input)?.filter_map(Result::ok);
+    Ok(rows.filter_map(|row| Case::read(&row, &shelf).ok()).collect())
+}
+
+/// Predicts the rows of a report once more, each with constants that were fitted without its source.
+/// `cases`: the measured rows that the constants were fitted to.
+///
+/// # Errors
+/// When the list of constants does not match the data files.
+pub fn leave_sources_out(
+    report: &mut Report,
+    cases: &[Case],
+    progress: impl FnMut(usize, usize),
+) -> Result<(), constants::ConstantsError> {
+    let list = constants::Constants::shipped()?;
+    let refit = refit::Refit::new(&list, cases)?;
+    let found: BTreeMap<&str, (f64, f64)> =
+        cases.iter().map(|case| case.id.as_str()).zip(refit.leave_sources_out(progress)).collect();
+    for row in &mut report.rows {
+        if let Some((step, memory)) = found.get(row.id.as_str()) {
+            row.left_out_step_s = Some(*step);
+            row.left_out_mem_gb = Some(memory / 1e9);
+        }
+    }
+    report.summary = summarise(&report.rows);
+    Ok(())
+}
+
 fn skipped(id: String, reason: String) -> RowReport {
     RowReport {
         id,
@@ -270,6 +338,8 @@ fn skipped(id: String, reason: String) -> RowReport {
         measured_mem_gb: None,
         out_of_memory: None,
         plan: None,
+        left_out_step_s: None,
+        left_out_mem_gb: None,
         labels: Labels::default(),
         gpus: 0,
         precision: "",
@@ -302,12 +372,17 @@ pub struct CasePrediction {
 /// Predicts a case.
 #[must_use]
 pub fn predict_case(case: &Case) -> CasePrediction {
-    let cost =
-        CostModel::new(&case.model, &case.layers, &case.cluster, &case.accelerator, case.profile, &case.job)
-            .offloading(case.offloaded);
+    predict_on(case, &case.accelerator, case.profile)
+}
+
+/// Predicts a case with another accelerator and profile than its own.
+#[must_use]
+pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> CasePrediction {
+    let cost = CostModel::new(&case.model, &case.layers, &case.cluster, accelerator, profile, &case.job)
+        .offloading(case.offloaded);
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     CasePrediction {
-        step_s: prediction.step().seconds().0 * case.release_factor(),
+        step_s: prediction.step().seconds().0 * case.release_factor(profile),
         sigma: prediction.sigma,
         memory: [prediction.allocated, prediction.reserved, prediction.device].map(|bytes| bytes.0 as f64),
         fits: prediction.allocated <= cost.device_limit(),
@@ -338,6 +413,8 @@ fn report_case(case: Case) -> RowReport {
         measured_mem_gb: memory.map(|bytes| bytes / 1e9),
         out_of_memory,
         plan: Some(case.plan.to_string()),
+        left_out_step_s: None,
+        left_out_mem_gb: None,
         gpus: case.job.gpus,
         precision: case.job.precision.name(),
         labels: case.labels,
@@ -362,6 +439,13 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
         }
         seen.insert(&row.id);
         counted.push(row);
+    }
+    summary.fitted_constants = constants::Constants::shipped().map_or(0, |list| list.count());
+    if counted.iter().any(|row| row.left_out_step_s.is_some()) {
+        summary.left_out = Some(LeftOut {
+            step_time: table(&counted, RowReport::left_out_step_error),
+            memory: table(&counted, RowReport::left_out_memory_error),
+        });
     }
     summary.step_time = table(&counted, RowReport::step_error);
     summary.memory = table(&counted, RowReport::memory_error);

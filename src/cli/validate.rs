@@ -11,11 +11,16 @@ use super::output::percent;
 use super::{Ending, Failure, files};
 use crate::spec::measured::MeasuredRow;
 use crate::validate::baseline::Baseline;
+use crate::validate::constants::{Constants, ConstantsError, markdown};
 use crate::validate::page::page;
-use crate::validate::{ErrorStatistics, ErrorTable, Report, validate};
+use crate::validate::refit::Refit;
+use crate::validate::{ErrorStatistics, ErrorTable, Report, cases, leave_sources_out, validate};
 
 /// The measurements that ship.
 pub(super) static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
+
+/// The list of fitted constants, as `--constants` prints it.
+static CONSTANTS: &str = include_str!("../../results/constants.md");
 
 /// Columns that `--filter` takes.
 const FILTERS: [&str; 8] =
@@ -33,6 +38,15 @@ pub(crate) struct ValidateArgs {
     /// Output format.
     #[arg(long, value_enum, default_value = "table")]
     format: Format,
+    /// Also score every row with constants that were fitted without its source (published rows only).
+    #[arg(long, conflicts_with = "measured")]
+    leave_one_out: bool,
+    /// Fit all constants to the published rows again, and print them beside those that ship.
+    #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline"])]
+    refit: bool,
+    /// Print the list of fitted constants (results/constants.md).
+    #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline", "refit"])]
+    constants: bool,
     /// Write the accuracy page (accuracy.md and its plots) into this folder.
     #[arg(long, value_name = "DIR")]
     page: Option<PathBuf>,
@@ -76,6 +90,9 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     if let Some(folder) = &args.page {
         files::check_folder(folder)?;
     }
+    if args.refit || args.constants {
+        return constants(args);
+    }
     let (input, name): (Box<dyn Read>, String) = match &args.measured {
         None => (Box::new(PUBLISHED.as_bytes()), "results/published/measured.csv".into()),
         Some(path) => {
@@ -93,7 +110,18 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     }
     let report = validate(input, keep, |rows| bar.set_position(rows as u64));
     bar.finish_and_clear();
-    let report = report.map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
+    let mut report = report.map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
+    if args.leave_one_out || args.page.is_some() && args.measured.is_none() {
+        let bar = ProgressBar::new(0);
+        let all = cases(PUBLISHED.as_bytes()).map_err(|e| Failure::Usage(e.to_string()))?;
+        let progress = |done: usize, of: usize| {
+            bar.set_length(of as u64);
+            bar.set_position(done as u64);
+        };
+        let left_out = leave_sources_out(&mut report, &all, progress);
+        bar.finish_and_clear();
+        left_out.map_err(|e| Failure::Usage(e.to_string()))?;
+    }
 
     let mut out = std::io::stdout().lock();
     match args.format {
@@ -102,8 +130,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         Format::Table => table(&report, &mut out)?,
     }
     if let Some(folder) = &args.page {
-        let constants = include_str!("../../results/constants.md");
-        let page = page(&report, constants).map_err(|e| Failure::Usage(e.to_string()))?;
+        let page = page(&report, CONSTANTS).map_err(|e| Failure::Usage(e.to_string()))?;
         files::write(&folder.join("accuracy.md"), &page.markdown, false, true)?;
         for (name, svg) in &page.pictures {
             files::write(&folder.join(name), svg, false, true)?;
@@ -130,6 +157,44 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     Ok(if worse.is_empty() { Ending::Done } else { Ending::Negative })
 }
 
+/// Prints the list of constants, or what a fit to all rows makes of them.
+fn constants(args: &ValidateArgs) -> Result<Ending, Failure> {
+    let fail = |e: ConstantsError| Failure::Usage(e.to_string());
+    let list = Constants::shipped().map_err(fail)?;
+    let all = cases(PUBLISHED.as_bytes()).map_err(|e| Failure::Usage(e.to_string()))?;
+    let refit = Refit::new(&list, &all).map_err(fail)?;
+    let mut out = std::io::stdout().lock();
+    if args.constants {
+        write!(out, "{}", markdown(&list, &refit.rows()).map_err(fail)?)?;
+        return Ok(Ending::Done);
+    }
+    let free: Vec<usize> = (0..list.fitted.len()).collect();
+    let values = refit.fit(refit.shipped(), &free, |_| true);
+    let mut table = grid(&["constant", "shipped", "refitted", "prior", "rows"]);
+    let mut records = Vec::new();
+    for (((constant, shipped), value), rows) in
+        list.fitted.iter().zip(refit.shipped()).zip(&values).zip(refit.rows())
+    {
+        let number = |x: f64| format!("{x:.4e}");
+        table.add_row([
+            constant.name.clone(),
+            number(*shipped),
+            number(*value),
+            number(constant.prior),
+            rows.to_string(),
+        ]);
+        records.push(serde_json::json!({
+            "name": constant.name, "unit": constant.unit, "places": constant.places,
+            "shipped": shipped, "refitted": value, "prior": constant.prior, "rows": rows,
+        }));
+    }
+    match args.format {
+        Format::Json => writeln!(out, "{}", serde_json::to_string_pretty(&records).unwrap_or_default())?,
+        Format::Table | Format::Csv => writeln!(out, "{table}")?,
+    }
+    Ok(Ending::Done)
+}
+
 fn grid(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -142,10 +207,19 @@ fn grid(header: &[&str]) -> Table {
     table
 }
 
-fn errors(title: &str, errors: &ErrorTable, out: &mut impl Write) -> Result<(), Failure> {
-    let mut table = grid(&[title, "rows", "median", "mean", "P90", "worst", "bias"]);
-    let cells = |name: String, e: &ErrorStatistics| {
-        [
+fn errors(
+    title: &str,
+    errors: &ErrorTable,
+    left_out: Option<&ErrorTable>,
+    out: &mut impl Write,
+) -> Result<(), Failure> {
+    let mut header = vec![title, "rows", "median", "mean", "P90", "worst", "bias"];
+    if left_out.is_some() {
+        header.extend(["left out: median", "mean", "P90"]);
+    }
+    let mut table = grid(&header);
+    let cells = |name: String, e: &ErrorStatistics, without: Option<&ErrorStatistics>| {
+        let mut cells = vec![
             name,
             e.rows.to_string(),
             percent(e.median),
@@ -153,14 +227,19 @@ fn errors(title: &str, errors: &ErrorTable, out: &mut impl Write) -> Result<(), 
             percent(e.p90),
             percent(e.worst),
             format!("{:+.1}%", e.bias * 100.0),
-        ]
+        ];
+        if let Some(e) = without {
+            cells.extend([percent(e.median), percent(e.mean), percent(e.p90)]);
+        }
+        cells
     };
     if let Some(all) = &errors.all {
-        table.add_row(cells("all".into(), all));
+        table.add_row(cells("all".into(), all, left_out.and_then(|table| table.all.as_ref())));
     }
     for (dimension, classes) in &errors.by {
         for (class, e) in classes {
-            table.add_row(cells(format!("{dimension}: {class}"), e));
+            let without = left_out.and_then(|table| table.by.get(dimension)?.get(class));
+            table.add_row(cells(format!("{dimension}: {class}"), e, without));
         }
     }
     writeln!(out, "{table}\n")?;
@@ -169,9 +248,14 @@ fn errors(title: &str, errors: &ErrorTable, out: &mut impl Write) -> Result<(), 
 
 fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let s = &report.summary;
-    writeln!(out, "{} rows, {} predicted, {} repeat another row's run\n", s.rows, s.predicted, s.repeated)?;
-    errors("error of step time", &s.step_time, out)?;
-    errors("error of peak memory", &s.memory, out)?;
+    writeln!(
+        out,
+        "{} rows, {} predicted, {} repeat another row's run; {} fitted constants\n",
+        s.rows, s.predicted, s.repeated, s.fitted_constants
+    )?;
+    let left_out = s.left_out.as_ref();
+    errors("error of step time", &s.step_time, left_out.map(|l| &l.step_time), out)?;
+    errors("error of peak memory", &s.memory, left_out.map(|l| &l.memory), out)?;
     let v = &s.out_of_memory;
     let mut verdicts = grid(&["memory verdicts", "predicted to fit", "not to fit"]);
     verdicts.add_row(["ran".to_owned(), v.ran_fits.to_string(), v.ran_rejected.to_string()]);

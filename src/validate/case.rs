@@ -55,6 +55,8 @@ pub struct Labels {
     pub framework: String,
     /// Name of the runtime profile.
     pub profile: &'static str,
+    /// Name of the shipped accelerator.
+    pub accelerator: &'static str,
     /// Source: the prefix of the id.
     pub source: String,
     /// Accelerator as the row names it.
@@ -249,10 +251,10 @@ fn release(row: &MeasuredRow) -> Option<(u32, u32)> {
 impl Case {
     /// Factor on predicted times for the stated release of the software, 1 where none is stated.
     #[must_use]
-    pub fn release_factor(&self) -> f64 {
+    pub fn release_factor(&self, profile: &Profile) -> f64 {
         let low = !matches!(self.job.precision, Precision::Bf16 | Precision::Fp16);
         let architecture = self.accelerator.architecture;
-        self.labels.release.map_or(1.0, |release| self.profile.release_factor(architecture, low, release))
+        self.labels.release.map_or(1.0, |release| profile.release_factor(architecture, low, release))
     }
 
     /// Reads a row.
@@ -305,6 +307,7 @@ impl Case {
             quality: row.text_or_empty("quality").to_owned(),
             framework: row.text_or_empty("framework_family").to_owned(),
             profile: profile_name,
+            accelerator: accelerator_name,
             source: id.split('-').next().unwrap_or_default().to_owned(),
             gpu: gpu.to_owned(),
             model: row.text_or_empty("model").to_owned(),

@@ -284,6 +284,35 @@ pub struct Sharding {
     pub jitter: f64,
 }
 
+impl Sharding {
+    /// States that take no more bytes than any of `all` and cause no traffic during the passes.
+    #[must_use]
+    pub fn least<'a>(all: impl Iterator<Item = &'a Self>) -> Self {
+        let mut least: Option<Self> = None;
+        for one in all {
+            let least = least.get_or_insert_with(|| one.clone());
+            for (into, from) in least.classes.iter_mut().zip(&one.classes) {
+                into.weights = into.weights.min(from.weights);
+                into.gradients = into.gradients.min(from.gradients);
+                into.optimizer = into.optimizer.min(from.optimizer);
+                (into.gathered, into.micro_gather, into.micro_reduce) = (0.0, 0.0, 0.0);
+            }
+            least.micro_overlap = None;
+        }
+        least.unwrap_or_else(|| Self {
+            classes: [PerParameter::default(); 4],
+            step_overhead: Picos::ZERO,
+            latency: (Picos::ZERO, Picos::ZERO),
+            exposed_floor: (0.0, 0.0),
+            hidden_share: (0.0, 0.0),
+            interference: 0.0,
+            micro_overlap: None,
+            staging: 0.0,
+            jitter: 1.0,
+        })
+    }
+}
+
 /// Overlap of per-micro-batch weight traffic with computation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MicroOverlap {

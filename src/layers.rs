@@ -17,6 +17,8 @@ pub struct Layers {
     pub order: Vec<u8>,
     /// `order` as runs of equal layers.
     pub runs: Vec<Run>,
+    /// Decoder layers of every kind.
+    pub counts: Vec<u32>,
     /// Kind of the multi-token-prediction modules and their number.
     pub mtp: Option<(u8, u32)>,
 }
@@ -98,7 +100,9 @@ impl Layers {
                 _ => runs.push(Run { kind, count: 1 }),
             }
         }
-        Self { kinds, order, runs, mtp }
+        let mut counts = vec![0; kinds.len()];
+        runs.iter().for_each(|run| counts[usize::from(run.kind)] += run.count);
+        Self { kinds, order, runs, counts, mtp }
     }
 
     /// Number of decoder layers.

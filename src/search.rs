@@ -10,6 +10,7 @@
 pub mod balance;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
@@ -20,16 +21,17 @@ use crate::cost::schedule::{Load, Simulator};
 use crate::cost::step::{
     Prediction, Tables, exposed, once_per_step, predict, predict_with, shape, state_bytes,
 };
-use crate::cost::{CellCosts, CellKey, Hop, Item, LocalParameters, Sharding, Times};
+use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::{legal, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Plan, Schedule};
+use crate::plan::{Layout, Offload, Plan, Schedule};
+use crate::stages::relax::Relaxation;
 use crate::stages::{
     Assignment, Balancer, Choice, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem,
     evaluate_into,
 };
 use crate::units::{Bytes, Picos};
-use balance::{Balancing, ProblemBuilder, RecomputeFamily, TablesOf};
+use balance::{Balancing, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -284,6 +286,12 @@ impl Floor {
         let sum = passes + self.once;
         sum + sum.scale((self.jitter - 1.0).max(0.0))
     }
+
+    /// Passes that certainly fit into a step of `time`.
+    fn passes(self, time: Picos) -> Picos {
+        let sum = time.scale(1.0 / self.jitter.max(1.0)).saturating_sub(Picos(2));
+        sum.saturating_sub(self.once)
+    }
 }
 
 /// Everything a search works on.
@@ -299,15 +307,35 @@ pub struct Search<'a> {
 
 /// Layouts of a group that differ in nothing but sharding.
 struct Line {
+    /// Least time of the whole step.
+    least: Picos,
     /// Least time of all passes.
     passes: Picos,
-    /// Position in the order of generation.
-    at: usize,
-    /// Index of the priced cell.
-    cell: usize,
+    /// Which schedule and number of chunks, in the order of generation.
+    order: usize,
     /// One of the layouts, unsharded.
     layout: Layout,
     hop: Hop,
+}
+
+/// The shardings of a group's orders: one stretch of them per order.
+#[derive(Default)]
+struct States {
+    /// What they hold for.
+    offload: Option<Offload>,
+    all: Vec<StateCost>,
+    /// By order: no more bytes, traffic and time than any of its shardings.
+    some: Vec<StateCost>,
+    /// By order: how many of them leave room on an average rank.
+    fitting: Vec<u32>,
+}
+
+/// What a sharding costs beside layers.
+struct StateCost {
+    sharding: Sharding,
+    floor: Floor,
+    /// Whether the states alone fit into an average rank.
+    fits: bool,
 }
 
 /// A simulated schedule.
@@ -332,6 +360,10 @@ struct RankLoad {
 #[derive(Default)]
 struct Scratch {
     parts: Parts,
+    /// Cells of the current group with a bound on one micro-batch.
+    cells: Vec<(Picos, CellKey)>,
+    legal_modes: HashMap<CellKey, Arc<LegalModes>>,
+    relaxation: Relaxation,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
@@ -493,57 +525,23 @@ impl Search<'_> {
         Answer { found, counters, optimality_gap, stop, nearest }
     }
 
-    /// Least time of one micro-batch through all layers, by everything that a layer's cost depends on
-    /// but flags: computation only, at the flags that compute least.
+    /// Least time of one micro-batch through all layers over all flags, by everything else that a layer's
+    /// cost depends on.
     fn floors(&self, groups: &[Group]) -> HashMap<Family, Picos> {
-        let mut families: Vec<Family> = groups.iter().map(family_of).collect();
+        let mut families: Vec<(Family, &Group)> = groups.iter().map(|g| (family_of(g), g)).collect();
         families.sort_unstable();
-        families.dedup();
-        let price = |parts: &mut Parts, family: &Family| (*family, self.least_sum(family, parts));
+        families.dedup_by_key(|(family, _)| *family);
+        let price = |parts: &mut Parts, (family, group): &(Family, &Group)| {
+            let mut least = Picos(u64::MAX);
+            self.space.cells(group, |key| least = least.min(self.cost.cell_total(&key, parts)));
+            (*family, least)
+        };
         families.par_iter().map_init(Parts::default, price).collect()
     }
 
-    fn least_sum(&self, family: &Family, parts: &mut Parts) -> Picos {
-        let experts = self.space.context().has_experts();
-        let plain = CellKey {
-            tensor_parallel: family.0,
-            context_parallel: family.1,
-            micro_batch_size: family.2,
-            expert_parallel: family.3,
-            expert_tensor_parallel: family.4,
-            sequence_parallel: false,
-            // Rings cut attention into smaller pieces, and exchanged heads leave fewer to each rank.
-            context_comm: ContextComm::AllGather,
-            dispatcher: experts.then_some(Dispatcher::HybridEp),
-            tensor_overlap: false,
-            expert_overlap: false,
-            cuda_graphs: CudaGraphs::FullIteration,
-            offload: crate::plan::Offload::NONE,
-        };
-        let variants: &[(bool, bool)] =
-            if family.0 > 1 { &[(true, true), (true, false), (false, false)] } else { &[(false, false)] };
-        let items = [Item::Gemm, Item::Attention, Item::ElementWise, Item::Experts, Item::TensorParallel];
-        let both = |f: &Times, b: &Times| items.map(|item| f.get(item) + b.get(item)).into_iter().sum();
-        let least = variants.iter().map(|&(sequence_parallel, tensor_overlap)| {
-            let cell = self.cost.cell_with(&CellKey { sequence_parallel, tensor_overlap, ..plain }, parts);
-            let layer = |kind: u8| {
-                let layer = &cell.layers[kind as usize];
-                both(&layer.forward, &layer.backward)
-            };
-            let layers: Picos =
-                self.layers.runs.iter().map(|run| layer(run.kind) * u64::from(run.count)).sum();
-            let ends: Picos =
-                [&cell.embedding, &cell.head].into_iter().map(|end| both(&end.forward, &end.backward)).sum();
-            layers + ends
-        });
-        least.min().unwrap_or_default()
-    }
-
     fn group_bound(&self, g: &Group, floors: &HashMap<Family, Picos>) -> Picos {
-        let s = floors.get(&family_of(g)).copied().unwrap_or_default();
-        // Every rank runs all micro-batches, and one micro-batch passes through all ranks.
-        let passes = s.max(Picos(s.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel)));
-        self.floor(Picos::ZERO).step(passes)
+        let least = floors.get(&family_of(g)).copied().unwrap_or_default();
+        self.floor(Picos::ZERO).step(least_passes(least, g))
     }
 
     /// Settles the layouts of a group that could matter.
@@ -562,51 +560,164 @@ impl Search<'_> {
             opened.counters.drop("bound: degrees", self.space.count(group));
             return opened;
         }
+        let mut orders: Vec<(Schedule, u32)> = Vec::new();
+        self.space.orders(group, |schedule, virtual_stages| orders.push((schedule, virtual_stages)));
         let shardings = self.space.shardings(group);
-        let mut cells: Vec<Priced> = Vec::new();
+        let layouts = (orders.len() * shardings.len()) as u64;
+        let mut cells = std::mem::take(&mut scratch.cells);
+        cells.clear();
+        self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
+        // The most promising first, so that the rest falls under a low threshold.
+        cells.sort_unstable();
+        // Found here: the threshold may fall within the group, in an order that nothing else changes.
+        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
+        let threshold = |own: &Best| {
+            if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }
+        };
+        let mut states = States::default();
         let mut lines: Vec<Line> = Vec::new();
-        self.space.cells(group, |key| {
-            if let Some(rule) = self.space.cell_rule(group, &key) {
-                opened.counters.drop(&format!("rule: {rule}"), self.space.layouts_per_cell(group));
-                return;
+        for &(total, key) in &cells {
+            if threshold(&own).excludes(self.floor(Picos::ZERO).step(least_passes(total, group))) {
+                opened.counters.drop("bound: flags", layouts);
+                continue;
             }
-            let priced = self.price(&key, scratch);
-            self.space.orders(group, |schedule, virtual_stages| {
+            if let Some(rule) = self.space.cell_rule(group, &key) {
+                opened.counters.drop(&format!("rule: {rule}"), layouts);
+                continue;
+            }
+            let mut priced = self.price(&key, scratch);
+            if states.offload != Some(key.offload) {
+                self.fill(&mut states, group, &key, &orders, &shardings, &priced.parameters);
+            }
+            lines.clear();
+            for (order, &(schedule, virtual_stages)) in orders.iter().enumerate() {
+                let some = &states.some[order];
+                if !request.exhaustive && states.fitting[order] == 0 {
+                    opened.counters.drop("memory", shardings.len() as u64);
+                    continue;
+                }
                 let layout = layout_of(group, &key, virtual_stages, schedule, 0, 1, false);
                 let hop = self.cost.hop(&layout);
                 let passes = self.least_makespan(&layout, &priced, hop);
-                let at = lines.len();
-                lines.push(Line { passes, at, cell: cells.len(), layout, hop });
-            });
-            cells.push(priced);
-        });
-        // The most promising first, so that the rest falls under a low threshold.
-        lines.sort_unstable_by_key(|line| (line.passes, line.at));
-        // Found here: the threshold may fall within the group, in an order that nothing else changes.
-        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
-        for line in &lines {
-            let threshold = |own: &Best| {
-                if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }
-            };
-            if threshold(&own).excludes(self.floor(Picos::ZERO).step(line.passes)) {
-                opened.counters.drop("bound: flags", shardings.len() as u64);
-                continue;
+                let least = some.floor.step(passes);
+                lines.push(Line { least, passes, order, layout, hop });
             }
-            let priced = &mut cells[line.cell];
-            scratch.known.clear();
-            (scratch.free, scratch.even) = (None, None);
-            for &(zero_stage, shard_group, data_overlap) in &shardings {
-                let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
-                let limit = threshold(&own);
-                if let Some(settled) =
-                    self.settle(&layout, line, priced, limit, request, scratch, &mut opened)
-                {
-                    own.offer(settled.clone());
-                    opened.settled.push(settled);
-                }
+            lines.sort_unstable_by_key(|line| (line.least, line.order));
+            for line in &lines {
+                self.settle_line(
+                    line,
+                    &mut priced,
+                    &states,
+                    &shardings,
+                    &threshold,
+                    &mut own,
+                    request,
+                    scratch,
+                    &mut opened,
+                );
             }
         }
+        scratch.cells = cells;
         opened
+    }
+
+    /// Prices all shardings of a group's orders.
+    fn fill(
+        &self,
+        states: &mut States,
+        group: &Group,
+        key: &CellKey,
+        orders: &[(Schedule, u32)],
+        shardings: &[(u8, u32, bool)],
+        parameters: &LocalParameters,
+    ) {
+        let p = u64::from(group.pipeline_parallel);
+        states.offload = Some(key.offload);
+        states.all.clear();
+        states.some.clear();
+        states.fitting.clear();
+        for &(schedule, virtual_stages) in orders {
+            let from = states.all.len();
+            let mut fitting = 0;
+            for &(zero, shard, overlap) in shardings {
+                let layout = layout_of(group, key, virtual_stages, schedule, zero, shard, overlap);
+                let sharding = self.cost.sharding(&layout);
+                let floor = self.once(&sharding, parameters, p);
+                let fits = !self.states_exceed(&sharding, parameters, p);
+                fitting += u32::from(fits);
+                states.all.push(StateCost { sharding, floor, fits });
+            }
+            let all = &states.all[from..];
+            let once = all.iter().map(|one| one.floor.once).min().unwrap_or_default();
+            let jitter = all.first().map_or(1.0, |one| one.floor.jitter);
+            states.some.push(StateCost {
+                sharding: Sharding::least(all.iter().map(|one| &one.sharding)),
+                floor: Floor { once, jitter },
+                fits: true,
+            });
+            states.fitting.push(fitting);
+        }
+    }
+
+    /// Settles the layouts of a line that could matter.
+    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
+    fn settle_line(
+        &self,
+        line: &Line,
+        priced: &mut Priced,
+        states: &States,
+        shardings: &[(u8, u32, bool)],
+        threshold: &dyn Fn(&Best) -> Threshold,
+        own: &mut Best,
+        request: &Request,
+        scratch: &mut Scratch,
+        opened: &mut Opened,
+    ) {
+        let count = shardings.len() as u64;
+        let limit = threshold(own);
+        if limit.excludes(line.least) {
+            opened.counters.drop("bound: flags", count);
+            return;
+        }
+        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
+        if priced.family.is_none() {
+            let legal = self.legal_modes(&line.layout, &priced.cell, scratch);
+            priced.family = Some(RecomputeFamily::new(&legal, &priced.cell));
+        }
+        let Some(family) = priced.family.as_ref() else { return };
+        let some = &states.some[line.order];
+        let tables = TablesOf { cell: &priced.cell, sharding: &some.sharding, hop: line.hop };
+        let capabilities = self.space.capabilities();
+        let mut balancing =
+            scratch.builder.build(self.cost, self.layers, &line.layout, tables, family, capabilities);
+        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
+            opened.counters.drop("recompute: no mode is legal", count);
+            return;
+        }
+        if !request.exhaustive {
+            let enough = limit.time().map(|time| some.floor.passes(time));
+            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, enough) else {
+                opened.counters.drop("memory", count);
+                return;
+            };
+            if limit.excludes(some.floor.step(relaxed)) {
+                opened.counters.drop("bound: memory and stages", count);
+                return;
+            }
+        }
+        scratch.known.clear();
+        (scratch.free, scratch.even) = (None, None);
+        let from = line.order * shardings.len();
+        for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
+            let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
+            let limit = threshold(own);
+            if let Some(settled) =
+                self.settle(&layout, line, priced, one, &mut balancing, limit, request, scratch, opened)
+            {
+                own.offer(settled.clone());
+                opened.settled.push(settled);
+            }
+        }
     }
 
     fn price(&self, key: &CellKey, scratch: &mut Scratch) -> Priced {
@@ -689,15 +800,15 @@ impl Search<'_> {
         &self,
         layout: &Layout,
         line: &Line,
-        priced: &mut Priced,
+        priced: &Priced,
+        states: &StateCost,
+        balancing: &mut Balancing,
         limit: Threshold,
         request: &Request,
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) -> Option<Settled> {
-        let sharding = self.cost.sharding(layout);
-        let p = u64::from(layout.pipeline_parallel);
-        let floor = self.once(&sharding, &priced.parameters, p);
+        let StateCost { sharding, floor, fits } = states;
         if limit.excludes_layout(floor.step(line.passes), layout) {
             opened.counters.drop("bound: layout", 1);
             return None;
@@ -706,23 +817,26 @@ impl Search<'_> {
             opened.counters.drop(&format!("rule: {}", refusal.rule), 1);
             return None;
         }
-        if !request.exhaustive && self.states_exceed(&sharding, priced, p) {
+        if !request.exhaustive && !fits {
             opened.counters.drop("memory", 1);
             return None;
         }
-        let only = self.space.restrictions().recompute.as_deref();
-        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
-        if priced.family.is_none() {
-            let (target, context) = (self.space.target(), self.space.context());
-            priced.family = Some(RecomputeFamily::new(target, context, layout, &priced.cell, only));
-        }
-        let family = priced.family.as_ref()?;
-        let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: line.hop };
-        let capabilities = self.space.capabilities();
-        let balancing = scratch.builder.build(self.cost, self.layers, layout, tables, family, capabilities);
-        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
+        let tables = TablesOf { cell: &priced.cell, sharding, hop: line.hop };
+        balancing.restate(layout, tables);
+        if balancing.problem.check().is_err() {
             opened.counters.drop("recompute: no mode is legal", 1);
             return None;
+        }
+        if !request.exhaustive {
+            let enough = limit.time().map(|time| floor.passes(time));
+            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, enough) else {
+                opened.counters.drop("memory", 1);
+                return None;
+            };
+            if limit.excludes_layout(floor.step(relaxed), layout) {
+                opened.counters.drop("bound: memory and stages", 1);
+                return None;
+            }
         }
         if layout.virtual_stages == 1 && !request.exhaustive {
             let Some(chain) = scratch.balancer.lower_bound(&balancing.problem, None) else {
@@ -739,16 +853,25 @@ impl Search<'_> {
             opened.counters.drop("memory", 1);
             return None;
         }
-        let settled = self.fastest(layout, &list, &balancing, tables, limit, scratch, opened);
+        let settled = self.fastest(layout, &list, balancing, tables, limit, scratch, opened);
         opened.counters.drop("bound: completions", u64::from(settled.is_none()));
         opened.counters.evaluated += u64::from(settled.is_some());
         settled
     }
 
+    /// Ways to recompute beside a cell's flags; the micro-batch does not matter.
+    fn legal_modes(&self, layout: &Layout, cell: &CellCosts, scratch: &mut Scratch) -> Arc<LegalModes> {
+        let key = CellKey { micro_batch_size: 1, ..CellKey::from(layout) };
+        let (target, context) = (self.space.target(), self.space.context());
+        let only = self.space.restrictions().recompute.as_deref();
+        let make = || Arc::new(LegalModes::new(target, context, layout, cell, only));
+        scratch.legal_modes.entry(key).or_insert_with(make).clone()
+    }
+
     /// Whether the states alone exceed the memory of an average rank.
-    fn states_exceed(&self, sharding: &Sharding, priced: &Priced, ranks: u64) -> bool {
+    fn states_exceed(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u64) -> bool {
         let states: u64 =
-            state_bytes(sharding, &priced.parameters).iter().map(|bytes| bytes.0.saturating_sub(1)).sum();
+            state_bytes(sharding, parameters).iter().map(|bytes| bytes.0.saturating_sub(1)).sum();
         states / ranks > self.cost.memory_limit().0
     }
 
@@ -964,9 +1087,9 @@ impl Search<'_> {
         let sharding = self.cost.sharding(&layout);
         let hop = self.cost.hop(&layout);
         let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop };
-        let (target, context) = (self.space.target(), self.space.context());
-        let only = self.space.restrictions().recompute.as_deref();
-        let family = RecomputeFamily::new(target, context, &layout, &priced.cell, only);
+        let context = self.space.context();
+        let legal = self.legal_modes(&layout, &priced.cell, &mut scratch);
+        let family = RecomputeFamily::new(&legal, &priced.cell);
         let capabilities = self.space.capabilities();
         let balancing = scratch.builder.build(self.cost, self.layers, &layout, tables, &family, capabilities);
         let problem = &balancing.problem;
@@ -1014,6 +1137,12 @@ struct Priced {
     forward_share: f64,
     /// Time of the fastest layer.
     least_layer: Picos,
+}
+
+/// What the passes of a group take at least if one micro-batch takes `total`: every rank runs all
+/// micro-batches, and one micro-batch passes through all ranks.
+fn least_passes(total: Picos, g: &Group) -> Picos {
+    total.max(Picos(total.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel)))
 }
 
 /// TP, CP, micro-batch, EP, ETP.

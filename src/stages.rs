@@ -13,6 +13,7 @@
 pub mod dp;
 pub mod layout;
 pub mod pipeline;
+pub mod relax;
 
 use crate::units::{Bytes, Picos};
 

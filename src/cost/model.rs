@@ -130,10 +130,25 @@ struct TrunkKey {
     context_comm: ContextComm,
 }
 
+impl From<&CellKey> for TrunkKey {
+    fn from(key: &CellKey) -> Self {
+        Self {
+            tensor_parallel: key.tensor_parallel,
+            context_parallel: key.context_parallel,
+            micro_batch_size: key.micro_batch_size,
+            sequence_parallel: key.sequence_parallel,
+            tensor_overlap: key.tensor_overlap,
+            context_comm: key.context_comm,
+        }
+    }
+}
+
 /// Everything of a cell but routed experts, host time and parameters.
 #[derive(Debug)]
 struct Trunk {
     layers: Vec<Part>,
+    /// Both passes of both ends; of multi-token prediction all but its layers.
+    end_seconds: f64,
     embedding: EndCost,
     head: Passes,
     /// One multi-token-prediction module beside its layer and its head.
@@ -178,6 +193,18 @@ struct Experts {
     passes: Passes,
     modules: std::array::IntoIter<(Module, f64, f64), 2>,
     shapes: [(u64, u64); 2],
+}
+
+/// One layer's passes, and what its recomputation and its memory follow from.
+struct Joined {
+    passes: Passes,
+    kept: Kept,
+    experts: Option<Experts>,
+    parameters: LocalParameters,
+    /// Forward and backward seconds of the device without waiting for launches.
+    device: (f64, f64),
+    /// Forward and backward seconds of the host.
+    host: (f64, f64),
 }
 
 /// Kept bytes of one layer by how they are divided.
@@ -296,14 +323,7 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn cell_with(&self, key: &CellKey, parts: &mut Parts) -> CellCosts {
         let c = self.cell_of(key);
-        let trunk_key = TrunkKey {
-            tensor_parallel: key.tensor_parallel,
-            context_parallel: key.context_parallel,
-            micro_batch_size: key.micro_batch_size,
-            sequence_parallel: key.sequence_parallel,
-            tensor_overlap: key.tensor_overlap,
-            context_comm: key.context_comm,
-        };
+        let trunk_key = TrunkKey::from(key);
         let trunk = parts.trunks.entry(trunk_key).or_insert_with(|| self.trunk(&c));
         let layers: Vec<LayerCost> = self
             .layers
@@ -327,6 +347,28 @@ impl<'a> CostModel<'a> {
             return self.cell_of_parts(layers, head, trunk, buffers);
         }
         self.cell_of_parts(layers, head, trunk, buffers)
+    }
+
+    /// Time of one micro-batch through all layers and both ends of a cell without recomputation: the sum
+    /// that [`CostModel::cell_with`] itemises, or a little less (rounding, small change of the ends), at a
+    /// fraction of its price.
+    #[must_use]
+    pub fn cell_total(&self, key: &CellKey, parts: &mut Parts) -> Picos {
+        let c = self.cell_of(key);
+        let trunk = parts.trunks.entry(TrunkKey::from(key)).or_insert_with(|| self.trunk(&c));
+        let mut seconds = trunk.end_seconds;
+        let kinds = self.layers.kinds.iter().zip(&trunk.layers).zip(&self.layers.counts).enumerate();
+        for (at, ((kind, part), &count)) in kinds {
+            let (mtp, modules) = self.layers.mtp.map_or((usize::MAX, 0), |(k, n)| (usize::from(k), n));
+            let count = f64::from(count + if mtp == at { modules } else { 0 });
+            if count > 0.0 {
+                let joined = self.joined(&c, at, kind, part, &mut parts.routed);
+                seconds += count * (joined.passes.forward.total() + joined.passes.backward.total());
+            }
+        }
+        // Every item of every layer is rounded to picoseconds.
+        let rounding = u64::from(self.layers.count() + 8) * 2 * ITEMS as u64;
+        Seconds(seconds * (1.0 - 1e-9)).picos().saturating_sub(Picos(rounding))
     }
 
     fn cell_of_parts(
@@ -358,13 +400,13 @@ impl<'a> CostModel<'a> {
             mtp.forward.add(Item::ElementWise, self.device.stream(12.0 * h * shared, 3.0));
             mtp.backward.add(Item::ElementWise, self.device.stream(24.0 * h * shared, 6.0));
         }
-        Trunk {
-            layers,
-            embedding: self.embedding(c),
-            head: self.head_passes(c),
-            mtp,
-            tied_copy: self.tied_copy(c),
-        }
+        let (embedding, head) = (self.embedding(c), self.head_passes(c));
+        let modules = f64::from(self.layers.mtp.map_or(0, |(_, modules)| modules));
+        let both = |p: &Passes| p.forward.total() + p.backward.total();
+        let end_seconds = (embedding.forward.total() + embedding.backward.total()).seconds().0
+            + (1.0 + modules) * both(&head)
+            + modules * both(&mtp);
+        Trunk { layers, end_seconds, embedding, head, mtp, tied_copy: self.tied_copy(c) }
     }
 
     /// What of a layer no expert degree and no dispatcher changes.
@@ -407,33 +449,24 @@ impl<'a> CostModel<'a> {
         part
     }
 
-    fn layer(
+    /// The passes of one layer with everything that is exposed in them.
+    fn joined(
         &self,
         c: &Cell,
         at: usize,
         kind: &LayerKind,
         part: &Part,
         routed: &mut HashMap<RoutedKey, Routed>,
-    ) -> LayerCost {
+    ) -> Joined {
         let block = &kind.block;
         let mut p = part.passes;
         let mut kept = part.kept;
-        let mut modules: Vec<ModuleCost> = Vec::with_capacity(part.modules.len() + 4);
-        let module = |(module, seconds, saved): (Module, f64, f64)| {
-            let mut extra = Times::default();
-            extra.add(Item::Recompute, Seconds(seconds).picos());
-            ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
-        };
-        modules.extend(part.modules.iter().copied().map(module));
-        let mut shapes = if self.has_pool() { part.shapes.clone() } else { Vec::new() };
+        let mut experts = None;
         if let FeedForward::Moe(e) = &block.feed_forward {
             let found = self.experts(c, at, e, part, &mut kept, routed);
             self.add(&mut p, &found.passes);
             p.exchange = found.passes.exchange;
-            modules.extend(found.modules.map(module));
-            if self.has_pool() {
-                shapes.extend(found.shapes);
-            }
+            experts = Some(found);
         }
         let parameters = self.local_parameters(c, kind);
         p.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
@@ -453,33 +486,61 @@ impl<'a> CostModel<'a> {
             p.forward.add(Item::ExpertParallel, exposed * f / compute);
             p.backward.add(Item::ExpertParallel, exposed * b / compute);
         }
-        let (host_forward, host_backward) = self.host(c, block);
-        let join = |device: f64, host: f64| {
-            if matches!(block.feed_forward, FeedForward::Moe(_)) {
-                let x = self.profile.experts.host_exponent;
-                (device.powf(x) + host.powf(x)).powf(1.0 / x)
-            } else {
-                device.max(host)
-            }
+        let host = self.host(c, block);
+        let device = (p.forward.total(), p.backward.total());
+        p.forward.add(Item::Host, self.with_host(block, device.0, host.0) - device.0);
+        p.backward.add(Item::Host, self.with_host(block, device.1, host.1) - device.1);
+        Joined { passes: p, kept, experts, parameters, device, host }
+    }
+
+    /// Device time that waits for launches.
+    fn with_host(&self, block: &Block, device: f64, host: f64) -> f64 {
+        if host <= 0.0 {
+            return device;
+        }
+        if matches!(block.feed_forward, FeedForward::Moe(_)) {
+            let x = self.profile.experts.host_exponent;
+            (device.powf(x) + host.powf(x)).powf(1.0 / x)
+        } else {
+            device.max(host)
+        }
+    }
+
+    fn layer(
+        &self,
+        c: &Cell,
+        at: usize,
+        kind: &LayerKind,
+        part: &Part,
+        routed: &mut HashMap<RoutedKey, Routed>,
+    ) -> LayerCost {
+        let block = &kind.block;
+        let Joined { passes: p, kept, experts, parameters, device, host } =
+            self.joined(c, at, kind, part, routed);
+        let mut modules: Vec<ModuleCost> = Vec::with_capacity(part.modules.len() + 4);
+        let module = |(module, seconds, saved): (Module, f64, f64)| {
+            let mut extra = Times::default();
+            extra.add(Item::Recompute, Seconds(seconds).picos());
+            ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
         };
-        let (device_forward, device_backward) = (p.forward.total(), p.backward.total());
-        p.forward.add(Item::Host, join(device_forward, host_forward) - device_forward);
-        let plain_backward = join(device_backward, host_backward);
-        p.backward.add(Item::Host, plain_backward - device_backward);
+        modules.extend(part.modules.iter().copied().map(module));
+        let mut shapes = if self.has_pool() { part.shapes.clone() } else { Vec::new() };
+        if let Some(found) = experts {
+            modules.extend(found.modules.map(module));
+            if self.has_pool() {
+                shapes.extend(found.shapes);
+            }
+        }
         // A recomputed forward pass repeats its collectives and its launches.
         let mut full_extra = Work::default();
-        let replayed = join(device_backward + device_forward, host_backward + host_forward);
-        full_extra.add(Item::Recompute, replayed - plain_backward);
+        let replayed = self.with_host(block, device.1 + device.0, host.1 + host.0);
+        full_extra.add(Item::Recompute, replayed - p.backward.total());
 
         let tokens = c.tokens;
         let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
         let whole = hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local;
         let input = 2.0 * self.model.hidden as f64 * tokens / c.split as f64;
-        modules.push(module((
-            Module::Operators,
-            OPERATOR_REPLAY * device_forward,
-            (1.0 - OPERATOR_KEPT) * whole,
-        )));
+        modules.push(module((Module::Operators, OPERATOR_REPLAY * device.0, (1.0 - OPERATOR_KEPT) * whole)));
         let mut cost = LayerCost {
             forward: p.forward.times(),
             backward: p.backward.times(),

@@ -36,33 +36,11 @@ pub struct RecomputeFamily {
 const LONGEST_GROUP: u32 = 8;
 
 impl RecomputeFamily {
-    /// Modes that the framework has, the rules allow for `layout`, and the user did not exclude.
+    /// The Pareto set of legal modes in one cell.
     #[must_use]
-    pub fn new(
-        target: Target,
-        context: &Context,
-        layout: &Layout,
-        cell: &CellCosts,
-        only: Option<&[Recompute]>,
-    ) -> Self {
-        let capabilities: &Capabilities = target.capabilities();
-        let family = capabilities.recompute;
-        let allowed = |mode: Recompute| {
-            let listed = only.is_none_or(|only| {
-                only.iter().any(|o| {
-                    *o == mode || matches!((o, mode), (Recompute::FullBlock(_), Recompute::FullBlock(_)))
-                })
-            });
-            listed && legal_for(target, context, layout, mode)
-        };
-        let mut present = Modules::NONE;
-        for module in cell.layers.iter().flat_map(|layer| &layer.modules) {
-            if family.selective.has(module.module) {
-                present = present.with(module.module);
-            }
-        }
+    pub fn new(legal: &LegalModes, cell: &CellCosts) -> Self {
         let mut modes: Vec<RecomputeMode> = Vec::new();
-        let mut offer = |recompute: Recompute| {
+        for &recompute in &legal.modes {
             let costs: Vec<ModeCost> = cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
             let no_better = |a: &[ModeCost], b: &[ModeCost]| {
                 a.iter().zip(b).all(|(a, b)| {
@@ -71,37 +49,69 @@ impl RecomputeFamily {
             };
             // Under full, uniform, n the kept bytes are per group: not comparable with the others.
             let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
+            if grouped && cell.layers.windows(2).any(|pair| pair[0].full_kept != pair[1].full_kept) {
+                // A group must keep the same input whatever its layers are.
+                continue;
+            }
             let comparable =
                 |m: &RecomputeMode| !grouped && !matches!(m.recompute, Recompute::FullUniform(n) if n > 1);
             if modes.iter().any(|m| comparable(m) && no_better(&costs, &m.costs)) {
-                return;
+                continue;
             }
             modes.retain(|m| !(comparable(m) && no_better(&m.costs, &costs)));
             modes.push(RecomputeMode { recompute, costs });
+        }
+        Self { modes, block: legal.block }
+    }
+}
+
+/// The ways to recompute that a framework accepts beside a cell's flags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LegalModes {
+    /// For whole chunks.
+    pub modes: Vec<Recompute>,
+    /// As [`RecomputeFamily::block`].
+    pub block: Option<(u32, u32)>,
+}
+
+impl LegalModes {
+    /// Modes that the framework has, the rules allow for `layout`, and the user did not exclude; of the
+    /// model's modules those that `cell` lists.
+    #[must_use]
+    pub fn new(
+        target: Target,
+        context: &Context,
+        layout: &Layout,
+        cell: &CellCosts,
+        only: Option<&[Recompute]>,
+    ) -> Self {
+        let family = target.capabilities().recompute;
+        let allowed = |mode: &Recompute| {
+            let listed = only.is_none_or(|only| {
+                only.iter().any(|o| {
+                    o == mode || matches!((o, mode), (Recompute::FullBlock(_), Recompute::FullBlock(_)))
+                })
+            });
+            listed && legal_for(target, context, layout, *mode)
         };
-        if allowed(Recompute::None) {
-            offer(Recompute::None);
+        let mut present = Modules::NONE;
+        for module in cell.layers.iter().flat_map(|layer| &layer.modules) {
+            if family.selective.has(module.module) {
+                present = present.with(module.module);
+            }
         }
         // Every subset of the modules that this model has.
         let list: Vec<Module> = present.iter().collect();
-        for subset in 1u32..1 << list.len() {
-            let set = (0..list.len())
-                .filter(|i| subset >> i & 1 == 1)
-                .fold(Modules::NONE, |set, i| set.with(list[i]));
-            if allowed(Recompute::Selective(set)) {
-                offer(Recompute::Selective(set));
-            }
-        }
-        if family.full_uniform > 0 {
-            for n in 1..=LONGEST_GROUP.min(family.full_uniform) {
-                // A group must keep the same input whatever its layers are.
-                let same = cell.layers.windows(2).all(|pair| pair[0].full_kept == pair[1].full_kept);
-                if (n == 1 || same) && allowed(Recompute::FullUniform(n)) {
-                    offer(Recompute::FullUniform(n));
-                }
-            }
-        }
-        let block = (family.full_block && allowed(Recompute::FullBlock(1))).then(|| {
+        let subset = |bits: u32| {
+            let chosen = (0..list.len()).filter(|i| bits >> i & 1 == 1);
+            Recompute::Selective(chosen.fold(Modules::NONE, |set, i| set.with(list[i])))
+        };
+        let modes = std::iter::once(Recompute::None)
+            .chain((1u32..1 << list.len()).map(subset))
+            .chain((1..=LONGEST_GROUP.min(family.full_uniform)).map(Recompute::FullUniform))
+            .filter(allowed)
+            .collect();
+        let block = (family.full_block && allowed(&Recompute::FullBlock(1))).then(|| {
             let fixed = only.and_then(|only| {
                 only.iter().find_map(|mode| match mode {
                     Recompute::FullBlock(n) => Some((*n, *n)),
@@ -165,6 +175,8 @@ pub struct Balancing {
     pub problem: Problem,
     /// What each mode stands for.
     pub modes: Vec<Recompute>,
+    /// Distinct weight shapes.
+    shapes: Vec<(u64, u64)>,
 }
 
 impl ProblemBuilder {
@@ -189,27 +201,7 @@ impl ProblemBuilder {
         let TablesOf { cell, sharding, hop } = tables.into();
         let chunks = layout.chunk_count();
         let shapes = distinct_shapes(cell);
-        let touches = |own: &[(u64, u64)]| {
-            own.iter()
-                .filter_map(|shape| shapes.iter().position(|s| s == shape))
-                .fold(0u64, |bits, i| bits | 1 << i)
-        };
-        let held =
-            |parameters: &LocalParameters| state_bytes(sharding, parameters).into_iter().sum::<Bytes>();
-        let kinds = cell
-            .layers
-            .iter()
-            .map(|layer: &LayerCost| {
-                let [forward, backward] = layer_passes(sharding, layer);
-                Kind {
-                    forward: forward.total(),
-                    backward: backward.total(),
-                    held: held(&layer.parameters),
-                    gathered: gathered_bytes(sharding, &layer.parameters),
-                    touches: touches(&layer.weight_shapes),
-                }
-            })
-            .collect();
+        let kinds = kinds(cell, sharding, &shapes);
         let mut modes: Vec<Recompute> = Vec::new();
         let mut table: Vec<Mode> = Vec::new();
         for mode in &family.modes {
@@ -245,41 +237,7 @@ impl ProblemBuilder {
             };
             Block { full: index(Recompute::FullUniform(1)), rest: index(Recompute::None), counts }
         });
-        let fixed = (0..chunks)
-            .map(|k| {
-                let rank = layout.rank_of_chunk(k);
-                let mut f = Fixed::default();
-                let mut end = |end: &EndCost| {
-                    let [forward, backward] = end_passes(sharding, end);
-                    f.forward += forward.total();
-                    f.backward += backward.total();
-                    f.held += held(&end.parameters);
-                    f.kept += end.kept;
-                    f.transient = Bytes(f.transient.0.max(end.transient.0));
-                    f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
-                    f.touches |= touches(&end.weight_shapes);
-                };
-                if k == 0 {
-                    end(&cell.embedding);
-                }
-                if k + 1 == chunks {
-                    end(&cell.head);
-                    if layout.rank_of_chunk(0) != rank {
-                        f.held += held(&cell.tied_copy);
-                    }
-                }
-                if k < layout.pipeline_parallel {
-                    f.forward += cell.micro_batch_overhead;
-                }
-                let neighbours = [k.checked_sub(1), (k + 1 < chunks).then_some(k + 1)];
-                let messages =
-                    neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count()
-                        as u64;
-                f.forward += hop.busy * messages;
-                f.backward += hop.busy * messages;
-                f
-            })
-            .collect();
+        let fixed = fixed(layout, TablesOf { cell, sharding, hop }, &shapes);
         let problem = Problem {
             pipeline: self.pipeline(shape(layout)),
             kinds,
@@ -295,8 +253,73 @@ impl ProblemBuilder {
             min_layers: u32::from(!capabilities.empty_stages || chunks <= layers.count()),
             tail: None,
         };
-        Balancing { problem, modes }
+        Balancing { problem, modes, shapes }
     }
+}
+
+/// What one layer of every kind costs whatever it recomputes.
+fn kinds(cell: &CellCosts, sharding: &Sharding, shapes: &[(u64, u64)]) -> Vec<Kind> {
+    let kind = |layer: &LayerCost| {
+        let [forward, backward] = layer_passes(sharding, layer);
+        Kind {
+            forward: forward.total(),
+            backward: backward.total(),
+            held: held(sharding, &layer.parameters),
+            gathered: gathered_bytes(sharding, &layer.parameters),
+            touches: touches(shapes, &layer.weight_shapes),
+        }
+    };
+    cell.layers.iter().map(kind).collect()
+}
+
+/// Weights, gradients and optimizer states of so many parameters.
+fn held(sharding: &Sharding, parameters: &LocalParameters) -> Bytes {
+    state_bytes(sharding, parameters).into_iter().sum()
+}
+
+/// Which of the distinct shapes a layer has, as bits.
+fn touches(shapes: &[(u64, u64)], own: &[(u64, u64)]) -> u64 {
+    own.iter().filter_map(|shape| shapes.iter().position(|s| s == shape)).fold(0u64, |bits, i| bits | 1 << i)
+}
+
+/// What every chunk costs beside its layers.
+fn fixed(layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Vec<Fixed> {
+    let TablesOf { cell, sharding, hop } = tables;
+    let chunks = layout.chunk_count();
+    (0..chunks)
+        .map(|k| {
+            let rank = layout.rank_of_chunk(k);
+            let mut f = Fixed::default();
+            let mut end = |end: &EndCost| {
+                let [forward, backward] = end_passes(sharding, end);
+                f.forward += forward.total();
+                f.backward += backward.total();
+                f.held += held(sharding, &end.parameters);
+                f.kept += end.kept;
+                f.transient = Bytes(f.transient.0.max(end.transient.0));
+                f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
+                f.touches |= touches(shapes, &end.weight_shapes);
+            };
+            if k == 0 {
+                end(&cell.embedding);
+            }
+            if k + 1 == chunks {
+                end(&cell.head);
+                if layout.rank_of_chunk(0) != rank {
+                    f.held += held(sharding, &cell.tied_copy);
+                }
+            }
+            if k < layout.pipeline_parallel {
+                f.forward += cell.micro_batch_overhead;
+            }
+            let neighbours = [k.checked_sub(1), (k + 1 < chunks).then_some(k + 1)];
+            let messages =
+                neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count() as u64;
+            f.forward += hop.busy * messages;
+            f.backward += hop.busy * messages;
+            f
+        })
+        .collect()
 }
 
 /// Distinct weight shapes of a cell; dummy weight gradients are pooled by shape.
@@ -315,6 +338,12 @@ fn distinct_shapes(cell: &CellCosts) -> Vec<(u64, u64)> {
 }
 
 impl Balancing {
+    /// Makes it the problem of another sharding of the same cell, schedule and number of chunks.
+    pub fn restate(&mut self, layout: &Layout, tables: TablesOf<'_>) {
+        self.problem.kinds = kinds(tables.cell, tables.sharding, &self.shapes);
+        self.problem.fixed = fixed(layout, tables, &self.shapes);
+    }
+
     /// The chunks that an assignment stands for.
     #[must_use]
     pub fn chunks(&self, assignment: &stages::Assignment) -> Vec<Chunk> {

@@ -13,7 +13,7 @@ use autoplan::frameworks::{
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Plan, Schedule};
-use autoplan::search::balance::{ProblemBuilder, RecomputeFamily, TablesOf};
+use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
 use autoplan::search::{Answer, Request, Search, Silent};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
@@ -246,7 +246,8 @@ fn naive_time(
 ) -> Option<(Picos, Plan)> {
     let k = world.target.capabilities();
     let tables = Tables::new(cost, layout);
-    let family = RecomputeFamily::new(world.target, context, layout, &tables.cell, None);
+    let legal = LegalModes::new(world.target, context, layout, &tables.cell, None);
+    let family = RecomputeFamily::new(&legal, &tables.cell);
     let mut builder = ProblemBuilder::default();
     let parts = TablesOf { cell: &tables.cell, sharding: &tables.sharding, hop: tables.hop };
     let balancing = builder.build(cost, layers, layout, parts, &family, k);

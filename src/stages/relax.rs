@@ -1,0 +1,318 @@
+//! A lower bound on every assignment of a problem, in a few microseconds and for any number of chunks per
+//! rank: layers may be cut into fractions and put anywhere, but every rank has to stay within its memory
+//! and within the bottleneck.
+//!
+//! With a bottleneck `theta`, rank `i` can hold a limited amount of work: for every price `lambda >= 0`
+//! of a byte, `work <= (theta + lambda * free bytes) * max over kinds of (weight / priced cost)`. The least
+//! `theta` at which all ranks together can hold the model is found by Newton's method on the sum of these
+//! concave, piecewise linear capacities; it comes from below, so every iterate is a bound.
+
+use super::{Freedom, MAX_KINDS, Problem};
+use crate::units::Picos;
+
+/// Work memory of [`Relaxation::lower_bound`].
+#[derive(Debug, Default)]
+pub struct Relaxation {
+    ranks: Vec<Rank>,
+    /// Capacity of a rank as the least of lines `(at zero, per picosecond of the bottleneck)`; one stretch
+    /// of `width` lines per rank.
+    lines: Vec<(f64, f64)>,
+    prices: Vec<f64>,
+    hull: Vec<(f64, f64)>,
+    in_flight: Vec<f64>,
+}
+
+/// What of a rank does not depend on recomputation.
+#[derive(Debug, Clone, Copy, Default)]
+struct Rank {
+    /// Weights of forward and backward time in the bottleneck, by row.
+    rows: [(f64, f64); 2],
+    /// Time of what is not a layer, forward and backward.
+    fixed: (f64, f64),
+    /// Picoseconds that the rank idles at the ends whatever it holds.
+    idle: f64,
+    /// Bytes left for layers.
+    free: f64,
+    /// Largest transient of what is not a layer.
+    transient: f64,
+    /// Least number of micro-batches in flight of any of its chunks.
+    in_flight: f64,
+    /// Where its chunks lie in the list of micro-batches in flight.
+    chunks: (usize, usize),
+}
+
+/// Floating point: give away far more than its error.
+const SHRINK: f64 = 1.0 - 1e-9;
+/// Newton's method ends after this many steps; it has always converged before.
+const STEPS: usize = 32;
+
+impl Relaxation {
+    /// A time that no schedule of an assignment of `problem` goes below; none if no assignment fits in
+    /// memory. The true bound need not be found once it is clear that it does not exceed `enough`.
+    pub fn lower_bound(&mut self, problem: &Problem, enough: Option<Picos>) -> Option<Picos> {
+        self.prepare(problem);
+        let enough = enough.map_or(f64::INFINITY, |time| time.0 as f64);
+        let mut best: Option<f64> = None;
+        let mut take = |found: Option<f64>| {
+            best = match (best, found) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+            best.is_some_and(|time| time <= enough)
+        };
+        let done = match problem.freedom {
+            Freedom::PerStage => take(self.mixed(problem, None)),
+            Freedom::Global => {
+                let offered = (0..problem.modes.len()).filter(|&mode| problem.modes[mode].offered);
+                let mut done = false;
+                for mode in offered {
+                    done = done || take(self.single(problem, mode));
+                }
+                done
+            }
+        };
+        if let (false, Freedom::Global, Some(block)) = (done, problem.freedom, problem.block) {
+            take(self.mixed(problem, Some([usize::from(block.rest), usize::from(block.full)])));
+        }
+        best.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
+    }
+
+    fn prepare(&mut self, problem: &Problem) {
+        let pipeline = &*problem.pipeline;
+        let m = pipeline.micro_batches as f64;
+        // The chain bound separates over ranks only with one chunk each; else the busy time counts.
+        let chain = pipeline.chunks_per_rank == 1 && !pipeline.split_backward;
+        let looped = !pipeline.split_backward;
+        let least_layer = problem
+            .runs
+            .iter()
+            .map(|run| &problem.kinds[usize::from(run.kind)])
+            .map(|kind| kind.forward.0 + kind.backward.0)
+            .min()
+            .unwrap_or(0) as f64;
+        self.ranks.clear();
+        self.in_flight.clear();
+        for (at, order) in pipeline.orders.iter().enumerate() {
+            let start = self.in_flight.len();
+            let fullest = order
+                .in_flight
+                .chunks_exact(order.chunks.len())
+                .max_by_key(|counts| counts.iter().map(|&n| u64::from(n)).sum::<u64>())
+                .unwrap_or(&[]);
+            self.in_flight.extend(fullest.iter().map(|&n| f64::from(n)));
+            let mut rank = Rank {
+                rows: [(m, m); 2],
+                free: problem.limit.0 as f64 - problem.rank_bytes.0 as f64,
+                in_flight: fullest.iter().copied().min().map_or(0.0, f64::from),
+                chunks: (start, self.in_flight.len()),
+                ..Rank::default()
+            };
+            if chain {
+                rank.rows = pipeline.forms[0].ranks[at].map(|w| (w.forward as f64, w.backward as f64));
+            } else if looped && problem.min_layers > 0 {
+                rank.idle = least_layer * at as f64;
+            }
+            let mut gathered = 0;
+            for (&chunk, &n) in order.chunks.iter().zip(fullest) {
+                let fixed = &problem.fixed[chunk as usize];
+                rank.fixed.0 += fixed.forward.0 as f64;
+                rank.fixed.1 += fixed.backward.0 as f64;
+                rank.free -= (fixed.held.0 + fixed.kept.0 * u64::from(n)) as f64;
+                rank.transient = rank.transient.max(fixed.transient.0 as f64);
+                gathered = gathered.max(fixed.gathered.0);
+            }
+            rank.free -= gathered as f64;
+            self.ranks.push(rank);
+        }
+    }
+
+    /// All layers in one mode.
+    fn single(&mut self, problem: &Problem, mode: usize) -> Option<f64> {
+        self.prices.clear();
+        self.bottleneck(problem, &[mode])
+    }
+
+    /// Every layer in a mode of its own: all offered ones, or two.
+    fn mixed(&mut self, problem: &Problem, only: Option<[usize; 2]>) -> Option<f64> {
+        let mut list = [0usize; 64];
+        let mut count = 0;
+        match only {
+            Some(two) => {
+                list[..2].copy_from_slice(&two);
+                count = 2;
+            }
+            None => {
+                let block = problem.block.map(|b| [usize::from(b.full), usize::from(b.rest)]);
+                for mode in 0..problem.modes.len() {
+                    let used = problem.modes[mode].offered || block.is_some_and(|b| b.contains(&mode));
+                    if used && count < list.len() {
+                        list[count] = mode;
+                        count += 1;
+                    }
+                }
+                // More modes than the list holds: give up on memory prices, not on the bound.
+                if problem.modes.len() > list.len() {
+                    return Some(0.0);
+                }
+            }
+        }
+        let modes = &list[..count];
+        // Prices at which the cheapest mode of the commonest kind changes.
+        let common = problem.runs.iter().max_by_key(|run| run.count).map_or(0, |run| usize::from(run.kind));
+        self.hull.clear();
+        for &mode in modes {
+            let m = &problem.modes[mode];
+            self.hull.push((m.kept[common].0 as f64 / f64::from(m.group), m.extra[common].0 as f64));
+        }
+        self.hull.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.total_cmp(&b.1)));
+        self.prices.clear();
+        let mut at = 0;
+        while at + 1 < self.hull.len() {
+            let (kept, extra) = self.hull[at];
+            let slope = |&(k, e): &(f64, f64)| (e - extra) / (kept - k);
+            let next = (at + 1..self.hull.len())
+                .filter(|&i| self.hull[i].0 < kept)
+                .min_by(|&a, &b| slope(&self.hull[a]).total_cmp(&slope(&self.hull[b])));
+            let Some(next) = next else { break };
+            let price = slope(&self.hull[next]);
+            if price > 0.0 {
+                self.prices.push(price);
+            }
+            at = next;
+        }
+        self.bottleneck(problem, modes)
+    }
+
+    /// The bound if every layer uses one of `modes`; none if memory cannot hold that.
+    fn bottleneck(&mut self, problem: &Problem, modes: &[usize]) -> Option<f64> {
+        let kinds = &problem.kinds[..];
+        let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
+        // Cheapest mode in time, in bytes, and least transient, by kind.
+        let (mut extra, mut kept, mut transient) = ([0.0; MAX_KINDS], [0.0; MAX_KINDS], f64::INFINITY);
+        for q in 0..kinds.len() {
+            let over = |value: &dyn Fn(usize) -> f64| {
+                modes.iter().map(|&mode| value(mode)).fold(f64::INFINITY, f64::min)
+            };
+            extra[q] = over(&|mode| problem.modes[mode].extra[q].0 as f64);
+            kept[q] =
+                over(&|mode| problem.modes[mode].kept[q].0 as f64 / f64::from(problem.modes[mode].group));
+        }
+        let mut counts = [0.0; MAX_KINDS];
+        for run in &problem.runs {
+            let q = usize::from(run.kind);
+            counts[q] += f64::from(run.count);
+            for &mode in modes {
+                transient = f64::min(transient, problem.modes[mode].transient[q].0 as f64);
+            }
+        }
+        let present = |q: &usize| counts[*q] > 0.0;
+        let (mut forward, mut backward, mut work) = (0.0, 0.0, 0.0);
+        let mut weight = [0.0; MAX_KINDS];
+        for q in (0..kinds.len()).filter(present) {
+            let (f, b) = (kinds[q].forward.0 as f64, kinds[q].backward.0 as f64 + extra[q]);
+            weight[q] = f + b;
+            forward += counts[q] * f;
+            backward += counts[q] * b;
+            work += counts[q] * weight[q];
+        }
+        let fixed: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
+        let hops = problem.hop.0 as f64 * problem.pipeline.forms.first().map_or(0, |form| form.hops) as f64;
+        let base = if chain { forward + backward + fixed + hops } else { 0.0 };
+        if work <= 0.0 {
+            return Some(base);
+        }
+        let mandatory = f64::from(problem.min_layers);
+        let width = self.prices.len() + 2;
+        self.lines.clear();
+        for rank in &self.ranks {
+            let row = {
+                let [a, b] = rank.rows;
+                let value = |r: (f64, f64)| r.0 * forward + r.1 * backward;
+                if value(a) >= value(b) { a } else { b }
+            };
+            let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
+            let layer = |q: usize| {
+                let (f, b) = (kinds[q].forward.0 as f64, kinds[q].backward.0 as f64);
+                row.0 * f + row.1 * b
+            };
+            let mut free = rank.free;
+            free -= if mandatory > 0.0 { rank.transient.max(transient) } else { rank.transient };
+            let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
+            let best = |priced: &dyn Fn(usize) -> f64| {
+                let ratio = |q: usize| {
+                    let cost = priced(q);
+                    if cost > 0.0 { weight[q] / cost } else { f64::INFINITY }
+                };
+                (0..kinds.len()).filter(present).map(ratio).fold(0.0, f64::max)
+            };
+            // Time alone.
+            let rate = best(&|q| layer(q) + row.1 * extra[q]);
+            let line = if rate.is_finite() { (-fixed * rate, rate) } else { (f64::INFINITY, 0.0) };
+            self.lines.push(line);
+            // Bytes alone. A chunk with more micro-batches in flight holds its layers as well.
+            let more = |cost: &dyn Fn(usize, f64) -> f64| -> f64 {
+                let chunk = |n: f64| {
+                    let of = |q: usize| cost(q, n) - cost(q, rank.in_flight);
+                    let least = (0..kinds.len()).filter(present).map(of).fold(f64::INFINITY, f64::min);
+                    mandatory * least.max(0.0)
+                };
+                in_flight.iter().filter(|&&n| n > rank.in_flight).map(|&n| chunk(n)).sum()
+            };
+            let bytes = |q: usize, n: f64| kinds[q].held.0 as f64 + n * kept[q];
+            let left = free - more(&bytes);
+            if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
+                return None;
+            }
+            let rate = best(&|q| bytes(q, rank.in_flight));
+            self.lines.push((if rate.is_finite() { left * rate } else { f64::INFINITY }, 0.0));
+            // Both, at a price per byte and micro-batch.
+            for &price in &self.prices {
+                let price = if rank.in_flight > 0.0 { price * row.1 / rank.in_flight } else { 0.0 };
+                let priced = |q: usize, n: f64| {
+                    let modes = modes.iter().map(|&mode| {
+                        let m = &problem.modes[mode];
+                        let kept = m.kept[q].0 as f64 / f64::from(m.group);
+                        row.1 * m.extra[q].0 as f64 + price * n * kept
+                    });
+                    layer(q) + price * kinds[q].held.0 as f64 + modes.fold(f64::INFINITY, f64::min)
+                };
+                let rate = best(&|q| priced(q, rank.in_flight));
+                let at_zero = price * free - fixed - more(&priced);
+                let line = if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) };
+                self.lines.push(line);
+            }
+        }
+        let mut theta = 0.0;
+        for _ in 0..STEPS {
+            let (mut at_zero, mut slope, mut capacity) = (0.0, 0.0, 0.0);
+            for lines in self.lines.chunks_exact(width) {
+                let mut least = (f64::INFINITY, 0.0);
+                let mut value = f64::INFINITY;
+                for &(a, b) in lines {
+                    let now = a + b * theta;
+                    if now < value {
+                        (value, least) = (now, (a, b));
+                    }
+                }
+                if value.is_infinite() {
+                    return Some(base + theta);
+                }
+                capacity += value;
+                at_zero += least.0;
+                slope += least.1;
+            }
+            if capacity >= work * SHRINK {
+                break;
+            }
+            if slope <= 0.0 {
+                return None;
+            }
+            let next = (work - at_zero) / slope;
+            if next <= theta * (1.0 + 1e-12) {
+                break;
+            }
+            theta = next;
+        }
+        Some(base + theta)
+    }
+}

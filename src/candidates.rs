@@ -8,6 +8,7 @@
 use rayon::prelude::*;
 
 use crate::cost::CellKey;
+use crate::cost::model::Flags;
 use crate::cost::schedule::interleave_group;
 use crate::frameworks::{Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal};
 use crate::plan::{ContextComm, CudaGraphs, Layout, Offload, Place, Recompute, Schedule};
@@ -267,7 +268,9 @@ impl<'a> Space<'a> {
         }
     }
 
-    fn plain_cell(&self, g: &Group) -> CellKey {
+    /// A cell of a group with every flag at its plainest.
+    #[must_use]
+    pub fn plain_cell(&self, g: &Group) -> CellKey {
         let k = self.capabilities;
         CellKey {
             tensor_parallel: g.tensor_parallel,
@@ -285,19 +288,19 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Every cell of a group.
-    pub fn cells(&self, g: &Group, mut each: impl FnMut(CellKey)) {
+    /// The flags that cells of a group may have, before the framework's rules.
+    #[must_use]
+    pub fn flags(&self, g: &Group) -> Flags {
         let k = self.capabilities;
-        let plain = self.plain_cell(g);
         let experts = self.context.has_experts();
         let sequence: &[bool] = match (g.tensor_parallel > 1, k.sequence_parallel) {
             (false, _) | (_, SequenceParallel::Never) => &[false],
             (true, SequenceParallel::Always) => &[true],
             (true, SequenceParallel::Optional) => &[true, false],
         };
-        let rings: &[ContextComm] =
-            if g.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
-        let dispatchers: Vec<_> = if !experts {
+        let overlaps = |on: bool| choices(k.tensor_overlap && g.tensor_parallel > 1 && on);
+        let tensor = sequence.iter().flat_map(|&on| overlaps(on).iter().map(move |&overlap| (on, overlap)));
+        let dispatchers = if !experts {
             vec![None]
         } else if g.expert_parallel == 1 && k.dispatchers.len() > 1 {
             // Nothing is sent: one name stands for all.
@@ -305,35 +308,45 @@ impl<'a> Space<'a> {
         } else {
             k.dispatchers.iter().copied().map(Some).collect()
         };
-        let graphs: Vec<CudaGraphs> = k
-            .cuda_graphs
-            .iter()
-            .copied()
-            // A router exists only beside experts.
-            .filter(|&graph| experts || graph != CudaGraphs::AttentionRouter)
-            .collect();
+        // A router exists only beside experts.
+        let graph = |graph: &CudaGraphs| experts || *graph != CudaGraphs::AttentionRouter;
+        Flags {
+            tensor: tensor.collect(),
+            context_comms: if g.context_parallel > 1 {
+                k.context_comms.to_vec()
+            } else {
+                vec![ContextComm::Ring]
+            },
+            dispatchers,
+            expert_overlap: choices(k.expert_overlap && experts && g.expert_parallel > 1).to_vec(),
+            cuda_graphs: k.cuda_graphs.iter().copied().filter(graph).collect(),
+        }
+    }
+
+    /// Every cell of a group.
+    pub fn cells(&self, g: &Group, mut each: impl FnMut(CellKey)) {
+        let plain = self.plain_cell(g);
+        let flags = self.flags(g);
         let offloads = match &self.restrictions.offload {
             Some(offloads) => offloads.as_slice(),
             None => &[Offload::NONE],
         };
-        for &sequence_parallel in sequence {
-            for &tensor_overlap in choices(k.tensor_overlap && g.tensor_parallel > 1 && sequence_parallel) {
-                for &context_comm in rings {
-                    for &dispatcher in &dispatchers {
-                        for &expert_overlap in choices(k.expert_overlap && experts && g.expert_parallel > 1) {
-                            for &cuda_graphs in &graphs {
-                                for &offload in offloads {
-                                    each(CellKey {
-                                        sequence_parallel,
-                                        tensor_overlap,
-                                        context_comm,
-                                        dispatcher,
-                                        expert_overlap,
-                                        cuda_graphs,
-                                        offload,
-                                        ..plain
-                                    });
-                                }
+        for &(sequence_parallel, tensor_overlap) in &flags.tensor {
+            for &context_comm in &flags.context_comms {
+                for &dispatcher in &flags.dispatchers {
+                    for &expert_overlap in &flags.expert_overlap {
+                        for &cuda_graphs in &flags.cuda_graphs {
+                            for &offload in offloads {
+                                each(CellKey {
+                                    sequence_parallel,
+                                    tensor_overlap,
+                                    context_comm,
+                                    dispatcher,
+                                    expert_overlap,
+                                    cuda_graphs,
+                                    offload,
+                                    ..plain
+                                });
                             }
                         }
                     }
@@ -398,9 +411,15 @@ impl<'a> Space<'a> {
     /// Number of layouts of a group before the framework's rules, without listing them.
     #[must_use]
     pub fn count(&self, g: &Group) -> u64 {
-        let mut cells = 0;
-        self.cells(g, |_| cells += 1);
-        cells * self.layouts_per_cell(g)
+        let flags = self.flags(g);
+        let offloads = self.restrictions.offload.as_ref().map_or(1, Vec::len);
+        let cells = flags.tensor.len()
+            * flags.context_comms.len()
+            * flags.dispatchers.len()
+            * flags.expert_overlap.len()
+            * flags.cuda_graphs.len()
+            * offloads;
+        cells as u64 * self.layouts_per_cell(g)
     }
 
     /// Number of layouts of each cell of a group before the framework's rules.

@@ -9,14 +9,15 @@
 
 pub mod balance;
 
-use std::collections::{BTreeMap, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rayon::prelude::*;
 
 use crate::candidates::{Group, Space, layout_of};
-use crate::cost::model::{CostModel, Parts};
+use crate::cost::model::{CostModel, Flags, Parts};
 use crate::cost::schedule::{Load, Simulator};
 use crate::cost::step::{
     Prediction, Tables, exposed, once_per_step, predict, predict_with, shape, state_bytes,
@@ -24,7 +25,7 @@ use crate::cost::step::{
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::{legal, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{Layout, Offload, Plan, Schedule};
+use crate::plan::{CudaGraphs, Layout, Offload, Plan, Schedule};
 use crate::stages::relax::Relaxation;
 use crate::stages::{
     Assignment, Balancer, Choice, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem,
@@ -364,6 +365,8 @@ struct Scratch {
     cells: Vec<(Picos, CellKey)>,
     legal_modes: HashMap<CellKey, Arc<LegalModes>>,
     relaxation: Relaxation,
+    /// Floors over flags, with what they may recompute.
+    floors: HashMap<Family, (CellCosts, RecomputeFamily)>,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
@@ -444,6 +447,11 @@ struct Opened {
     nearest: Option<NearestMiss>,
 }
 
+/// Groups that get their second bound at once.
+const REFINED_AT_ONCE: usize = 512;
+/// Priced floors that a thread keeps.
+const KEPT_FLOORS: usize = 4096;
+
 /// Groups opened per wave: few at first, so that good plans are found before much is opened.
 fn wave_size(wave: u32) -> usize {
     (16usize << wave.min(6)).min(1024)
@@ -476,26 +484,63 @@ impl Search<'_> {
         let wanted = |g: &Group| classes.is_none_or(|classes| classes.contains(&class_of_group(g)));
         let (groups, other): (Vec<Group>, Vec<Group>) = groups.into_iter().partition(wanted);
         counters.drop("bound: degrees", other.par_iter().map(|g| self.space.count(g)).sum());
-        let floors = self.floors(&groups);
-        let mut ordered: Vec<(Picos, Group)> =
-            groups.into_iter().map(|g| (self.group_bound(&g, &floors), g)).collect();
+        let mut ordered = self.first_bounds(&groups);
         ordered.sort_unstable();
 
         let mut best = Best::new(request);
         let mut nearest: Option<NearestMiss> = None;
+        // Groups whose second bound is known, by that bound; and the next group that has only a first.
+        let mut pool: BinaryHeap<Reverse<(Picos, Group)>> = BinaryHeap::new();
         let (mut at, mut wave, mut settled) = (0, 0, 0);
         let mut stop = Stop::Proved;
-        while at < ordered.len() {
-            let open = ordered[at].0;
-            if !request.exhaustive && best.any_threshold().is_some_and(|kth| open > kth) {
-                break;
+        let mut batch: Vec<(Picos, Group)> = Vec::new();
+        let open = loop {
+            let kth = best.any_threshold().filter(|_| !request.exhaustive);
+            let first = ordered.get(at).map(|o| o.0);
+            let second = pool.peek().map(|Reverse(o)| o.0);
+            let open = [first, second].into_iter().flatten().min();
+            let Some(least) = open else { break None };
+            if kth.is_some_and(|kth| least > kth) {
+                break open;
             }
             if observer.stop() {
                 stop = Stop::Interrupted;
-                break;
+                break open;
             }
-            let end = (at + wave_size(wave)).min(ordered.len());
-            let opened: Vec<Opened> = ordered[at..end]
+            if first.is_some_and(|first| second.is_none_or(|second| first < second)) {
+                // Some group without a second bound might come first.
+                let end = (at + REFINED_AT_ONCE).min(ordered.len());
+                let end = at + ordered[at..end].partition_point(|o| kth.is_none_or(|kth| o.0 <= kth));
+                let refine = |scratch: &mut Scratch, (bound, group): &(Picos, Group)| {
+                    if request.exhaustive {
+                        return Some(*bound);
+                    }
+                    self.second_bound(*bound, group, scratch)
+                };
+                let bounds: Vec<Option<Picos>> =
+                    ordered[at..end].par_iter().map_init(Scratch::default, refine).collect();
+                for ((_, group), bound) in ordered[at..end].iter().zip(bounds) {
+                    match bound {
+                        Some(bound) => pool.push(Reverse((bound, *group))),
+                        None => {
+                            settled += self.space.count(group);
+                            counters.drop("memory", self.space.count(group));
+                        }
+                    }
+                }
+                at = end;
+                continue;
+            }
+            batch.clear();
+            while batch.len() < wave_size(wave)
+                && let Some(&Reverse(next)) = pool.peek()
+                && first.is_none_or(|first| next.0 <= first)
+                && kth.is_none_or(|kth| next.0 <= kth)
+            {
+                batch.push(next);
+                pool.pop();
+            }
+            let opened: Vec<Opened> = batch
                 .par_iter()
                 .map_init(Scratch::default, |scratch, (bound, group)| {
                     self.open(group, *bound, request, &best, scratch)
@@ -506,15 +551,14 @@ impl Search<'_> {
                 one.settled.into_iter().for_each(|s| best.offer(s));
                 nearest = nearer(nearest, one.nearest);
             }
-            settled += ordered[at..end].iter().map(|(_, g)| self.space.count(g)).sum::<u64>();
-            at = end;
+            settled += batch.iter().map(|(_, g)| self.space.count(g)).sum::<u64>();
             wave += 1;
             let first = best.firsts.first().map(|f| f.0);
-            observer.progress(settled, counters.candidates, first, ordered.get(at).map(|o| o.0));
-        }
-        let open = ordered.get(at).map(|o| o.0);
-        let unopened: u64 = ordered[at..].par_iter().map(|(_, g)| self.space.count(g)).sum();
-        counters.drop("bound: degrees", unopened);
+            observer.progress(settled, counters.candidates, first, Some(least));
+        };
+        let rest = ordered[at..].iter().map(|(_, group)| group);
+        let rest: Vec<&Group> = rest.chain(pool.iter().map(|Reverse((_, group))| group)).collect();
+        counters.drop("bound: degrees", rest.into_par_iter().map(|g| self.space.count(g)).sum());
         let first = best.firsts.first().map(|f| f.0);
         let optimality_gap = match (stop, open, first) {
             (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),
@@ -525,23 +569,76 @@ impl Search<'_> {
         Answer { found, counters, optimality_gap, stop, nearest }
     }
 
-    /// Least time of one micro-batch through all layers over all flags, by everything else that a layer's
-    /// cost depends on.
-    fn floors(&self, groups: &[Group]) -> HashMap<Family, Picos> {
+    /// A first bound on every group: computation and exchange at the best flags, whatever memory allows.
+    fn first_bounds(&self, groups: &[Group]) -> Vec<(Picos, Group)> {
         let mut families: Vec<(Family, &Group)> = groups.iter().map(|g| (family_of(g), g)).collect();
         families.sort_unstable();
         families.dedup_by_key(|(family, _)| *family);
         let price = |parts: &mut Parts, (family, group): &(Family, &Group)| {
-            let mut least = Picos(u64::MAX);
-            self.space.cells(group, |key| least = least.min(self.cost.cell_total(&key, parts)));
-            (*family, least)
+            let flags = self.floor_flags(group);
+            (*family, self.cost.floor_total(&self.space.plain_cell(group), &flags, parts))
         };
-        families.par_iter().map_init(Parts::default, price).collect()
+        let floors: HashMap<Family, Picos> = families.par_iter().map_init(Parts::default, price).collect();
+        let bound = |g: &Group| {
+            let least = floors.get(&family_of(g)).copied().unwrap_or_default();
+            (self.floor(Picos::ZERO).step(least_passes(least, g)), *g)
+        };
+        groups.par_iter().map(bound).collect()
     }
 
-    fn group_bound(&self, g: &Group, floors: &HashMap<Family, Picos>) -> Picos {
-        let least = floors.get(&family_of(g)).copied().unwrap_or_default();
-        self.floor(Picos::ZERO).step(least_passes(least, g))
+    /// Flags of a group without the graphs that no cell of it may have.
+    fn floor_flags(&self, group: &Group) -> Flags {
+        let mut flags = self.space.flags(group);
+        let plain = self.space.plain_cell(group);
+        flags.cuda_graphs.retain(|&cuda_graphs| {
+            cuda_graphs != CudaGraphs::FullIteration
+                || self.space.cell_rule(group, &CellKey { cuda_graphs, ..plain }).is_none()
+        });
+        flags
+    }
+
+    /// A bound that knows of memory: what is recomputed at least, at the best flags and the sharding with
+    /// the fewest bytes. None if no layout of the group can fit.
+    fn second_bound(&self, first: Picos, group: &Group, scratch: &mut Scratch) -> Option<Picos> {
+        let p = group.pipeline_parallel;
+        let looped = |s: Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
+        if self.space.restrictions().offload.is_some()
+            || !self.space.capabilities().schedules.iter().all(|&s| looped(s))
+        {
+            return Some(first);
+        }
+        let plain = self.space.plain_cell(group);
+        let family = family_of(group);
+        if !scratch.floors.contains_key(&family) {
+            let flags = self.floor_flags(group);
+            let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
+            let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
+            let legal = self.legal_modes(&layout, &cell, scratch);
+            let modes = RecomputeFamily::new(&legal, &cell);
+            if scratch.floors.len() >= KEPT_FLOORS {
+                scratch.floors.clear();
+            }
+            scratch.floors.insert(family, (cell, modes));
+        }
+        let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
+        let price = |(zero, shard, overlap)| {
+            self.cost.sharding(&layout_of(group, &plain, 1, Schedule::OneFOneB, zero, shard, overlap))
+        };
+        let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
+        let sharding = Sharding::least(shardings.iter());
+        let (cell, modes) = &scratch.floors[&family];
+        let tables = TablesOf { cell, sharding: &sharding, hop: Hop::default() };
+        let capabilities = self.space.capabilities();
+        let mut balancing =
+            scratch.builder.build(self.cost, self.layers, &layout, tables, modes, capabilities);
+        balancing.problem.pipeline = scratch.builder.busy(p, group.micro_batches);
+        // Chunks of a deep pipeline may be empty.
+        balancing.problem.min_layers = 0;
+        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
+            return Some(first);
+        }
+        let relaxed = scratch.relaxation.lower_bound(&balancing.problem, None)?;
+        Some(first.max(self.floor(Picos::ZERO).step(relaxed)))
     }
 
     /// Settles the layouts of a group that could matter.

@@ -99,6 +99,10 @@ struct Passes {
 /// What a cell fixes beside the key: sizes on one rank.
 struct Cell<'k> {
     key: &'k CellKey,
+    /// A floor over flags is asked for, not the cost under some.
+    floor: bool,
+    /// The dispatchers of which the best counts: the key's own, or all for a floor.
+    dispatchers: &'k [Option<Dispatcher>],
     /// Tokens of the rank's context-parallel share.
     tokens: f64,
     /// TP as a number.
@@ -117,6 +121,40 @@ struct Cell<'k> {
 pub struct Parts {
     trunks: HashMap<TrunkKey, Trunk>,
     routed: HashMap<RoutedKey, Routed>,
+    /// By TP, CP and micro-batch: no more than any trunk under any flags.
+    floors: HashMap<(u32, u32, u32), Trunk>,
+}
+
+/// The values that a cell's flags may take: what a floor over flags is taken over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Flags {
+    /// Sequence parallelism with and without overlap of tensor parallelism.
+    pub tensor: Vec<(bool, bool)>,
+    /// How attention crosses context-parallel ranks.
+    pub context_comms: Vec<ContextComm>,
+    /// How tokens reach experts.
+    pub dispatchers: Vec<Option<Dispatcher>>,
+    /// Expert-parallel overlap.
+    pub expert_overlap: Vec<bool>,
+    /// CUDA graphs.
+    pub cuda_graphs: Vec<CudaGraphs>,
+}
+
+impl Flags {
+    /// A key with the flags at which computation and launches take least.
+    fn least(&self, plain: &CellKey) -> CellKey {
+        let graphs = [CudaGraphs::FullIteration, CudaGraphs::AttentionRouter, CudaGraphs::Attention];
+        CellKey {
+            sequence_parallel: self.tensor.iter().any(|tensor| tensor.0),
+            tensor_overlap: self.tensor.iter().any(|tensor| tensor.1),
+            expert_overlap: self.expert_overlap.contains(&true),
+            cuda_graphs: graphs
+                .into_iter()
+                .find(|graph| self.cuda_graphs.contains(graph))
+                .unwrap_or(CudaGraphs::None),
+            ..*plain
+        }
+    }
 }
 
 /// What the parts of a cell depend on that know no experts.
@@ -154,6 +192,51 @@ struct Trunk {
     /// One multi-token-prediction module beside its layer and its head.
     mtp: Passes,
     tied_copy: LocalParameters,
+}
+
+fn floor_key(key: &CellKey) -> (u32, u32, u32) {
+    (key.tensor_parallel, key.context_parallel, key.micro_batch_size)
+}
+
+impl Trunk {
+    /// Lowers everything to no more than `other`.
+    fn lower(&mut self, other: &Self) {
+        for (part, other) in self.layers.iter_mut().zip(&other.layers) {
+            part.lower(other);
+        }
+        self.end_seconds = self.end_seconds.min(other.end_seconds);
+        self.head.lower(&other.head);
+        self.mtp.lower(&other.mtp);
+        let (own, other) = (&mut self.embedding, &other.embedding);
+        for (own, other) in [(&mut own.forward, &other.forward), (&mut own.backward, &other.backward)] {
+            own.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own = (*own).min(*other));
+        }
+        own.kept = own.kept.min(other.kept);
+    }
+}
+
+impl Part {
+    fn lower(&mut self, other: &Self) {
+        self.passes.lower(&other.passes);
+        self.beside.lower(&other.beside);
+        self.kept.hidden = self.kept.hidden.min(other.kept.hidden);
+        self.kept.tensor = self.kept.tensor.min(other.kept.tensor);
+        self.kept.local = self.kept.local.min(other.kept.local);
+        self.shared = self.shared.max(other.shared);
+        for (own, other) in self.modules.iter_mut().zip(&other.modules) {
+            debug_assert_eq!(own.0, other.0, "the modules of a layer do not depend on flags");
+            (own.1, own.2) = (own.1.min(other.1), own.2.max(other.2));
+        }
+    }
+}
+
+impl Passes {
+    fn lower(&mut self, other: &Self) {
+        for item in 0..ITEMS {
+            self.forward.0[item] = self.forward.0[item].min(other.forward.0[item]);
+            self.backward.0[item] = self.backward.0[item].min(other.backward.0[item]);
+        }
+    }
 }
 
 /// One layer kind without routed experts.
@@ -303,6 +386,8 @@ impl<'a> CostModel<'a> {
         let (tp, cp) = (key.tensor_parallel, key.context_parallel);
         Cell {
             key,
+            floor: false,
+            dispatchers: std::slice::from_ref(&key.dispatcher),
             tokens: whole_tokens as f64,
             tp: f64::from(tp),
             cp: f64::from(cp),
@@ -325,14 +410,7 @@ impl<'a> CostModel<'a> {
         let c = self.cell_of(key);
         let trunk_key = TrunkKey::from(key);
         let trunk = parts.trunks.entry(trunk_key).or_insert_with(|| self.trunk(&c));
-        let layers: Vec<LayerCost> = self
-            .layers
-            .kinds
-            .iter()
-            .zip(&trunk.layers)
-            .enumerate()
-            .map(|(at, (kind, part))| self.layer(&c, at, kind, part, &mut parts.routed))
-            .collect();
+        let layers = self.priced_layers(&c, trunk, &mut parts.routed);
         let head = self.head(&c, &layers, trunk);
         let library = matches!(key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
         let mut buffers =
@@ -349,6 +427,53 @@ impl<'a> CostModel<'a> {
         self.cell_of_parts(layers, head, trunk, buffers)
     }
 
+    fn priced_layers(
+        &self,
+        c: &Cell,
+        trunk: &Trunk,
+        routed: &mut HashMap<RoutedKey, Routed>,
+    ) -> Vec<LayerCost> {
+        let kinds = self.layers.kinds.iter().zip(&trunk.layers).enumerate();
+        kinds.map(|(at, (kind, part))| self.layer(c, at, kind, part, routed)).collect()
+    }
+
+    /// Costs that no flags can go below, in time and in bytes, for the degrees and the micro-batch of
+    /// `plain`; the two passes of a layer together, and what recomputation saves and adds. How a layer's
+    /// time divides between forward and backward pass means nothing here.
+    #[must_use]
+    pub fn floor_cell(&self, plain: &CellKey, flags: &Flags, parts: &mut Parts) -> CellCosts {
+        let key = flags.least(plain);
+        let c = Cell { floor: true, dispatchers: &flags.dispatchers, ..self.cell_of(&key) };
+        let trunk = parts.floors.entry(floor_key(&key)).or_insert_with(|| self.floor_trunk(&key, flags));
+        let layers = self.priced_layers(&c, trunk, &mut parts.routed);
+        let head = self.head(&c, &layers, trunk);
+        self.cell_of_parts(layers, head, trunk, WORKSPACE)
+    }
+
+    /// [`CostModel::cell_total`] of [`CostModel::floor_cell`].
+    #[must_use]
+    pub fn floor_total(&self, plain: &CellKey, flags: &Flags, parts: &mut Parts) -> Picos {
+        let key = flags.least(plain);
+        let c = Cell { floor: true, dispatchers: &flags.dispatchers, ..self.cell_of(&key) };
+        let trunk = parts.floors.entry(floor_key(&key)).or_insert_with(|| self.floor_trunk(&key, flags));
+        self.total(&c, trunk, &mut parts.routed)
+    }
+
+    fn floor_trunk(&self, key: &CellKey, flags: &Flags) -> Trunk {
+        let mut least: Option<Trunk> = None;
+        for &(sequence_parallel, tensor_overlap) in &flags.tensor {
+            for &context_comm in &flags.context_comms {
+                let key = CellKey { sequence_parallel, tensor_overlap, context_comm, ..*key };
+                let trunk = self.trunk(&self.cell_of(&key));
+                match &mut least {
+                    Some(least) => least.lower(&trunk),
+                    None => least = Some(trunk),
+                }
+            }
+        }
+        least.unwrap_or_else(|| self.trunk(&self.cell_of(key)))
+    }
+
     /// Time of one micro-batch through all layers and both ends of a cell without recomputation: the sum
     /// that [`CostModel::cell_with`] itemises, or a little less (rounding, small change of the ends), at a
     /// fraction of its price.
@@ -356,13 +481,17 @@ impl<'a> CostModel<'a> {
     pub fn cell_total(&self, key: &CellKey, parts: &mut Parts) -> Picos {
         let c = self.cell_of(key);
         let trunk = parts.trunks.entry(TrunkKey::from(key)).or_insert_with(|| self.trunk(&c));
+        self.total(&c, trunk, &mut parts.routed)
+    }
+
+    fn total(&self, c: &Cell, trunk: &Trunk, routed: &mut HashMap<RoutedKey, Routed>) -> Picos {
         let mut seconds = trunk.end_seconds;
         let kinds = self.layers.kinds.iter().zip(&trunk.layers).zip(&self.layers.counts).enumerate();
         for (at, ((kind, part), &count)) in kinds {
             let (mtp, modules) = self.layers.mtp.map_or((usize::MAX, 0), |(k, n)| (usize::from(k), n));
             let count = f64::from(count + if mtp == at { modules } else { 0 });
             if count > 0.0 {
-                let joined = self.joined(&c, at, kind, part, &mut parts.routed);
+                let joined = self.joined(c, at, kind, part, routed);
                 seconds += count * (joined.passes.forward.total() + joined.passes.backward.total());
             }
         }
@@ -488,8 +617,15 @@ impl<'a> CostModel<'a> {
         }
         let host = self.host(c, block);
         let device = (p.forward.total(), p.backward.total());
-        p.forward.add(Item::Host, self.with_host(block, device.0, host.0) - device.0);
-        p.backward.add(Item::Host, self.with_host(block, device.1, host.1) - device.1);
+        if c.floor {
+            // How the exchange divides between the passes depends on flags; their sum has a floor, since
+            // both ways to join with the host are norms.
+            let (device, host) = (device.0 + device.1, host.0 + host.1);
+            p.backward.add(Item::Host, self.with_host(block, device, host) - device);
+        } else {
+            p.forward.add(Item::Host, self.with_host(block, device.0, host.0) - device.0);
+            p.backward.add(Item::Host, self.with_host(block, device.1, host.1) - device.1);
+        }
         Joined { passes: p, kept, experts, parameters, device, host }
     }
 
@@ -533,8 +669,13 @@ impl<'a> CostModel<'a> {
         }
         // A recomputed forward pass repeats its collectives and its launches.
         let mut full_extra = Work::default();
-        let replayed = self.with_host(block, device.1 + device.0, host.1 + host.0);
-        full_extra.add(Item::Recompute, replayed - p.backward.total());
+        let extra = if c.floor {
+            let replayed = self.with_host(block, device.1 + 2.0 * device.0, host.1 + 2.0 * host.0);
+            replayed - p.backward.total() - p.forward.total()
+        } else {
+            self.with_host(block, device.1 + device.0, host.1 + host.0) - p.backward.total()
+        };
+        full_extra.add(Item::Recompute, extra);
 
         let tokens = c.tokens;
         let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
@@ -1073,14 +1214,20 @@ impl<'a> CostModel<'a> {
             *routed.entry(key).or_insert_with(|| self.routed(c, e, copies));
 
         // Permutation and exchange.
-        let library = matches!(c.key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
-        let pi = if graphed {
-            x.permute_bytes.2
-        } else if library || c.key.expert_parallel == 1 {
-            x.permute_bytes.1
-        } else {
-            x.permute_bytes.0
+        let permuted = |dispatcher: &Option<Dispatcher>| {
+            let library = matches!(dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
+            if graphed {
+                x.permute_bytes.2
+            } else if library || c.key.expert_parallel == 1 {
+                x.permute_bytes.1
+            } else {
+                x.permute_bytes.0
+            }
         };
+        let mut pi = c.dispatchers.iter().map(permuted).fold(f64::INFINITY, f64::min);
+        if graphed && c.floor {
+            pi = pi.min(x.permute_bytes.0).min(x.permute_bytes.1);
+        }
         let permute =
             (pi * copies * width + 4.0 * local_tokens * h) / (d.bandwidth_peak * x.permute_efficiency);
         body.forward.add(Item::Routing, permute);
@@ -1089,13 +1236,15 @@ impl<'a> CostModel<'a> {
         let router = (6.0 * h + 40.0 * e.experts as f64) * local_tokens / d.bandwidth + router_kernels * 2e-6;
         body.forward.add(Item::Routing, router);
         body.backward.add(Item::Routing, router);
-        body.exchange = imbalance * self.exchange(c, e, width, local_tokens);
+        let exchange =
+            |&dispatcher: &Option<Dispatcher>| self.exchange(c, dispatcher, e, width, local_tokens);
+        body.exchange = imbalance * c.dispatchers.iter().map(exchange).fold(f64::INFINITY, f64::min);
 
         // Kept: permuted input, what the activation reads, and its output.
         let in_bytes = self.input_bytes();
         let activation_out = in_bytes * fm * copies;
         let mut stored = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies + activation_out;
-        if c.key.dispatcher == Some(Dispatcher::AllGather) {
+        if c.dispatchers.iter().all(|&dispatcher| dispatcher == Some(Dispatcher::AllGather)) {
             stored += 2.0 * width * local_tokens * ep * etp;
         }
         if e.latent_width.is_some() {
@@ -1117,7 +1266,7 @@ impl<'a> CostModel<'a> {
     }
 
     /// Seconds of one dispatch or combine.
-    fn exchange(&self, c: &Cell, e: &Moe, width: f64, tokens: f64) -> f64 {
+    fn exchange(&self, c: &Cell, dispatcher: Option<Dispatcher>, e: &Moe, width: f64, tokens: f64) -> f64 {
         let (ep, etp) = (f64::from(c.key.expert_parallel), f64::from(c.key.expert_tensor_parallel));
         let ranks = ep * etp;
         if ranks < 2.0 {
@@ -1129,7 +1278,7 @@ impl<'a> CostModel<'a> {
         let inside = f64::from(group.inside) * etp;
         let latency = self.profile.experts.dispatch_latency.0;
         let element = 2.0 * width * tokens;
-        let (near, far, library) = match c.key.dispatcher {
+        let (near, far, library) = match dispatcher {
             Some(Dispatcher::AllGather) => {
                 let bytes = 2.0 * width * tokens * ranks;
                 return self.fabric.all_gather(&self.fabric.group(ranks as u32, 1), bytes);

@@ -166,6 +166,7 @@ const KEPT_PIPELINES: usize = 512;
 #[derive(Debug, Default)]
 pub struct ProblemBuilder {
     pipelines: std::collections::HashMap<Shape, Arc<Pipeline>>,
+    busy: std::collections::HashMap<(u32, u32), Arc<Pipeline>>,
 }
 
 /// A balancing problem with the meaning of its modes.
@@ -186,6 +187,19 @@ impl ProblemBuilder {
             self.pipelines.clear();
         }
         self.pipelines.entry(shape).or_insert_with(build).clone()
+    }
+
+    /// One chunk per rank with the micro-batches in flight of "one forward, one backward", bounded by
+    /// the busiest rank: what holds for every looped schedule, whatever its number of chunks.
+    pub fn busy(&mut self, ranks: u32, micro_batches: u32) -> Arc<Pipeline> {
+        let build = || {
+            let in_flight = (0..ranks).map(|rank| vec![(ranks - rank).min(micro_batches)]).collect();
+            Arc::new(Pipeline::by_work(u64::from(micro_batches), ranks, (0..ranks).collect(), in_flight))
+        };
+        if self.busy.len() >= KEPT_PIPELINES && !self.busy.contains_key(&(ranks, micro_batches)) {
+            self.busy.clear();
+        }
+        self.busy.entry((ranks, micro_batches)).or_insert_with(build).clone()
     }
 
     /// The balancing problem of a layout.

@@ -8,7 +8,7 @@ pub mod cluster;
 pub mod diagnostic;
 pub mod hf;
 pub mod job;
-mod json;
+pub(crate) mod json;
 pub mod measured;
 pub mod model;
 pub mod saved;

@@ -6,6 +6,8 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::json;
 
 use super::check::verify;
+use super::export::command_line;
+use super::import::{LaunchArgs, Launched, kind_of};
 use super::options::{JobArgs, framework, gpu_counts};
 use super::output::{layout_json, money, percent, seconds};
 use super::progress::Bar;
@@ -15,6 +17,8 @@ use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, Reference, advice};
 use crate::explain::{Outcome, Standing, standing};
+use crate::frameworks::Target;
+use crate::frameworks::export::{Change, ExportRequest, Format as Written, changes};
 use crate::plan::Plan;
 use crate::planner::{Prepared, Task};
 use crate::search::Request;
@@ -34,13 +38,19 @@ pub(crate) enum Format {
 /// Options of `autoplan explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// A saved plan; or a model, to explain the best plan under the given --fix options.
+    /// A saved plan; a launch script of Megatron-LM or a DeepSpeed configuration, with --cluster; or a model, to
+    /// explain the best plan under the given --fix options.
     what: String,
     /// The cluster, where the first argument is a model.
     cluster: Option<String>,
-    /// GPUs, where the first argument is a model.
+    /// The cluster, where the first argument is a launch script or a DeepSpeed configuration.
+    #[arg(long = "cluster", value_name = "CLUSTER", conflicts_with = "cluster")]
+    on: Option<String>,
+    /// GPUs, where the first argument is no saved plan; a launch script may say it itself.
     #[arg(long, short = 'g')]
     gpus: Option<String>,
+    #[command(flatten)]
+    launch: LaunchArgs,
     #[command(flatten)]
     job: JobArgs,
     /// Sequences per step of the recipe whose learning rate you know: advises on the plan's batch.
@@ -161,7 +171,34 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
 /// Runs `explain`.
 pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let bar = Bar::new(None);
-    let (task, plan) = match &args.cluster {
+    let path = std::path::Path::new(&args.what);
+    let kind = if args.cluster.is_none() { kind_of(path)? } else { None };
+    let (task, plan) = match args.cluster.as_ref().or(args.on.as_ref()) {
+        None if kind.is_some() => {
+            return Err(Failure::Usage(format!(
+                "{}: a launch needs --cluster, such as --cluster dgx-h100",
+                args.what
+            )));
+        }
+        Some(cluster) if let Some(kind) = kind => {
+            let machine = spec::load_cluster(cluster)?;
+            let counts = args.gpus.as_ref().map(|gpus| gpu_counts(gpus, machine.cluster.gpus_per_node));
+            let gpus = match counts.transpose()?.as_deref() {
+                None => None,
+                Some([gpus]) => Some(*gpus),
+                Some(_) => return Err(Failure::Usage("explain takes one number of GPUs".into())),
+            };
+            let mut launched = Launched::read(path, kind, (gpus, args.job.seq_len), &args.launch)?;
+            launched.print_notes();
+            launched.job.tokens = args.job.tokens;
+            launched.job.memory_limit = args.job.memory_limit;
+            launched.job.routing = args.job.routing;
+            launched.job.packed = args.job.packed.clone();
+            let profile = (args.job.framework != "megatron").then_some(args.job.framework.as_str());
+            let mut task = launched.task(machine, profile)?;
+            task.pricing = args.job.price;
+            (task, launched.plan)
+        }
         Some(cluster) => {
             let machine = spec::load_cluster(cluster)?;
             let Some(gpus) = &args.gpus else {
@@ -209,7 +246,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         Format::Table => {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
             if let Some(place) = &place {
-                place_text(place, &plan, &prediction, &mut out)?;
+                place_text(place, &prepared, (&plan, &prediction), &mut out)?;
             }
             advice_text(&advice, &mut out)?;
         }
@@ -416,24 +453,66 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     Ok(())
 }
 
-fn place_text(place: &Standing, plan: &Plan, p: &Prediction, out: &mut impl Write) -> Result<(), Failure> {
+/// What to change in the framework's own settings to get from one plan to another; nothing where it cannot
+/// express one of them.
+fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan) -> Vec<Change> {
+    let task = prepared.task;
+    let command = command_line();
+    let request = |plan| ExportRequest {
+        model: &task.model,
+        job: &task.job,
+        cluster: &task.machine.cluster,
+        accelerator: &task.machine.accelerator,
+        plan,
+        prediction: None,
+        version: "",
+        command: &command,
+        format: Written::Args,
+    };
+    if !task.target.exports() {
+        return Vec::new();
+    }
+    let target = if task.target == Target::Bridge { Target::Megatron } else { task.target };
+    changes(target, &request(from), &request(to)).unwrap_or_default()
+}
+
+fn place_text(
+    place: &Standing,
+    prepared: &Prepared,
+    (plan, p): (&Plan, &Prediction),
+    out: &mut impl Write,
+) -> Result<(), Failure> {
     let own = p.step();
+    let fits = p.allocated <= prepared.cost().memory_limit();
     match &place.best {
-        Some(best) if best.plan != *plan && best.prediction.step() < own => {
+        Some(best) if best.plan != *plan && (best.prediction.step() < own || !fits) => {
             let gain = own.0 as f64 / best.prediction.step().0 as f64 - 1.0;
+            let verdict = match (fits, gain >= 0.0) {
+                (true, _) => format!("better by {}", percent(gain)),
+                (false, true) => format!("fits, and is faster by {}", percent(gain)),
+                (false, false) => format!("fits, {} slower", percent(-gain)),
+            };
             writeln!(
                 out,
-                "\nbetter by {}: {} ({})",
-                percent(gain),
+                "\n{verdict}: {} ({}, {:.1} GB)",
                 best.plan,
-                seconds(best.prediction.step().seconds())
+                seconds(best.prediction.step().seconds()),
+                best.prediction.allocated.gigabytes()
             )?;
             let changes = differences(plan, &best.plan);
             if !changes.is_empty() {
                 writeln!(out, "  to change: {}", changes.join(", "))?;
             }
+            let settings = setting_changes(prepared, plan, &best.plan);
+            if !settings.is_empty() {
+                writeln!(out, "  settings of {} to change:", prepared.task.target)?;
+                for change in settings {
+                    writeln!(out, "    {change}")?;
+                }
+            }
         }
         Some(_) => writeln!(out, "\nnothing in the space is faster")?,
+        None if !fits => writeln!(out, "\nno plan of this job fits; `autoplan plan` says what would help")?,
         None => {}
     }
     if place.changes.is_empty() {
@@ -503,6 +582,8 @@ fn breakdown_json(
                 "name": best.plan.to_string(), "plan": layout_json(best.plan.layout()),
                 "step_time_s": best.prediction.step().seconds().0,
                 "changes": differences(plan, &best.plan),
+                "settings": setting_changes(prepared, plan, &best.plan),
+                "faster_by": p.step().0 as f64 / best.prediction.step().0 as f64 - 1.0,
             })
         });
         value["changes"] = place

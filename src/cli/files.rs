@@ -18,6 +18,18 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Checks that a file can be created, before any work is done for it.
+pub(crate) fn check_file(path: &Path, force: bool) -> Result<(), Failure> {
+    if path.is_dir() {
+        return Err(Failure::Usage(format!("{} is a folder", path.display())));
+    }
+    if path.exists() && !force {
+        return Err(Failure::Usage(format!("{} exists; --force overwrites it", path.display())));
+    }
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    check_folder(folder)
+}
+
 /// Writes a file by way of a temporary one beside it.
 pub(crate) fn write(path: &Path, text: &str, executable: bool, force: bool) -> Result<(), Failure> {
     if path.exists() && !force {

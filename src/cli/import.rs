@@ -6,12 +6,22 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::models::group;
+use super::options::framework;
 use super::{Ending, Failure, files};
+use crate::candidates::Restrictions;
+use crate::cost::money::Pricing;
+use crate::frameworks::Target;
+use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::one_line;
-use crate::frameworks::megatron::import::import as import_launch;
+use crate::frameworks::megatron::import as megatron;
 use crate::layers::parameter_count;
+use crate::plan::Plan;
+use crate::planner::Task;
 use crate::spec::hf::import_with_notes;
-use crate::spec::{self, ron_options};
+use crate::spec::job::Job;
+use crate::spec::model::Model;
+use crate::spec::saved::SavedPlan;
+use crate::spec::{self, Machine, ron_options};
 
 /// Options of `autoplan import`.
 #[derive(Debug, clap::Args)]
@@ -26,20 +36,50 @@ enum Source {
     /// A Hugging Face config.json becomes a model.
     Hf(HfArgs),
     /// A Megatron-LM launch script (or list of arguments) becomes a model, a job and a plan.
-    Megatron(MegatronArgs),
+    Megatron(FileArgs),
+    /// A DeepSpeed configuration, with the model and the GPUs, becomes a job and a plan.
+    Deepspeed(FileArgs),
 }
 
-/// Options of `autoplan import megatron`.
+/// What a launch leaves open.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct LaunchArgs {
+    /// Name of the model in a launch script; that of the file unless given.
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Entries of the vocabulary, where a launch script only names a tokenizer.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..1 << 32))]
+    pub vocab_size: Option<u64>,
+    /// The model that a DeepSpeed configuration trains: a shipped name, a .ron file or a config.json.
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Pipeline stages of the script that a DeepSpeed configuration belongs to.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub pipeline_stages: u32,
+}
+
+/// Options of `autoplan import megatron` and `autoplan import deepspeed`.
 #[derive(Debug, clap::Args)]
-struct MegatronArgs {
-    /// The launch script, or a file with its arguments.
-    launch: PathBuf,
+struct FileArgs {
+    /// The launch script, a file with its arguments, or the configuration.
+    file: PathBuf,
     /// GPUs of the job, where the launcher does not say how many ranks it starts.
-    #[arg(long)]
+    #[arg(long, short = 'g', value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     gpus: Option<u32>,
-    /// Name of the model; that of the file unless given.
+    /// Tokens per sequence, for a DeepSpeed configuration.
+    #[arg(long, short = 's', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    seq_len: Option<u32>,
+    #[command(flatten)]
+    launch: LaunchArgs,
+    /// The cluster it runs on; with -o, the plan is saved for explain, check, compare and export.
     #[arg(long)]
-    name: Option<String>,
+    cluster: Option<String>,
+    /// Write the saved plan to a file. Needs --cluster.
+    #[arg(long, short = 'o', value_name = "FILE", requires = "cluster")]
+    output: Option<PathBuf>,
+    /// Overwrite an existing file.
+    #[arg(long)]
+    force: bool,
     /// The model as models/*.ron, or model, job and plan as JSON.
     #[arg(long, value_enum, default_value = "json")]
     format: Format,
@@ -77,38 +117,164 @@ enum Format {
 pub(crate) fn run(args: &ImportArgs) -> Result<Ending, Failure> {
     match &args.source {
         Source::Hf(args) => hf(args),
-        Source::Megatron(args) => megatron(args),
+        Source::Megatron(args) => launch(args, Kind::Launch),
+        Source::Deepspeed(args) => launch(args, Kind::DeepSpeed),
     }
 }
 
-fn megatron(args: &MegatronArgs) -> Result<Ending, Failure> {
-    let text = spec::read_text(&args.launch)?;
-    let name = args.name.clone().unwrap_or_else(|| name_of(&args.launch));
-    let imported = import_launch(&text, &name, args.gpus).map_err(|e| {
-        let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
-        Failure::Usage(format!("{}:{}: {}\n  {}", args.launch.display(), e.line, e.message, one_line(shown)))
-    })?;
-    for note in &imported.assumed {
-        anstream::eprintln!("note: {note}");
+/// What a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A launch script or an argument list.
+    Launch,
+    /// A DeepSpeed configuration.
+    DeepSpeed,
+}
+
+/// What a file that is no saved plan seems to be; none for a model.
+pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
+    let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+    if extension == "ron" || !path.is_file() {
+        return Ok(None);
     }
-    for (line, flag) in &imported.unknown {
-        anstream::eprintln!("note: line {line}: `{flag}` is not understood and changes nothing here");
+    let text = spec::read_text(path)?;
+    if !text.trim_start().starts_with('{') {
+        return Ok(Some(Kind::Launch));
+    }
+    let told = ["\"zero_optimization\"", "\"train_batch_size\"", "\"train_micro_batch_size_per_gpu\""];
+    Ok(told.iter().any(|key| text.contains(key)).then_some(Kind::DeepSpeed))
+}
+
+/// A launch that was read back.
+#[derive(Debug, Clone)]
+pub(crate) struct Launched {
+    /// Framework it is for.
+    pub target: Target,
+    /// The model.
+    pub model: Model,
+    /// The job.
+    pub job: Job,
+    /// The plan.
+    pub plan: Plan,
+    /// What was not understood, with its line.
+    pub unknown: Vec<(usize, String)>,
+    /// What was filled in.
+    pub assumed: Vec<String>,
+}
+
+impl Launched {
+    /// Reads a launch script or a DeepSpeed configuration.
+    pub(crate) fn read(
+        path: &Path,
+        kind: Kind,
+        (gpus, seq_len): (Option<u32>, Option<u32>),
+        args: &LaunchArgs,
+    ) -> Result<Self, Failure> {
+        let text = spec::read_text(path)?;
+        let source = path.display().to_string();
+        if kind == Kind::DeepSpeed {
+            let needed = |name: &str| {
+                Failure::Usage(format!("{source}: a DeepSpeed configuration does not say it: give {name}"))
+            };
+            let model = spec::load_model(args.model.as_deref().ok_or_else(|| needed("--model"))?)?;
+            let given = deepspeed::Given {
+                model: &model,
+                gpus: gpus.ok_or_else(|| needed("--gpus"))?,
+                sequence_length: seq_len,
+                pipeline_parallel: args.pipeline_stages,
+            };
+            let imported = deepspeed::import(&text, given).map_err(|e| e.in_source(source))?;
+            let deepspeed::Imported { job, plan, unknown, assumed } = imported;
+            return Ok(Self { target: Target::DeepSpeed, model, job, plan, unknown, assumed });
+        }
+        let name = args.name.clone().unwrap_or_else(|| name_of(path));
+        let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size };
+        let imported = megatron::import(&text, given).map_err(|e| {
+            let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
+            Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
+        })?;
+        let megatron::Imported { target, model, job, plan, unknown, assumed } = imported;
+        Ok(Self { target, model, job, plan, unknown, assumed })
+    }
+
+    /// What was filled in and what was not understood, on stderr.
+    pub(crate) fn print_notes(&self) {
+        for note in &self.assumed {
+            anstream::eprintln!("note: {note}");
+        }
+        for (line, flag) in &self.unknown {
+            anstream::eprintln!("note: line {line}: `{flag}` is not understood and changes nothing here");
+        }
+    }
+
+    /// The task on a cluster, predicted by this framework's profile or by the one named.
+    pub(crate) fn task(&self, machine: Machine, profile: Option<&str>) -> Result<Task, Failure> {
+        let accelerator = &machine.accelerator;
+        if !accelerator.rates.contains_key(&self.job.precision.format()) {
+            let known: Vec<String> = accelerator.rates.keys().map(|f| format!("{f:?}")).collect();
+            return Err(Failure::Usage(format!(
+                "{} has no {} matrix units; its formats are {}",
+                accelerator.name,
+                self.job.precision.name(),
+                known.join(", ")
+            )));
+        }
+        let (gpus, per_node) = (self.job.gpus, machine.cluster.gpus_per_node);
+        if machine.cluster.max_gpus.is_some_and(|most| gpus > most)
+            || (gpus > per_node && gpus % per_node != 0)
+        {
+            let most = machine.cluster.max_gpus.map_or(String::new(), |most| format!(", {most} at most"));
+            return Err(Failure::Usage(format!(
+                "the launch starts {gpus} ranks, but {} has nodes of {per_node} GPUs{most}; --gpus says another number",
+                machine.cluster.name
+            )));
+        }
+        let (_, profile_name, profile) = framework(profile.unwrap_or_else(|| self.target.name()))?;
+        Ok(Task {
+            model: self.model.clone(),
+            machine,
+            job: self.job.clone(),
+            target: self.target,
+            profile,
+            profile_name,
+            restrictions: Restrictions::default(),
+            pricing: Pricing::OnDemand,
+        })
+    }
+}
+
+fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
+    if let Some(path) = &args.output {
+        files::check_file(path, args.force)?;
+    }
+    let machine = args.cluster.as_deref().map(spec::load_cluster).transpose()?;
+    let launched = Launched::read(&args.file, kind, (args.gpus, args.seq_len), &args.launch)?;
+    launched.print_notes();
+    if let (Some(machine), Some(path)) = (machine, &args.output) {
+        let task = launched.task(machine, None)?;
+        let prediction = task.prepare().predict(&launched.plan);
+        let names = (task.target.name(), task.profile_name.as_str());
+        let saved = SavedPlan::new(names, &task.model, &task.machine, &task.job, &launched.plan, &prediction);
+        let text = saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
+        files::write(path, &(text + "\n"), false, args.force)?;
+        anstream::eprintln!("wrote {}", path.display());
+        return Ok(Ending::Done);
     }
     let text = match args.format {
         Format::Ron => {
             let style = ron::ser::PrettyConfig::new().depth_limit(4).compact_arrays(true);
-            let model = ron_options().to_string_pretty(&imported.model, style);
+            let model = ron_options().to_string_pretty(&launched.model, style);
             model.map_err(|e| Failure::Usage(e.to_string()))?
         }
         Format::Json => {
-            let stages: Vec<u32> = imported.plan.chunks().iter().map(|c| c.layers).collect();
+            let Launched { target, model, job, plan, unknown, assumed } = &launched;
+            let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
             let value = json!({
-                "name": imported.plan.to_string(), "plan": imported.plan.layout(), "stages": stages,
-                "recompute": imported.plan.common_recompute(), "model": imported.model,
-                "gpus": imported.job.gpus, "global_batch_size": imported.job.global_batch_size,
-                "sequence_length": imported.job.sequence_length, "precision": imported.job.precision.name(),
-                "optimizer": imported.job.optimizer.name(), "assumed": imported.assumed,
-                "not_understood": imported.unknown,
+                "name": plan.to_string(), "framework": target.name(), "plan": plan.layout(), "stages": stages,
+                "recompute": plan.common_recompute(), "model": model,
+                "gpus": job.gpus, "global_batch_size": job.global_batch_size,
+                "sequence_length": job.sequence_length, "precision": job.precision.name(),
+                "optimizer": job.optimizer.name(), "assumed": assumed, "not_understood": unknown,
             });
             serde_json::to_string_pretty(&value).unwrap_or_default()
         }
@@ -116,7 +282,6 @@ fn megatron(args: &MegatronArgs) -> Result<Ending, Failure> {
     writeln!(std::io::stdout().lock(), "{text}")?;
     Ok(Ending::Done)
 }
-
 /// A name for the model of a configuration: its folder's, else the file's.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or("model");

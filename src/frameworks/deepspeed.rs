@@ -3,6 +3,7 @@
 //!
 //! Read in DeepSpeed 0.19.8; sources of rules name files below `deepspeed/`.
 
+pub mod import;
 pub mod write;
 
 use super::{
@@ -212,14 +213,27 @@ const OPTIMIZER: Rule = Rule {
     check: |_, c, _| ensure(c.optimizer != Optimizer::Adam8bit, "there is no 8-bit Adam", [0; 4]),
 };
 
+const OPTIMIZER_FORMAT: Rule = Rule {
+    name: "optimizer-format",
+    source: "runtime/precision_config.py DeepSpeedBF16Config bf16_optimizer_states",
+    judge: Judge::Nobody,
+    check: |_, c, _| {
+        ensure(
+            c.optimizer != Optimizer::AdamwBf16 || c.precision == Precision::Bf16,
+            "bf16 moments need bf16: the fp16 section has no such option",
+            [0; 4],
+        )
+    },
+};
+
 const OPTIMIZER_STATES: Rule = Rule {
     name: "optimizer-states",
     source: "runtime/config.py bf16_optimizer_states",
     judge: Judge::SetUp,
     check: |_, c, l| {
         ensure(
-            c.optimizer != Optimizer::AdamwBf16 || (l.zero_stage >= 1 && c.precision == Precision::Bf16),
-            "bf16 moments need bf16 and ZeRO stage 1, 2 or 3",
+            c.optimizer != Optimizer::AdamwBf16 || l.zero_stage >= 1,
+            "bf16 moments need ZeRO stage 1, 2 or 3",
             [0; 4],
         )
     },
@@ -287,8 +301,8 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "experts-tensor",
-        source: "module_inject/auto_ep_folding.py validate_folding_global",
-        judge: Judge::SetUp,
+        source: "module_inject/auto_tp.py: fused experts are no linear layers that AutoTP would split",
+        judge: Judge::Nobody,
         check: |_, c, l| {
             if !c.has_experts() || l.tensor_parallel == 1 {
                 return Ok(());
@@ -331,6 +345,11 @@ pub static RULES: &[Rule] = &[
         check: |_, _, l| {
             let whole = l.shard_group == l.data_parallel * l.context_parallel;
             ensure(
+                l.zero_stage < 3 || whole || l.shard_group > 1,
+                "secondary weight shards need groups of at least 2 ranks",
+                [0; 4],
+            )?;
+            ensure(
                 l.zero_stage < 3 || whole || l.tensor_parallel == 1,
                 "secondary weight shards are groups of neighbouring ranks: not with tp {0}",
                 numbers([u64::from(l.tensor_parallel)]),
@@ -339,6 +358,7 @@ pub static RULES: &[Rule] = &[
     },
     PRECISION,
     OPTIMIZER,
+    OPTIMIZER_FORMAT,
     OPTIMIZER_STATES,
     OFFLOAD_OPTIMIZER,
     OFFLOAD_STAGES,
@@ -403,6 +423,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
     PIPELINE_CONTEXT,
     PRECISION,
     OPTIMIZER,
+    OPTIMIZER_FORMAT,
     OPTIMIZER_STATES,
     OFFLOAD_OPTIMIZER,
     OFFLOAD_STAGES,

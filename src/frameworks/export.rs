@@ -1,6 +1,6 @@
 //! Writing plans out: one request, one list of files per destination.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 use super::{
     Context, Judge, Refusal, Target, accelerate, bridge, deepspeed, legal_plan, megatron, torchtitan,
@@ -150,6 +150,89 @@ pub fn write(destination: Destination, request: &ExportRequest) -> Result<Vec<Ex
         nearest: None,
         broken,
     })
+}
+
+/// One setting that differs between two plans as their files say it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Change {
+    /// A flag, a variable of the environment, or the path of a key.
+    pub name: String,
+    /// Its value in the first plan's files; none where they do not have it, empty for a switch.
+    pub from: Option<String>,
+    /// Its value in the second plan's files.
+    pub to: Option<String>,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let shown = |value: &str| if value.is_empty() { String::new() } else { format!(" {value}") };
+        match (&self.from, &self.to) {
+            (Some(from), Some(to)) => write!(f, "{}{} ->{}", self.name, shown(from), shown(to)),
+            (Some(from), None) => write!(f, "remove {}{}", self.name, shown(from)),
+            (None, Some(to)) => write!(f, "add {}{}", self.name, shown(to)),
+            (None, None) => f.write_str(&self.name),
+        }
+    }
+}
+
+/// What to change in the settings of one plan to get another: flags, environment, configuration keys.
+///
+/// # Errors
+/// A [`Refusal`] where the framework cannot express one of them.
+pub fn changes(target: Target, from: &ExportRequest, to: &ExportRequest) -> Result<Vec<Change>, Refusal> {
+    let destination = Destination::Framework(target);
+    let mut settings = Vec::new();
+    for request in [from, to] {
+        let request =
+            ExportRequest { format: Format::Args, prediction: None, version: "", command: "", ..*request };
+        let mut all = std::collections::BTreeMap::new();
+        for file in write(destination, &request)? {
+            if let Ok(value) = serde_json::from_str(&file.text) {
+                keys(&value, "", &mut all);
+            } else if !matches!(file.name.as_str(), "hostfile" | "launch.sh" | "train.py") {
+                lines(&file.text, &mut all);
+            }
+        }
+        settings.push(all);
+    }
+    let names: std::collections::BTreeSet<&String> = settings.iter().flat_map(|s| s.keys()).collect();
+    let change = |name: &String| {
+        let (from, to) = (settings[0].get(name).cloned(), settings[1].get(name).cloned());
+        (from != to).then(|| Change { name: name.clone(), from, to })
+    };
+    Ok(names.into_iter().filter_map(change).collect())
+}
+
+type Settings = std::collections::BTreeMap<String, String>;
+
+/// Values of a JSON file by their paths; what the file says about itself is left out.
+fn keys(value: &serde_json::Value, path: &str, all: &mut Settings) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields.iter().filter(|(name, _)| *name != "job_name") {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                keys(value, &path, all);
+            }
+        }
+        other => {
+            all.insert(path.to_owned(), other.to_string());
+        }
+    }
+}
+
+/// `--flag values`, `NAME=value`, `name = value`, `name: value`, one per line.
+fn lines(text: &str, all: &mut Settings) {
+    for line in text.lines().map(str::trim).filter(|l| !l.starts_with('#')) {
+        let pair = if line.starts_with("--") {
+            Some(line.split_once(' ').unwrap_or((line, "")))
+        } else {
+            [" = ", "=", ": "].iter().find_map(|mark| line.split_once(mark))
+        };
+        if let Some((name, value)) = pair {
+            let value = value.trim_end_matches(',');
+            all.insert(name.trim().to_owned(), value.trim().to_owned());
+        }
+    }
 }
 
 impl ExportRequest<'_> {

@@ -212,3 +212,92 @@ fn lists_and_completions_print() {
         assert!(output.stdout.len() > 200);
     }
 }
+
+/// A launch that runs today, a little slower than it could.
+const LAUNCH: &str = "#!/bin/bash
+GPUS_PER_NODE=8
+ARGS=(
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --swiglu --disable-bias-linear
+    --normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights
+    --seq-length 4096 --max-position-embeddings 8192
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.1-8B
+    --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2
+    --micro-batch-size 1 --global-batch-size 128 --bf16 --use-distributed-optimizer
+    --hidden-dropout 0.0 --attention-dropout 0.0 --my-flag 3
+)
+torchrun --nnodes 2 --nproc-per-node $GPUS_PER_NODE pretrain_gpt.py \"${ARGS[@]}\"
+";
+
+#[test]
+fn a_launch_script_is_explained_with_the_flags_to_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("my launch $(id).sh");
+    std::fs::write(&script, LAUNCH).unwrap();
+    let script = script.to_str().unwrap();
+    let output = autoplan(&["explain", script, "--cluster", "dgx-h100"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let (text, notes) = (stdout(&output), stderr(&output));
+    for part in [
+        "tp8 pp2",
+        "the plan fits",
+        "better by",
+        "settings of megatron to change",
+        "--tensor-model-parallel-size 8 -> ",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(notes.contains("line 11: `--my-flag 3` is not understood"), "{notes}");
+    assert!(notes.contains("128256 entries (that of meta-llama/Llama-3.1-8B)"), "{notes}");
+    let output = autoplan(&["explain", script, "--cluster", "dgx-h100", "--format", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert!(value["best"]["faster_by"].as_f64().unwrap() > 0.05);
+    let settings = value["best"]["settings"].as_array().unwrap();
+    assert!(settings.iter().any(|s| s["name"] == "--tensor-model-parallel-size" && s["from"] == "8"));
+    // Without a cluster there is nothing to predict.
+    let output = autoplan(&["explain", script]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("--cluster"), "{}", stderr(&output));
+    // On one node it is not the same job; what cannot be is said with its line.
+    let output = autoplan(&["explain", script, "--cluster", "dgx-h100", "--gpus", "24"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains(".sh:9: 24 ranks do not divide"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_imported_plan_can_be_saved_checked_and_exported() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("launch.sh"), LAUNCH).unwrap();
+    let save = ["import", "megatron", &path("launch.sh"), "--cluster", "dgx-h100", "-o", &path("plan.ron")];
+    assert!(autoplan(&save).status.success());
+    let again = autoplan(&save);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(stderr(&again).contains("--force"), "{}", stderr(&again));
+    let checked = autoplan(&["check", &path("plan.ron")]);
+    assert!(checked.status.success(), "{}{}", stdout(&checked), stderr(&checked));
+    let exported = autoplan(&["export", &path("plan.ron"), "--to", "megatron", "--format", "args"]);
+    assert!(stdout(&exported).contains("--tensor-model-parallel-size 8"), "{}", stderr(&exported));
+}
+
+#[test]
+fn a_deepspeed_configuration_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("ds_config.json");
+    let text = r#"{"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 16, "bf16": {"enabled": true},
+        "zero_optimization": {"stage": 1}, "autotuning": {}}"#;
+    std::fs::write(&config, text).unwrap();
+    let config = config.to_str().unwrap();
+    let with = ["--cluster", "dgx-h100", "--model", "llama3.1-8b", "--gpus", "64", "-s", "4096"];
+    let output = autoplan(&[&["explain", config][..], &with].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = stdout(&output);
+    assert!(text.contains("under deepspeed") && text.contains("GB allocated"), "{text}");
+    assert!(stderr(&output).contains("`autotuning` is not understood"), "{}", stderr(&output));
+    let output = autoplan(&["explain", config, "--cluster", "dgx-h100"]);
+    assert!(stderr(&output).contains("give --model"), "{}", stderr(&output));
+    let output = autoplan(&["import", "deepspeed", config, "--model", "llama3.1-8b", "--gpus", "64"]);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(value["plan"]["gradient_accumulation_steps"], 16);
+    assert_eq!(value["global_batch_size"], 1024);
+}

@@ -105,9 +105,9 @@ pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wil
     });
     let (cluster, accelerator) = site(random.pick(&["dgx-h100", "dgx-a100", "dgx-b200", "gb200-nvl72"]));
     let k = target.capabilities();
-    let usual: &[u32] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+    let usual: &[u32] = &[8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
     let gpus = if random.chance(wild.degrees) {
-        random.pick(&[24, 48, 96, 160, 192, 384, 768, 1536])
+        random.pick(&[24, 48, 96, 160, 192, 384, 768, 1536, 6144, 12288])
     } else {
         random.pick(usual)
     };

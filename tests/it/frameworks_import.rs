@@ -1,14 +1,20 @@
 //! Import: what was exported comes back as it was; scripts of others are read or named as unreadable.
 
+use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Destination, Format, export};
-use autoplan::frameworks::megatron::import::{Imported, import};
+use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given};
+use autoplan::frameworks::shell::ImportError;
 use autoplan::frameworks::{Target, legal_plan};
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, Layout, Recompute, Schedule};
+use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::job::Precision;
 use autoplan::spec::model::{Block, Mixer, Model};
 
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
+
+fn import(text: &str, name: &str, gpus: Option<u32>) -> Result<Imported, ImportError> {
+    import_given(text, Given { name, gpus, vocabulary: None })
+}
 
 /// A layout without what does not show: how sequences would be exchanged if they were split.
 fn shown(layout: &Layout) -> Layout {
@@ -113,21 +119,261 @@ fn broken_scripts_name_the_line() {
         (SCRIPT.replace("--global-batch-size 1536", "--global-batch-size 1537"), 12, "no multiple"),
         (
             SCRIPT.replace("stage 1\"", "stage 1 --num-virtual-stages-per-pipeline-rank 6\""),
-            11,
+            10,
             "more than one way",
         ),
-        (SCRIPT.replace("stage 1\"", "stage 4\""), 11, "do not divide"),
+        (SCRIPT.replace("stage 1\"", "stage 4\""), 10, "do not divide"),
         (SCRIPT.replace("LAYERS=$((12 * 8))", ""), 7, "known only when the script runs"),
         (
             SCRIPT.replace("--recompute-granularity selective", "--recompute-granularity full"),
             12,
             "needs --recompute-method",
         ),
-        (SCRIPT.replace("size 8 --seq", "size 7 --seq"), 11, "do not divide"),
+        (SCRIPT.replace("size 8 --seq", "size 7 --seq"), 9, "do not divide"),
         (SCRIPT.replace("--hidden-size 12288", ""), 11, "no --hidden-size"),
         (SCRIPT.replace("--hidden-size 12288", "--hidden-size wide"), 7, "whole number"),
     ] {
         let error = import(&text, "x", None).expect_err(part);
         assert!(error.message.contains(part) && error.line == line, "{part}: {error}");
     }
+}
+
+/// A layout without what a DeepSpeed configuration does not show.
+fn shown_by_deepspeed(layout: &Layout) -> Layout {
+    let mut layout = *layout;
+    layout.context_comm = ContextComm::AllToAll;
+    if layout.zero_stage == 0 {
+        layout.data_overlap = false;
+    }
+    if layout.expert_parallel == 1 && layout.dispatcher.is_some() {
+        layout.dispatcher = Some(Dispatcher::AllToAll);
+    }
+    layout
+}
+
+#[test]
+fn thousands_of_configurations_survive_export_and_import() {
+    let models = models();
+    let mut random = Random::new(17);
+    let (mut done, mut tries) = (0, 0);
+    while done < 2000 {
+        tries += 1;
+        assert!(tries < 400_000, "only {done} plans");
+        let wild = Wild { degrees: 8, switches: 8 };
+        let Some(question) = question(&mut random, Target::DeepSpeed, &models, wild) else { continue };
+        if question.plan.layout().pipeline_parallel > 1
+            || legal_plan(Target::DeepSpeed, &question.context(), &question.plan).is_err()
+        {
+            continue;
+        }
+        let to = Destination::Framework(Target::DeepSpeed);
+        let Ok(files) = export(to, &question.request(Format::Script)) else { continue };
+        let config = files.iter().find(|f| f.name == "ds_config.json").unwrap();
+        let given = deepspeed::Given {
+            model: &question.model,
+            gpus: question.job.gpus,
+            sequence_length: Some(question.job.sequence_length),
+            pipeline_parallel: 1,
+        };
+        let imported = deepspeed::import(&config.text, given)
+            .unwrap_or_else(|error| panic!("{}\n{}", error.render(false), config.text));
+        assert_eq!(
+            shown_by_deepspeed(question.plan.layout()),
+            shown_by_deepspeed(imported.plan.layout()),
+            "{}",
+            config.text
+        );
+        assert_eq!(question.plan.chunks(), imported.plan.chunks());
+        assert_eq!(question.job, imported.job);
+        assert_eq!(imported.unknown, [], "{}", config.text);
+        done += 1;
+    }
+}
+
+#[test]
+fn broken_configurations_name_the_place() {
+    let models = models();
+    let model = models.iter().find(|m| m.name == "Llama 3.1 8B").unwrap();
+    let good = r#"{
+  "train_batch_size": 64,
+  "train_micro_batch_size_per_gpu": 2,
+  "gradient_accumulation_steps": 4,
+  "bf16": {"enabled": true},
+  "zero_optimization": {"stage": 3, "overlap_comm": true}
+}"#;
+    let given = deepspeed::Given { model, gpus: 8, sequence_length: None, pipeline_parallel: 1 };
+    let imported = deepspeed::import(good, given).unwrap();
+    let layout = imported.plan.layout();
+    assert_eq!((layout.zero_stage, layout.shard_group, layout.micro_batch_size), (3, 8, 2));
+    assert!(layout.data_overlap && imported.job.sequence_length == 4096);
+    for (from, to, line, part) in [
+        ("64", "65", 2, "65 is not micro-batch 2 x accumulation 4 x 8 ranks = 64"),
+        ("\"stage\": 3", "\"stage\": 4", 6, "stages 0 to 3"),
+        ("overlap_comm", "overlap_com", 6, "no `overlap_com`"),
+        (
+            "\"bf16\": {\"enabled\": true}",
+            "\"bf16\": {\"enabled\": true}, \"fp16\": {\"enabled\": true}",
+            5,
+            "both enabled",
+        ),
+        ("64", "\"auto\"", 2, "only the Hugging Face Trainer resolves"),
+        ("\"stage\": 3", "\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}", 6, "need ZeRO stage 3"),
+        ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 3", 6, "does not divide the 8 ranks"),
+        ("\"bf16\": {\"enabled\": true}", "\"elasticity\": {}", 5, "no longer exists"),
+        ("true}\n}", "true}", 6, "ends too early"),
+        ("steps\": 4", "steps\": 0", 4, "whole number from 1"),
+    ] {
+        let text = good.replacen(from, to, 1);
+        let error = deepspeed::import(&text, given).expect_err(part);
+        assert!(error.title().contains(part), "{part}: {}", error.render(false));
+        assert_eq!(error.place().map(|p| p.0), Some(line), "{part}: {}", error.render(false));
+    }
+}
+
+/// One command, started in as many ways as there are sites.
+const COMMAND: &str = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 \
+--max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 256 --bf16 --swiglu \
+--ffn-hidden-size 14336 --disable-bias-linear --vocab-size 32000 --tensor-model-parallel-size 4 \
+--sequence-parallel --pipeline-model-parallel-size 2 --use-distributed-optimizer";
+
+#[test]
+fn scripts_of_many_sites_say_the_same() {
+    let array = COMMAND.replace(" --", "\n    --");
+    let scripts = [
+        format!("torchrun --nnodes=8 --nproc_per_node=8 pretrain_gpt.py {COMMAND}"),
+        format!(
+            "#!/bin/bash\nWORLD_SIZE=64 python -u /opt/megatron/pretrain_gpt.py {COMMAND} > log 2>&1 &\nwait\n"
+        ),
+        format!(
+            "#!/bin/bash\n#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8\nARGS=\"\n{COMMAND}\n\"\nCMD=\"cd /opt; python pretrain_gpt.py ${{ARGS}}\"\nsrun -l --container-image x bash -x -c \"${{CMD}}\" 2>&1 | tee log\n"
+        ),
+        format!(
+            "GPUS=8\nNODES=${{1:-8}}\nA=(\n    {array}\n)\nlaunch() {{\n  local script=$1; shift\n  torchrun --nnodes $NODES --nproc-per-node $GPUS \"$script\" \"$@\"\n}}\nlaunch pretrain_gpt.py \"${{A[@]}}\" || exit 1\n"
+        ),
+        format!(
+            "case ${{SIZE:=8b}} in\n 8b|8B) NODES=8; TP=4 ;;\n *) echo no; exit 1 ;;\nesac\nif [ -z \"$SLURM_JOB_ID\" ] && [[ $TP == 4 || $TP -gt 8 ]]; then\n  L=\"torchrun --nnodes $((NODES * (1 + 1) / 2)) --nproc-per-node 8\"\nelse\n  L=false\nfi\n$L pretrain_gpt.py {}\n",
+            COMMAND.replace("parallel-size 4", "parallel-size $TP")
+        ),
+        format!(
+            "DATA=$(find /data -name '*.bin' | head -n 1)\nsbatch <<EOF\n#!/bin/bash\n#SBATCH -N 8\n#SBATCH --gres=gpu:h100:8\nsrun torchrun --nnodes \\$SLURM_NNODES --nproc-per-node 8 pretrain_gpt.py {COMMAND}\nEOF\n"
+        ),
+        format!(
+            "for tp in 4; do\n  deepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py {}\ndone\n",
+            COMMAND.replace("parallel-size 4", "parallel-size ${tp}")
+        ),
+        format!(
+            "python tools/preprocess_data.py --input x --workers 4\n$LAUNCHER torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \\\n  {}\n",
+            COMMAND.replace(" --", " \\\n  --")
+        ),
+        format!("# environment\nexport WORLD_SIZE=64\neval \"python pretrain_gpt.py {COMMAND}\"\n"),
+        serde_json::to_string(&COMMAND.split(' ').collect::<Vec<_>>()).unwrap(),
+    ];
+    let mut plans = Vec::new();
+    for script in &scripts {
+        let gpus = script.starts_with('[').then_some(64);
+        let imported = import(script, "x", gpus).unwrap_or_else(|error| panic!("{error}\n{script}"));
+        assert_eq!(imported.unknown, [], "{script}");
+        assert_eq!(imported.plan.to_string(), "tp4 pp2 vp1 cp1 ep1 dp8 mb1 ga32 zero1 rc-none", "{script}");
+        plans.push((imported.plan, imported.model, imported.job));
+    }
+    assert!(plans.windows(2).all(|two| two[0] == two[1]));
+}
+
+#[test]
+fn what_the_framework_refuses_is_refused_at_its_flag() {
+    let script = |change: &str| {
+        let array = COMMAND.replace(" --", "\n    --");
+        let mut text = format!("A=(\n    {array}\n)\n");
+        for edit in change.split(';').filter(|e| !e.is_empty()) {
+            let (from, to) = edit.split_once(" => ").unwrap();
+            assert!(text.contains(from), "{from}");
+            text = text.replacen(from, to, 1);
+        }
+        text + "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \"${A[@]}\"\n"
+    };
+    import(&script(""), "x", None).unwrap();
+    for (change, flag, part) in [
+        (
+            "parallel-size 4 => parallel-size 8;--num-attention-heads 32 => --num-attention-heads 36 --kv-channels 128",
+            "--tensor-model",
+            "36 heads",
+        ),
+        (
+            "--seq-length 4096 => --seq-length 4098;--max-position-embeddings 4096 => --max-position-embeddings 5000",
+            "--tensor-model",
+            "do not divide among tp 4",
+        ),
+        (
+            "--max-position-embeddings 4096 => --max-position-embeddings 2048",
+            "--max-position",
+            "less than --seq-length",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 => --pipeline-model-parallel-size 8\n    --num-virtual-stages-per-pipeline-rank 2;--global-batch-size 256 => --global-batch-size 8",
+            "--global-batch-size",
+            "at least 8 micro-batches",
+        ),
+        (
+            "--swiglu => --swiglu\n    --num-experts 6\n    --expert-model-parallel-size 4",
+            "--expert-model",
+            "6 experts do not divide",
+        ),
+        ("--sequence-parallel\n => \n    --num-experts 8\n", "--tensor-model", "needs sequence parallelism"),
+        ("--bf16 => --bf16\n    --fp16", "", "exclude each other"),
+        ("--swiglu => --swiglu\n    --use-megatron-fsdp\n    --optimizer muon", "--optimizer", "no Muon"),
+        (
+            "--swiglu => --swiglu\n    --recompute-granularity full\n    --recompute-method block\n    --recompute-num-layers 1\n    --cuda-graph-impl transformer_engine\n    --cuda-graph-modules attn",
+            "--cuda-graph-impl",
+            "graph of the whole iteration",
+        ),
+        (
+            "--swiglu => --swiglu\n    --recompute-granularity selective\n    --recompute-modules mla_up_proj",
+            "--recompute-modules",
+            "latent attention",
+        ),
+        (
+            "--swiglu => --swiglu\n    --exp-avg-dtype bf16",
+            "--exp-avg-dtype",
+            "needs --use-precision-aware-optimizer",
+        ),
+        (
+            "--swiglu => --swiglu\n    --cross-entropy-loss-fusion\n    --cross-entropy-fusion-impl te",
+            "--cross-entropy-fusion-impl",
+            "expected native",
+        ),
+        (
+            "--swiglu => --swiglu\n    --cp-comm-type a2a+p2p\n    --context-parallel-size 2",
+            "--cp-comm-type",
+            "needs --hierarchical",
+        ),
+        ("--num-layers 32 => --num-layers 33", "--pipeline-model", "do not divide"),
+        (
+            "--hidden-size 4096 => --hidden-size 4100",
+            "--num-attention-heads",
+            "does not divide among 32 heads",
+        ),
+        ("--micro-batch-size 1 => --micro-batch-size 3", "--global-batch-size", "no multiple"),
+    ] {
+        let text = script(change);
+        let error = import(&text, "x", None).expect_err(part);
+        let line = text.lines().nth(error.line - 1).unwrap();
+        assert!(error.message.contains(part), "{part}: {error}");
+        assert!(line.contains(flag), "{part}: line {} `{line}`: {error}", error.line);
+    }
+}
+
+#[test]
+fn names_in_a_script_stay_names() {
+    // Nothing in a script is run, whatever it holds.
+    let nasty =
+        "N='$(touch injected)'\nM=`touch injected`\nP=$(touch injected; echo 8)\neval \"touch injected\"\n";
+    let script = format!(
+        "{nasty}torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND} --save \"$N\" --load $M\n"
+    );
+    let imported = import(&script, "a $(touch injected)\n`x` 'é'", None).unwrap();
+    assert_eq!(imported.model.name, "a $(touch injected)\n`x` 'é'");
+    assert!(!std::path::Path::new("injected").exists());
+    let unknown = script.replace("parallel-size 4", "parallel-size $P");
+    let error = import(&unknown, "x", None).unwrap_err();
+    assert!(error.message.contains("known only when the script runs"), "{error}");
 }

@@ -201,7 +201,8 @@ fn buckets(request: &ExportRequest, layers: &Layers, z: &mut Map<String, Value>)
     let bucket = layer.clamp(50_000_000, 500_000_000);
     insert(z, "overlap_comm", json!(l.data_overlap));
     insert(z, "contiguous_gradients", json!(true));
-    insert(z, "reduce_scatter", json!(true));
+    // Muon needs whole gradients of a matrix (runtime/zero/stage3.py).
+    insert(z, "reduce_scatter", json!(request.job.optimizer != Optimizer::Muon));
     insert(z, "reduce_bucket_size", json!(bucket));
     if l.zero_stage < 3 {
         insert(z, "allgather_partitions", json!(true));

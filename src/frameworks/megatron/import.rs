@@ -7,10 +7,13 @@ use std::collections::BTreeMap;
 
 use super::super::export::one_line;
 use super::super::shell::{ImportError, Launch, Word, is_unknown, read_launch};
+use super::super::{Context, Judge, Target, legal_plan};
+use crate::layers::Layers;
 use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Place, Plan, Recompute,
     Schedule,
 };
+use crate::spec::cluster::Architecture;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::{
     Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Mtp, Norm,
@@ -21,6 +24,8 @@ use crate::stages::layout::{LayoutError, Split, read_layout};
 /// What a launch says.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Imported {
+    /// The framework that the launch is for.
+    pub target: Target,
     /// The model.
     pub model: Model,
     /// The job.
@@ -140,11 +145,112 @@ const NEUTRAL: &[&str] = &[
     "--profile",
     "--profile-step-start",
     "--profile-step-end",
+    "--DDP-impl",
+    "--apply-layernorm-1p",
+    "--attention-softmax-in-fp32",
+    "--auto-detect-ckpt-format",
+    "--bias-gelu-fusion",
+    "--config-logger-dir",
+    "--create-attention-mask-in-dataloader",
+    "--deepspeed_config",
+    "--deterministic-mode",
+    "--disable-bf16-reduced-precision-matmul",
+    "--distribute-saved-activations",
+    "--eod-mask-loss",
+    "--finetune",
+    "--fp8-amax-compute-algo",
+    "--fp8-amax-history-len",
+    "--fp8-interval",
+    "--fp8-margin",
+    "--hysteresis",
+    "--local-rank",
+    "--loss-scale-window",
+    "--moe-per-layer-logging",
+    "--no-async-tensor-model-parallel-allreduce",
+    "--no-barrier-with-level-1-timing",
+    "--no-pipeline-parallel",
+    "--no-query-key-layer-scaling",
+    "--no-scatter-gather-tensors-in-pipeline",
+    "--override-opt-param-scheduler",
+    "--short-seq-prob",
+    "--use-cpu-initialization",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+];
+
+/// Families of flags without bearing on a step's time or memory: logging, checkpoints, data, learning rates.
+const NEUTRAL_FAMILIES: &[&str] = &[
+    "--adam-",
+    "--async-",
+    "--check-",
+    "--ckpt-",
+    "--data-",
+    "--dataloader-",
+    "--decoupled-",
+    "--dist-ckpt-",
+    "--end-weight-decay",
+    "--eval-",
+    "--exit-",
+    "--init-method",
+    "--initial-loss-scale",
+    "--load",
+    "--log-",
+    "--logging-",
+    "--loss-scale",
+    "--lr",
+    "--memory-snapshot",
+    "--min-loss-scale",
+    "--min-lr",
+    "--nccl-communicator",
+    "--no-check-",
+    "--no-load",
+    "--no-log",
+    "--no-save",
+    "--non-persistent-",
+    "--one-logger-",
+    "--per-split-",
+    "--profile",
+    "--rerun-",
+    "--reset-",
+    "--save",
+    "--start-weight-decay",
+    "--tensorboard-",
+    "--test-",
+    "--tiktoken-",
+    "--timing-",
+    "--tokenizer-",
+    "--train-",
+    "--use-checkpoint-",
+    "--use-dist-ckpt",
+    "--use-pytorch-profiler",
+    "--use-tokenizer-",
+    "--valid-",
+    "--wandb-",
+    "--weight-decay",
+];
+
+fn neutral(name: &str) -> bool {
+    NEUTRAL.contains(&name) || NEUTRAL_FAMILIES.iter().any(|family| name.starts_with(family))
+}
+
+/// Flags of earlier versions and of forks, and what they are called now.
+const RENAMED: &[(&str, &str)] = &[
+    ("--encoder-num-layers", "--num-layers"),
+    ("--encoder-seq-length", "--seq-length"),
+    ("--hybrid-override-pattern", "--hybrid-layer-pattern"),
+    ("--model-parallel-size", "--tensor-model-parallel-size"),
+    ("--activations-checkpoint-method", "--recompute-method"),
+    ("--activations-checkpoint-num-layers", "--recompute-num-layers"),
+    ("--num-key-value-heads", "--num-query-groups"),
+    ("--cuda-graph-scope", "--cuda-graph-modules"),
 ];
 
 /// Flags of a command, each with its values and line; what is asked for is taken out.
 struct Flags {
     map: BTreeMap<String, (Vec<String>, usize)>,
+    /// Lines of all flags, taken out or not.
+    lines: BTreeMap<String, usize>,
     /// Line of the command.
     line: usize,
 }
@@ -152,9 +258,10 @@ struct Flags {
 type Read<T> = Result<T, ImportError>;
 
 impl Flags {
-    fn new(launch: &Launch) -> Read<Self> {
+    fn new(launch: &Launch, notes: &mut Vec<String>) -> Read<Self> {
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
+        let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
         let mut open: Option<String> = None;
         for Word { text, line } in &launch.arguments {
             if text.starts_with("--") {
@@ -162,17 +269,18 @@ impl Flags {
                     Some((name, value)) => (name.to_owned(), vec![value.to_owned()]),
                     None => (text.clone(), Vec::new()),
                 };
-                if let Some((known, at)) = map.get(&name)
-                    && (!value.is_empty() && *known != value || value.is_empty() && !known.is_empty())
-                {
-                    return Err(ImportError::new(
-                        *line,
-                        format!("{name} is given again; line {at} gave it first"),
-                    ));
+                let renamed = RENAMED.iter().find(|(old, _)| *old == name);
+                let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
+                if let Some((name, (values, at))) = map.remove_entry(&name) {
+                    again.push((name, values, at));
                 }
-                map.entry(name.clone()).or_insert((value, *line));
+                map.insert(name.clone(), (value, *line));
                 open = Some(name);
             } else {
+                if is_unknown(text) && open.is_none() {
+                    notes.push(format!("line {line}: flags that only a running shell knows are left out"));
+                    continue;
+                }
                 let Some(name) = &open else {
                     return Err(ImportError::new(*line, format!("`{}` follows no flag", one_line(text))));
                 };
@@ -181,11 +289,54 @@ impl Flags {
                 }
             }
         }
-        Ok(Self { map, line })
+        // The parser lets the last one win; where they differ, one of them is a mistake.
+        for (name, values, at) in again {
+            let now = map.get(&name);
+            if let Some((last, line)) = now.filter(|(last, _)| *last != values) {
+                if !neutral(&name) {
+                    let text = format!(
+                        "{name} is given again, as `{}`; line {at} gave `{}`",
+                        last.join(" "),
+                        values.join(" ")
+                    );
+                    return Err(ImportError::new(*line, text));
+                }
+                notes.push(format!("{name} is given twice, in lines {at} and {line}: the last one counts"));
+            }
+        }
+        let lines = map.iter().map(|(name, (_, line))| (name.clone(), *line)).collect();
+        Ok(Self { map, lines, line })
+    }
+
+    /// Flags in a string of several lines stand where the text has them.
+    fn find_lines(&mut self, text: &str) {
+        let lines: Vec<&str> = text.lines().collect();
+        let has = |line: &str, name: &str| {
+            !line.trim_start().starts_with('#')
+                && line.match_indices(name).any(|(at, _)| {
+                    !line[at + name.len()..]
+                        .starts_with(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
+                })
+        };
+        for (name, line) in &mut self.lines {
+            if !lines.get(line.saturating_sub(1)).is_some_and(|text| has(text, name))
+                && let Some(at) = lines.iter().position(|text| has(text, name))
+            {
+                *line = at + 1;
+                if let Some(flag) = self.map.get_mut(name) {
+                    flag.1 = at + 1;
+                }
+            }
+        }
+    }
+
+    /// The line of the first of these flags that was given, taken out or not; else that of the command.
+    fn line_of(&self, names: &[&str]) -> usize {
+        names.iter().find_map(|name| self.lines.get(*name)).copied().unwrap_or(self.line)
     }
 
     fn line(&self, name: &str) -> usize {
-        self.map.get(name).map_or(self.line, |f| f.1)
+        self.lines.get(name).copied().unwrap_or(self.line)
     }
 
     /// A switch.
@@ -252,24 +403,45 @@ impl Flags {
     }
 }
 
-/// Reads a launch script or an argument list. `name` becomes the model's name; `gpus` is needed only
-/// where the launcher does not say how many ranks it starts.
+/// Parts of the names of training scripts for other kinds of models.
+const OTHER_MODELS: &[&str] = &["t5", "bert", "ict", "retro", "vision", "vlm", "multimodal", "mimo"];
+
+/// What the text of a launch leaves open.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given<'a> {
+    /// Name of the model.
+    pub name: &'a str,
+    /// GPUs of the job; else as many as the launcher starts.
+    pub gpus: Option<u32>,
+    /// Entries of the vocabulary, where a tokenizer's file holds them.
+    pub vocabulary: Option<u64>,
+}
+
+/// Reads a launch script or an argument list.
 ///
 /// # Errors
-/// The first thing that cannot be read, contradicts itself or is missing, with its line.
-pub fn import(text: &str, name: &str, gpus: Option<u32>) -> Read<Imported> {
+/// The first thing that cannot be read, contradicts itself, is missing or is refused by the framework's own
+/// set-up code, with its line.
+pub fn import(text: &str, given: Given) -> Read<Imported> {
     let launch = read_launch(text)?;
     let world = world_size(&launch, text)?;
-    let mut f = Flags::new(&launch)?;
-    let mut assumed = Vec::new();
-    let gpus = match (world, gpus) {
-        (Some(world), Some(given)) if world != given => {
-            return Err(ImportError::new(
-                f.line,
-                format!("the launcher starts {world} ranks, but {given} GPUs are given"),
-            ));
+    let mut assumed = launch.notes.clone();
+    if let Some(script) = &launch.script {
+        let name = script.text.rsplit('/').next().unwrap_or_default();
+        if OTHER_MODELS.iter().any(|other| name.contains(other)) {
+            let text =
+                format!("{name} does not train a decoder-only language model; only these are modelled");
+            return Err(ImportError::new(script.line, text));
         }
-        (Some(gpus), _) | (None, Some(gpus)) => gpus,
+    }
+    let mut f = Flags::new(&launch, &mut assumed)?;
+    f.find_lines(text);
+    let gpus = match (world, given.gpus) {
+        (Some(world), Some(gpus)) if world != gpus => {
+            assumed.push(format!("{gpus} GPUs as given, not the {world} ranks that the launcher starts"));
+            gpus
+        }
+        (_, Some(gpus)) | (Some(gpus), None) => gpus,
         (None, None) => {
             return Err(ImportError::new(
                 f.line,
@@ -277,16 +449,24 @@ pub fn import(text: &str, name: &str, gpus: Option<u32>) -> Read<Imported> {
             ));
         }
     };
-    let (model, hybrid_split) = model(&mut f, name)?;
+    let target = if f.on("--deepspeed") { Target::MegatronDeepSpeed } else { Target::Megatron };
+    let (model, hybrid_split) = model(&mut f, given, &mut assumed)?;
     let sequence = f.small("--seq-length")?;
     let line = f.line;
     let sequence = sequence
         .ok_or_else(|| ImportError::new(line, "the command has no --seq-length: is the script cut off?"))?;
+    if u64::from(sequence) > model.max_sequence {
+        return Err(ImportError::new(
+            f.line_of(&["--max-position-embeddings", "--seq-length"]),
+            format!("--max-position-embeddings {} is less than --seq-length {sequence}", model.max_sequence),
+        ));
+    }
     let precision = precision(&mut f)?;
     let optimizer = optimizer(&mut f)?;
-    let mut layout = layout(&mut f, &model, gpus, &mut assumed)?;
+    let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
     let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
     let recompute = recompute(&mut f)?;
+    contradictions(&mut f, &mut assumed)?;
     let batch_line = f.line("--global-batch-size");
     let per_step = layout.micro_batch_size * layout.data_parallel;
     let global_batch_size = match f.small("--global-batch-size")? {
@@ -300,7 +480,8 @@ pub fn import(text: &str, name: &str, gpus: Option<u32>) -> Read<Imported> {
         return Err(ImportError::new(
             batch_line,
             format!(
-                "the global batch {global_batch_size} is no multiple of micro-batch x replicas = {per_step}"
+                "the global batch {global_batch_size} is no multiple of micro-batch {} x {} replicas = {per_step}",
+                layout.micro_batch_size, layout.data_parallel
             ),
         ));
     }
@@ -319,22 +500,113 @@ pub fn import(text: &str, name: &str, gpus: Option<u32>) -> Read<Imported> {
     };
     let chunks = chunks.into_iter().map(|layers| Chunk { layers, recompute }).collect();
     let line = f.line;
-    let plan = Plan::new(layout, chunks, gpus, global_batch_size, model.layer_count())
-        .map_err(|law| ImportError::new(line, law.to_string()))?;
+    let plan = Plan::new(layout, chunks, gpus, global_batch_size, model.layer_count()).map_err(|law| {
+        let text = law.to_string();
+        let expert = ["--expert-model-parallel-size", "--expert-tensor-parallel-size"];
+        ImportError::new(if text.contains("expert") { f.line_of(&expert) } else { line }, text)
+    })?;
     model
         .validate()
         .map_err(|fault| ImportError::new(line, format!("{}: {}", fault.field, fault.message)))?;
+    // The hardware is not known yet; only rules on number formats ask for it.
+    let context = Context::new(&model, &Layers::new(&model), &job, Architecture::Blackwell, 8);
+    if let Err(refusal) = legal_plan(target, &context, &plan) {
+        if refusal.judge == Judge::SetUp {
+            let line = f.line_of(flags_of_rule(refusal.rule));
+            let text = format!("{target} refuses: {} ({})", refusal.reason(), refusal.source);
+            return Err(ImportError::new(line, text));
+        }
+        assumed.push(refusal.to_string());
+    }
     let mut unknown: Vec<(usize, String)> = f
         .map
         .into_iter()
-        .filter(|(name, _)| !NEUTRAL.contains(&name.as_str()))
+        .filter(|(name, _)| !neutral(name))
         .map(|(name, (values, line))| {
             let words: Vec<String> = std::iter::once(name).chain(values).collect();
             (line, one_line(&words.join(" ")).replace('\u{fffc}', "$…"))
         })
         .collect();
     unknown.sort();
-    Ok(Imported { model, job, plan, unknown, assumed })
+    Ok(Imported { target, model, job, plan, unknown, assumed })
+}
+
+/// Flags that a rule of the framework is about, the most telling first.
+fn flags_of_rule(rule: &str) -> &'static [&'static str] {
+    match rule {
+        "heads" | "widths" | "mamba-heads" => {
+            &["--tensor-model-parallel-size", "--expert-tensor-parallel-size", "--num-attention-heads"]
+        }
+        "sequence" => &["--context-parallel-size", "--tensor-model-parallel-size", "--seq-length"],
+        "interleaving" => &["--global-batch-size", "--micro-batch-size"],
+        "context-all-to-all-heads" => &["--cp-comm-type"],
+        "moe-tensor-needs-sequence" => &["--tensor-model-parallel-size"],
+        "expert-bias" => &["--expert-tensor-parallel-size", "--tensor-model-parallel-size"],
+        "experts-divide" | "expert-mesh" => &["--expert-model-parallel-size", "--num-experts"],
+        "expert-overlap" | "recompute-expert-overlap" => &["--overlap-moe-expert-parallel-comm"],
+        "expert-instances" => &["--num-distributed-optimizer-instances"],
+        "cuda-graphs" | "recompute-cuda-graphs" => &["--cuda-graph-impl"],
+        "recompute-modules" => &["--recompute-modules"],
+        "optimizer" => &["--optimizer"],
+        "optimizer-offload" => &["--optimizer-cpu-offload"],
+        "pipeline-zero" => &["--zero-stage"],
+        _ => &[],
+    }
+}
+
+/// Flags that exclude or need each other (training/arguments.py validate_args), and flags that the last
+/// step of a ramp decides.
+fn contradictions(f: &mut Flags, assumed: &mut Vec<String>) -> Read<()> {
+    let has = |f: &Flags, name: &str| f.lines.contains_key(name);
+    for name in ["--rampup-batch-size", "--step-batch-size-schedule"] {
+        if f.values(name)?.is_some() {
+            assumed.push(format!("{name}: the plan is that of the full batch"));
+            if name == "--step-batch-size-schedule" && has(f, "--global-batch-size") {
+                assumed.push(
+                    "Megatron-LM of today refuses --step-batch-size-schedule beside --global-batch-size"
+                        .into(),
+                );
+            }
+        }
+    }
+    for (flag, needs) in [
+        ("--delay-wgrad-compute", "--overlap-moe-expert-parallel-comm"),
+        ("--moe-pad-expert-input-to-capacity", "--moe-expert-capacity-factor"),
+        ("--recompute-modules", "--recompute-granularity"),
+    ] {
+        let shorthand = flag == "--recompute-modules" && has(f, "--recompute-activations");
+        if has(f, flag) && !has(f, needs) && !shorthand {
+            return Err(ImportError::new(f.line(flag), format!("{flag} needs {needs}")));
+        }
+    }
+    for flag in ["--main-grads-dtype", "--main-params-dtype"] {
+        let default = f.map.get(flag).is_none_or(|(values, _)| values.first().is_none_or(|v| v == "fp32"));
+        if !default && !has(f, "--use-precision-aware-optimizer") {
+            return Err(ImportError::new(
+                f.line(flag),
+                format!("{flag} needs --use-precision-aware-optimizer"),
+            ));
+        }
+    }
+    let te =
+        f.map.get("--cross-entropy-fusion-impl").is_some_and(|(v, _)| v.first().is_some_and(|v| v == "te"));
+    if te && has(f, "--cross-entropy-loss-fusion") {
+        return Err(ImportError::new(
+            f.line("--cross-entropy-fusion-impl"),
+            "--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te is refused; expected native",
+        ));
+    }
+    for (one, other) in [
+        ("--ddp-bucket-size", "--ddp-num-buckets"),
+        ("--train-iters", "--train-samples"),
+        ("--use-megatron-fsdp", "--use-torch-fsdp2"),
+    ] {
+        if has(f, one) && has(f, other) {
+            let line = f.line(one).max(f.line(other));
+            return Err(ImportError::new(line, format!("{one} and {other} exclude each other")));
+        }
+    }
+    Ok(())
 }
 
 /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`.
@@ -369,10 +641,18 @@ fn world_size(launch: &Launch, text: &str) -> Read<Option<u32>> {
             None => Ok(fallback),
         }
     };
-    let nodes = read(option(&["--nnodes", "-N", "--num_nodes"]), header("--nodes"))?;
-    let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus"];
+    let nodes = option(&["--nnodes", "-N", "--num_nodes"]).or(option(&["--nodes"]));
+    let nodes = read(nodes, header("--nodes").or(header("-N")))?;
+    let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--gpus-per-node"];
     let per_node = header("--gpus-per-node").or(header("--gres"));
-    let per_node = read(option(&per_node_names), per_node)?;
+    let torch = launch.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
+    let tasks = header("--ntasks-per-node").filter(|_| !torch);
+    let tasks_named: &[&str] = if torch { &[] } else { &["--ntasks-per-node"] };
+    let per_node = read(option(&per_node_names), read(option(tasks_named), tasks.or(per_node))?)?;
+    let ranks: &[&str] = if torch { &[] } else { &["--ntasks", "-n", "-np"] };
+    if let Some(ranks) = read(option(ranks), None)? {
+        return Ok(Some(ranks));
+    }
     if let Some(size) = launch.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
         return Ok(Some(size));
     }
@@ -408,7 +688,7 @@ fn hybrid(f: &mut Flags) -> Read<Option<Hybrid>> {
     }))
 }
 
-fn model(f: &mut Flags, name: &str) -> Read<(Model, Option<Vec<u32>>)> {
+fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model, Option<Vec<u32>>)> {
     let hybrid = hybrid(f)?;
     let layers = match &hybrid {
         Some(h) => {
@@ -453,7 +733,7 @@ fn model(f: &mut Flags, name: &str) -> Read<(Model, Option<Vec<u32>>)> {
     let windows = windows(f, layers)?;
     let mut model = Model {
         schema: SCHEMA,
-        name: name.to_owned(),
+        name: given.name.to_owned(),
         hidden,
         vocabulary: 0,
         vocabulary_divisor: f.number("--make-vocab-size-divisible-by")?.unwrap_or(128),
@@ -472,7 +752,7 @@ fn model(f: &mut Flags, name: &str) -> Read<(Model, Option<Vec<u32>>)> {
         layers: Vec::new(),
         mtp: None,
     };
-    vocabulary(f, &mut model)?;
+    vocabulary(f, &mut model, given.vocabulary, assumed)?;
     positions(f, &mut model)?;
     let mut names: Vec<String> = Vec::new();
     for at in 0..layers as usize {
@@ -498,6 +778,11 @@ fn model(f: &mut Flags, name: &str) -> Read<(Model, Option<Vec<u32>>)> {
     }
     model.layers = segments(&names);
     let modules = f.small("--mtp-num-layers")?;
+    if modules.is_some() && matches!(model.position, Position::Learned(_)) {
+        let line = f.line_of(&["--mtp-num-layers"]);
+        let text = "multi-token prediction needs --position-embedding-type rope or none";
+        return Err(ImportError::new(line, text));
+    }
     match &hybrid {
         Some(h) if !h.mtp.is_empty() => {
             let symbols = &h.mtp[0];
@@ -517,11 +802,58 @@ fn model(f: &mut Flags, name: &str) -> Read<(Model, Option<Vec<u32>>)> {
     Ok((model, hybrid.map(|h| h.stages)))
 }
 
-fn vocabulary(f: &mut Flags, model: &mut Model) -> Read<()> {
+/// Entries of the vocabularies that tokenizers of published models come with (their config.json).
+const TOKENIZERS: &[(&str, u64)] = &[
+    ("llama-3", 128_256),
+    ("llama3", 128_256),
+    ("llama-4", 202_048),
+    ("llama-2", 32_000),
+    ("llama2", 32_000),
+    ("llama-7b", 32_000),
+    ("mixtral", 32_000),
+    ("mistral", 32_768),
+    ("qwen", 151_936),
+    ("deepseek-v3", 129_280),
+    ("deepseek-r1", 129_280),
+    ("deepseek", 102_400),
+    ("gpt-oss", 201_088),
+    ("kimi", 163_840),
+    ("gemma-3", 262_208),
+    ("gemma", 256_000),
+    ("nemotron", 131_072),
+    ("glm-4", 151_552),
+    ("gpt2", 50_257),
+];
+
+/// Assumed where nothing says how large the vocabulary is.
+const USUAL_VOCABULARY: u64 = 128_256;
+
+fn vocabulary(f: &mut Flags, model: &mut Model, given: Option<u64>, assumed: &mut Vec<String>) -> Read<()> {
     let padded = f.number("--padded-vocab-size")?;
-    let Some(size) = f.number("--vocab-size")?.or(padded) else {
-        return Err(ImportError::new(f.line, "the vocabulary is in a tokenizer file; add --vocab-size"));
+    let said = f.number("--vocab-size")?.or(padded);
+    if let Some(size) = given.or(said) {
+        model.vocabulary = size;
+        return Ok(());
+    }
+    let value =
+        |name: &str| f.map.get(name).and_then(|(values, _)| values.first()).map_or("", String::as_str);
+    let (kind, named) = (value("--tokenizer-type"), value("--tokenizer-model").to_lowercase());
+    let known = TOKENIZERS.iter().find(|(part, _)| named.contains(part)).map(|t| t.1);
+    let (size, why) = match (kind, known) {
+        ("NullTokenizer", _) => {
+            let line = f.line_of(&["--tokenizer-type"]);
+            return Err(ImportError::new(line, "--tokenizer-type NullTokenizer needs --vocab-size"));
+        }
+        (_, Some(size)) => (size, format!("that of {}", value("--tokenizer-model"))),
+        ("GPT2BPETokenizer" | "", None) if f.map.contains_key("--merge-file") => {
+            (50_257, "GPT-2's".to_owned())
+        }
+        ("GPT2BPETokenizer", None) => (50_257, "GPT-2's".to_owned()),
+        ("Llama2Tokenizer", None) => (32_000, "Llama 2's".to_owned()),
+        ("BertWordPieceLowerCase" | "BertWordPieceCase", None) => (30_522, "BERT's".to_owned()),
+        _ => (USUAL_VOCABULARY, "usual; the tokenizer's file is not read".to_owned()),
     };
+    assumed.push(format!("a vocabulary of {size} entries ({why}); --vocab-size says another"));
     model.vocabulary = size;
     Ok(())
 }
@@ -584,7 +916,17 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
         Mixer::Attention(Attention {
             heads,
             kv_heads,
-            head_dim: channels.unwrap_or(hidden / heads),
+            head_dim: match channels {
+                Some(channels) => channels,
+                None if hidden % heads == 0 => hidden / heads,
+                None => {
+                    let line = f.line_of(&["--num-attention-heads"]);
+                    let text = format!(
+                        "hidden size {hidden} does not divide among {heads} heads; --kv-channels says their size"
+                    );
+                    return Err(ImportError::new(line, text));
+                }
+            },
             qkv_bias,
             output_bias,
             qk_norm: match (normed, squared) {
@@ -617,9 +959,40 @@ fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Rea
     let sigmoid = f.choice("--moe-router-score-function", &scores)?.unwrap_or(false);
     let before = f.on("--moe-router-pre-softmax");
     let groups = f.number("--moe-router-num-groups")?.zip(f.number("--moe-router-group-topk")?);
+    let top_k = f.number("--moe-router-topk")?.unwrap_or(2);
+    // core/transformer/transformer_config.py __post_init__
+    let grouped = groups.is_none_or(|(count, chosen)| count > 0 && experts % count == 0 && chosen <= count);
+    for (holds, flag, text) in [
+        (
+            grouped,
+            "--moe-router-num-groups",
+            format!(
+                "{experts} experts do not divide into these groups, or more groups are chosen than there are"
+            ),
+        ),
+        (
+            sigmoid || !f.lines.contains_key("--moe-router-enable-expert-bias"),
+            "--moe-router-enable-expert-bias",
+            "an expert bias needs --moe-router-score-function sigmoid".to_owned(),
+        ),
+        (
+            top_k > 1 || sigmoid || before,
+            "--moe-router-topk",
+            "one expert per token with softmax needs --moe-router-pre-softmax".to_owned(),
+        ),
+        (
+            (1..=experts).contains(&top_k),
+            "--moe-router-topk",
+            format!("{top_k} of {experts} experts cannot be chosen"),
+        ),
+    ] {
+        if !holds {
+            return Err(ImportError::new(f.line_of(&[flag]), text));
+        }
+    }
     Ok(Some(Moe {
         experts,
-        top_k: f.number("--moe-router-topk")?.unwrap_or(2),
+        top_k,
         width: f.number("--moe-ffn-hidden-size")?.unwrap_or(width),
         activation,
         expert_bias: bias,
@@ -805,6 +1178,13 @@ fn optimizer(f: &mut Flags) -> Read<Optimizer> {
     let formats = [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1)];
     let first = f.choice("--exp-avg-dtype", &formats)?.unwrap_or(4);
     let second = f.choice("--exp-avg-sq-dtype", &formats)?.unwrap_or(4);
+    if first.min(second) < 4 && !f.lines.contains_key("--use-precision-aware-optimizer") {
+        let line = f.line_of(&["--exp-avg-dtype", "--exp-avg-sq-dtype"]);
+        return Err(ImportError::new(
+            line,
+            "moments below fp32: --exp-avg-dtype needs --use-precision-aware-optimizer",
+        ));
+    }
     Ok(match (kind, first.max(second)) {
         (Optimizer::Adamw, 2) => Optimizer::AdamwBf16,
         (Optimizer::Adamw, 1) => Optimizer::Adam8bit,
@@ -812,11 +1192,18 @@ fn optimizer(f: &mut Flags) -> Read<Optimizer> {
     })
 }
 
-fn layout(f: &mut Flags, model: &Model, gpus: u32, assumed: &mut Vec<String>) -> Read<Layout> {
+fn layout(
+    f: &mut Flags,
+    model: &Model,
+    (gpus, target): (u32, Target),
+    assumed: &mut Vec<String>,
+) -> Read<Layout> {
+    let deepspeed = target == Target::MegatronDeepSpeed;
     let tp_line = f.line("--tensor-model-parallel-size");
     let tp = f.small("--tensor-model-parallel-size")?.unwrap_or(1);
     let pp = f.small("--pipeline-model-parallel-size")?.unwrap_or(1);
-    let cp = f.small("--context-parallel-size")?.unwrap_or(1);
+    let ulysses = f.small("--ds-sequence-parallel-size")?.filter(|_| deepspeed);
+    let cp = f.small("--context-parallel-size")?.or(ulysses).unwrap_or(1);
     let ranks = u64::from(tp) * u64::from(pp) * u64::from(cp);
     if u64::from(gpus) % ranks != 0 {
         return Err(ImportError::new(
@@ -845,7 +1232,16 @@ fn layout(f: &mut Flags, model: &Model, gpus: u32, assumed: &mut Vec<String>) ->
     let strategies = [("no_shard", 0), ("optim", 1), ("optim_grads", 2), ("optim_grads_params", 3)];
     let strategy = f.choice("--data-parallel-sharding-strategy", &strategies)?;
     let distributed = f.on("--use-distributed-optimizer");
-    let zero_stage = match (fsdp, distributed) {
+    let torch_fsdp = f.on("--use-torch-fsdp2");
+    if torch_fsdp {
+        assumed.push(
+            "--use-torch-fsdp2 is predicted as Megatron-FSDP: weights, gradients and states sharded".into(),
+        );
+    }
+    let stages = [("0", 0), ("1", 1), ("2", 2), ("3", 3)];
+    let stage = f.choice("--zero-stage", &stages)?.filter(|_| deepspeed);
+    let zero_stage = match (fsdp || torch_fsdp, distributed) {
+        _ if deepspeed => stage.unwrap_or(1),
         (true, _) => strategy.unwrap_or(3),
         (false, true) => 1,
         (false, false) => 0,
@@ -878,7 +1274,8 @@ fn layout(f: &mut Flags, model: &Model, gpus: u32, assumed: &mut Vec<String>) ->
         ("allgather", ContextComm::AllGather),
         ("a2a", ContextComm::AllToAll),
     ];
-    let context_comm = f.choice("--cp-comm-type", &comms)?.unwrap_or(ContextComm::Ring);
+    let context_comm = context_comm(f, &comms, assumed)?;
+    let context_comm = if deepspeed { ContextComm::AllToAll } else { context_comm };
     let dispatcher = dispatcher(f, has_experts)?;
     let overlap_line = f.line("--tp-comm-overlap");
     let tensor_overlap = f.on("--tp-comm-overlap");
@@ -886,8 +1283,8 @@ fn layout(f: &mut Flags, model: &Model, gpus: u32, assumed: &mut Vec<String>) ->
         return Err(ImportError::new(overlap_line, "--tp-comm-overlap needs --sequence-parallel"));
     }
     let cuda_graphs = cuda_graphs(f)?;
+    let aware_line = f.line("--optimizer-cpu-offload");
     let offloads = f.on("--optimizer-cpu-offload");
-    let aware_line = f.line;
     if offloads && !f.map.contains_key("--use-precision-aware-optimizer") {
         return Err(ImportError::new(
             aware_line,
@@ -920,10 +1317,35 @@ fn layout(f: &mut Flags, model: &Model, gpus: u32, assumed: &mut Vec<String>) ->
         expert_overlap: f.on("--overlap-moe-expert-parallel-comm"),
         cuda_graphs,
         offload: Offload {
-            optimizer: if offloads { Place::Cpu } else { Place::Gpu },
+            optimizer: if offloads || f.on("--cpu-optimizer") { Place::Cpu } else { Place::Gpu },
             parameters: Place::Gpu,
             activations: f.on("--fine-grained-activation-offloading"),
         },
+    })
+}
+
+/// `--cp-comm-type` with one value, or one for every layer.
+fn context_comm(
+    f: &mut Flags,
+    kinds: &[(&str, ContextComm)],
+    assumed: &mut Vec<String>,
+) -> Read<ContextComm> {
+    let sizes = f.values("--hierarchical-context-parallel-sizes")?;
+    let Some((values, line)) = f.values("--cp-comm-type")? else { return Ok(ContextComm::Ring) };
+    let Some(first) = values.first().filter(|first| values.iter().all(|v| v == *first)) else {
+        return Err(ImportError::new(line, "--cp-comm-type differs between layers, which no plan says"));
+    };
+    if first == "a2a+p2p" {
+        if sizes.is_none() {
+            return Err(ImportError::new(line, "a2a+p2p needs --hierarchical-context-parallel-sizes"));
+        }
+        assumed.push("--cp-comm-type a2a+p2p is predicted as p2p".into());
+        return Ok(ContextComm::Ring);
+    }
+    let found = kinds.iter().find(|(word, _)| word == first).map(|k| k.1);
+    found.ok_or_else(|| {
+        let text = format!("--cp-comm-type is `{first}`; expected p2p, a2a, allgather or a2a+p2p");
+        ImportError::new(line, text)
     })
 }
 
@@ -1040,7 +1462,13 @@ fn chunks(
             }
             virtual_stages = counted / pp / per_stage;
         }
-        split.chunks(layers, pp, virtual_stages).map_err(fail(stages_line.max(ends_line)))?
+        let line = f.line_of(&[
+            "--num-virtual-stages-per-pipeline-rank",
+            "--decoder-first-pipeline-num-layers",
+            "--decoder-last-pipeline-num-layers",
+            "--pipeline-model-parallel-size",
+        ]);
+        split.chunks(layers, pp, virtual_stages).map_err(fail(line))?
     };
     if virtual_stages > 1 {
         if pp == 1 {
@@ -1054,6 +1482,7 @@ fn chunks(
 
 fn recompute(f: &mut Flags) -> Read<Recompute> {
     let line = f.line("--recompute-granularity");
+    let old = f.on("--checkpoint-activations") | f.on("--deepspeed-activation-checkpointing");
     let shorthand = f.on("--recompute-activations");
     let granularity = f.choice("--recompute-granularity", &[("full", 1), ("selective", 2)])?;
     let granularity = granularity.or(shorthand.then_some(2));
@@ -1062,6 +1491,10 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
     let number = f.small("--recompute-num-layers")?;
     let modules = f.values("--recompute-modules")?;
     match granularity {
+        None if old || method.is_some() && f.lines.contains_key("--DDP-impl") => {
+            let n = number.unwrap_or(1);
+            Ok(if method == Some(false) { Recompute::FullBlock(n) } else { Recompute::FullUniform(n) })
+        }
         None if method.is_some() => {
             Err(ImportError::new(method_line, "--recompute-method needs --recompute-granularity full"))
         }

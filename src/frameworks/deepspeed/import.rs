@@ -1,0 +1,533 @@
+//! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
+//! nor the ranks: they are given beside it.
+
+use crate::frameworks::{Context, Judge, Target, legal_plan};
+use crate::layers::Layers;
+use crate::plan::{
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
+};
+use crate::spec::SpecError;
+use crate::spec::cluster::Architecture;
+use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use crate::spec::json::{Field, Node, Object, Value, parse};
+use crate::spec::model::Model;
+
+/// What stands beside the configuration.
+#[derive(Debug, Clone, Copy)]
+pub struct Given<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// Ranks of the job.
+    pub gpus: u32,
+    /// Tokens per sequence; else as many as the model was made for, at most 4096.
+    pub sequence_length: Option<u32>,
+    /// Pipeline stages of the script's `PipelineModule`.
+    pub pipeline_parallel: u32,
+}
+
+/// What a configuration says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Imported {
+    /// The job.
+    pub job: Job,
+    /// The plan.
+    pub plan: Plan,
+    /// Keys that were not understood, each with its line.
+    pub unknown: Vec<(usize, String)>,
+    /// What was filled in or read differently, for people.
+    pub assumed: Vec<String>,
+}
+
+/// Top-level keys without bearing on a step's time or memory.
+const NEUTRAL: &[&str] = &[
+    "checkpoint",
+    "comms_logger",
+    "communication_data_type",
+    "csv_monitor",
+    "data_types",
+    "dump_state",
+    "flops_profiler",
+    "gradient_clipping",
+    "gradient_predivide_factor",
+    "memory_breakdown",
+    "monitor_config",
+    "prescale_gradients",
+    "scheduler",
+    "steps_per_print",
+    "tensorboard",
+    "wall_clock_breakdown",
+    "wandb",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+];
+
+/// Top-level keys that DeepSpeed 0.19 no longer has (runtime/config.py raises on them).
+const GONE: &[&str] = &["curriculum_learning", "eigenvalue", "elasticity", "sparse_attention"];
+
+/// Keys of `zero_optimization` (runtime/zero/config.py DeepSpeedZeroConfig, which forbids others).
+const ZERO: &[&str] = &[
+    "allgather_bucket_size",
+    "allgather_partitions",
+    "allgather_sequential",
+    "compute_grad_norm",
+    "contiguous_gradients",
+    "cpu_offload",
+    "cpu_offload_param",
+    "cpu_offload_use_pin_memory",
+    "elastic_checkpoint",
+    "enable_sanity_checks",
+    "gather_16bit_weights_on_model_save",
+    "ignore_unused_parameters",
+    "leaf_module",
+    "legacy_stage1",
+    "load_from_fp32_weights",
+    "log_trace_cache_warnings",
+    "max_live_parameters",
+    "max_reuse_distance",
+    "memory_efficient_linear",
+    "model_persistence_threshold",
+    "module_granularity_threshold",
+    "offload_optimizer",
+    "offload_param",
+    "overlap_comm",
+    "override_module_apply",
+    "param_persistence_threshold",
+    "parameter_alignment",
+    "pipeline_loading_checkpoint",
+    "prefetch_bucket_size",
+    "reduce_bucket_size",
+    "reduce_scatter",
+    "round_robin_gradients",
+    "save_muon_momentum_buffer_in_memory",
+    "stage",
+    "stage3_allgather_sequential",
+    "stage3_gather_16bit_weights_on_model_save",
+    "stage3_gather_fp16_weights_on_model_save",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+    "stage3_model_persistence_threshold",
+    "stage3_module_granularity_threshold",
+    "stage3_param_persistence_threshold",
+    "stage3_prefetch_bucket_size",
+    "stage3_use_all_reduce_for_fetch_params",
+    "sub_group_size",
+    "use_all_reduce_for_fetch_params",
+    "use_multi_rank_bucket_allreduce",
+    "zenflow",
+    "zero_hpz_partition_size",
+    "zero_quantized_gradients",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_weights",
+];
+
+/// Keys of `zero_optimization` that change a step in ways that are not modelled.
+const ZERO_NOT_MODELLED: &[&str] =
+    &["zenflow", "zero_quantized_gradients", "zero_quantized_weights", "zero_quantized_nontrainable_weights"];
+
+type Read<T> = Result<T, SpecError>;
+
+/// A section of the configuration.
+struct Section<'a> {
+    text: &'a str,
+    /// Its name with a dot, for messages; empty at the top.
+    path: String,
+    fields: &'a [Field],
+}
+
+impl<'a> Section<'a> {
+    fn error(&self, node: &Node, message: String) -> SpecError {
+        SpecError::new("", message).mark(self.text, node.span.clone(), "")
+    }
+
+    fn get(&self, name: &str) -> Option<&'a Node> {
+        self.fields.iter().find(|f| f.name == name).map(|f| &f.node)
+    }
+
+    fn wrong<T>(&self, node: &Node, name: &str, expected: &str) -> Read<T> {
+        let found = node.value.describe();
+        let message = if matches!(&node.value, Value::Text(text) if text == "auto") {
+            format!(
+                "`{}{name}` is \"auto\", which only the Hugging Face Trainer resolves; expected {expected}",
+                self.path
+            )
+        } else {
+            format!("`{}{name}`: expected {expected}, found {found}", self.path)
+        };
+        Err(self.error(node, message))
+    }
+
+    /// A number from `least` up; `5e8` is one.
+    fn number(&self, name: &str, least: u32) -> Read<Option<u32>> {
+        let Some(node) = self.get(name) else { return Ok(None) };
+        let number = match &node.value {
+            Value::Null => return Ok(None),
+            Value::Whole(n) => u32::try_from(*n).ok(),
+            Value::Number(n) if n.fract() == 0.0 && *n >= 0.0 && *n <= f64::from(u32::MAX) => Some(*n as u32),
+            _ => None,
+        };
+        match number.filter(|n| *n >= least) {
+            Some(number) => Ok(Some(number)),
+            None => self.wrong(node, name, &format!("a whole number from {least}")),
+        }
+    }
+
+    fn flag(&self, name: &str) -> Read<Option<bool>> {
+        let Some(node) = self.get(name) else { return Ok(None) };
+        match &node.value {
+            Value::Null => Ok(None),
+            Value::Flag(flag) => Ok(Some(*flag)),
+            _ => self.wrong(node, name, "true or false"),
+        }
+    }
+
+    fn section(&self, name: &str) -> Read<Option<Section<'a>>> {
+        let Some(node) = self.get(name) else { return Ok(None) };
+        match &node.value {
+            Value::Null => Ok(None),
+            Value::Object(Object { fields }) => {
+                Ok(Some(Section { text: self.text, path: format!("{}{name}.", self.path), fields }))
+            }
+            _ => self.wrong(node, name, "an object"),
+        }
+    }
+
+    fn place(&self, name: &str) -> Read<Place> {
+        let Some(section) = self.section(name)? else { return Ok(Place::Gpu) };
+        let Some(node) = section.get("device") else { return Ok(Place::Gpu) };
+        match &node.value {
+            Value::Text(device) if device == "none" => Ok(Place::Gpu),
+            Value::Text(device) if device == "cpu" => Ok(Place::Cpu),
+            Value::Text(device) if device == "nvme" => Ok(Place::Nvme),
+            Value::Null => Ok(Place::Gpu),
+            _ => section.wrong(node, "device", "\"none\", \"cpu\" or \"nvme\""),
+        }
+    }
+
+    fn line(&self, at: usize) -> usize {
+        self.text[..at.min(self.text.len())].matches('\n').count() + 1
+    }
+}
+
+/// Reads a configuration.
+///
+/// # Errors
+/// The first thing that is no JSON, is missing, contradicts itself or is refused by DeepSpeed's own set-up
+/// code, with its place; the source's name is left empty.
+pub fn import(text: &str, given: Given) -> Read<Imported> {
+    let root = parse(text)?;
+    let Value::Object(Object { fields }) = &root.value else {
+        return Err(SpecError::new("", "expected a JSON object with DeepSpeed's settings").mark(
+            text,
+            root.span.start..root.span.start + 1,
+            "",
+        ));
+    };
+    let top = Section { text, path: String::new(), fields };
+    if let Some(gone) = fields.iter().find(|f| GONE.contains(&f.name.as_str())) {
+        let message = format!("`{}` no longer exists in DeepSpeed", gone.name);
+        return Err(SpecError::new("", message).mark(text, gone.span.clone(), ""));
+    }
+    let mut assumed = Vec::new();
+    let mut unknown = Vec::new();
+    let zero = top.section("zero_optimization")?;
+    let mut layout = degrees(&top, given)?;
+    let precision = precision(&top, &mut assumed)?;
+    let optimizer = optimizer(&top, &mut assumed)?;
+    if let Some(zero) = &zero {
+        sharding(zero, &mut layout, &mut unknown)?;
+    }
+    let (micro_batch, accumulation, batch) = batch(&top, given.gpus, &layout, &mut assumed)?;
+    layout.micro_batch_size = micro_batch;
+    layout.gradient_accumulation_steps = accumulation;
+    let sequence = given.sequence_length.unwrap_or_else(|| {
+        let length = u32::try_from(given.model.max_sequence).unwrap_or(u32::MAX).clamp(1, 4096);
+        assumed.push(format!("sequences of {length} tokens: the configuration does not say"));
+        length
+    });
+    let recompute = match top.section("activation_checkpointing")? {
+        Some(section) => {
+            layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
+            Recompute::FullUniform(1)
+        }
+        None => {
+            assumed.push("no layer is recomputed: there is no activation_checkpointing".into());
+            Recompute::None
+        }
+    };
+    let job = Job {
+        gpus: given.gpus,
+        global_batch_size: batch,
+        sequence_length: sequence,
+        precision,
+        optimizer,
+        training: Training::Full,
+        memory_limit: None,
+        tokens: None,
+        routing: Routing::Balanced,
+        packed: None,
+    };
+    let layers = given.model.layer_count();
+    let stages = layout.pipeline_parallel;
+    let even = |at: u32| layers / stages + u32::from(at < layers % stages);
+    let chunks = (0..stages).map(|at| Chunk { layers: even(at), recompute }).collect();
+    let plan = Plan::new(layout, chunks, given.gpus, batch, layers)
+        .map_err(|law| SpecError::new("", law.to_string()))?;
+    legality(&top, given.model, &job, &plan, &mut assumed)?;
+    for field in
+        fields.iter().filter(|f| !READ.contains(&f.name.as_str()) && !NEUTRAL.contains(&f.name.as_str()))
+    {
+        unknown.push((top.line(field.span.start), field.name.clone()));
+    }
+    unknown.sort();
+    Ok(Imported { job, plan, unknown, assumed })
+}
+
+/// Top-level keys that are read.
+const READ: &[&str] = &[
+    "activation_checkpointing",
+    "bf16",
+    "bfloat16",
+    "data_parallel_size",
+    "expert_parallel",
+    "fp16",
+    "gradient_accumulation_steps",
+    "optimizer",
+    "sequence_parallel_size",
+    "tensor_parallel",
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "zero_optimization",
+];
+
+/// Degrees of parallelism, nothing sharded, one sequence at a time.
+fn degrees(top: &Section, given: Given) -> Read<Layout> {
+    let tensor = top.section("tensor_parallel")?;
+    let tp = match &tensor {
+        Some(tensor) => tensor.number("autotp_size", 0)?.unwrap_or(1).max(1),
+        None => 1,
+    };
+    let tensor_overlap = match &tensor {
+        Some(tensor) => tensor.flag("tp_overlap_comm")?.unwrap_or(false) && tp > 1,
+        None => false,
+    };
+    let cp = top.number("sequence_parallel_size", 1)?.unwrap_or(1);
+    let (mut ep, mut dispatcher) = (1, None);
+    let has_experts = given
+        .model
+        .blocks
+        .values()
+        .any(|b| matches!(b.feed_forward, crate::spec::model::FeedForward::Moe(_)));
+    if has_experts {
+        dispatcher = Some(Dispatcher::AllToAll);
+    }
+    if let Some(expert) = top.section("expert_parallel")?
+        && expert.flag("enabled")?.unwrap_or(false)
+    {
+        ep = expert.number("autoep_size", 1)?.unwrap_or(1);
+        if matches!(expert.get("comm_backend").map(|n| &n.value), Some(Value::Text(t)) if t == "deepep") {
+            dispatcher = Some(Dispatcher::DeepEp);
+        }
+    }
+    let pp = given.pipeline_parallel.max(1);
+    let ranks = u64::from(tp) * u64::from(cp) * u64::from(pp);
+    if u64::from(given.gpus) % ranks != 0 {
+        let message =
+            format!("{} GPUs do not divide by tp {tp} x Ulysses {cp} x {pp} stages = {ranks}", given.gpus);
+        let node = top.get("tensor_parallel").or(top.get("sequence_parallel_size"));
+        let error = SpecError::new("", message.clone());
+        return Err(node.map_or(error, |node| top.error(node, message)));
+    }
+    let dp = (u64::from(given.gpus) / ranks) as u32;
+    if let (Some(said), Some(node)) = (top.number("data_parallel_size", 1)?, top.get("data_parallel_size"))
+        && said * cp != dp * cp
+    {
+        let message =
+            format!("data_parallel_size {said} x sequence_parallel_size {cp} is not the {} ranks", dp * cp);
+        return Err(top.error(node, message));
+    }
+    Ok(Layout {
+        tensor_parallel: tp,
+        pipeline_parallel: pp,
+        virtual_stages: 1,
+        context_parallel: cp,
+        expert_parallel: ep,
+        expert_tensor_parallel: 1,
+        data_parallel: dp,
+        sequence_parallel: false,
+        micro_batch_size: 1,
+        gradient_accumulation_steps: 1,
+        zero_stage: 0,
+        shard_group: 1,
+        schedule: Schedule::OneFOneB,
+        context_comm: ContextComm::AllToAll,
+        dispatcher,
+        tensor_overlap,
+        data_overlap: false,
+        expert_overlap: false,
+        cuda_graphs: CudaGraphs::None,
+        offload: Offload::NONE,
+    })
+}
+
+fn precision(top: &Section, assumed: &mut Vec<String>) -> Read<Precision> {
+    let on = |name: &str| -> Read<bool> {
+        match top.section(name)? {
+            Some(section) => Ok(section.flag("enabled")?.unwrap_or(false)),
+            None => Ok(false),
+        }
+    };
+    let (bf16, fp16) = (on("bf16")? | on("bfloat16")?, on("fp16")?);
+    match (bf16, fp16) {
+        (true, true) => {
+            let node = top.get("fp16").or(top.get("bf16"));
+            let message = "bf16 and fp16 are both enabled; DeepSpeed takes one".to_owned();
+            Err(node.map_or_else(|| SpecError::new("", message.clone()), |n| top.error(n, message.clone())))
+        }
+        (_, true) => Ok(Precision::Fp16),
+        (true, _) => Ok(Precision::Bf16),
+        (false, false) => {
+            assumed.push("bf16: neither bf16 nor fp16 is enabled, and fp32 is not modelled".into());
+            Ok(Precision::Bf16)
+        }
+    }
+}
+
+fn optimizer(top: &Section, assumed: &mut Vec<String>) -> Read<Optimizer> {
+    if let Some(bf16) = top.section("bf16")?
+        && bf16.flag("bf16_optimizer_states")?.unwrap_or(false)
+    {
+        return Ok(Optimizer::AdamwBf16);
+    }
+    let Some(section) = top.section("optimizer")? else {
+        assumed.push("AdamW: the training script brings the optimizer".into());
+        return Ok(Optimizer::Adamw);
+    };
+    let Some(node) = section.get("type") else { return Ok(Optimizer::Adamw) };
+    let Value::Text(name) = &node.value else { return section.wrong(node, "type", "an optimizer's name") };
+    Ok(match name.to_lowercase().as_str() {
+        "adam" | "adamw" => Optimizer::Adamw,
+        "sgd" => Optimizer::Sgd,
+        "muon" => Optimizer::Muon,
+        _ => {
+            assumed.push(format!("{name} is predicted as AdamW"));
+            Optimizer::Adamw
+        }
+    })
+}
+
+fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, String)>) -> Read<()> {
+    for field in zero.fields {
+        if !ZERO.contains(&field.name.as_str()) {
+            let error = SpecError::new(
+                "",
+                format!("`zero_optimization` has no `{}`; DeepSpeed refuses it", field.name),
+            )
+            .mark(zero.text, field.span.clone(), "");
+            return Err(error.nearest(&field.name, ZERO.iter().copied()));
+        }
+        if ZERO_NOT_MODELLED.contains(&field.name.as_str()) && field.node.value != Value::Flag(false) {
+            unknown.push((zero.line(field.span.start), format!("zero_optimization.{}", field.name)));
+        }
+    }
+    let stage = zero.number("stage", 0)?.unwrap_or(0);
+    if stage > 3 {
+        let node = zero.get("stage");
+        let message = format!("ZeRO has stages 0 to 3, found {stage}");
+        return Err(
+            node.map_or_else(|| SpecError::new("", message.clone()), |n| zero.error(n, message.clone()))
+        );
+    }
+    layout.zero_stage = stage as u8;
+    let ranks = layout.data_parallel * layout.context_parallel;
+    layout.shard_group = if stage == 0 { 1 } else { ranks };
+    if let Some(group) = zero.number("zero_hpz_partition_size", 1)?.filter(|g| *g > 1) {
+        if let Some(node) = zero.get("zero_hpz_partition_size").filter(|_| ranks % group != 0) {
+            let message = format!("zero_hpz_partition_size {group} does not divide the {ranks} ranks");
+            return Err(zero.error(node, message));
+        }
+        if stage == 3 {
+            layout.shard_group = group;
+        }
+    }
+    layout.data_overlap = zero.flag("overlap_comm")?.unwrap_or(stage == 3) && stage > 0;
+    layout.offload.optimizer = zero.place("offload_optimizer")?;
+    layout.offload.parameters = zero.place("offload_param")?;
+    for (old, place) in [
+        ("cpu_offload", &mut layout.offload.optimizer),
+        ("cpu_offload_param", &mut layout.offload.parameters),
+    ] {
+        if zero.flag(old)?.unwrap_or(false) {
+            *place = Place::Cpu;
+        }
+    }
+    Ok(())
+}
+
+/// Micro-batch, accumulation and global batch: any two give the third (runtime/config.py
+/// _set_batch_related_parameters).
+fn batch(top: &Section, gpus: u32, layout: &Layout, assumed: &mut Vec<String>) -> Read<(u32, u32, u32)> {
+    let dp = layout.data_parallel;
+    let micro = top.number("train_micro_batch_size_per_gpu", 1)?;
+    let accumulation = top.number("gradient_accumulation_steps", 1)?;
+    let batch = top.number("train_batch_size", 1)?;
+    // Where tensor parallelism is DeepSpeed's own, its rule counts every rank.
+    let counted = if layout.tensor_parallel > 1 && layout.pipeline_parallel == 1 { gpus } else { dp };
+    let wrong = |micro: u32, accumulation: u32, batch: u32| {
+        let message = format!(
+            "train_batch_size {batch} is not micro-batch {micro} x accumulation {accumulation} x {counted} ranks = {}",
+            u64::from(micro) * u64::from(accumulation) * u64::from(counted)
+        );
+        let node = top.get("train_batch_size").or(top.get("train_micro_batch_size_per_gpu"));
+        node.map_or_else(|| SpecError::new("", message.clone()), |n| top.error(n, message.clone()))
+    };
+    let (micro, accumulation) = match (micro, accumulation, batch) {
+        (Some(m), Some(a), _) => (m, a),
+        (Some(m), None, Some(b)) => (m, b / m / counted),
+        (None, Some(a), Some(b)) => (b / a / counted, a),
+        (Some(m), None, None) => (m, 1),
+        (None, None, Some(b)) => (b / counted, 1),
+        (None, _, None) => {
+            return Err(SpecError::new(
+                "",
+                "neither train_batch_size nor train_micro_batch_size_per_gpu: one of them is needed",
+            ));
+        }
+    };
+    let product = u64::from(micro) * u64::from(accumulation) * u64::from(counted);
+    if let Some(batch) = batch.filter(|b| u64::from(*b) != product) {
+        return Err(wrong(micro, accumulation, batch));
+    }
+    if batch.is_none() && accumulation == 1 && top.get("gradient_accumulation_steps").is_none() {
+        assumed.push("no accumulation: gradient_accumulation_steps is not given".into());
+    }
+    let whole = u64::from(micro) * u64::from(accumulation) * u64::from(dp);
+    let whole = u32::try_from(whole).map_err(|_| wrong(micro, accumulation, u32::MAX))?;
+    Ok((micro, accumulation, whole))
+}
+
+/// DeepSpeed's own rules: what its set-up refuses is an error, the rest a note.
+fn legality(top: &Section, model: &Model, job: &Job, plan: &Plan, assumed: &mut Vec<String>) -> Read<()> {
+    // The hardware is not known yet; only rules on number formats ask for it.
+    let context = Context::new(model, &Layers::new(model), job, Architecture::Blackwell, 8);
+    let target =
+        if plan.layout().pipeline_parallel > 1 { Target::MegatronDeepSpeed } else { Target::DeepSpeed };
+    let Err(refusal) = legal_plan(target, &context, plan) else { return Ok(()) };
+    if refusal.judge != Judge::SetUp {
+        assumed.push(refusal.to_string());
+        return Ok(());
+    }
+    let key = match refusal.rule {
+        "ulysses-tensor" => "sequence_parallel_size",
+        "experts-divide" | "expert-mesh" | "experts-tensor" => "expert_parallel",
+        "optimizer-states" => "bf16",
+        _ => "zero_optimization",
+    };
+    let message = format!("{target} refuses: {} ({})", refusal.reason(), refusal.source);
+    Err(top.get(key).map_or_else(
+        || SpecError::new("", message.clone()),
+        |node| {
+            let end = node.span.start + 1;
+            SpecError::new("", message.clone()).mark(top.text, node.span.start..end, "")
+        },
+    ))
+}

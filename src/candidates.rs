@@ -11,7 +11,7 @@ use crate::cost::CellKey;
 use crate::cost::model::Flags;
 use crate::cost::schedule::interleave_group;
 use crate::frameworks::{Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal};
-use crate::plan::{ContextComm, CudaGraphs, Layout, Offload, Place, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Recompute, Schedule};
 
 /// Largest tensor- and context-parallel degree that is tried unless a restriction says otherwise.
 pub const MAX_DEGREE: u32 = 64;
@@ -67,6 +67,25 @@ pub struct Restrictions {
     pub schedule: Option<Vec<Schedule>>,
     /// Places of state and activations; none means on the GPU only.
     pub offload: Option<Vec<Offload>>,
+    /// Sequence parallelism, where tensor parallelism has any use for it.
+    pub sequence_parallel: Option<Vec<bool>>,
+    /// Overlap of tensor-parallel communication, where there is some.
+    pub tensor_overlap: Option<Vec<bool>>,
+    /// Overlap of data-parallel communication, where there is some.
+    pub data_overlap: Option<Vec<bool>>,
+    /// Overlap of expert-parallel communication, where there is some.
+    pub expert_overlap: Option<Vec<bool>>,
+    /// How attention crosses context-parallel ranks, where there are several.
+    pub context_comm: Option<Vec<ContextComm>>,
+    /// How tokens reach experts, where they leave their rank.
+    pub dispatcher: Option<Vec<Dispatcher>>,
+    /// CUDA graphs.
+    pub cuda_graphs: Option<Vec<CudaGraphs>>,
+}
+
+/// Whether a restriction on a flag admits a value; where the flag has no effect it says nothing.
+fn admits<T: PartialEq>(only: &Option<Vec<T>>, effect: bool, value: &T) -> bool {
+    !effect || only.as_ref().is_none_or(|only| only.contains(value))
 }
 
 /// Degrees, micro-batch and accumulation: what fixes a group of layouts.
@@ -235,7 +254,7 @@ impl<'a> Space<'a> {
                 }
             }
         }
-        groups.into_par_iter().filter(|g| self.possible(g)).collect()
+        groups.into_par_iter().filter(|g| self.possible(g) && self.count(g) > 0).collect()
     }
 
     fn expert_tensor(&self, t: u32, block: u32, e: u32, mut each: impl FnMut(u32)) {
@@ -299,26 +318,40 @@ impl<'a> Space<'a> {
             (true, SequenceParallel::Optional) => &[true, false],
         };
         let overlaps = |on: bool| choices(k.tensor_overlap && g.tensor_parallel > 1 && on);
-        let tensor = sequence.iter().flat_map(|&on| overlaps(on).iter().map(move |&overlap| (on, overlap)));
-        let dispatchers = if !experts {
+        let r = self.restrictions;
+        let tensor = sequence
+            .iter()
+            .flat_map(|&on| overlaps(on).iter().map(move |&overlap| (on, overlap)))
+            .filter(|(on, overlap)| {
+                let effect = g.tensor_parallel > 1;
+                admits(&r.sequence_parallel, effect, on) && admits(&r.tensor_overlap, effect, overlap)
+            });
+        let dispatchers: Vec<Option<Dispatcher>> = if !experts {
             vec![None]
         } else if g.expert_parallel == 1 && k.dispatchers.len() > 1 {
             // Nothing is sent: one name stands for all.
-            vec![Some(crate::plan::Dispatcher::AllToAll)]
+            vec![Some(Dispatcher::AllToAll)]
         } else {
-            k.dispatchers.iter().copied().map(Some).collect()
+            let effect = g.expert_parallel > 1;
+            let admitted = |d: &&Dispatcher| admits(&r.dispatcher, effect, *d);
+            k.dispatchers.iter().filter(admitted).copied().map(Some).collect()
         };
         // A router exists only beside experts.
-        let graph = |graph: &CudaGraphs| experts || *graph != CudaGraphs::AttentionRouter;
+        let graph = |graph: &CudaGraphs| {
+            (experts || *graph != CudaGraphs::AttentionRouter) && admits(&r.cuda_graphs, true, graph)
+        };
+        let exchange = experts && g.expert_parallel > 1;
+        let expert_overlap = choices(k.expert_overlap && exchange).iter().copied();
+        let comm = |comm: &ContextComm| admits(&r.context_comm, true, comm);
         Flags {
             tensor: tensor.collect(),
             context_comms: if g.context_parallel > 1 {
-                k.context_comms.to_vec()
+                k.context_comms.iter().copied().filter(comm).collect()
             } else {
                 vec![ContextComm::Ring]
             },
             dispatchers,
-            expert_overlap: choices(k.expert_overlap && experts && g.expert_parallel > 1).to_vec(),
+            expert_overlap: expert_overlap.filter(|on| admits(&r.expert_overlap, exchange, on)).collect(),
             cuda_graphs: k.cuda_graphs.iter().copied().filter(graph).collect(),
         }
     }
@@ -378,7 +411,7 @@ impl<'a> Space<'a> {
         for &zero in self.zero_stages() {
             if self.admits_stage(zero, ranks) {
                 for shard in self.shard_groups(zero, ranks) {
-                    shardings.extend(choices(self.overlaps(ranks)).iter().map(|&on| (zero, shard, on)));
+                    shardings.extend(self.overlaps(ranks).map(|on| (zero, shard, on)));
                 }
             }
         }
@@ -395,7 +428,7 @@ impl<'a> Space<'a> {
                         continue;
                     }
                     for shard in self.shard_groups(zero, ranks) {
-                        for &overlap in choices(self.overlaps(ranks)) {
+                        for overlap in self.overlaps(ranks) {
                             let layout = layout_of(g, cell, v, schedule, zero, shard, overlap);
                             each(match legal(self.target, self.context, &layout) {
                                 Ok(()) => Ok(layout),
@@ -429,7 +462,7 @@ impl<'a> Space<'a> {
         let mut shardings = 0;
         for &zero in self.zero_stages() {
             if self.admits_stage(zero, ranks) {
-                shardings += self.shard_groups(zero, ranks).len() * choices(self.overlaps(ranks)).len();
+                shardings += self.shard_groups(zero, ranks).len() * self.overlaps(ranks).count();
             }
         }
         let mut orders = 0;
@@ -461,8 +494,10 @@ impl<'a> Space<'a> {
         }
     }
 
-    fn overlaps(&self, ranks: u32) -> bool {
-        self.capabilities.data_overlap && ranks > 1
+    /// Data-parallel overlap: which choices there are.
+    fn overlaps(&self, ranks: u32) -> impl Iterator<Item = bool> + '_ {
+        let all = choices(self.capabilities.data_overlap && ranks > 1).iter().copied();
+        all.filter(move |on| admits(&self.restrictions.data_overlap, ranks > 1, on))
     }
 
     fn schedules(&self, g: &Group) -> impl Iterator<Item = Schedule> + '_ {

@@ -561,6 +561,13 @@ impl fmt::Display for Layout {
         if l.zero_stage > 0 && l.shard_group != ranks {
             write!(f, "/{}", l.shard_group)?;
         }
+        // Flags that are usually on are named where they are off.
+        if l.tensor_parallel > 1 && !l.sequence_parallel {
+            f.write_str(" no-sp")?;
+        }
+        if ranks > 1 && !l.data_overlap {
+            f.write_str(" no-dp-ov")?;
+        }
         match l.schedule {
             Schedule::OneFOneB | Schedule::Interleaved => {}
             Schedule::GPipe => f.write_str(" gpipe")?,

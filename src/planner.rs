@@ -14,11 +14,11 @@ use crate::layers::{
     parameter_count,
 };
 use crate::plan::{Plan, Recompute};
-use crate::search::{Answer, Observer, Request, Search};
+use crate::search::{Answer, Observer, Request, Search, Silent};
 use crate::spec::Machine;
 use crate::spec::job::Job;
 use crate::spec::model::Model;
-use crate::units::{Flops, Tokens};
+use crate::units::{Bytes, Flops, Tokens};
 
 /// Everything that decides an answer.
 #[derive(Debug, Clone)]
@@ -52,6 +52,15 @@ pub struct Prepared<'a> {
     pub context: Context,
     /// Exact parameter totals.
     pub parameters: ParameterCount,
+}
+
+/// A plan that would fit if memory were a little larger.
+#[derive(Debug, Clone)]
+pub struct NearestMiss {
+    /// The plan.
+    pub plan: Plan,
+    /// What it allocates on its fullest rank.
+    pub allocated: Bytes,
 }
 
 /// Throughput and utilisation of a predicted step.
@@ -98,6 +107,38 @@ impl Prepared<'_> {
         let cost = self.cost();
         let space = Space::new(self.task.target, &self.context, &self.task.restrictions);
         Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
+    }
+
+    /// Where nothing fits: the plan that needs the least memory, to within a percent of the limit, if any
+    /// plan exists at all. Found by searches under raised limits.
+    #[must_use]
+    pub fn nearest_miss(&self) -> Option<NearestMiss> {
+        let limit = self.cost().memory_limit();
+        let under = |limit: Bytes| {
+            let mut task = self.task.clone();
+            task.job.memory_limit = Some(limit);
+            let request = Request { top: 1, ..Request::default() };
+            let found = task.prepare().search(&request, &Silent).found.into_iter().next()?;
+            Some(NearestMiss { plan: found.plan, allocated: found.prediction.allocated })
+        };
+        // A thousand times the memory is beyond every remedy.
+        let mut below = limit;
+        let mut miss = (1..=10).find_map(|doublings| {
+            let raised = Bytes(limit.0.saturating_mul(1 << doublings));
+            let miss = under(raised);
+            if miss.is_none() {
+                below = raised;
+            }
+            miss
+        })?;
+        while miss.allocated.0.saturating_sub(below.0) > limit.0 / 100 {
+            let middle = Bytes(below.0 + (miss.allocated.0 - below.0) / 2);
+            match under(middle) {
+                Some(nearer) => miss = nearer,
+                None => below = middle,
+            }
+        }
+        Some(miss)
     }
 
     /// Predicts one plan.

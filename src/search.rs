@@ -114,17 +114,6 @@ pub struct Answer {
     pub optimality_gap: f64,
     /// Why it ended.
     pub stop: Stop,
-    /// The least memory excess seen among layouts that did not fit: the nearest miss.
-    pub nearest: Option<NearestMiss>,
-}
-
-/// A layout that would fit if memory were a little larger.
-#[derive(Debug, Clone)]
-pub struct NearestMiss {
-    /// The plan with the least memory found.
-    pub plan: Plan,
-    /// What it allocates on its fullest rank.
-    pub allocated: Bytes,
 }
 
 /// Hears how a search goes on.
@@ -444,7 +433,6 @@ fn held_by_rank(problem: &Problem, layers: &[u32]) -> Vec<u64> {
 struct Opened {
     settled: Vec<Settled>,
     counters: Counters,
-    nearest: Option<NearestMiss>,
 }
 
 /// Groups that get their second bound at once.
@@ -488,7 +476,6 @@ impl Search<'_> {
         ordered.sort_unstable();
 
         let mut best = Best::new(request);
-        let mut nearest: Option<NearestMiss> = None;
         // Groups whose second bound is known, by that bound; and the next group that has only a first.
         let mut pool: BinaryHeap<Reverse<(Picos, Group)>> = BinaryHeap::new();
         let (mut at, mut wave, mut settled) = (0, 0, 0);
@@ -549,7 +536,6 @@ impl Search<'_> {
             for one in opened {
                 counters.add(&one.counters);
                 one.settled.into_iter().for_each(|s| best.offer(s));
-                nearest = nearer(nearest, one.nearest);
             }
             settled += batch.iter().map(|(_, g)| self.space.count(g)).sum::<u64>();
             wave += 1;
@@ -566,7 +552,7 @@ impl Search<'_> {
             _ => 0.0,
         };
         let found = best.into_sorted().into_par_iter().map(|s| self.finish(s, request)).collect();
-        Answer { found, counters, optimality_gap, stop, nearest }
+        Answer { found, counters, optimality_gap, stop }
     }
 
     /// A first bound on every group: computation and exchange at the best flags, whatever memory allows.
@@ -1247,11 +1233,4 @@ type Family = (u32, u32, u32, u32, u32);
 
 fn family_of(g: &Group) -> Family {
     (g.tensor_parallel, g.context_parallel, g.micro_batch_size, g.expert_parallel, g.expert_tensor_parallel)
-}
-
-fn nearer(a: Option<NearestMiss>, b: Option<NearestMiss>) -> Option<NearestMiss> {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(if (b.allocated, &b.plan) < (a.allocated, &a.plan) { b } else { a }),
-        (a, b) => a.or(b),
-    }
 }

@@ -7,7 +7,7 @@ use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::profile::{self, Profile};
-use crate::plan::{Offload, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Recompute, Schedule};
 use crate::planner::Task;
 use crate::spec::job::{Job, Optimizer, PackedLengths, Precision, Routing, Training};
 use crate::spec::{self, Machine};
@@ -52,7 +52,9 @@ pub(crate) struct JobArgs {
     #[arg(long, default_value = "on-demand")]
     pub price: Pricing,
     /// Fix an axis: tp=8, pp=16, vpp=4, dp=.., cp=.., ep=.., etp=.., mb=.., ga=.., zero=1,
-    /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=optimizer;
+    /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=optimizer, and the
+    /// flags sp, tp-overlap, dp-overlap, ep-overlap=on|off, cp-comm=ring|all-gather|all-to-all,
+    /// dispatcher=all-gather|all-to-all|deepep|hybridep, graphs=none|attention|attention-router|full;
     /// several values with |, as in tp=4|8. May be given several times.
     #[arg(long, value_name = "AXIS=VALUE")]
     pub fix: Vec<String>,
@@ -166,7 +168,35 @@ pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile)
     }
 }
 
-const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload";
+const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
+                    dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+const SCHEDULES: [(&str, Schedule); 7] = [
+    ("1f1b", Schedule::OneFOneB),
+    ("interleaved", Schedule::Interleaved),
+    ("gpipe", Schedule::GPipe),
+    ("zb-h1", Schedule::ZeroBubbleH1),
+    ("zb-h2", Schedule::ZeroBubbleH2),
+    ("zb-v", Schedule::ZeroBubbleV),
+    ("dualpipe", Schedule::DualPipe),
+];
+const CONTEXT_COMMS: [(&str, ContextComm); 3] = [
+    ("ring", ContextComm::Ring),
+    ("all-gather", ContextComm::AllGather),
+    ("all-to-all", ContextComm::AllToAll),
+];
+const DISPATCHERS: [(&str, Dispatcher); 4] = [
+    ("all-gather", Dispatcher::AllGather),
+    ("all-to-all", Dispatcher::AllToAll),
+    ("deepep", Dispatcher::DeepEp),
+    ("hybridep", Dispatcher::HybridEp),
+];
+const GRAPHS: [(&str, CudaGraphs); 4] = [
+    ("none", CudaGraphs::None),
+    ("attention", CudaGraphs::Attention),
+    ("attention-router", CudaGraphs::AttentionRouter),
+    ("full", CudaGraphs::FullIteration),
+];
 
 fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
     let Some((name, values)) = text.split_once('=') else {
@@ -190,17 +220,15 @@ fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
             r.recompute = Some(intersect(r.recompute.take(), modes));
             return Ok(());
         }
-        "schedule" => {
-            let schedules: Result<Vec<Schedule>, Failure> =
-                values.iter().map(|v| schedule(text, v)).collect();
-            r.schedule = Some(intersect(r.schedule.take(), schedules?));
-            return Ok(());
-        }
-        "offload" => {
-            let offloads: Result<Vec<Offload>, Failure> = values.iter().map(|v| offload(text, v)).collect();
-            r.offload = Some(intersect(r.offload.take(), offloads?));
-            return Ok(());
-        }
+        "schedule" => return choose(&mut r.schedule, text, &values, &SCHEDULES),
+        "offload" => return choose(&mut r.offload, text, &values, &OFFLOADS),
+        "sp" => return choose(&mut r.sequence_parallel, text, &values, &SWITCH),
+        "tp-overlap" => return choose(&mut r.tensor_overlap, text, &values, &SWITCH),
+        "dp-overlap" => return choose(&mut r.data_overlap, text, &values, &SWITCH),
+        "ep-overlap" => return choose(&mut r.expert_overlap, text, &values, &SWITCH),
+        "cp-comm" => return choose(&mut r.context_comm, text, &values, &CONTEXT_COMMS),
+        "dispatcher" => return choose(&mut r.dispatcher, text, &values, &DISPATCHERS),
+        "graphs" => return choose(&mut r.cuda_graphs, text, &values, &GRAPHS),
         other => {
             let near = nearest(other, AXES.split(", "));
             return Err(Failure::Usage(format!(
@@ -232,35 +260,27 @@ fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
     known.max_by_key(|k| (strsim::jaro_winkler(found, k) * 1e6) as u64).unwrap_or("")
 }
 
-fn schedule(text: &str, value: &str) -> Result<Schedule, Failure> {
-    const NAMES: [(&str, Schedule); 7] = [
-        ("1f1b", Schedule::OneFOneB),
-        ("interleaved", Schedule::Interleaved),
-        ("gpipe", Schedule::GPipe),
-        ("zb-h1", Schedule::ZeroBubbleH1),
-        ("zb-h2", Schedule::ZeroBubbleH2),
-        ("zb-v", Schedule::ZeroBubbleV),
-        ("dualpipe", Schedule::DualPipe),
-    ];
-    NAMES.into_iter().find(|(name, _)| *name == value).map(|(_, s)| s).ok_or_else(|| {
-        let names = NAMES.map(|(name, _)| name);
-        let near = nearest(value, names.into_iter());
-        Failure::Usage(format!(
-            "--fix {text}: there is no schedule `{value}`; did you mean `{near}`? (schedules: {})",
-            names.join(", ")
-        ))
-    })
-}
-
-fn offload(text: &str, value: &str) -> Result<Offload, Failure> {
-    OFFLOADS.into_iter().find(|(name, _)| *name == value).map(|(_, o)| o).ok_or_else(|| {
-        let names = OFFLOADS.map(|(name, _)| name);
-        let near = nearest(value, names.into_iter());
-        Failure::Usage(format!(
-            "--fix {text}: there is no offload `{value}`; did you mean `{near}`? (known: {})",
-            names.join(", ")
-        ))
-    })
+/// Restricts an axis to named choices.
+fn choose<T: Copy + PartialEq>(
+    axis: &mut Option<Vec<T>>,
+    text: &str,
+    values: &[&str],
+    known: &[(&str, T)],
+) -> Result<(), Failure> {
+    let find = |value: &&str| {
+        known.iter().find(|(name, _)| name == value).map(|(_, choice)| *choice).ok_or_else(|| {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let near = nearest(value, names.iter().copied());
+            let axis = text.split('=').next().unwrap_or(text);
+            Failure::Usage(format!(
+                "--fix {text}: {axis} cannot be `{value}`; did you mean `{near}`? (choices: {})",
+                names.join(", ")
+            ))
+        })
+    };
+    let chosen: Vec<T> = values.iter().map(find).collect::<Result<_, _>>()?;
+    *axis = Some(intersect(axis.take(), chosen));
+    Ok(())
 }
 
 /// Numbers of GPUs: `N`, `A,B,C` or `A..B`; a range means every number of whole nodes whose nodes are

@@ -11,7 +11,7 @@ use super::plan::{Objective, remedies};
 use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
-use crate::planner::{Prepared, Rates};
+use crate::planner::{NearestMiss, Prepared, Rates};
 use crate::search::{Answer, Found, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
@@ -354,6 +354,9 @@ fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         for line in why_nothing(section) {
             writeln!(out, "  {line}")?;
         }
+        if let Some((_, text)) = nearest_miss(section) {
+            writeln!(out, "  {text}")?;
+        }
     }
     if report.deadline.is_some() || report.budget.is_some() {
         writeln!(out, "  the deadline or the budget may exclude every plan; try without them")?;
@@ -388,16 +391,24 @@ fn why_nothing(section: &Section) -> Vec<String> {
     for (reason, count) in reasons.into_iter().take(5) {
         lines.push(format!("{} layouts fell to {reason}", super::models::group(*count)));
     }
-    if let Some(miss) = &section.answer.nearest {
-        let limit = section.prepared.cost().memory_limit();
-        lines.push(format!(
-            "nearest miss: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
-            miss.plan,
-            miss.allocated.gigabytes(),
-            limit.gigabytes()
-        ));
-    }
     lines
+}
+
+/// What comes nearest to fitting, in words.
+fn nearest_miss(section: &Section) -> Option<(NearestMiss, String)> {
+    let memory = |reason: &String| reason == "memory";
+    if !section.answer.counters.pruned.keys().any(memory) || !section.answer.found.is_empty() {
+        return None;
+    }
+    let miss = section.prepared.nearest_miss()?;
+    let limit = section.prepared.cost().memory_limit();
+    let text = format!(
+        "nearest miss: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
+        miss.plan,
+        miss.allocated.gigabytes(),
+        limit.gigabytes()
+    );
+    Some((miss, text))
 }
 
 /// The degrees of a layout by their full names.
@@ -522,7 +533,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
             .sections
             .iter()
             .filter_map(|s| {
-                let miss = s.answer.nearest.as_ref()?;
+                let (miss, _) = nearest_miss(s)?;
                 Some(json!({
                     "name": miss.plan.to_string(), "plan": layout_json(miss.plan.layout()),
                     "allocated": miss.allocated.0, "limit": s.prepared.cost().memory_limit().0,

@@ -104,10 +104,22 @@ fn planned(prepared: &Prepared, cluster: &str, plan: &Plan, prediction: &Predict
     }
 }
 
+/// Why a task has no plan.
+fn why_none(task: &Task) -> String {
+    let prepared = task.prepare();
+    let limit = prepared.cost().memory_limit();
+    match prepared.nearest_miss() {
+        Some(miss) => {
+            format!("nothing fits; nearest is {}, which needs {} of {limit}", miss.plan, miss.allocated)
+        }
+        None => "no legal plan".into(),
+    }
+}
+
 impl Planner for ScenarioPlanner<'_> {
     fn plan(&self, scenario: &Scenario) -> Result<Outcome, String> {
         let mut plans: Vec<Planned> = Vec::new();
-        let mut nearest: Option<String> = None;
+        let mut first: Option<Task> = None;
         for cluster in &scenario.clusters {
             for &gpus in &scenario.gpus {
                 let task = self.task(scenario, cluster, gpus)?;
@@ -116,13 +128,7 @@ impl Planner for ScenarioPlanner<'_> {
                 let answer = prepared.search(&request, &Silent);
                 let found = answer.found.iter();
                 plans.extend(found.map(|found| planned(&prepared, cluster, &found.plan, &found.prediction)));
-                if let (Some(miss), None) = (answer.nearest, &nearest) {
-                    let limit = prepared.cost().memory_limit();
-                    nearest = Some(format!(
-                        "nothing fits; nearest is {}, which needs {} of {limit}",
-                        miss.plan, miss.allocated
-                    ));
-                }
+                first.get_or_insert(task);
             }
         }
         plans.sort_by(|a, b| {
@@ -137,7 +143,7 @@ impl Planner for ScenarioPlanner<'_> {
         let mut plans = plans.into_iter();
         Ok(match plans.next() {
             Some(best) => Outcome::Planned { best, runners_up: plans.take(RUNNERS_UP).collect() },
-            None => Outcome::Infeasible { reason: nearest.unwrap_or_else(|| "no legal plan".into()) },
+            None => Outcome::Infeasible { reason: first.map_or_else(String::new, |task| why_none(&task)) },
         })
     }
 

@@ -388,8 +388,16 @@ fn why_nothing(section: &Section) -> Vec<String> {
     }
     let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
     reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    for (reason, count) in reasons.into_iter().take(5) {
-        lines.push(format!("{} layouts fell to {reason}", super::models::group(*count)));
+    for (at, (reason, count)) in reasons.into_iter().take(5).enumerate() {
+        let count = super::models::group(*count);
+        lines.push(match (at, reason.as_str()) {
+            (0, "memory") => format!(
+                "memory binds: {count} layouts need more than the {:.1} GB of a GPU that may be allocated",
+                section.prepared.cost().memory_limit().gigabytes()
+            ),
+            (_, "memory") => format!("{count} layouts need more memory than a GPU has"),
+            (_, reason) => format!("{count} layouts fell to {reason}"),
+        });
     }
     lines
 }

@@ -273,7 +273,11 @@ fn scripts_of_many_sites_say_the_same() {
         let gpus = script.starts_with('[').then_some(64);
         let imported = import(script, "x", gpus).unwrap_or_else(|error| panic!("{error}\n{script}"));
         assert_eq!(imported.unknown, [], "{script}");
-        assert_eq!(imported.plan.to_string(), "tp4 pp2 vp1 cp1 ep1 dp8 mb1 ga32 zero1 rc-none", "{script}");
+        assert_eq!(
+            imported.plan.to_string(),
+            "tp4 pp2 vp1 cp1 ep1 dp8 mb1 ga32 zero1 no-dp-ov rc-none",
+            "{script}"
+        );
         plans.push((imported.plan, imported.model, imported.job));
     }
     assert!(plans.windows(2).all(|two| two[0] == two[1]));

@@ -1,0 +1,119 @@
+//! What a search is made of, one at a time: pricing a cell, bounding and balancing a layout, simulating a
+//! schedule, predicting a plan with every item of its time and memory.
+
+use std::hint::black_box;
+
+use autoplan::candidates::{Restrictions, Space};
+use autoplan::cost::CellKey;
+use autoplan::cost::model::Parts;
+use autoplan::cost::schedule::{Load, Shape, Simulator};
+use autoplan::cost::step::{Tables, predict_with};
+use autoplan::frameworks::profile::{self, Profile};
+use autoplan::frameworks::{Target, legal};
+use autoplan::plan::Schedule;
+use autoplan::planner::Task;
+use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily};
+use autoplan::search::{Request, Silent};
+use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::{load_cluster, load_model};
+use autoplan::stages::relax::Relaxation;
+use autoplan::stages::{Balancer, Objective};
+use autoplan::units::Picos;
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+
+fn task(model: &str, cluster: &str, gpus: u32, batch: u32, length: u32) -> Task {
+    Task {
+        model: load_model(model).expect("a shipped model"),
+        machine: load_cluster(cluster).expect("a shipped cluster"),
+        job: Job {
+            gpus,
+            global_batch_size: batch,
+            sequence_length: length,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            training: Training::Full,
+            memory_limit: None,
+            tokens: None,
+            routing: Routing::Balanced,
+            packed: None,
+        },
+        target: Target::Megatron,
+        profile: Profile::find(profile::DEFAULT).expect("a shipped profile"),
+        profile_name: profile::DEFAULT.into(),
+        restrictions: Restrictions::default(),
+        pricing: "on-demand".parse().expect("a known price"),
+    }
+}
+
+/// Everything on the way from a layout to its plan, on the best layout of one chunk per rank.
+fn layout(c: &mut Criterion, name: &str, task: &mut Task) {
+    task.restrictions.virtual_stages.max = Some(1);
+    task.restrictions.pipeline_parallel.only = Some(vec![16]);
+    let prepared = task.prepare();
+    let cost = prepared.cost();
+    let answer = prepared.search(&Request { top: 1, ..Request::default() }, &Silent);
+    let plan = &answer.found.first().expect("a plan").plan;
+    let layout = *plan.layout();
+    let key = CellKey::from(&layout);
+    let space = Space::new(task.target, &prepared.context, &task.restrictions);
+    let mut parts = Parts::default();
+    let tables = Tables::new(&cost, &layout);
+    let modes = LegalModes::new(task.target, &prepared.context, &layout, &tables.cell, None);
+    let family = RecomputeFamily::new(&modes, &tables.cell);
+    let mut builder = ProblemBuilder::default();
+    let balancing = builder.build(&cost, &prepared.layers, &layout, &tables, &family, space.capabilities());
+
+    let mut group = c.benchmark_group(name);
+    group.throughput(Throughput::Elements(1));
+    group.bench_function("groups of the space", |b| b.iter(|| space.groups().len()));
+    group.bench_function("total of a cell", |b| b.iter(|| cost.cell_total(black_box(&key), &mut parts)));
+    group.bench_function("cell", |b| b.iter(|| cost.cell_with(black_box(&key), &mut parts)));
+    group.bench_function("sharding", |b| b.iter(|| cost.sharding(black_box(&layout))));
+    group.bench_function("rules", |b| {
+        b.iter(|| legal(task.target, &prepared.context, black_box(&layout)).is_ok());
+    });
+    group.bench_function("recompute modes", |b| b.iter(|| RecomputeFamily::new(&modes, &tables.cell)));
+    group.bench_function("balancing problem", |b| {
+        b.iter(|| builder.build(&cost, &prepared.layers, &layout, &tables, &family, space.capabilities()));
+    });
+    let mut relaxation = Relaxation::default();
+    group.bench_function("relaxed bound", |b| {
+        b.iter(|| relaxation.lower_bound(black_box(&balancing.problem), None));
+    });
+    let mut balancer = Balancer::new();
+    group.bench_function("balance, chain bound", |b| {
+        b.iter(|| balancer.solve(black_box(&balancing.problem), Objective::Chain, None));
+    });
+    let mut simulator = Simulator::default();
+    group.bench_function("predict, every item", |b| {
+        b.iter(|| predict_with(&cost, &prepared.layers, black_box(plan), &tables, &mut simulator));
+    });
+    group.finish();
+}
+
+fn dense(c: &mut Criterion) {
+    layout(c, "llama3.1-405b on 16384", &mut task("llama3.1-405b", "dgx-h100", 16_384, 2048, 8192));
+}
+
+fn experts(c: &mut Criterion) {
+    layout(c, "deepseek-v3 on 2048", &mut task("deepseek-v3", "h800-ib", 2048, 15_360, 4096));
+}
+
+/// Event simulation with stages of unequal length, so that no steady state helps.
+fn simulation(c: &mut Criterion) {
+    let mut group = c.benchmark_group("simulate");
+    for (schedule, virtual_stages) in [(Schedule::OneFOneB, 1), (Schedule::Interleaved, 4)] {
+        let shape = Shape { schedule, ranks: 16, virtual_stages, micro_batches: 128 };
+        let chunks = u64::from(shape.ranks * shape.virtual_stages);
+        let forward: Vec<Picos> = (0..chunks).map(|k| Picos(1_000_000 + k * 7919 % 100_000)).collect();
+        let backward: Vec<Picos> = forward.iter().map(|f| *f * 2).collect();
+        let load = Load { forward: &forward, backward: &backward, weight: &backward, hop: Picos(10_000) };
+        let mut simulator = Simulator::default();
+        group.throughput(Throughput::Elements(2 * chunks * u64::from(shape.micro_batches)));
+        group.bench_function(format!("{schedule:?}"), |b| b.iter(|| simulator.run(shape, load)));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, dense, experts, simulation);
+criterion_main!(benches);

@@ -8,6 +8,7 @@
 pub mod accelerate;
 pub mod bridge;
 pub mod deepspeed;
+pub mod error_bars;
 pub mod export;
 pub mod hf;
 pub mod megatron;

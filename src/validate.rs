@@ -6,6 +6,7 @@ pub mod case;
 pub mod constants;
 pub mod page;
 pub mod refit;
+pub mod sets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -15,6 +16,7 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step;
+use crate::frameworks::error_bars::{ErrorBar, ErrorBars, Scale};
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
@@ -224,8 +226,12 @@ pub struct Summary {
     pub memory: ErrorTable,
     /// Verdicts on memory.
     pub out_of_memory: MemoryVerdicts,
-    /// Ranking of plans.
+    /// Ranking of plans, noisy rows aside (see [`sets::NOISE`]).
     pub ranking: Ranking,
+    /// Ranking of plans over all rows.
+    pub ranking_of_all: Ranking,
+    /// Sets of rows that other planners publish their errors over.
+    pub named_sets: Vec<sets::NamedSet>,
     /// Error bars of step times.
     pub coverage: Coverage,
     /// Fitted constants behind the predictions.
@@ -459,7 +465,11 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
             _ => {}
         }
     }
-    summary.ranking = rank(&counted);
+    let quiet: Vec<&RowReport> =
+        counted.iter().copied().filter(|row| !sets::NOISE.iter().any(|noise| noise.holds(row))).collect();
+    summary.ranking = rank(&quiet);
+    summary.ranking_of_all = rank(&counted);
+    summary.named_sets = sets::named_sets(&counted);
     let deviations: Vec<f64> = counted
         .iter()
         .filter_map(|row| {
@@ -475,6 +485,23 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
     summary
 }
 
+/// Columns without which a plan is not complete.
+const PLAN: [&str; 13] = [
+    "tp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "etp",
+    "sp",
+    "zero_stage",
+    "micro_batch",
+    "recompute",
+    "precision",
+    "dispatcher",
+    "tp_overlap",
+];
+
 /// Classes of a row, by dimension.
 fn classes(row: &RowReport) -> [(&'static str, String); 8] {
     let scale = match row.gpus {
@@ -484,7 +511,12 @@ fn classes(row: &RowReport) -> [(&'static str, String); 8] {
         _ => "512 GPUs and more",
     };
     let kind = if row.labels.experts { "moe" } else { "dense" };
-    let stated = if row.assumed.is_empty() { "complete" } else { "assumed" };
+    let of_plan = row.assumed.iter().any(|column| PLAN.contains(column));
+    let stated = match (row.assumed.is_empty(), of_plan) {
+        (true, _) => "complete",
+        (false, false) => "plan complete, rest assumed",
+        (false, true) => "parts of the plan assumed",
+    };
     [
         ("gpu", row.labels.gpu.clone()),
         ("framework", row.labels.framework.clone()),
@@ -519,30 +551,48 @@ fn table(rows: &[&RowReport], error: impl Fn(&RowReport) -> Option<f64>) -> Erro
     }
 }
 
+/// Runs of one plan in a group: predicted and measured time (medians over repeats), and memory verdicts.
+#[derive(Default)]
+struct Repeats {
+    predicted: Vec<f64>,
+    measured: Vec<f64>,
+    fits: bool,
+    out_of_memory: bool,
+}
+
+fn median(numbers: &[f64]) -> Option<f64> {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile(&sorted, 0.5)
+}
+
 fn rank(rows: &[&RowReport]) -> Ranking {
-    let mut groups: BTreeMap<&str, Vec<&RowReport>> = BTreeMap::new();
+    let mut groups: BTreeMap<&str, BTreeMap<&str, Repeats>> = BTreeMap::new();
     for row in rows {
-        groups.entry(&row.labels.group).or_default().push(row);
+        let (Some(plan), Some(predicted)) = (&row.plan, row.predicted_step_s) else { continue };
+        let of_plan = groups.entry(&row.labels.group).or_default().entry(plan).or_default();
+        of_plan.predicted.push(predicted);
+        of_plan.measured.extend(row.measured_step_s);
+        of_plan.fits = row.fits == Some(true);
+        of_plan.out_of_memory |= row.out_of_memory == Some(true);
     }
     let mut ranking = Ranking::default();
-    for (group, rows) in groups {
+    for (group, plans) in groups {
         let times: Vec<(f64, f64)> =
-            rows.iter().filter_map(|row| Some((row.predicted_step_s?, row.measured_step_s?))).collect();
+            plans.values().filter_map(|p| median(&p.predicted).zip(median(&p.measured))).collect();
         if times.len() < 4 {
             continue;
         }
         let best = times.iter().map(|t| t.1).fold(f64::INFINITY, f64::min);
         let pick = times.iter().min_by(|a, b| a.0.total_cmp(&b.0)).map_or(best, |t| t.1);
-        let fitting = rows
-            .iter()
-            .filter(|row| {
-                row.fits == Some(true) && (row.measured_step_s.is_some() || row.out_of_memory == Some(true))
-            })
+        let fitting = plans
+            .values()
+            .filter(|p| p.fits && (!p.measured.is_empty() || p.out_of_memory))
             .min_by(|a, b| {
-                let time = |row: &RowReport| row.predicted_step_s.unwrap_or(f64::INFINITY);
+                let time = |p: &Repeats| median(&p.predicted).unwrap_or(f64::INFINITY);
                 time(a).total_cmp(&time(b))
             });
-        if fitting.is_some_and(|row| row.out_of_memory == Some(true)) {
+        if fitting.is_some_and(|p| p.measured.is_empty()) {
             ranking.picks_out_of_memory += 1;
         }
         ranking.groups.push(RankedGroup {
@@ -550,7 +600,7 @@ fn rank(rows: &[&RowReport]) -> Ranking {
             runs: times.len(),
             tau: kendall_tau(&times),
             regret: pick / best - 1.0,
-            regret_with_memory: fitting.and_then(|row| Some(row.measured_step_s? / best - 1.0)),
+            regret_with_memory: fitting.and_then(|p| Some(median(&p.measured)? / best - 1.0)),
         });
     }
     let count = ranking.groups.len();
@@ -560,6 +610,111 @@ fn rank(rows: &[&RowReport]) -> Ranking {
         ranking.mean_regret = Some(mean(|g| g.regret));
     }
     ranking
+}
+
+/// The error bars that the residuals of a report's rows ask for: every class of enough runs, the narrowest
+/// classes first. Tails are heavy, so the bar is the geometric mean of what holds 68 % of the rows and of half
+/// of what holds 95 %.
+#[must_use]
+pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
+    let mut residuals: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
+    let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
+    let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
+    for row in rows {
+        let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
+            continue;
+        };
+        for key in bar_keys(row) {
+            residuals.entry(key).or_default().push(residual.abs());
+        }
+        groups.entry(&row.labels.group).or_default().push((residual, row));
+    }
+    for runs in groups.values() {
+        for (i, (a, row)) in runs.iter().enumerate() {
+            for (b, other) in &runs[i + 1..] {
+                if row.plan != other.plan {
+                    let keys = bar_keys(row);
+                    for key in keys.into_iter().filter(|key| key.0 >= 2) {
+                        differences.entry(key).or_default().push((a - b).abs());
+                    }
+                }
+            }
+        }
+    }
+    let at = |numbers: &[f64], share: f64| {
+        let mut sorted = numbers.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        quantile(&sorted, share).unwrap_or(0.0)
+    };
+    let mut bars = Vec::new();
+    for ((level, key), numbers) in &residuals {
+        if numbers.len() < FEWEST_RUNS {
+            continue;
+        }
+        let round = |x: f64| (x * 1e4).round() / 1e4;
+        let sigma = (at(numbers, 0.683) * at(numbers, 0.954) / 2.0).sqrt().max(LEAST_SIGMA);
+        let wide = key.clone().widened(2.max(*level));
+        let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
+        // Without pairs: errors of two plans as if they had nothing in common.
+        let difference = pairs.map_or(sigma * 2f64.sqrt(), |pairs| at(pairs, 0.683)).max(LEAST_SIGMA);
+        bars.push(ErrorBar {
+            profile: key.profile.clone(),
+            experts: key.experts,
+            narrow: key.narrow,
+            scale: key.scale,
+            crossing: key.crossing,
+            runs: numbers.len(),
+            sigma: round(sigma),
+            difference: round(difference),
+        });
+    }
+    ErrorBars { bars }
+}
+
+/// Fewest runs of a class with an error bar of its own.
+const FEWEST_RUNS: usize = 12;
+/// Repeated runs of one plan differ by this much.
+const LEAST_SIGMA: f64 = 0.01;
+
+/// A class of error bars; see [`ErrorBar`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct BarKey {
+    profile: Option<String>,
+    experts: bool,
+    narrow: Option<bool>,
+    scale: Option<Scale>,
+    crossing: Option<bool>,
+}
+
+impl BarKey {
+    /// The class without what is narrower than a level.
+    fn widened(mut self, level: u8) -> Self {
+        if level > 0 {
+            self.crossing = None;
+        }
+        if level > 1 {
+            self.scale = None;
+        }
+        if level == 3 || level == 5 {
+            self.narrow = None;
+        }
+        if level > 3 {
+            self.profile = None;
+        }
+        self
+    }
+}
+
+/// The classes of a row, by level: the narrowest is level 0.
+fn bar_keys(row: &RowReport) -> [(u8, BarKey); 6] {
+    let key = BarKey {
+        profile: Some(row.labels.profile.to_owned()),
+        experts: row.labels.experts,
+        narrow: Some(!matches!(row.precision, "bf16" | "fp16")),
+        scale: Some(Scale::of(row.gpus)),
+        crossing: Some(row.labels.crossing),
+    };
+    [0, 1, 2, 3, 4, 5].map(|level| (level, key.clone().widened(level)))
 }
 
 /// Kendall's tau-b of pairs: 1 where both orders agree, -1 where they are opposite.

@@ -80,17 +80,13 @@ impl Row<'_> {
     fn seconds_per_token(&self) -> f64 {
         self.step().0 / self.section.prepared.tokens_per_step().0 as f64
     }
-    /// Indices of rows whose difference lies inside the interval of differences: errors of plans of one
-    /// job are strongly correlated, so the interval is a fraction of sigma.
+    /// Whether the difference lies inside the interval of differences, which comes from pairs of measured
+    /// plans of one job.
     fn ties(&self, other: &Row) -> bool {
         let ratio = (self.step().0 / other.step().0).ln().abs();
-        ratio < DIFFERENCE_SIGMA * self.found.prediction.sigma
+        ratio < self.found.prediction.difference_sigma
     }
 }
-
-/// Standard deviation of the difference of two plans of one job, as a share of one plan's own: their
-/// errors are strongly correlated.
-const DIFFERENCE_SIGMA: f64 = 0.5;
 
 fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
     let mut rows: Vec<Row> = report

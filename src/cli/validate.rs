@@ -14,7 +14,9 @@ use crate::validate::baseline::Baseline;
 use crate::validate::constants::{Constants, ConstantsError, markdown};
 use crate::validate::page::page;
 use crate::validate::refit::Refit;
-use crate::validate::{ErrorStatistics, ErrorTable, Report, cases, leave_sources_out, validate};
+use crate::validate::{
+    ErrorStatistics, ErrorTable, Ranking, Report, cases, error_bars, leave_sources_out, validate,
+};
 
 /// The measurements that ship.
 pub(super) static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
@@ -47,6 +49,9 @@ pub(crate) struct ValidateArgs {
     /// Print the list of fitted constants (results/constants.md).
     #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline", "refit"])]
     constants: bool,
+    /// Print the error bars that the residuals ask for (src/frameworks/error_bars.ron).
+    #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline", "refit", "constants"])]
+    error_bars: bool,
     /// Write the accuracy page (accuracy.md and its plots) into this folder.
     #[arg(long, value_name = "DIR")]
     page: Option<PathBuf>,
@@ -124,6 +129,10 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     }
 
     let mut out = std::io::stdout().lock();
+    if args.error_bars {
+        write!(out, "{}", error_bars_text(&report)?)?;
+        return Ok(Ending::Done);
+    }
     match args.format {
         Format::Json => writeln!(out, "{}", serde_json::to_string_pretty(&report).unwrap_or_default())?,
         Format::Csv => csv(&report, &mut out)?,
@@ -155,6 +164,19 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         );
     }
     Ok(if worse.is_empty() { Ending::Done } else { Ending::Negative })
+}
+
+/// The error bars of a report, as they ship.
+fn error_bars_text(report: &Report) -> Result<String, Failure> {
+    let style = ron::ser::PrettyConfig::new().depth_limit(2);
+    let text = crate::spec::ron_options()
+        .to_string_pretty(&error_bars(&report.rows), style)
+        .map_err(|e| Failure::Usage(e.to_string()))?;
+    Ok(format!(
+        "// Error bars of predicted step times by class, from residuals of results/published/measured.csv: written by\n\
+         // `autoplan validate --error-bars`. The first class that holds a run counts; `difference` is for the ratio of\n\
+         // two plans of one job.\n{text}\n"
+    ))
 }
 
 /// Prints the list of constants, or what a fit to all rows makes of them.
@@ -265,28 +287,50 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         v.failed_rejected.to_string(),
     ]);
     writeln!(out, "{verdicts}\n{} right\n", percent(v.right()))?;
-    let r = &s.ranking;
-    if let (Some(tau), Some(regret)) = (r.mean_tau, r.mean_regret) {
-        writeln!(
-            out,
-            "ranking of {} groups of plans: mean tau {tau:.2}, mean regret {}, picks that ran out of memory {}",
-            r.groups.len(),
-            percent(regret),
-            r.picks_out_of_memory
-        )?;
-    }
+    ranking("noisy rows aside", &s.ranking, out)?;
+    ranking("all rows", &s.ranking_of_all, out)?;
     writeln!(
         out,
         "error bars: {} inside one sigma, {} inside two",
         percent(s.coverage.one_sigma),
         percent(s.coverage.two_sigma)
     )?;
+    if !s.named_sets.is_empty() {
+        let mut sets =
+            grid(&["\nsets that other planners report", "rows", "mean", "median", "least Spearman", "peer"]);
+        for set in &s.named_sets {
+            let (rows, mean, middle) = set.step_time.map_or((0, 0.0, 0.0), |e| (e.rows, e.mean, e.median));
+            sets.add_row([
+                set.name.to_owned(),
+                rows.to_string(),
+                percent(mean),
+                percent(middle),
+                set.least_spearman.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
+                set.peer.to_owned(),
+            ]);
+        }
+        writeln!(out, "{sets}")?;
+    }
     if !s.skipped.is_empty() {
         let mut skipped = grid(&["skipped", "rows"]);
         for (reason, count) in &s.skipped {
             skipped.add_row([reason.clone(), count.to_string()]);
         }
         writeln!(out, "\n{skipped}")?;
+    }
+    Ok(())
+}
+
+fn ranking(title: &str, r: &Ranking, out: &mut impl Write) -> Result<(), Failure> {
+    if let (Some(tau), Some(regret)) = (r.mean_tau, r.mean_regret) {
+        writeln!(
+            out,
+            "ranking of {} groups of plans, {title}: mean tau {tau:.2}, mean regret {}, picks that ran out of \
+             memory {}",
+            r.groups.len(),
+            percent(regret),
+            r.picks_out_of_memory
+        )?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
     PerParameter, Sharding, StateClass, Times,
 };
+use crate::frameworks::error_bars::{Class, ErrorBars, Scale};
 use crate::frameworks::profile::{DataMode, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -63,6 +64,8 @@ pub struct CostModel<'a> {
     total_parameters: u64,
     /// Share of saved activations that offload moves.
     offloaded: f64,
+    /// Error bars without and with tensor parallelism that leaves the fast domain.
+    error_bars: [(f64, f64); 2],
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -334,6 +337,18 @@ impl<'a> CostModel<'a> {
             low: LowPrecision::of(job.precision, a),
             total_parameters: crate::layers::parameter_count(model).total,
             offloaded: 1.0,
+            error_bars: [false, true].map(|crossing| {
+                ErrorBars::shipped().of(&Class {
+                    profile: Profile::name_of(profile).to_owned(),
+                    experts: layers
+                        .kinds
+                        .iter()
+                        .any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_))),
+                    narrow: !matches!(job.precision, Precision::Bf16 | Precision::Fp16),
+                    scale: Scale::of(job.gpus),
+                    crossing,
+                })
+            }),
         }
     }
 
@@ -372,11 +387,10 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// One standard deviation of the logarithm of a predicted step time.
+    /// One standard deviation of the logarithm of a predicted step time, and of the ratio of two plans'.
     #[must_use]
-    pub fn sigma(&self, layout: &Layout) -> f64 {
-        let _ = layout;
-        self.profile.sigma
+    pub fn sigma(&self, layout: &Layout) -> (f64, f64) {
+        self.error_bars[usize::from(layout.tensor_parallel > self.cluster.scale_up.domain)]
     }
 
     fn cell_of<'k>(&self, key: &'k CellKey) -> Cell<'k> {

@@ -148,6 +148,8 @@ pub struct Prediction {
     pub times: StepTimes,
     /// One standard deviation of the logarithm of the step time.
     pub sigma: f64,
+    /// One standard deviation of the logarithm of the ratio of two plans of the job.
+    pub difference_sigma: f64,
     /// Chunks in model order.
     pub chunks: Vec<ChunkTimes>,
     /// Memory of every pipeline rank.
@@ -391,9 +393,11 @@ pub fn predict_with(
     let allocated = memory.iter().map(RankMemory::total).max().unwrap_or_default();
     let reserve = cost.reserve();
     let reserved = reserve.reserved(allocated);
+    let (sigma, difference_sigma) = cost.sigma(layout);
     Prediction {
         times,
-        sigma: cost.sigma(layout),
+        sigma,
+        difference_sigma,
         chunks,
         memory,
         allocated,

@@ -56,8 +56,6 @@ pub struct Profile {
     /// How much faster the same plan has become from release to release.
     #[serde(default)]
     pub releases: Vec<Releases>,
-    /// One standard deviation of the logarithm of a predicted time, from residuals of its class.
-    pub sigma: f64,
     /// Where the facts come from.
     #[serde(default)]
     pub sources: Vec<String>,
@@ -458,6 +456,13 @@ impl Profile {
         PROFILES.get(name)?.as_ref().ok()
     }
 
+    /// The name under which a profile ships; empty for any other.
+    #[must_use]
+    pub fn name_of(profile: &Self) -> &'static str {
+        let same = |shipped: &Result<Self, String>| shipped.as_ref().is_ok_and(|p| p.title == profile.title);
+        PROFILES.iter().find(|(_, shipped)| same(shipped)).map_or("", |(name, _)| name.as_str())
+    }
+
     /// Names of the shipped profiles, sorted.
     pub fn names() -> impl Iterator<Item = &'static str> {
         PROFILES.keys().map(String::as_str)
@@ -484,7 +489,6 @@ impl Profile {
             ("permute_efficiency", self.experts.permute_efficiency),
             ("base", self.jitter.base),
             ("fragmentation", self.memory.fragmentation),
-            ("sigma", self.sigma),
         ];
         for (field, value) in positive {
             if !(value.is_finite() && value > 0.0) {

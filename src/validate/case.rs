@@ -69,6 +69,8 @@ pub struct Labels {
     pub same_as: Vec<String>,
     /// Runs with the same key differ only in their plan.
     pub group: String,
+    /// Tensor parallelism leaves the fast domain.
+    pub crossing: bool,
     /// Year and month of the software's release.
     pub release: Option<(u32, u32)>,
 }
@@ -225,6 +227,7 @@ fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'stati
             _ => "megatron-deepspeed-ddp",
         },
         "aa-scaling" if row.text_or_empty("attn_kernel").contains("rms") => "aa-scaling-rms",
+        "torchtitan" if row.flag("compiled") == Some(false) => "torchtitan-eager",
         "flash-attn" => "pytorch-fsdp",
         other => Profile::names()
             .find(|name| *name == other)
@@ -292,8 +295,11 @@ impl Case {
         let offloaded = offloaded_share(row, layers.count()).unwrap_or(1.0);
 
         let training = row.text_or_empty("training");
+        let version = release(row).map_or_else(String::new, |(year, month)| format!("{year}.{month:02}"));
         let group = [
             id.split('-').next().unwrap_or_default(),
+            profile_name,
+            &version,
             row.text_or_empty("model"),
             gpu,
             row.text_or_empty("gpus"),
@@ -314,6 +320,7 @@ impl Case {
             experts: row.text("experts").is_some_and(|n| n != "0"),
             same_as: row.text_or_empty("same_run_as").split_whitespace().map(str::to_owned).collect(),
             group,
+            crossing: plan.layout().tensor_parallel > cluster.scale_up.domain,
             release: release(row),
         };
         let measured = read_measured(row)?;
@@ -663,8 +670,10 @@ fn read_plan(
     let experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
     let (ep, etp) = if experts {
         // Unstated expert parallelism: as wide as the fast domain, as far as experts and ranks allow.
+        // Where weights are sharded anyway, experts spread over all ranks: gathering them costs more.
+        let reach = if defaults.zero_stage >= 3 { job.gpus } else { cluster.scale_up.domain };
         let widest = model.blocks.values().find_map(|b| match &b.feed_forward {
-            FeedForward::Moe(e) => (1..=cluster.scale_up.domain.min(job.gpus / pp.max(1)))
+            FeedForward::Moe(e) => (1..=reach.min(job.gpus / pp.max(1)))
                 .rev()
                 .find(|&n| e.experts % u64::from(n) == 0 && job.gpus / pp % n == 0),
             _ => None,

@@ -1,7 +1,7 @@
 //! Refits the constants of [`super::constants`] to a part of the measured rows: what a row is worth that
 //! nothing was fitted to.
 //!
-//! The loss is Huber's on logarithms, with a pull of every constant towards its prior; it is minimised by
+//! The loss is Cauchy's on logarithms, with a pull of every constant towards its prior; it is minimised by
 //! Gauss-Newton steps with reweighting. A constant depends on the rows of its own sources alone. Where all
 //! of them are left out, only the prior remains.
 
@@ -15,8 +15,8 @@ use super::predict_on;
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 
-/// Residuals beyond this share (of the logarithm) count linearly: runs have a slow tail.
-const HUBER: f64 = 0.03;
+/// Residuals well beyond this share (of the logarithm) lose their weight: runs have a slow tail.
+const CORE: f64 = 0.04;
 /// Noise of a measured step or memory reading that no constant explains, as a share.
 const NOISE: f64 = 0.03;
 /// Step of the numeric derivative, of the logarithm of a constant.
@@ -24,7 +24,7 @@ const NUDGE: f64 = 0.02;
 /// Largest change of the logarithm of a constant in one step.
 const STRIDE: f64 = 0.3;
 /// Gauss-Newton steps.
-const STEPS: usize = 4;
+const STEPS: usize = 10;
 
 /// Cases with the constants that bear on each.
 #[derive(Debug)]
@@ -128,6 +128,45 @@ impl<'a> Refit<'a> {
     #[must_use]
     pub fn fit(&self, values: &[f64], free: &[usize], keep: impl Fn(&Case) -> bool + Sync) -> Values {
         let mut values = values.to_vec();
+        let mut informed = Vec::new();
+        for &c in free {
+            if self.informs[c].iter().any(|&i| keep(&self.cases[i])) {
+                informed.push(c);
+            } else {
+                values[c] = self.constants[c].prior;
+            }
+        }
+        for block in self.blocks(&informed) {
+            values = self.fit_block(values, &block, &keep);
+        }
+        values
+    }
+
+    /// Constants that share rows, directly or through others, belong together: groups in order of the list.
+    fn blocks(&self, free: &[usize]) -> Vec<Vec<usize>> {
+        let mut blocks: Vec<(Vec<usize>, BTreeSet<(usize, u8)>)> = Vec::new();
+        for &c in free {
+            let what = self.constants[c].measured as u8;
+            let mut rows: BTreeSet<(usize, u8)> = self.informs[c].iter().map(|&i| (i, what)).collect();
+            let mut members = Vec::new();
+            blocks.retain_mut(|(others, theirs)| {
+                let apart = theirs.is_disjoint(&rows);
+                if !apart {
+                    members.append(others);
+                    rows.append(theirs);
+                }
+                apart
+            });
+            members.push(c);
+            blocks.push((members, rows));
+        }
+        let mut blocks: Vec<Vec<usize>> = blocks.into_iter().map(|(members, _)| members).collect();
+        blocks.iter_mut().for_each(|members| members.sort_unstable());
+        blocks.sort_unstable();
+        blocks
+    }
+
+    fn fit_block(&self, values: Values, free: &[usize], keep: &(impl Fn(&Case) -> bool + Sync)) -> Values {
         let mut rows: Vec<(usize, Measurand)> = free
             .iter()
             .flat_map(|&c| self.informs[c].iter().map(move |&i| (i, self.constants[c].measured)))
@@ -135,38 +174,25 @@ impl<'a> Refit<'a> {
             .collect();
         rows.sort_unstable_by_key(|&(i, what)| (i, what as u8));
         rows.dedup();
-        // A constant that no row informs any more falls back to its prior.
-        let informed: BTreeSet<usize> = free
-            .iter()
-            .copied()
-            .filter(|&c| {
-                let lost = !self.informs[c].iter().any(|&i| keep(&self.cases[i]));
-                if lost {
-                    values[c] = self.constants[c].prior;
-                }
-                !lost
-            })
-            .collect();
-        let free: Vec<usize> = informed.into_iter().collect();
-        let mut best = (self.loss(&values, &free, &rows), values.clone());
+        let mut best = (self.loss(&values, free, &rows), values);
         for _ in 0..STEPS {
-            let step = self.step(&best.1, &free, &rows);
+            let step = self.step(&best.1, free, &rows);
             let mut scale = 1.0;
-            let mut better = false;
-            for _ in 0..4 {
+            let mut gain = 0.0;
+            for _ in 0..5 {
                 let mut trial = best.1.clone();
                 for (&c, d) in free.iter().zip(&step) {
                     trial[c] *= (scale * d.clamp(-STRIDE, STRIDE)).exp();
                 }
-                let loss = self.loss(&trial, &free, &rows);
+                let loss = self.loss(&trial, free, &rows);
                 if loss < best.0 {
-                    better = best.0 - loss > 1e-4 * best.0;
+                    gain = best.0 - loss;
                     best = (loss, trial);
                     break;
                 }
                 scale *= 0.4;
             }
-            if !better {
+            if gain <= 1e-4 * best.0 {
                 break;
             }
         }
@@ -189,7 +215,7 @@ impl<'a> Refit<'a> {
     }
 
     fn loss(&self, values: &[f64], free: &[usize], rows: &[(usize, Measurand)]) -> f64 {
-        let data: f64 = self.residuals(values, rows).iter().map(|r| huber(*r)).sum();
+        let data: f64 = self.residuals(values, rows).iter().map(|r| loss_of(*r)).sum();
         let prior: f64 = free.iter().map(|&c| 0.5 * self.pull(values, c).powi(2)).sum();
         data + prior
     }
@@ -219,7 +245,8 @@ impl<'a> Refit<'a> {
                     .collect()
             })
             .collect();
-        let weights: Vec<f64> = base.iter().map(|r| (HUBER / r.abs().max(HUBER)) / (NOISE * NOISE)).collect();
+        let weights: Vec<f64> =
+            base.iter().map(|r| 1.0 / (1.0 + (r / CORE).powi(2)) / (NOISE * NOISE)).collect();
         let n = free.len();
         let mut matrix = vec![vec![0.0; n + 1]; n];
         for a in 0..n {
@@ -281,10 +308,9 @@ fn measured(case: &Case, what: Measurand) -> Option<f64> {
     .filter(|x| *x > 0.0)
 }
 
-fn huber(residual: f64) -> f64 {
-    let x = residual.abs();
-    let loss = if x <= HUBER { 0.5 * x * x } else { HUBER * (x - 0.5 * HUBER) };
-    loss / (NOISE * NOISE)
+/// Cauchy's loss.
+fn loss_of(residual: f64) -> f64 {
+    0.5 * (CORE / NOISE).powi(2) * (residual / CORE).powi(2).ln_1p()
 }
 
 /// Solves a linear system given as an augmented matrix; unknowns without a pivot stay 0.

@@ -1,0 +1,170 @@
+//! Named sets of measured rows: those that other planners publish their error over, and those that are too
+//! noisy to rank plans by.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use super::{ErrorStatistics, RowReport};
+
+/// Rows that cannot rank plans, with the reason: they differ between repeats, or from their neighbours, by
+/// more than plans do.
+#[derive(Debug, Clone, Copy)]
+pub struct Noise {
+    /// Source: prefix of the row's id.
+    pub source: &'static str,
+    /// Part of the model's name; empty: all models.
+    pub model: &'static str,
+    /// Fewest GPUs.
+    pub gpus: u32,
+    /// Why.
+    pub why: &'static str,
+}
+
+/// The noisy rows of the published table.
+pub const NOISE: [Noise; 4] = [
+    Noise {
+        source: "hfplay",
+        model: "",
+        gpus: 512,
+        why: "ten of twelve nanotron runs on 512 GPUs are 1.25 to 3 times slower than their neighbours",
+    },
+    Noise {
+        source: "hfplay",
+        model: "80.0B",
+        gpus: 0,
+        why: "sixteen of nineteen 80B runs of nanotron are slow in the same way; repeats of one plan differ by 13%",
+    },
+    Noise {
+        source: "interne",
+        model: "",
+        gpus: 256,
+        why: "InternEvo on Ethernet slows down with scale whatever the plan (congestion)",
+    },
+    Noise {
+        source: "bloom",
+        model: "GPT 20",
+        gpus: 0,
+        why: "single iterations of the BLOOM tuning; identical runs differ by 9%",
+    },
+];
+
+impl Noise {
+    /// Whether a row is meant.
+    #[must_use]
+    pub fn holds(&self, row: &RowReport) -> bool {
+        row.labels.source == self.source && row.gpus >= self.gpus && row.labels.model.contains(self.model)
+    }
+}
+
+/// A set of rows with a published error to compare with.
+#[derive(Debug, Clone, Copy)]
+struct Named {
+    name: &'static str,
+    sources: &'static [&'static str],
+    peer: &'static str,
+}
+
+const SETS: [Named; 4] = [
+    Named {
+        name: "Korthikanti et al. 2022, tables 4 and 5",
+        sources: &["seqsel"],
+        peer: "Calculon 3.65% mean over 8 of them",
+    },
+    Named {
+        name: "Narayanan et al. 2021, weak scaling",
+        sources: &["sc21t1"],
+        peer: "Calculon 8.8% mean over 10",
+    },
+    Named { name: "vTrain, several nodes", sources: &["vtrain"], peer: "vTrain 15.3% mean over 109" },
+    Named { name: "SimuMax on B200", sources: &["simumax"], peer: "SimuMax 5.6% mean" },
+];
+
+/// Errors over a named set.
+#[derive(Debug, Clone, Serialize)]
+pub struct NamedSet {
+    /// What it is.
+    pub name: &'static str,
+    /// Its sources.
+    pub sources: Vec<&'static str>,
+    /// What another planner reaches.
+    pub peer: &'static str,
+    /// Errors of step time.
+    pub step_time: Option<ErrorStatistics>,
+    /// Errors with the set's own sources left out of the fit.
+    pub left_out: Option<ErrorStatistics>,
+    /// Errors of memory.
+    pub memory: Option<ErrorStatistics>,
+    /// Least rank correlation (Spearman) of predicted and measured times within models of four and more rows.
+    pub least_spearman: Option<f64>,
+}
+
+/// Errors over all named sets.
+#[must_use]
+pub fn named_sets(rows: &[&RowReport]) -> Vec<NamedSet> {
+    SETS.iter()
+        .map(|set| {
+            let of: Vec<&RowReport> = rows
+                .iter()
+                .copied()
+                .filter(|row| set.sources.contains(&row.labels.source.as_str()))
+                .collect();
+            let statistics = |error: fn(&RowReport) -> Option<f64>| {
+                ErrorStatistics::of(&of.iter().filter_map(|row| error(row)).collect::<Vec<_>>())
+            };
+            let mut models: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+            for row in &of {
+                if let Some(pair) = row.predicted_step_s.zip(row.measured_step_s) {
+                    models.entry(&row.labels.model).or_default().push(pair);
+                }
+            }
+            NamedSet {
+                name: set.name,
+                sources: set.sources.to_vec(),
+                peer: set.peer,
+                step_time: statistics(RowReport::step_error),
+                left_out: statistics(RowReport::left_out_step_error),
+                memory: statistics(RowReport::memory_error),
+                least_spearman: models
+                    .values()
+                    .filter(|pairs| pairs.len() >= 4)
+                    .map(|pairs| spearman(pairs))
+                    .min_by(f64::total_cmp),
+            }
+        })
+        .filter(|set| set.step_time.is_some())
+        .collect()
+}
+
+/// Spearman's rank correlation.
+#[must_use]
+pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
+    let ranks = |of: fn(&(f64, f64)) -> f64| -> Vec<f64> {
+        // Ties share the mean of their ranks.
+        let rank = |x: f64| {
+            let below = pairs.iter().filter(|p| of(p) < x).count();
+            let same = pairs.iter().filter(|p| of(p) == x).count();
+            below as f64 + (same as f64 - 1.0) / 2.0
+        };
+        pairs.iter().map(|p| rank(of(p))).collect()
+    };
+    let (a, b) = (ranks(|p| p.0), ranks(|p| p.1));
+    let mean = (pairs.len() as f64 - 1.0) / 2.0;
+    let sum = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| (x - mean) * (y - mean)).sum::<f64>();
+    let scale = (sum(&a, &a) * sum(&b, &b)).sqrt();
+    if scale > 0.0 { sum(&a, &b) / scale } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spearman_of_known_orders() {
+        let pairs = |order: [f64; 4]| [1.0, 2.0, 3.0, 4.0].into_iter().zip(order).collect::<Vec<_>>();
+        assert_eq!(spearman(&pairs([1.0, 2.0, 3.0, 4.0])), 1.0);
+        assert_eq!(spearman(&pairs([4.0, 3.0, 2.0, 1.0])), -1.0);
+        // 1 - 6 * 2 / (4 * 15)
+        assert!((spearman(&pairs([1.0, 3.0, 2.0, 4.0])) - 0.8).abs() < 1e-12);
+    }
+}

@@ -655,8 +655,8 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
         let sigma = (at(numbers, 0.683) * at(numbers, 0.954) / 2.0).sqrt().max(LEAST_SIGMA);
         let wide = key.clone().widened(2.max(*level));
         let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
-        // Without pairs: errors of two plans as if they had nothing in common.
-        let difference = pairs.map_or(sigma * 2f64.sqrt(), |pairs| at(pairs, 0.683)).max(LEAST_SIGMA);
+        // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
+        let difference = pairs.map_or(sigma, |pairs| at(pairs, 0.683)).max(LEAST_SIGMA);
         bars.push(ErrorBar {
             profile: key.profile.clone(),
             experts: key.experts,

@@ -1783,8 +1783,8 @@ impl<'a> CostModel<'a> {
             if w.kept_in_pipeline && layout.pipeline_parallel > 1 {
                 s.gather = picos * (gather + fetch);
                 s.reduce = picos * reduce;
-                s.weights += 2.0;
-                s.gradients += if frozen { 0.0 } else { w.reduce_bytes };
+                s.weights += copies * 2.0;
+                s.gradients += if frozen { 0.0 } else { copies * w.reduce_bytes };
             } else {
                 s.micro_gather = picos * (gather + fetch);
                 s.micro_reduce = picos * (gather + fetch + reduce);

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use plotters::prelude::*;
 
-use super::{ErrorTable, RankedGroup, Report, RowReport};
+use super::sets::{NOISE, NamedSet};
+use super::{ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport};
 
 /// A page and its pictures, by file name.
 #[derive(Debug, Clone)]
@@ -47,11 +48,19 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     for (reason, count) in &s.skipped {
         let _ = writeln!(md, "| {} | {count} |", reason.replace('|', "\\|"));
     }
+    let _ = writeln!(
+        md,
+        "\n{} constants were fitted to these rows (listed below). The columns under *left out* show the same rows with \
+         all constants fitted again without the row's own source: constants that no other source informs fall back to \
+         their priors.",
+        s.fitted_constants
+    );
+    let left_out = s.left_out.as_ref();
     md.push_str("\n## Step time\n\n");
-    errors(&mut md, &s.step_time);
+    errors(&mut md, &s.step_time, left_out.map(|l| &l.step_time));
     md.push_str("\n![predicted against measured step time](step-time.svg)\n");
     md.push_str("\n## Peak memory\n\n");
-    errors(&mut md, &s.memory);
+    errors(&mut md, &s.memory, left_out.map(|l| &l.memory));
     md.push_str("\n![predicted against measured memory](memory.svg)\n");
     let v = &s.out_of_memory;
     let _ = writeln!(
@@ -65,6 +74,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
         v.failed_rejected,
         percent(v.right())
     );
+    named_sets(&mut md, &s.named_sets);
     ranking(&mut md, report);
     let _ = writeln!(
         md,
@@ -84,10 +94,13 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     Ok(Page { markdown: md, pictures })
 }
 
-fn errors(md: &mut String, table: &ErrorTable) {
-    md.push_str("| class | rows | median | mean | P90 | worst | bias |\n|---|--:|--:|--:|--:|--:|--:|\n");
-    let mut row = |name: &str, e: &super::ErrorStatistics| {
-        let _ = writeln!(
+fn errors(md: &mut String, table: &ErrorTable, left_out: Option<&ErrorTable>) {
+    md.push_str("| class | rows | median | mean | P90 | worst | bias |");
+    md.push_str(if left_out.is_some() { " left out: median | mean | P90 |\n" } else { "\n" });
+    md.push_str("|---|--:|--:|--:|--:|--:|--:|");
+    md.push_str(if left_out.is_some() { "--:|--:|--:|\n" } else { "\n" });
+    let mut row = |name: &str, e: &ErrorStatistics, without: Option<&ErrorStatistics>| {
+        let _ = write!(
             md,
             "| {name} | {} | {} | {} | {} | {} | {:+.1}% |",
             e.rows,
@@ -97,14 +110,48 @@ fn errors(md: &mut String, table: &ErrorTable) {
             percent(e.worst),
             e.bias * 100.0
         );
+        if let Some(e) = without {
+            let _ = write!(md, " {} | {} | {} |", percent(e.median), percent(e.mean), percent(e.p90));
+        }
+        md.push('\n');
     };
     if let Some(all) = &table.all {
-        row("**all**", all);
+        row("**all**", all, left_out.and_then(|t| t.all.as_ref()));
     }
     for (dimension, classes) in &table.by {
         for (class, errors) in classes {
-            row(&format!("{dimension}: {class}"), errors);
+            let without = left_out.and_then(|t| t.by.get(dimension)?.get(class));
+            row(&format!("{dimension}: {class}"), errors, without);
         }
+    }
+}
+
+fn named_sets(md: &mut String, sets: &[NamedSet]) {
+    if sets.is_empty() {
+        return;
+    }
+    md.push_str(
+        "\n## Rows that other planners report\n\nThe published table holds a part of these sets; `least rank \
+         correlation` is Spearman's, within models of four and more rows.\n\n\
+         | set | rows | mean | median | worst | left out: mean | least rank correlation | memory: mean, worst | peer |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|---|\n",
+    );
+    for set in sets {
+        let Some(e) = set.step_time else { continue };
+        let _ = writeln!(
+            md,
+            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            set.name,
+            e.rows,
+            percent(e.mean),
+            percent(e.median),
+            percent(e.worst),
+            set.left_out.map_or_else(|| "-".to_owned(), |e| percent(e.mean)),
+            set.least_spearman.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
+            set.memory
+                .map_or_else(|| "-".to_owned(), |e| format!("{}, {}", percent(e.mean), percent(e.worst))),
+            set.peer
+        );
     }
 }
 
@@ -113,7 +160,8 @@ fn ranking(md: &mut String, report: &Report) {
     let (Some(tau), Some(regret)) = (r.mean_tau, r.mean_regret) else { return };
     let _ = writeln!(
         md,
-        "\n## Ranking\n\nGroups of four and more runs that differ in their plan only. Tau is Kendall's rank correlation; \
+        "\n## Ranking\n\nGroups of four and more plans of the same job on the same machine and release of the software; repeats count as one \
+         run, noisy rows are aside. Tau is Kendall's rank correlation; \
          regret says how much slower the plan we would have picked was than the best one measured; in the last column \
          only plans that we predict to fit may be picked.\n\nMean tau {tau:.2}, mean regret {}; picks by time and memory \
          together that ran out of memory: {}.\n\n| group | runs | tau | regret | with memory |\n|---|--:|--:|--:|--:|",
@@ -132,6 +180,27 @@ fn ranking(md: &mut String, report: &Report) {
         );
     }
     md.push_str("\n![tau by group](ranking.svg)\n");
+    let all = &report.summary.ranking_of_all;
+    if let (Some(tau), Some(regret)) = (all.mean_tau, all.mean_regret) {
+        let _ = writeln!(
+            md,
+            "\nOver all {} groups, the noisy rows included: mean tau {tau:.2}, mean regret {}, picks that ran out of \
+             memory {}. Noisy rows:\n",
+            all.groups.len(),
+            percent(regret),
+            all.picks_out_of_memory
+        );
+        for noise in &NOISE {
+            let mut which = noise.source.to_owned();
+            if !noise.model.is_empty() {
+                which += &format!(", model {}", noise.model);
+            }
+            if noise.gpus > 0 {
+                which += &format!(", {} GPUs and more", noise.gpus);
+            }
+            let _ = writeln!(md, "- {which}: {}", noise.why);
+        }
+    }
 }
 
 #[derive(Clone, Copy)]

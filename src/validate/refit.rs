@@ -37,6 +37,9 @@ pub struct Refit<'a> {
     informs: Vec<Vec<usize>>,
 }
 
+/// Rows by case and by what was measured of it.
+type Readings = BTreeSet<(usize, u8)>;
+
 /// Values of all constants, in the order of the list.
 pub type Values = Vec<f64>;
 
@@ -144,10 +147,10 @@ impl<'a> Refit<'a> {
 
     /// Constants that share rows, directly or through others, belong together: groups in order of the list.
     fn blocks(&self, free: &[usize]) -> Vec<Vec<usize>> {
-        let mut blocks: Vec<(Vec<usize>, BTreeSet<(usize, u8)>)> = Vec::new();
+        let mut blocks: Vec<(Vec<usize>, Readings)> = Vec::new();
         for &c in free {
             let what = self.constants[c].measured as u8;
-            let mut rows: BTreeSet<(usize, u8)> = self.informs[c].iter().map(|&i| (i, what)).collect();
+            let mut rows: Readings = self.informs[c].iter().map(|&i| (i, what)).collect();
             let mut members = Vec::new();
             blocks.retain_mut(|(others, theirs)| {
                 let apart = theirs.is_disjoint(&rows);

@@ -28,8 +28,8 @@ use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Layout, Offload, Plan, Schedule};
 use crate::stages::relax::Relaxation;
 use crate::stages::{
-    Assignment, Balancer, Choice, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem,
-    evaluate_into,
+    Assignment, Balancer, Completions, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem,
+    Splits, evaluate_into,
 };
 use crate::units::{Bytes, Picos};
 use balance::{Balancing, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
@@ -365,67 +365,8 @@ struct Scratch {
     known: Vec<Simulated>,
     /// Completions of the current line without a memory limit.
     free: Option<Vec<Assignment>>,
-    /// The even split of the current line.
-    even: Option<EvenChunks>,
-}
-
-/// Even splits over several chunks per rank, one per way to recompute, fastest first: what they need
-/// beside the states that a sharding decides.
-struct EvenChunks {
-    layers: Vec<u32>,
-    /// Bound, recomputation, and bytes of every rank without what it holds for the whole step.
-    choices: Vec<(Picos, Choice, Vec<u64>)>,
-}
-
-impl EvenChunks {
-    fn new(problem: &Problem, evaluation: &mut Evaluation) -> Self {
-        let layers = problem.even_layers();
-        let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
-        let held = held_by_rank(problem, &layers);
-        let longest = layers.iter().copied().max().unwrap_or(0);
-        let modes = (0..problem.modes.len()).map(|mode| Choice::Mode(mode as u16));
-        let blocks = problem.block.into_iter().flat_map(|block| block.counts.0..=block.counts.1.min(longest));
-        let mut choices = Vec::new();
-        for choice in modes.chain(blocks.map(Choice::Block)) {
-            let assignment = Assignment { layers: layers.clone(), recompute: vec![choice; layers.len()] };
-            if evaluate_into(&unlimited, &assignment, evaluation).is_ok() {
-                let rest = evaluation.memory.iter().zip(&held).map(|(all, held)| all.0 - held).collect();
-                choices.push((evaluation.bound, choice, rest));
-            }
-        }
-        choices.sort_by_key(|choice| choice.0);
-        Self { layers, choices }
-    }
-
-    /// The cheapest recomputation that fits a problem of the same line.
-    fn best(&self, problem: &Problem) -> Option<Assignment> {
-        let held = held_by_rank(problem, &self.layers);
-        let fits = |rest: &[u64]| held.iter().zip(rest).all(|(held, rest)| held + rest <= problem.limit.0);
-        let (_, choice, _) = self.choices.iter().find(|(_, _, rest)| fits(rest))?;
-        Some(Assignment { layers: self.layers.clone(), recompute: vec![*choice; self.layers.len()] })
-    }
-}
-
-/// Bytes that every rank holds for the whole step under given layer counts.
-fn held_by_rank(problem: &Problem, layers: &[u32]) -> Vec<u64> {
-    let mut held = vec![0; problem.pipeline.ranks as usize];
-    let (mut run, mut used) = (0, 0);
-    for (k, &count) in layers.iter().enumerate() {
-        let rank = &mut held[problem.pipeline.rank_of_chunk[k] as usize];
-        *rank += problem.fixed[k].held.0;
-        let mut left = count;
-        while left > 0 {
-            let this = &problem.runs[run];
-            let take = left.min(this.count - used);
-            *rank += u64::from(take) * problem.kinds[usize::from(this.kind)].held.0;
-            left -= take;
-            used += take;
-            if used == this.count {
-                (run, used) = (run + 1, 0);
-            }
-        }
-    }
-    held
+    /// Splits of the current line over several chunks per rank.
+    splits: Option<Splits>,
 }
 
 /// What came of one group.
@@ -789,7 +730,7 @@ impl Search<'_> {
             }
         }
         scratch.known.clear();
-        (scratch.free, scratch.even) = (None, None);
+        (scratch.free, scratch.splits) = (None, None);
         let from = line.order * shardings.len();
         for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
             let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
@@ -920,8 +861,6 @@ impl Search<'_> {
                 opened.counters.drop("bound: memory and stages", 1);
                 return None;
             }
-        }
-        if layout.virtual_stages == 1 && !request.exhaustive {
             let Some(chain) = scratch.balancer.lower_bound(&balancing.problem, None) else {
                 opened.counters.drop("memory", 1);
                 return None;
@@ -931,8 +870,15 @@ impl Search<'_> {
                 return None;
             }
         }
-        let list = self.completions(layout, &balancing.problem, request, scratch);
-        if list.is_empty() {
+        let Completions { list, fits } = if layout.virtual_stages > 1 {
+            let least = Floor { once: sharding.step_overhead, jitter: sharding.jitter };
+            let worth = |bound| request.exhaustive || !limit.excludes_layout(least.step(bound), layout);
+            self.chunked(layout, &balancing.problem, request, scratch, &worth)
+        } else {
+            let list = self.completions(layout, &balancing.problem, request, scratch);
+            Completions { fits: !list.is_empty(), list }
+        };
+        if !fits {
             opened.counters.drop("memory", 1);
             return None;
         }
@@ -969,7 +915,7 @@ impl Search<'_> {
     ) -> Vec<Assignment> {
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
         // a memory limit fits, it is the optimum with one.
-        if layout.zero_stage < 2 && layout.virtual_stages == 1 {
+        if layout.zero_stage < 2 {
             if scratch.free.is_none() {
                 let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
                 scratch.free = Some(self.solve(layout, &unlimited, request, scratch));
@@ -993,36 +939,51 @@ impl Search<'_> {
         request: &Request,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
-        let single = layout.virtual_stages == 1;
         let mut list: Vec<Assignment> = Vec::new();
         let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
-        if single && layout.pipeline_parallel == 1 {
+        if layout.pipeline_parallel == 1 {
             if let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, None) {
                 list.push(scratch.balancer.assignment().clone());
             }
             return list;
         }
-        if single && uneven {
+        if uneven {
             for objective in [SplitObjective::Chain, SplitObjective::Closed] {
                 if let Balanced::Found(_) = scratch.balancer.solve(problem, objective, None) {
                     list.push(scratch.balancer.assignment().clone());
                 }
             }
         }
-        list.extend(self.even(layout, problem, scratch));
+        list.extend(scratch.balancer.even(problem).map(|(assignment, _)| assignment));
         list.dedup();
         list
     }
 
+    /// The completions of a layout with several chunks per rank whose bounds are `worth` a simulation.
+    fn chunked(
+        &self,
+        layout: &Layout,
+        problem: &Problem,
+        request: &Request,
+        scratch: &mut Scratch,
+        worth: &dyn Fn(Picos) -> bool,
+    ) -> Completions {
+        let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
+        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic.
+        let kept = scratch.splits.take().filter(|_| layout.zero_stage < 2);
+        let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, uneven));
+        let found = scratch.balancer.completions(problem, &mut splits, worth);
+        scratch.splits = (layout.zero_stage < 2).then_some(splits);
+        found
+    }
+
+    /// The even split with the cheapest recomputation that fits, if any does.
     fn even(&self, layout: &Layout, problem: &Problem, scratch: &mut Scratch) -> Option<Assignment> {
         if layout.virtual_stages == 1 {
-            scratch.balancer.even(problem).map(|(assignment, _)| assignment)
-        } else {
-            if layout.zero_stage >= 2 || scratch.even.is_none() {
-                scratch.even = Some(EvenChunks::new(problem, &mut scratch.evaluation));
-            }
-            scratch.even.as_ref()?.best(problem)
+            return scratch.balancer.even(problem).map(|(assignment, _)| assignment);
         }
+        let mut even = scratch.balancer.splits(problem, false);
+        scratch.balancer.completions(problem, &mut even, &|_| true).list.pop()
     }
 
     /// The fastest of a list of completions under the simulation, if it can matter.
@@ -1182,6 +1143,9 @@ impl Search<'_> {
             && let Balanced::Found(chain) = scratch.balancer.solve(problem, SplitObjective::Chain, None)
         {
             bound = bound.max(chain);
+        }
+        if let Some(least) = scratch.balancer.lower_bound(problem, None) {
+            bound = bound.max(least);
         }
         let bound = floor.step(bound);
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {

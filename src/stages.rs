@@ -6,19 +6,25 @@
 //! chunk `k` lives on rank [`Pipeline::rank_of_chunk`]`[k]`. What a schedule does to time and memory is
 //! data as well ([`Pipeline`]).
 //!
-//! * [`dp`]: exact for one chunk per rank, in microseconds: what the search calls.
+//! * [`dp`]: what the search calls: exact for one chunk per rank, in microseconds; for several chunks
+//!   good splits, chosen by short simulations.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
+mod chunked;
 pub mod dp;
 pub mod layout;
 pub mod pipeline;
 pub mod relax;
+mod splits;
+mod tables;
+mod walk;
 
 use crate::units::{Bytes, Picos};
 
 pub use dp::{Balancer, Outcome};
 pub use pipeline::{Pipeline, RankOrder};
+pub use splits::{Completions, Splits};
 
 use std::sync::Arc;
 
@@ -198,8 +204,8 @@ pub struct Evaluation {
     /// Lower bound on the makespan of the schedule from the chains of dependent passes (the larger of
     /// the chain and the busy bound), tail included.
     pub bound: Picos,
-    /// The part of [`Evaluation::bound`] that solvers minimise: without the busy bound, and for several
-    /// chunks per rank as if the chunks of a rank were equal.
+    /// What solvers minimise: for one chunk per rank the chain bound without the busy bound, for
+    /// several [`Evaluation::bound`] itself.
     pub chain: Picos,
     /// The closed form: `(m-1) max t + sum t`, or `m max t + (p-1)/(p v) sum t`, tail included.
     pub closed: Picos,

@@ -14,11 +14,14 @@
 //!
 //! A stage's own recompute choice is the cheapest that fits, which is optimal for both objectives.
 
+use super::chunked::{self, ChunkWork};
+use super::pipeline::{Form, Weights};
+use super::splits::{Completions, Splits};
+use super::tables::{Interval, ModeCost, Tables};
 use super::{
-    Assignment, Block, Choice, Counts, Evaluation, Freedom, Kind, MAX_KINDS, Objective, Problem, Solution,
-    Solver, evaluate, shared_bytes,
+    Assignment, Block, Choice, Counts, Evaluation, Fixed, Freedom, Kind, MAX_KINDS, Objective, Problem,
+    Solution, Solver, evaluate, shared_bytes,
 };
-use crate::stages::pipeline::{Form, Weights};
 use crate::units::Picos;
 
 /// What a solver found.
@@ -37,19 +40,13 @@ pub enum Outcome {
 pub struct Balancer {
     assignment: Assignment,
     work: Work,
+    chunks: ChunkWork,
 }
 
 /// Scratch memory.
 #[derive(Debug, Default)]
 struct Work {
-    /// Layers of each kind before each position, `kinds` rows of `layers + 1`.
-    prefix: Vec<u32>,
-    /// Kind of each layer.
-    kind_at: Vec<u8>,
-    /// Costs of each mode, kind by kind.
-    table: Vec<ModeCost>,
-    /// Modes in the order in which they are tried: least recomputation of the whole model first.
-    modes: Vec<u16>,
+    tables: Tables,
     /// First layer of each stage, and the end.
     cuts: Vec<u32>,
     /// Best cuts so far, over recompute choices.
@@ -81,37 +78,18 @@ enum Policy {
     Cheapest,
 }
 
-/// One kind of layer in one recompute mode.
-#[derive(Debug, Clone, Copy, Default)]
-struct ModeCost {
-    extra: u64,
-    kept: u64,
-    transient: u64,
-}
-
-impl ModeCost {
-    #[inline]
-    fn add(&mut self, layer: &Self, count: u32) {
-        if count > 0 {
-            self.extra += u64::from(count) * layer.extra;
-            self.kept += u64::from(count) * layer.kept;
-            self.transient = self.transient.max(layer.transient);
-        }
-    }
-}
-
-/// What is left of a stage's memory for activations, and what its ends keep.
+/// What is left of a stage's memory for activations.
 #[derive(Debug, Clone, Copy)]
 struct Memory {
     in_flight: u64,
-    kept: u64,
-    transient: u64,
     room: u64,
 }
 
 impl Memory {
-    fn fits(self, total: &ModeCost) -> bool {
-        self.in_flight * total.kept + total.transient <= self.room
+    /// The extra time, if the kept bytes fit.
+    #[inline]
+    fn fitting(self, total: ModeCost) -> Option<u64> {
+        (self.in_flight * total.kept + total.transient <= self.room).then_some(total.extra)
     }
 }
 
@@ -148,14 +126,30 @@ impl Balancer {
     /// equals the lexicographically smallest layer counts. Only assignments whose objective is below
     /// `below` are looked for; the threshold never changes an answer below it.
     ///
-    /// The problem must have passed [`Problem::check`] and have one chunk per rank.
+    /// For several chunks per rank the answer is good but not proved to be the best; its value is then
+    /// [`Evaluation::bound`] (or the closed form), and it was chosen by simulated time.
+    ///
+    /// The problem must have passed [`Problem::check`].
     pub fn solve(&mut self, problem: &Problem, objective: Objective, below: Option<Picos>) -> Outcome {
-        let mut search = Search::new(problem, &mut self.work, objective);
         let most = match below {
             None => FREE,
             Some(Picos(0)) => return Outcome::NotBelow,
             Some(Picos(time)) => time - 1,
         };
+        if problem.pipeline.chunks_per_rank > 1 {
+            self.work.tables.load(problem);
+            let (tables, work) = (&self.work.tables, &mut self.chunks);
+            if !chunked::solve(problem, tables, work, objective, &mut self.assignment) {
+                return if below.is_some() { Outcome::NotBelow } else { Outcome::Infeasible };
+            }
+            let Ok(evaluation) = evaluate(problem, &self.assignment) else { return Outcome::Infeasible };
+            let value = match objective {
+                Objective::Chain => evaluation.bound,
+                Objective::Closed => evaluation.closed,
+            };
+            return if value.0 <= most { Outcome::Found(value) } else { Outcome::NotBelow };
+        }
+        let mut search = Search::new(problem, &mut self.work, objective);
         let Some((value, policy)) = search.best_policy(most) else {
             return if below.is_some() { Outcome::NotBelow } else { Outcome::Infeasible };
         };
@@ -166,21 +160,26 @@ impl Balancer {
     /// [`Balancer::solve`] with its answer evaluated; `None` if nothing fits.
     pub fn solution(&mut self, problem: &Problem, objective: Objective) -> Option<Solution> {
         let Outcome::Found(value) = self.solve(problem, objective, None) else { return None };
-        let evaluation = evaluate(problem, &self.assignment).ok()?;
-        Some(Solution {
-            assignment: self.assignment.clone(),
-            evaluation,
-            objective,
-            lower_bound: value,
-            solver: Solver::Dynamic,
-        })
+        let assignment = self.assignment.clone();
+        let evaluation = evaluate(problem, &assignment).ok()?;
+        let lower_bound = match (problem.pipeline.chunks_per_rank, objective) {
+            (1, _) => value,
+            (_, Objective::Chain) => self.lower_bound(problem, None).unwrap_or(value),
+            (_, Objective::Closed) => Picos(chunked::least_closed(problem, &self.work.tables)),
+        };
+        Some(Solution { assignment, evaluation, objective, lower_bound, solver: Solver::Dynamic })
     }
 
     /// A lower bound on [`Evaluation::chain`] over all splits and all recomputation, whatever
-    /// [`Problem::freedom`] says: time without recomputation plus the smallest bottleneck of which
-    /// memory allows. `None` if nothing fits. Above `below` the exact value is of no interest and any
+    /// [`Problem::freedom`] says: for one chunk per rank, time without recomputation plus the smallest
+    /// bottleneck that memory allows; for several, the work of the fullest rank or the average chain.
+    /// `None` if nothing fits. Above `below` the exact value is of no interest and any
     /// bound that is not below may be returned.
     pub fn lower_bound(&mut self, problem: &Problem, below: Option<Picos>) -> Option<Picos> {
+        if problem.pipeline.chunks_per_rank > 1 {
+            self.work.tables.load(problem);
+            return chunked::least_bound(problem, &self.work.tables, &mut self.chunks).map(Picos);
+        }
         let mut search = Search::new(problem, &mut self.work, Objective::Chain);
         let base = search.least_sum(Policy::Cheapest, search.layers) + search.constant;
         let most = below.map_or(FREE, |Picos(time)| time.saturating_sub(base));
@@ -192,6 +191,27 @@ impl Balancer {
             }
             None => None,
         }
+    }
+
+    /// Splits over several chunks per rank that are worth timing, whatever the memory: the even one, and
+    /// if `uneven` others.
+    pub fn splits(&mut self, problem: &Problem, uneven: bool) -> Splits {
+        self.work.tables.load(problem);
+        Splits::new(problem, &self.work.tables, &mut self.chunks, uneven)
+    }
+
+    /// The completions of a problem with several chunks per rank, one of which is to be chosen by
+    /// simulation: a fixed list, from which only those are left out whose lower bound on the makespan is
+    /// not `worth` one. `splits` are those of this problem or of one that differs from it in held bytes
+    /// alone.
+    pub fn completions(
+        &mut self,
+        problem: &Problem,
+        splits: &mut Splits,
+        worth: &dyn Fn(Picos) -> bool,
+    ) -> Completions {
+        self.work.tables.load(problem);
+        splits.completions(problem, &self.work.tables, &mut self.chunks, worth)
     }
 
     /// The even split with the cheapest recomputation that fits, if any does.
@@ -206,6 +226,15 @@ impl Balancer {
 
     /// Given layer counts with the cheapest recomputation that fits, if any does.
     pub fn given(&mut self, problem: &Problem, layers: &[u32]) -> Option<(Assignment, Evaluation)> {
+        if problem.pipeline.chunks_per_rank > 1 {
+            self.work.tables.load(problem);
+            let (tables, work) = (&self.work.tables, &mut self.chunks);
+            if !chunked::given(problem, tables, work, layers, &mut self.assignment) {
+                return None;
+            }
+            let evaluation = evaluate(problem, &self.assignment).ok()?;
+            return Some((self.assignment.clone(), evaluation));
+        }
         let mut search = Search::new(problem, &mut self.work, Objective::Chain);
         search.work.cuts.clear();
         search.work.cuts.push(0);
@@ -242,8 +271,6 @@ struct Search<'a> {
     constant: u64,
     /// Sum of the fewest layers of all stages.
     least: u32,
-    /// Layers of each kind.
-    totals: Counts,
 }
 
 #[derive(Clone, Copy)]
@@ -270,72 +297,19 @@ impl Rows<'_> {
 impl<'a> Search<'a> {
     fn new(problem: &'a Problem, work: &'a mut Work, objective: Objective) -> Self {
         let pipeline = &*problem.pipeline;
-        let (base, rows, constant) = match objective {
-            Objective::Chain => {
-                let form = &pipeline.forms[0];
-                (form.base, Rows::PerStage(form), form.hops * problem.hop.0)
-            }
-            Objective::Closed => {
+        let (base, rows, constant) = match (objective, &pipeline.form) {
+            (Objective::Chain, Some(form)) => (form.base, Rows::PerStage(form), form.hops * problem.hop.0),
+            _ => {
                 let more = pipeline.micro_batches.saturating_sub(1);
                 let one = Weights { forward: 1, backward: 1 };
                 (one, Rows::Same(Weights { forward: more, backward: more }), 0)
             }
         };
-        let layers = problem.layer_count();
-        let kinds = problem.kinds.len();
-        work.prefix.clear();
-        work.kind_at.clear();
-        for run in &problem.runs {
-            work.kind_at.extend(std::iter::repeat_n(run.kind, run.count as usize));
-        }
-        if kinds > 1 {
-            for kind in 0..kinds {
-                let mut seen = 0;
-                work.prefix.push(0);
-                for &at in &work.kind_at {
-                    seen += u32::from(usize::from(at) == kind);
-                    work.prefix.push(seen);
-                }
-            }
-        }
-        let mut totals = Counts::default();
-        for run in &problem.runs {
-            totals[usize::from(run.kind)] += run.count;
-        }
-        let cost = |mode: u16| -> u64 {
-            let extra = &problem.modes[usize::from(mode)].extra;
-            extra.iter().zip(&totals).map(|(extra, &n)| extra.0 * u64::from(n)).sum()
-        };
-        work.modes.clear();
-        let all = 0..problem.modes.len() as u16;
-        work.modes.extend(all.filter(|&mode| problem.modes[usize::from(mode)].offered));
-        work.modes.sort_unstable_by_key(|&mode| (cost(mode), mode));
-        work.table.clear();
-        for mode in &problem.modes {
-            work.table.extend((0..kinds).map(|kind| ModeCost {
-                extra: mode.extra[kind].0,
-                kept: mode.kept[kind].0,
-                transient: mode.transient[kind].0,
-            }));
-        }
+        work.tables.load(problem);
+        let (layers, kinds) = (work.tables.layers, work.tables.kinds);
         let stages = problem.chunks();
         let least = (0..stages).map(|stage| problem.least(stage)).sum();
-        Self { problem, work, stages, layers, kinds, base, rows, constant, least, totals }
-    }
-
-    /// Layers by kind in an interval.
-    fn counts(&self, from: u32, to: u32) -> Counts {
-        let mut counts = Counts::default();
-        if self.kinds == 1 {
-            counts[0] = to - from;
-        } else {
-            let width = self.layers as usize + 1;
-            for (kind, count) in counts.iter_mut().enumerate().take(self.kinds) {
-                let row = &self.work.prefix[kind * width..];
-                *count = row[to as usize] - row[from as usize];
-            }
-        }
-        counts
+        Self { problem, work, stages, layers, kinds, base, rows, constant, least }
     }
 
     /// Cost of a stage with an interval of layers; `None` if it does not fit.
@@ -345,33 +319,20 @@ impl<'a> Search<'a> {
         if fixed.closed && to > from {
             return None;
         }
-        let counts = self.counts(from, to);
-        let (mut forward, mut backward) = (fixed.forward.0, fixed.backward.0);
-        let (mut held, mut gathered, mut touches) = (fixed.held.0, fixed.gathered.0, fixed.touches);
-        for (kind, &count) in problem.kinds.iter().zip(&counts) {
-            if count > 0 {
-                let n = u64::from(count);
-                forward += n * kind.forward.0;
-                backward += n * kind.backward.0;
-                held += n * kind.held.0;
-                gathered = gathered.max(kind.gathered.0);
-                touches |= kind.touches;
-            }
-        }
+        let tables = &self.work.tables;
+        let Interval { counts, forward, backward, held, gathered, touches } =
+            tables.interval(problem, fixed, from, to);
         let steady = problem.rank_bytes.0 + held + gathered + shared_bytes(&problem.shared, touches);
         let room = problem.limit.0.checked_sub(steady)?;
-        let memory = Memory {
-            in_flight: u64::from(problem.pipeline.orders[stage].in_flight[0]),
-            kept: fixed.kept.0,
-            transient: fixed.transient.0,
-            room,
-        };
+        let memory = Memory { in_flight: u64::from(problem.pipeline.orders[stage].in_flight[0]), room };
         let (extra, choice) = match policy {
             Policy::All(choice @ Choice::Mode(mode)) => {
-                (self.mode_extra(&counts, mode, memory, NONE)?, choice)
+                (memory.fitting(tables.in_mode(problem, fixed, &counts, mode))?, choice)
             }
-            Policy::All(choice @ Choice::Block(n)) => (self.block_extra(from, to, n, memory)?, choice),
-            Policy::Cheapest => self.cheapest(from, to, &counts, memory)?,
+            Policy::All(choice @ Choice::Block(n)) => {
+                (memory.fitting(tables.in_block(problem, fixed, (from, to), n))?, choice)
+            }
+            Policy::Cheapest => self.cheapest(fixed, from, to, &counts, memory)?,
         };
         let backward = backward + extra;
         let mut sum = self.base.of(forward, backward);
@@ -381,47 +342,21 @@ impl<'a> Search<'a> {
         Some(Stage { sum, peak: self.rows.peak(stage, forward, backward), choice })
     }
 
-    /// What a mode costs by kind.
-    fn mode(&self, mode: u16) -> &[ModeCost] {
-        let start = usize::from(mode) * self.kinds;
-        &self.work.table[start..start + self.kinds]
-    }
-
-    /// Extra backward time in one mode, if it fits and is less than `below`.
-    #[inline]
-    fn mode_extra(&self, counts: &Counts, mode: u16, memory: Memory, below: u64) -> Option<u64> {
-        let mut total = ModeCost { extra: 0, kept: memory.kept, transient: memory.transient };
-        let mut all = 0;
-        for (cost, &count) in self.mode(mode).iter().zip(counts) {
-            total.add(cost, count);
-            all += count;
-        }
-        let group = self.problem.modes[usize::from(mode)].group;
-        if group > 1 && all > 0 {
-            total.kept = memory.kept + u64::from(all.div_ceil(group)) * self.mode(mode)[0].kept;
-        }
-        (total.extra < below && memory.fits(&total)).then_some(total.extra)
-    }
-
-    /// Extra backward time with the first `n` layers recomputed wholly, if it fits.
-    fn block_extra(&self, from: u32, to: u32, n: u32, memory: Memory) -> Option<u64> {
-        let block = self.problem.block?;
-        let edge = to.min(from + n);
-        let mut total = ModeCost { extra: 0, kept: memory.kept, transient: memory.transient };
-        for (mode, from, to) in [(block.full, from, edge), (block.rest, edge, to)] {
-            for (cost, count) in self.mode(mode).iter().zip(self.counts(from, to)) {
-                total.add(cost, count);
-            }
-        }
-        memory.fits(&total).then_some(total.extra)
-    }
-
     /// The choice with the least extra time that fits.
-    fn cheapest(&self, from: u32, to: u32, counts: &Counts, memory: Memory) -> Option<(u64, Choice)> {
+    fn cheapest(
+        &self,
+        fixed: &Fixed,
+        from: u32,
+        to: u32,
+        counts: &Counts,
+        memory: Memory,
+    ) -> Option<(u64, Choice)> {
+        let tables = &self.work.tables;
         let mut best: Option<(u64, Choice)> = None;
-        for &mode in &self.work.modes {
+        for &mode in &tables.modes {
             let known = best.map_or(NONE, |(extra, _)| extra);
-            if let Some(extra) = self.mode_extra(counts, mode, memory, known) {
+            let total = tables.in_mode(self.problem, fixed, counts, mode);
+            if let Some(extra) = memory.fitting(total).filter(|&extra| extra < known) {
                 best = Some((extra, Choice::Mode(mode)));
                 // With one kind the modes come in the order of their cost.
                 if extra == 0 || self.kinds == 1 {
@@ -431,14 +366,16 @@ impl<'a> Search<'a> {
         }
         let known = best.map_or(NONE, |(extra, _)| extra);
         let block = self.problem.block.filter(|_| known > 0);
-        let whole = block.and_then(|block| self.least_block(from, to, counts, block, memory, known));
+        let whole = block.and_then(|block| self.least_block(fixed, from, to, counts, block, memory, known));
         whole.map(|(extra, n)| (extra, Choice::Block(n))).or(best)
     }
 
     /// The cheapest count of wholly recomputed layers that fits and costs less than `below`. Recomputing
     /// more layers never costs less, so it is the smallest that fits.
+    #[expect(clippy::too_many_arguments, reason = "the stage and what is known of it")]
     fn least_block(
         &self,
+        fixed: &Fixed,
         from: u32,
         to: u32,
         counts: &Counts,
@@ -448,11 +385,12 @@ impl<'a> Search<'a> {
     ) -> Option<(u64, u32)> {
         let all = to - from;
         let (mut n, most) = (block.counts.0, block.counts.1.min(all.max(block.counts.0)));
-        let (full, rest) = (self.mode(block.full), self.mode(block.rest));
+        let tables = &self.work.tables;
+        let (full, rest) = (tables.mode(block.full), tables.mode(block.rest));
         if self.kinds == 1 && n < all {
             // Every layer saves the same: jump to the count that saves what is missing.
-            let transient = memory.transient.max(full[0].transient).max(rest[0].transient);
-            let need = memory.in_flight * (memory.kept + u64::from(all) * rest[0].kept) + transient;
+            let transient = fixed.transient.0.max(full[0].transient).max(rest[0].transient);
+            let need = memory.in_flight * (fixed.kept.0 + u64::from(all) * rest[0].kept) + transient;
             let saved = memory.in_flight * rest[0].kept.saturating_sub(full[0].kept);
             let missing = need.saturating_sub(memory.room);
             if missing > 0 {
@@ -465,9 +403,9 @@ impl<'a> Search<'a> {
         }
         // Then one layer more at a time.
         let edge = to.min(from + n);
-        let mut whole = ModeCost { extra: 0, kept: memory.kept, transient: memory.transient };
+        let mut whole = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
         let mut left = *counts;
-        let first = self.counts(from, edge);
+        let first = tables.counts(from, edge);
         for kind in 0..self.kinds {
             left[kind] -= first[kind];
             whole.add(&full[kind], first[kind]);
@@ -483,13 +421,13 @@ impl<'a> Search<'a> {
             if total.extra >= below {
                 return None;
             }
-            if memory.fits(&total) {
-                return Some((total.extra, n));
+            if let Some(extra) = memory.fitting(total) {
+                return Some((extra, n));
             }
             if n >= most || from + n >= to {
                 return None;
             }
-            let kind = usize::from(self.work.kind_at[(from + n) as usize]);
+            let kind = usize::from(tables.kind_at[(from + n) as usize]);
             whole.add(&full[kind], 1);
             whole.extra -= rest[kind].extra;
             whole.kept -= rest[kind].kept;
@@ -518,7 +456,7 @@ impl<'a> Search<'a> {
     /// stages as possible hold `longest` layers.
     fn least_block_extra(&self, policy: Policy, longest: u32) -> u64 {
         let (Policy::All(Choice::Block(n)), Some(block)) = (policy, self.problem.block) else { return 0 };
-        let extra = |mode: u16, kind: usize| self.mode(mode)[kind].extra;
+        let extra = |mode: u16, kind: usize| self.work.tables.mode(mode)[kind].extra;
         let more = |(kind, _)| extra(block.full, kind).saturating_sub(extra(block.rest, kind));
         let each = self.present().map(more).min().unwrap_or(0);
         let longest = longest.max(1);
@@ -528,13 +466,13 @@ impl<'a> Search<'a> {
 
     /// Kinds that the model has, with their numbers of layers.
     fn present(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
-        let counts = self.totals[..self.kinds].iter().enumerate();
+        let counts = self.work.tables.totals[..self.kinds].iter().enumerate();
         counts.filter(|&(_, &count)| count > 0).map(|(kind, &count)| (kind, u64::from(count)))
     }
 
     /// The least extra time of a layer.
     fn least_extra(&self, policy: Policy, kind: usize) -> u64 {
-        let extra = |mode: u16| self.mode(mode)[kind].extra;
+        let extra = |mode: u16| self.work.tables.mode(mode)[kind].extra;
         match (policy, self.problem.block) {
             (Policy::All(Choice::Mode(mode)), _) => extra(mode),
             (Policy::All(Choice::Block(_)), Some(block)) => extra(block.full).min(extra(block.rest)),
@@ -1085,8 +1023,8 @@ impl<'a> Search<'a> {
         match self.problem.freedom {
             Freedom::PerStage => each(self, Policy::Cheapest),
             Freedom::Global => {
-                for at in 0..self.work.modes.len() {
-                    let mode = self.work.modes[at];
+                for at in 0..self.work.tables.modes.len() {
+                    let mode = self.work.tables.modes[at];
                     each(self, Policy::All(Choice::Mode(mode)));
                 }
                 if let Some(block) = self.problem.block {
@@ -1137,8 +1075,8 @@ impl<'a> Search<'a> {
                 std::mem::swap(&mut search.work.cuts, &mut search.work.best);
             }
         };
-        for at in 0..self.work.modes.len() {
-            let mode = self.work.modes[at];
+        for at in 0..self.work.tables.modes.len() {
+            let mode = self.work.tables.modes[at];
             attempt(self, Policy::All(Choice::Mode(mode)), &mut most);
         }
         if let Some(block) = self.problem.block {

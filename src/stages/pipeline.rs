@@ -22,15 +22,20 @@ pub struct Pipeline {
     pub rank_of_chunk: Vec<u32>,
     /// By rank.
     pub orders: Vec<RankOrder>,
-    /// The bounds as solvers minimise them; the largest counts.
-    pub forms: Vec<Form>,
-    /// What the values of [`Pipeline::forms`] are divided by.
-    pub scale: u64,
+    /// The chain bound as the dynamic programme minimises it; none for several chunks per rank.
+    pub form: Option<Form>,
     /// Backward passes come in two parts of which only the first is waited for, so that bounds may not
     /// chain whole backward passes.
     pub split_backward: bool,
     /// Every rank runs all its forward passes before any backward pass (GPipe).
     pub two_sweeps: bool,
+    /// The schedule, where it is one that can be simulated.
+    pub shape: Option<Shape>,
+    /// The chain bound and its mirror image, averaged over ranks: weights of every chunk, times the
+    /// number of ranks. Empty where there are no chains.
+    pub average: Vec<[Weights; 2]>,
+    /// How often the chains pay the hop latency.
+    pub chain_hops: u64,
 }
 
 /// A factor on forward and on backward time.
@@ -90,7 +95,7 @@ impl Pipeline {
     #[must_use]
     pub fn of(shape: Shape) -> Self {
         let (p, m) = (shape.ranks, u64::from(shape.micro_batches));
-        match shape.schedule {
+        let pipeline = match shape.schedule {
             Schedule::OneFOneB => Self::one_f_one_b(p, m),
             Schedule::GPipe => Self::gpipe(p, m),
             Schedule::Interleaved => Self::interleaved(p, shape.virtual_stages, m, shape.group()),
@@ -99,7 +104,8 @@ impl Pipeline {
                 let in_flight = (0..p).map(|rank| in_flight_vectors(shape, rank).concat()).collect();
                 Self::by_work(m, p, placement, in_flight)
             }
-        }
+        };
+        Self { shape: Some(shape), ..pipeline }
     }
 
     /// One forward, one backward; also one stage alone.
@@ -198,43 +204,56 @@ impl Pipeline {
             micro_batches: m,
             rank_of_chunk,
             orders,
-            forms: vec![Form { base: Weights::default(), ranks: vec![rows; ranks as usize], hops: 0 }],
-            scale: 1,
+            form: (v == 1).then(|| Form {
+                base: Weights::default(),
+                ranks: vec![rows; ranks as usize],
+                hops: 0,
+            }),
             split_backward: true,
             two_sweeps: false,
+            shape: None,
+            average: Vec::new(),
+            chain_hops: 0,
         }
     }
 
     fn looped(ranks: u32, chunks_per_rank: u32, micro_batches: u64, orders: Vec<RankOrder>) -> Self {
         let v = u64::from(chunks_per_rank);
-        // As if the chunks of a rank were equal, times the number of chunks.
-        let sum = |weights: &[Weights]| Weights {
-            forward: weights.iter().map(|w| w.forward).sum(),
-            backward: weights.iter().map(|w| w.backward).sum(),
-        };
         let hops = if ranks == 1 { 0 } else { u64::from(ranks) * (v + 1) - 2 };
-        let form = |base: Weights, ranks| Form { base, ranks, hops: hops * v };
-        let forms = if v == 1 {
-            let rows = |o: &RankOrder| [o.after_first_backward[0], o.before_last_forward[0]];
-            vec![form(Weights { forward: 1, backward: 1 }, orders.iter().map(rows).collect())]
-        } else {
-            let early = |o: &RankOrder| [sum(&o.after_first_backward); 2];
-            let late = |o: &RankOrder| [sum(&o.before_last_forward); 2];
-            vec![
-                form(Weights { forward: v, backward: 1 }, orders.iter().map(early).collect()),
-                form(Weights { forward: 1, backward: v }, orders.iter().map(late).collect()),
-            ]
-        };
+        let rows = |order: &RankOrder| [order.after_first_backward[0], order.before_last_forward[0]];
+        let form = (v == 1).then(|| Form {
+            base: Weights { forward: 1, backward: 1 },
+            ranks: orders.iter().map(rows).collect(),
+            hops,
+        });
+        let average = (0..ranks * chunks_per_rank)
+            .map(|chunk| {
+                let (rank, own) = (chunk % ranks, (chunk / ranks) as usize);
+                let order = &orders[rank as usize];
+                // Ranks whose chain passes this chunk beside their own list.
+                let passing = (0..ranks)
+                    .filter(|&i| chunk >= (chunks_per_rank - 1) * ranks + i || chunk < i)
+                    .count() as u64;
+                let (early, late) = (order.after_first_backward[own], order.before_last_forward[own]);
+                let p = u64::from(ranks);
+                [
+                    Weights { forward: p + early.forward, backward: passing + early.backward },
+                    Weights { forward: passing + late.forward, backward: p + late.backward },
+                ]
+            })
+            .collect();
         Self {
             ranks,
             chunks_per_rank,
             micro_batches,
             rank_of_chunk: (0..ranks * chunks_per_rank).map(|chunk| chunk % ranks).collect(),
             orders,
-            forms,
-            scale: v,
+            form,
             split_backward: false,
             two_sweeps: false,
+            shape: None,
+            average,
+            chain_hops: hops,
         }
     }
 
@@ -249,28 +268,17 @@ impl Pipeline {
         counts.flatten().max().unwrap_or(0)
     }
 
-    /// The bound as solvers minimise it, and the exact one for unequal chunks with the busy bound.
+    /// The chain bound as solvers minimise it, and the larger of it and the busy bound.
     #[must_use]
     pub fn chain_and_bound(&self, forward: &[Picos], backward: &[Picos], hop: Picos) -> (Picos, Picos) {
         let total = |times: &[Picos]| times.iter().map(|t| t.0).sum::<u64>();
-        let (all_forward, all_backward) = (total(forward), total(backward));
-        let on_rank = |rank: usize| {
-            let chunks = &self.orders[rank].chunks;
-            let sum = |times: &[Picos]| chunks.iter().map(|&k| times[k as usize].0).sum::<u64>();
-            (sum(forward), sum(backward))
-        };
-        let form = |form: &Form| {
-            let rank = |rank| {
-                let (f, b) = on_rank(rank);
-                form.rank(rank, f, b)
-            };
-            form.base.of(all_forward, all_backward)
-                + (0..self.orders.len()).map(rank).max().unwrap_or(0)
-                + form.hops * hop.0
-        };
-        let chain = self.forms.iter().map(form).max().unwrap_or(0) / self.scale;
-        let bound = self.exact_bound(forward, backward, hop, all_forward, all_backward);
-        (Picos(chain), Picos(if self.chunks_per_rank == 1 { bound.max(chain) } else { bound }))
+        let (all_f, all_b) = (total(forward), total(backward));
+        let bound = self.exact_bound(forward, backward, hop, all_f, all_b);
+        let Some(form) = &self.form else { return (Picos(bound), Picos(bound)) };
+        let passes = forward.iter().zip(backward).enumerate();
+        let peak = passes.map(|(rank, (f, b))| form.rank(rank, f.0, b.0)).max().unwrap_or(0);
+        let chain = form.base.of(all_f, all_b) + peak + form.hops * hop.0;
+        (Picos(chain), Picos(bound.max(chain)))
     }
 
     /// The chain bound with every chunk's own duration, its mirror image, and the busy bound.

@@ -107,8 +107,8 @@ impl Relaxation {
                 chunks: (start, self.in_flight.len()),
                 ..Rank::default()
             };
-            if chain {
-                rank.rows = pipeline.forms[0].ranks[at].map(|w| (w.forward as f64, w.backward as f64));
+            if let (true, Some(form)) = (chain, &pipeline.form) {
+                rank.rows = form.ranks[at].map(|w| (w.forward as f64, w.backward as f64));
             } else if looped && problem.min_layers > 0 {
                 rank.idle = least_layer * at as f64;
             }
@@ -216,7 +216,7 @@ impl Relaxation {
             work += counts[q] * weight[q];
         }
         let fixed: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
-        let hops = problem.hop.0 as f64 * problem.pipeline.forms.first().map_or(0, |form| form.hops) as f64;
+        let hops = problem.hop.0 as f64 * problem.pipeline.form.as_ref().map_or(0, |form| form.hops) as f64;
         let base = if chain { forward + backward + fixed + hops } else { 0.0 };
         if work <= 0.0 {
             return Some(base);

@@ -271,22 +271,22 @@ fn naive_time(
     if single {
         list.extend(balancer.even(problem).map(|found| found.0));
     } else {
+        let mut splits = balancer.splits(problem, k.uneven_stages && !even_only);
+        list.extend(balancer.completions(problem, &mut splits, &|_| true).list);
+        // The even split is among them wherever it fits, with the least recomputation of all.
         let even = problem.even_layers();
         let longest = even.iter().copied().max().unwrap_or(0);
         let mut choices: Vec<Choice> = (0..problem.modes.len()).map(|m| Choice::Mode(m as u16)).collect();
         if let Some(block) = problem.block {
             choices.extend((block.counts.0..=block.counts.1.min(longest)).map(Choice::Block));
         }
-        let mut best: Option<(Picos, Assignment)> = None;
-        for choice in choices {
-            let assignment = Assignment { layers: even.clone(), recompute: vec![choice; even.len()] };
-            if let Ok(found) = evaluate(problem, &assignment)
-                && best.as_ref().is_none_or(|(bound, _)| found.bound < *bound)
-            {
-                best = Some((found.bound, assignment));
-            }
-        }
-        list.extend(best.map(|found| found.1));
+        let total = |assignment: &Assignment| {
+            Some(evaluate(problem, assignment).ok()?.backward.into_iter().sum::<Picos>())
+        };
+        let all = choices.into_iter().map(|choice| vec![choice; even.len()]);
+        let least = all.filter_map(|recompute| total(&Assignment { layers: even.clone(), recompute })).min();
+        let listed = list.iter().filter(|a| a.layers == even).filter_map(total).min();
+        assert!(least.is_none_or(|least| listed.is_some_and(|listed| listed <= least)), "{layout:?}");
     }
     let mut best: Option<(Picos, Plan)> = None;
     for assignment in list {

@@ -5,6 +5,8 @@ pub mod oracle;
 
 use std::sync::Arc;
 
+use autoplan::cost::schedule::{Load, Shape, Simulator};
+use autoplan::plan::Schedule;
 use autoplan::stages::{
     Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective, Outcome,
     Pipeline, Problem, Run, Tail, Violation, evaluate,
@@ -218,9 +220,89 @@ fn dynamic_programme_equals_brute_force() {
     assert!(infeasible > 400 && uneven > 700 && mixed > 100, "{infeasible} {uneven} {mixed}");
 }
 
+/// Simulated time of an assignment with its data-parallel tail.
+fn simulated(problem: &Problem, evaluation: &Evaluation) -> u64 {
+    let weight = vec![Picos::ZERO; evaluation.forward.len()];
+    let load = Load {
+        forward: &evaluation.forward,
+        backward: &evaluation.backward,
+        weight: &weight,
+        hop: problem.hop,
+    };
+    Simulator::default().run(problem.pipeline.shape.unwrap(), load).0 + evaluation.tail.0
+}
+
+/// Several chunks per rank against every split of small models into at most 8 chunks: something is found
+/// wherever anything fits, it is never slower than the even split, and it is close to the fastest of all
+/// splits as the event simulation has it; no bound is above any of them.
+#[test]
+fn several_chunks_per_rank_come_close_to_exhaustive_search() {
+    let mut balancer = Balancer::new();
+    let (mut infeasible, mut missed, mut compared, mut excess) = (0, 0, 0, Vec::new());
+    for seed in 0..400 {
+        let mut random = Random(seed ^ 0x5eed);
+        let (ranks, virtual_stages) = [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)][random.within(0, 4) as usize];
+        let micro_batches = ranks * random.within(1, 6) as u32;
+        let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
+        let chunks = ranks * virtual_stages;
+        let layers = random.within(u64::from(chunks).min(7), if chunks == 8 { 11 } else { 12 }) as u32;
+        let mut problem = random_problem(&mut random, Pipeline::of(shape), layers, 2);
+        problem.freedom = Freedom::Global;
+        if problem.min_layers == 0 && chunks > 6 {
+            problem.min_layers = u32::from(layers >= chunks);
+        }
+        let mut best: Option<(u64, u64)> = None;
+        let bound = balancer.lower_bound(&problem, None);
+        let closed = balancer.solution(&problem, Objective::Closed).map(|solution| solution.lower_bound);
+        oracle::every_assignment(&problem, |_, evaluation| {
+            let time = simulated(&problem, evaluation);
+            assert!(evaluation.bound.0 <= time, "seed {seed}");
+            assert!(bound.is_some_and(|bound| bound <= evaluation.bound), "seed {seed}: {bound:?}");
+            assert!(closed.is_some_and(|closed| closed <= evaluation.closed), "seed {seed}: {closed:?}");
+            let (fastest, least) = best.unwrap_or((u64::MAX, u64::MAX));
+            best = Some((fastest.min(time), least.min(evaluation.bound.0)));
+        });
+        let outcome = balancer.solve(&problem, Objective::Chain, None);
+        let Some((fastest, least)) = best else {
+            infeasible += 1;
+            assert_eq!(outcome, Outcome::Infeasible, "seed {seed}");
+            continue;
+        };
+        let Outcome::Found(value) = outcome else {
+            missed += 1;
+            continue;
+        };
+        let found = balancer.assignment().clone();
+        let evaluation = evaluate(&problem, &found).unwrap();
+        assert_eq!(evaluation.bound, value);
+        assert!(value.0 >= least);
+        let time = simulated(&problem, &evaluation);
+        if let Some((_, even)) = balancer.even(&problem) {
+            compared += 1;
+            assert!(time <= simulated(&problem, &even), "seed {seed}");
+        }
+        excess.push(time as f64 / fastest as f64 - 1.0);
+        // A threshold above the answer does not change it.
+        assert_eq!(
+            balancer.solve(&problem, Objective::Chain, Some(Picos(value.0 + 1))),
+            Outcome::Found(value)
+        );
+        assert_eq!(*balancer.assignment(), found);
+        assert_eq!(balancer.solve(&problem, Objective::Chain, Some(value)), Outcome::NotBelow);
+    }
+    excess.sort_by(f64::total_cmp);
+    let mean = excess.iter().sum::<f64>() / excess.len() as f64;
+    println!(
+        "{infeasible} infeasible, {missed} missed, {compared} even, mean {mean}, {:?}",
+        &excess[excess.len() * 9 / 10..]
+    );
+    assert!(infeasible > 20 && compared > 50 && excess.len() > 200, "{infeasible} {compared}");
+    assert!(missed == 0 && mean < 0.03, "{missed} missed, mean {mean}");
+}
+
 /// Layers with the proportions of real ones: a head of two layers, a dozen ways to recompute, memory
 /// such that about half of the splits need some of it.
-fn realistic(random: &mut Random, layers: u32, ranks: u32, kinds: usize) -> Problem {
+fn realistic(random: &mut Random, layers: u32, ranks: u32, virtual_stages: u32, kinds: usize) -> Problem {
     let us = |x: u64| Picos(x * 1_000_000);
     let mb = |x: u64| Bytes(x * 1_000_000);
     let m = u64::from(ranks) * random.within(1, 16);
@@ -257,10 +339,11 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, kinds: usize) -> Prob
             runs.push(Run { kind, count: 1 });
         }
     }
-    let mut fixed = vec![Fixed::default(); ranks as usize];
+    let chunks = (ranks * virtual_stages) as usize;
+    let mut fixed = vec![Fixed::default(); chunks];
     fixed[0] = Fixed { forward: us(50), backward: us(100), held: mb(2_000), kept: mb(30), ..fixed[0] };
     let head = random.within(30, 250);
-    let last = ranks as usize - 1;
+    let last = chunks - 1;
     fixed[last] = Fixed {
         forward: us(f * head / 100),
         backward: us(2 * f * head / 100),
@@ -268,9 +351,10 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, kinds: usize) -> Prob
         transient: mb(3_000),
         ..fixed[last]
     };
-    let pipeline = Arc::new(Pipeline::one_f_one_b(ranks, m));
+    let schedule = if virtual_stages > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
+    let shape = Shape { schedule, ranks, virtual_stages, micro_batches: m as u32 };
     let mut problem = Problem {
-        pipeline,
+        pipeline: Arc::new(Pipeline::of(shape)),
         kinds,
         runs,
         modes,
@@ -281,10 +365,10 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, kinds: usize) -> Prob
         shared: vec![],
         limit: Bytes(u64::MAX / 16),
         hop: us(10),
-        min_layers: random.within(0, 1) as u32,
+        min_layers: if chunks > layers as usize { 0 } else { random.within(0, 1) as u32 },
         tail: None,
     };
-    let even = Assignment { layers: problem.even_layers(), recompute: vec![Choice::Mode(0); ranks as usize] };
+    let even = Assignment { layers: problem.even_layers(), recompute: vec![Choice::Mode(0); chunks] };
     let need = evaluate(&problem, &even).unwrap().memory.iter().max().copied().unwrap();
     problem.limit = Bytes(need.0 * random.within(45, 110) / 100);
     problem
@@ -297,12 +381,12 @@ fn timings() {
     let mut balancer = Balancer::new();
     for (name, kinds) in [("one kind", 1), ("dense then MoE", 2), ("hybrid", 3)] {
         for freedom in [Freedom::Global, Freedom::PerStage] {
-            for ranks in [4, 16] {
+            for (ranks, virtual_stages) in [(4, 1), (16, 1), (8, 2), (16, 2), (16, 8)] {
                 let mut times = Vec::new();
                 let (mut found, mut evens) = (0, 0);
-                for seed in 0..3_000 {
+                for seed in 0..if virtual_stages > 1 { 100 } else { 300 } {
                     let mut random = Random(seed);
-                    let mut problem = realistic(&mut random, 128, ranks, kinds);
+                    let mut problem = realistic(&mut random, 128, ranks, virtual_stages, kinds);
                     problem.freedom = freedom;
                     let start = std::time::Instant::now();
                     let outcome = balancer.solve(&problem, Objective::Chain, None);
@@ -313,7 +397,7 @@ fn timings() {
                 times.sort_unstable();
                 let mean = times.iter().sum::<u64>() as f64 / times.len() as f64;
                 println!(
-                    "{name:15} {freedom:?} p={ranks}: mean {:.1} us, median {:.1}, p99 {:.1}, max {:.1}; {found} found, {evens} even",
+                    "{name:15} {freedom:?} p={ranks} v={virtual_stages}: mean {:.1} us, median {:.1}, p99 {:.1}, max {:.1}; {found} found, {evens} even",
                     mean / 1e3,
                     times[times.len() / 2] as f64 / 1e3,
                     times[times.len() * 99 / 100] as f64 / 1e3,

@@ -1,0 +1,172 @@
+//! Tables of one problem that solvers look up: counts of layers in an interval, costs of modes.
+
+use super::{Counts, Fixed, Problem};
+
+/// One kind of layer in one recompute mode.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct ModeCost {
+    pub extra: u64,
+    pub kept: u64,
+    pub transient: u64,
+}
+
+impl ModeCost {
+    #[inline]
+    pub fn add(&mut self, layer: &Self, count: u32) {
+        if count > 0 {
+            self.extra += u64::from(count) * layer.extra;
+            self.kept += u64::from(count) * layer.kept;
+            self.transient = self.transient.max(layer.transient);
+        }
+    }
+}
+
+/// What an interval of layers costs on a chunk whatever it recomputes, ends included.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Interval {
+    pub counts: Counts,
+    pub forward: u64,
+    pub backward: u64,
+    pub held: u64,
+    pub gathered: u64,
+    pub touches: u64,
+}
+
+/// Look-ups for the problem that was loaded last.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    /// Number of layer kinds.
+    pub kinds: usize,
+    /// Number of layers.
+    pub layers: u32,
+    /// Kind of each layer.
+    pub kind_at: Vec<u8>,
+    /// Layers of each kind.
+    pub totals: Counts,
+    /// Modes that whole chunks may use, least recomputation of the whole model first.
+    pub modes: Vec<u16>,
+    /// Layers of each kind before each position, `kinds` rows of `layers + 1`; empty for one kind.
+    prefix: Vec<u32>,
+    /// Costs of each mode, kind by kind.
+    table: Vec<ModeCost>,
+}
+
+impl Tables {
+    pub fn load(&mut self, problem: &Problem) {
+        self.kinds = problem.kinds.len();
+        self.layers = problem.layer_count();
+        self.kind_at.clear();
+        self.totals = Counts::default();
+        for run in &problem.runs {
+            self.kind_at.extend(std::iter::repeat_n(run.kind, run.count as usize));
+            self.totals[usize::from(run.kind)] += run.count;
+        }
+        self.prefix.clear();
+        if self.kinds > 1 {
+            for kind in 0..self.kinds {
+                let mut seen = 0;
+                self.prefix.push(0);
+                for &at in &self.kind_at {
+                    seen += u32::from(usize::from(at) == kind);
+                    self.prefix.push(seen);
+                }
+            }
+        }
+        self.table.clear();
+        for mode in &problem.modes {
+            self.table.extend((0..self.kinds).map(|kind| ModeCost {
+                extra: mode.extra[kind].0,
+                kept: mode.kept[kind].0,
+                transient: mode.transient[kind].0,
+            }));
+        }
+        self.modes.clear();
+        let all = 0..problem.modes.len() as u16;
+        self.modes.extend(all.filter(|&mode| problem.modes[usize::from(mode)].offered));
+        let (table, totals, kinds) = (&self.table, &self.totals, self.kinds);
+        let cost = |mode: u16| -> u64 {
+            let costs = &table[usize::from(mode) * kinds..][..kinds];
+            costs.iter().zip(totals).map(|(cost, &n)| cost.extra * u64::from(n)).sum()
+        };
+        self.modes.sort_unstable_by_key(|&mode| (cost(mode), mode));
+    }
+
+    /// Layers by kind in an interval.
+    #[inline]
+    pub fn counts(&self, from: u32, to: u32) -> Counts {
+        let mut counts = Counts::default();
+        if self.kinds == 1 {
+            counts[0] = to - from;
+        } else {
+            let width = self.layers as usize + 1;
+            for (kind, count) in counts.iter_mut().enumerate().take(self.kinds) {
+                let row = &self.prefix[kind * width..];
+                *count = row[to as usize] - row[from as usize];
+            }
+        }
+        counts
+    }
+
+    /// What an interval costs on a chunk.
+    #[inline]
+    pub fn interval(&self, problem: &Problem, fixed: &Fixed, from: u32, to: u32) -> Interval {
+        let mut sum = Interval {
+            counts: self.counts(from, to),
+            forward: fixed.forward.0,
+            backward: fixed.backward.0,
+            held: fixed.held.0,
+            gathered: fixed.gathered.0,
+            touches: fixed.touches,
+        };
+        for (kind, &count) in problem.kinds.iter().zip(&sum.counts) {
+            if count > 0 {
+                let n = u64::from(count);
+                sum.forward += n * kind.forward.0;
+                sum.backward += n * kind.backward.0;
+                sum.held += n * kind.held.0;
+                sum.gathered = sum.gathered.max(kind.gathered.0);
+                sum.touches |= kind.touches;
+            }
+        }
+        sum
+    }
+
+    /// Costs of a mode by kind.
+    #[inline]
+    pub fn mode(&self, mode: u16) -> &[ModeCost] {
+        let start = usize::from(mode) * self.kinds;
+        &self.table[start..start + self.kinds]
+    }
+
+    /// Recomputation, kept bytes and transient of so many layers in one mode, on top of the ends'.
+    #[inline]
+    pub fn in_mode(&self, problem: &Problem, fixed: &Fixed, counts: &Counts, mode: u16) -> ModeCost {
+        let mut total = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
+        let costs = self.mode(mode);
+        let mut all = 0;
+        for (cost, &count) in costs.iter().zip(counts) {
+            total.add(cost, count);
+            all += count;
+        }
+        let group = problem.modes[usize::from(mode)].group;
+        if group > 1 && all > 0 {
+            total.kept = fixed.kept.0 + u64::from(all.div_ceil(group)) * costs[0].kept;
+        }
+        total
+    }
+
+    /// The same with the first `n` layers of the interval recomputed wholly.
+    #[inline]
+    pub fn in_block(&self, problem: &Problem, fixed: &Fixed, (from, to): (u32, u32), n: u32) -> ModeCost {
+        let mut total = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
+        if let Some(block) = problem.block {
+            let edge = to.min(from.saturating_add(n));
+            for (mode, from, to) in [(block.full, from, edge), (block.rest, edge, to)] {
+                for (cost, count) in self.mode(mode).iter().zip(self.counts(from, to)) {
+                    total.add(cost, count);
+                }
+            }
+        }
+        total
+    }
+}

@@ -109,7 +109,8 @@ impl Target {
     #[must_use]
     pub fn rules(self) -> &'static [Rule] {
         match self {
-            Self::Megatron | Self::Bridge => megatron::RULES,
+            Self::Megatron => megatron::RULES,
+            Self::Bridge => bridge::RULES,
             Self::DeepSpeed => deepspeed::RULES,
             Self::MegatronDeepSpeed => deepspeed::MEGATRON_RULES,
             Self::Torchtitan => torchtitan::RULES,
@@ -450,6 +451,7 @@ pub enum Judge {
 }
 
 /// One rule on layouts.
+#[derive(Clone, Copy)]
 pub struct Rule {
     /// Short name, unique within a target.
     pub name: &'static str,
@@ -522,6 +524,7 @@ pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), R
     for rule in COMMON_RULES.iter().chain(target.rules()) {
         if let Err(broken) = (rule.check)(capabilities, context, layout) {
             let Rule { name, source, judge, .. } = *rule;
+            let judge = if target == Target::Bridge { bridge::judge(name, judge) } else { judge };
             return Err(Refusal { target, rule: name, source, judge, nearest: None, broken });
         }
     }

@@ -3,15 +3,56 @@
 use std::fmt::Write;
 
 use super::export::{ExportRequest, ExportedFile};
+use super::megatron;
 use super::megatron::arguments::{Arguments, arguments};
 use super::megatron::shape::{Shape, pattern};
-use super::{Broken, broken};
+use super::{Broken, Judge, Rule, broken, ensure};
 use crate::cost::schedule::interleave_group;
 use crate::layers::Layers;
-use crate::plan::{CudaGraphs, Place, Recompute};
+use crate::plan::{CudaGraphs, Dispatcher, Place, Recompute};
+use crate::spec::cluster::Architecture;
 use crate::spec::job::{Optimizer, Precision};
 use crate::spec::model::{Activation, Norm, Position, QkNorm, RouterScore};
 use crate::stages::layout::Split;
+
+/// Bridge's own rule beside those of Megatron-Core.
+const DEEPEP: Rule = Rule {
+    name: "deepep-hardware",
+    source: "Megatron-Bridge src/megatron/bridge/training/flex_dispatcher_backend.py",
+    judge: Judge::SetUp,
+    check: |_, c, l| {
+        ensure(
+            l.dispatcher != Some(Dispatcher::DeepEp) || c.architecture != Architecture::Blackwell,
+            "DeepEP is for Ampere and Hopper, and for B200 and B300 only where the device's name says so; on Blackwell HybridEP does it",
+            [0; 4],
+        )
+    },
+};
+
+const COUNT: usize = megatron::RULES.len() + 1;
+
+const fn rules() -> [Rule; COUNT] {
+    let mut all = [DEEPEP; COUNT];
+    let mut at = 0;
+    while at < megatron::RULES.len() {
+        all[at] = megatron::RULES[at];
+        at += 1;
+    }
+    all
+}
+
+/// Rules on layouts: Megatron-Core's, and one of Bridge's own.
+pub static RULES: &[Rule] = &rules();
+
+/// What Megatron-LM's argument checks refuse and Bridge's do not: it switches tensor-parallel overlap off, and
+/// finds out about Muon under Megatron-FSDP when the optimizer is made.
+pub(super) fn judge(rule: &str, judge: Judge) -> Judge {
+    match rule {
+        "tensor-overlap-needs-sequence" => Judge::Nobody,
+        "optimizer" => Judge::Run,
+        _ => judge,
+    }
+}
 
 const WRITTEN_FOR: &str = "Megatron-Bridge of August 2026 (0.7), Megatron-Core 0.20";
 
@@ -93,6 +134,10 @@ fn recipe(request: &ExportRequest, shape: &Shape, command: &Arguments) -> String
         imports
             .push("from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec".into());
     }
+    let mut environment = String::new();
+    for (name, value) in &command.environment {
+        let _ = writeln!(environment, "os.environ.setdefault(\"{name}\", \"{value}\")");
+    }
     let model = model(request, shape, command, &mut imports);
     let settings = settings(request, &mut imports);
     imports.sort_by_key(|line| (line.starts_with("from megatron"), line.clone()));
@@ -101,6 +146,9 @@ fn recipe(request: &ExportRequest, shape: &Shape, command: &Arguments) -> String
 {header}#
 # A recipe for Megatron-Bridge on synthetic data; launch.sh beside this file runs it. Set cfg.dataset
 # and cfg.tokenizer for real data.
+import os
+
+{environment}
 {imports}
 
 

@@ -292,6 +292,11 @@ static CASES: &[Case] = &[
         l.expert_tensor_parallel = 2;
     }),
     case(Target::Megatron, "deepep-group", LATENT_MOE, same, |l| l.dispatcher = Some(Dispatcher::DeepEp)),
+    case(Target::Bridge, "deepep-hardware", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.dispatcher = Some(Dispatcher::DeepEp);
+    }),
     case(Target::Megatron, "tensor-overlap-needs-sequence", DENSE, same, |l| {
         l.tensor_parallel = 2;
         l.tensor_overlap = true;
@@ -418,6 +423,16 @@ static CASES: &[Case] = &[
         l.zero_stage = 0;
         l.offload.optimizer = Place::Cpu;
     }),
+    case(
+        Target::DeepSpeed,
+        "optimizer-format",
+        DENSE,
+        |j| {
+            j.optimizer = Optimizer::AdamwBf16;
+            j.precision = Precision::Fp16;
+        },
+        same,
+    ),
     case(
         Target::DeepSpeed,
         "optimizer-states",
@@ -671,7 +686,11 @@ fn every_rule_refuses_what_it_says() {
         let mut job = job(64, 256);
         (case.job)(&mut job);
         let layout = fill(&job, case.layout);
-        let refusal = legal(case.target, &context(case.model, &job), &layout).expect_err(case.rule);
+        let mut context = context(case.model, &job);
+        if case.rule == "deepep-hardware" {
+            context.architecture = Architecture::Blackwell;
+        }
+        let refusal = legal(case.target, &context, &layout).expect_err(case.rule);
         assert_eq!(refusal.rule, case.rule, "{refusal}");
         let text = refusal.to_string();
         assert!(!text.contains('{') && text.contains(refusal.source), "{text}");

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use autoplan::frameworks::export::{Destination, ExportRequest, Format, Prediction, write};
+use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, Format, Prediction, write};
 use autoplan::frameworks::{Context, Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
@@ -297,6 +297,7 @@ fn expected(question: &Question) -> serde_json::Value {
         "shard_group": l.shard_group, "grad_accum": l.gradient_accumulation_steps,
         "padded_vocab_size": question.model.padded_vocabulary(u64::from(l.tensor_parallel)),
         "experts": question.context().has_experts(),
+        "expert_count": question.context().moe.iter().map(|m| m.experts).min(),
     })
 }
 
@@ -345,7 +346,19 @@ fn write_cases() {
                 continue;
             }
             let request = question.request(Format::Script);
-            let Ok(files) = write(Destination::Framework(target), &request) else { continue };
+            let piped =
+                question.plan.layout().pipeline_parallel > 1 && question.plan.layout().tensor_parallel > 1;
+            if rule == "pipeline-zero" && piped {
+                // The pipeline engine is built only where no outside tensor parallelism is needed.
+                continue;
+            }
+            let Ok(mut files) = write(Destination::Framework(target), &request) else { continue };
+            if target == Target::Bridge {
+                // What Bridge leaves to Megatron-Core is put before Megatron-Core.
+                let Ok(core) = write(Destination::Framework(Target::Megatron), &request) else { continue };
+                let file = core.into_iter().next().unwrap();
+                files.push(ExportedFile { name: "core.sh".into(), ..file });
+            }
             *seen.entry(rule).or_default() += 1;
             if legal {
                 *sizes.entry(question.job.gpus).or_default() += 1;

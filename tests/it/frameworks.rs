@@ -431,7 +431,7 @@ static CASES: &[Case] = &[
             j.optimizer = Optimizer::AdamwBf16;
             j.precision = Precision::Fp16;
         },
-        same,
+        |l| l.zero_stage = 1,
     ),
     case(
         Target::DeepSpeed,

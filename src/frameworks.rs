@@ -309,6 +309,8 @@ pub struct Context {
     pub dropout: bool,
     /// Positions are a learned table.
     pub learned_positions: bool,
+    /// DeepSpeed's AutoEP has a preset for the experts.
+    pub expert_preset: bool,
 }
 
 /// Heads of one attention shape.
@@ -376,6 +378,7 @@ impl Context {
             tied_embeddings: model.tied_embeddings,
             dropout: model.dropout,
             learned_positions: matches!(model.position, Position::Learned(_)),
+            expert_preset: false,
         };
         for kind in &layers.kinds {
             match &kind.block.mixer {
@@ -405,6 +408,8 @@ impl Context {
             }
         }
         context.dense_beside_moe = !context.moe.is_empty() && !context.dense.is_empty();
+        context.expert_preset = context.has_experts()
+            && hf::HfModel::of(model, layers).is_some_and(|hf| hf.expert_preset.is_some());
         context
     }
 

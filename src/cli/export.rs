@@ -5,7 +5,9 @@ use std::path::PathBuf;
 
 use super::explain::task_of;
 use super::{Ending, Failure, files};
-use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export};
+use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export, write};
+use crate::plan::Plan;
+use crate::planner::Task;
 use crate::spec::saved::SavedPlan;
 
 /// Options of `autoplan export`.
@@ -92,6 +94,27 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         anstream::eprintln!("wrote {}", path.display());
     }
     Ok(Ending::Done)
+}
+
+/// Why a plan that the framework's rules accept cannot be written out all the same: the framework has no such
+/// model, or no option for a part of it.
+pub(crate) fn unwritable(task: &Task, plan: &Plan) -> Option<String> {
+    let request = ExportRequest {
+        model: &task.model,
+        job: &task.job,
+        cluster: &task.machine.cluster,
+        accelerator: &task.machine.accelerator,
+        plan,
+        prediction: None,
+        version: "",
+        command: "",
+        format: Format::Script,
+    };
+    if !task.target.exports() {
+        return None;
+    }
+    let refusal = write(Destination::Framework(task.target), &request).err()?;
+    Some(format!("{}: {}", task.target, refusal.reason()))
 }
 
 /// The command as it was typed, quoted for a shell.

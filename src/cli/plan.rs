@@ -220,6 +220,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         wall: args.timings.then(|| bar.elapsed()),
     };
     output::print(&report, args.format)?;
+    let best = sections.iter().find_map(|s| s.answer.found.first().map(|best| (s.prepared.task, &best.plan)));
+    if let Some(reason) = best.and_then(|(task, plan)| super::export::unwritable(task, plan)) {
+        anstream::eprintln!(
+            "note: these plans are predictions only; `autoplan export` refuses the model: {reason}"
+        );
+    }
     let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
     if interrupted {
         anstream::eprintln!("note: the search was stopped; the plans above are the best so far");

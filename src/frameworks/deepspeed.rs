@@ -362,6 +362,18 @@ pub static RULES: &[Rule] = &[
     OPTIMIZER_STATES,
     OFFLOAD_OPTIMIZER,
     OFFLOAD_STAGES,
+    Rule {
+        name: "experts-preset",
+        source: "module_inject/auto_ep_presets, the families that AutoEP knows",
+        judge: Judge::Nobody,
+        check: |_, c, l| {
+            ensure(
+                l.expert_parallel == 1 || c.expert_preset,
+                "AutoEP knows no model with these experts, so ep cannot be {0}",
+                numbers([u64::from(l.expert_parallel)]),
+            )
+        },
+    },
 ];
 
 /// Rules on layouts for Megatron-DeepSpeed.

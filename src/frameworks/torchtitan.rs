@@ -100,6 +100,27 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "expert-shard-even",
+        source: "models/common/decoder.py apply_fsdp_to_decoder; torch distributed/fsdp, uneven sharding on dim 1",
+        judge: Judge::SetUp,
+        check: |_, c, l| {
+            let (group, ep) = (u64::from(l.shard_group), u64::from(l.expert_parallel));
+            // With more ranks than experts, every expert is cut along its rows.
+            let ranks = if ep > 1 { group * u64::from(l.tensor_parallel) / ep } else { group };
+            for moe in &c.moe {
+                let rows = moe.width * if moe.bias { 2 } else { 1 };
+                ensure(
+                    l.zero_stage == 0
+                        || ranks * ep <= moe.experts
+                        || (rows % ranks == 0 && c.hidden % ranks == 0),
+                    "experts of {0} x {1} do not divide evenly among the {2} ranks that share one",
+                    numbers([rows, c.hidden, ranks]),
+                )?;
+            }
+            Ok(())
+        },
+    },
+    Rule {
         name: "pipeline-tied",
         source: "models/common/decoder.py update_from_config",
         judge: Judge::SetUp,

@@ -301,3 +301,27 @@ fn a_deepspeed_configuration_is_explained() {
     assert_eq!(value["plan"]["gradient_accumulation_steps"], 16);
     assert_eq!(value["global_batch_size"], 1024);
 }
+
+#[test]
+fn plans_of_every_framework_can_be_exported_or_say_why_not() {
+    let folder = tempfile::tempdir().unwrap();
+    for (framework, model, gpus) in [
+        ("megatron", "nemotron-h-8b", "16"),
+        ("bridge", "gpt-oss-20b", "16"),
+        ("deepspeed", "mixtral-8x7b", "64"),
+        ("megatron-deepspeed", "llama3.1-8b", "32"),
+        ("torchtitan", "qwen3-30b-a3b", "32"),
+        ("torchtitan", "mixtral-8x7b", "32"),
+        ("accelerate", "llama3.1-8b", "16"),
+    ] {
+        let batch = ["-b", "128", "-s", "4096", "--framework", framework, "--top", "1", "--format", "ron"];
+        let output = autoplan(&[&["plan", model, "dgx-h100", "--gpus", gpus][..], &batch].concat());
+        assert!(output.status.success(), "{framework} {model}: {}", stderr(&output));
+        let plan = folder.path().join("plan.ron");
+        std::fs::write(&plan, &output.stdout).unwrap();
+        let exported = autoplan(&["export", plan.to_str().unwrap(), "--to", framework]);
+        let refused = stderr(&output).contains("`autoplan export` refuses the model");
+        assert_eq!(exported.status.success(), !refused, "{framework} {model}: {}", stderr(&exported));
+        assert_eq!(refused, framework == "torchtitan" && model == "mixtral-8x7b", "{}", stderr(&output));
+    }
+}

@@ -423,6 +423,27 @@ static CASES: &[Case] = &[
         l.zero_stage = 0;
         l.offload.optimizer = Place::Cpu;
     }),
+    case(Target::DeepSpeed, "experts-preset", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.zero_stage = 1;
+    }),
+    case(
+        Target::Torchtitan,
+        "expert-shard-even",
+        WINDOWS,
+        |j| {
+            j.gpus = 2048;
+            j.global_batch_size = 2048;
+        },
+        |l| {
+            moe(l);
+            l.expert_parallel = 2;
+            l.zero_stage = 3;
+            l.shard_group = 2048;
+            l.data_overlap = true;
+        },
+    ),
     case(
         Target::DeepSpeed,
         "optimizer-format",

@@ -1,10 +1,10 @@
 //! Import: what was exported comes back as it was; scripts of others are read or named as unreadable.
 
 use autoplan::frameworks::deepspeed::import as deepspeed;
-use autoplan::frameworks::export::{Destination, Format, export};
+use autoplan::frameworks::export::{Destination, Format, export, write};
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given};
 use autoplan::frameworks::shell::ImportError;
-use autoplan::frameworks::{Target, legal_plan};
+use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::job::Precision;
@@ -380,4 +380,42 @@ fn names_in_a_script_stay_names() {
     let unknown = script.replace("parallel-size 4", "parallel-size $P");
     let error = import(&unknown, "x", None).unwrap_err();
     assert!(error.message.contains("known only when the script runs"), "{error}");
+}
+
+#[test]
+fn scripts_of_refused_plans_are_refused_at_a_flag() {
+    let models = models();
+    let mut random = Random::new(23);
+    let mut refused = std::collections::BTreeMap::new();
+    let mut accepted = 0;
+    for _ in 0..60_000 {
+        let wild = Wild { degrees: 20, switches: 30 };
+        let Some(question) = question(&mut random, Target::Megatron, &models, wild) else { continue };
+        let verdict = legal_plan(Target::Megatron, &question.context(), &question.plan);
+        let rule = match &verdict {
+            Ok(()) => "",
+            Err(refusal) if refusal.judge == Judge::SetUp => refusal.rule,
+            Err(_) => continue,
+        };
+        let done = refused.entry(rule).or_insert(0);
+        *done += 1;
+        if *done > 60 {
+            continue;
+        }
+        let to = Destination::Framework(Target::Megatron);
+        let Ok(files) = write(to, &question.request(Format::Script)) else { continue };
+        match import(&files[0].text, &question.model.name, None) {
+            Ok(imported) if rule.is_empty() => {
+                assert_eq!(shown(question.plan.layout()), shown(imported.plan.layout()));
+                accepted += 1;
+            }
+            Ok(_) => panic!("{rule}: {} is read back as if it were legal", question.plan),
+            Err(error) => {
+                assert!(!rule.is_empty(), "{error}\n{}", files[0].text);
+                let line = files[0].text.lines().nth(error.line - 1).unwrap();
+                assert!(line.contains("--"), "{rule}: line {} `{line}`: {error}", error.line);
+            }
+        }
+    }
+    assert!(accepted > 30 && refused.len() > 14, "{accepted} accepted; {refused:?}");
 }

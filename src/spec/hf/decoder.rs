@@ -503,6 +503,11 @@ impl Experts {
                 return Err(fields.wrong("scoring_func", message));
             }
         };
+        // Weights that are brought to a sum of one over the chosen experts are those of a softmax over them.
+        let score = match score {
+            RouterScore::SoftmaxBeforeTopK if fields.flag("norm_topk_prob", false)? => RouterScore::Softmax,
+            score => score,
+        };
         let groups = groups(fields, count)?;
         if count == 0 {
             return Ok(None);

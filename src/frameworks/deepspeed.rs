@@ -416,23 +416,41 @@ pub static MEGATRON_RULES: &[Rule] = &[
         },
     },
     Rule {
-        name: "ulysses-sequence-parallel",
-        source: "Megatron-DeepSpeed megatron/arguments.py --ds-sequence-parallel-size",
+        name: "ulysses-alone",
+        source: "Megatron-DeepSpeed megatron/core/parallel_state.py initialize_model_parallel",
         judge: Judge::SetUp,
         check: |_, _, l| {
             ensure(
-                l.context_parallel == 1 || !l.sequence_parallel,
-                "Ulysses (cp {0}) and Megatron's sequence parallelism exclude each other",
-                numbers([u64::from(l.context_parallel)]),
+                l.context_parallel == 1 || (l.tensor_parallel == 1 && l.pipeline_parallel == 1),
+                "Ulysses (cp {0}) works neither with tp {1} nor with {2} stages",
+                numbers([
+                    u64::from(l.context_parallel),
+                    u64::from(l.tensor_parallel),
+                    u64::from(l.pipeline_parallel),
+                ]),
             )
         },
     },
     ULYSSES_HEADS,
     ULYSSES_SEQUENCE,
+    Rule {
+        name: "ulysses-grouped",
+        source: "Megatron-DeepSpeed megatron/model/transformer.py ParallelAttention",
+        judge: Judge::Run,
+        check: |_, c, l| {
+            for a in &c.attention {
+                ensure(
+                    l.context_parallel == 1 || a.kv_heads == a.heads,
+                    "Ulysses (cp {0}) needs as many key/value heads as heads: {1} and {2}",
+                    numbers([u64::from(l.context_parallel), a.kv_heads, a.heads]),
+                )?;
+            }
+            Ok(())
+        },
+    },
     PIPELINE_ZERO,
     PIPELINE_OVERLAP,
     PIPELINE_OFFLOAD,
-    PIPELINE_CONTEXT,
     PRECISION,
     OPTIMIZER,
     OPTIMIZER_FORMAT,

@@ -482,9 +482,12 @@ static CASES: &[Case] = &[
             l.sequence_parallel = true;
         },
     ),
-    case(Target::MegatronDeepSpeed, "ulysses-sequence-parallel", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "ulysses-grouped", DENSE, same, |l| {
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::MegatronDeepSpeed, "ulysses-alone", DENSE, same, |l| {
         l.tensor_parallel = 2;
-        l.sequence_parallel = true;
         l.context_parallel = 2;
         l.context_comm = ContextComm::AllToAll;
     }),
@@ -514,7 +517,7 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 4;
         l.offload.optimizer = Place::Cpu;
     }),
-    case(Target::MegatronDeepSpeed, "pipeline-context", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "ulysses-alone", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.context_parallel = 2;
         l.context_comm = ContextComm::AllToAll;

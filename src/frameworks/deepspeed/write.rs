@@ -309,6 +309,9 @@ fn megatron_arguments(request: &ExportRequest, layers: &Layers) -> Result<String
         _ => return Err(broken("Megatron-DeepSpeed brings Adam and SGD only")),
     };
     let longest = match model.position {
+        Position::Learned(rows) if rows < u64::from(job.sequence_length) => {
+            return Err(broken("the table of learned positions is shorter than the sequences"));
+        }
         Position::Learned(rows) => rows,
         _ => model.max_sequence.max(u64::from(job.sequence_length)),
     };

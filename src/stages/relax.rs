@@ -41,6 +41,29 @@ struct Rank {
     chunks: (usize, usize),
 }
 
+/// A kind of layers that the model has, in some set of modes.
+#[derive(Debug, Clone, Copy, Default)]
+struct Present {
+    kind: usize,
+    forward: f64,
+    backward: f64,
+    /// Least extra backward time, and least bytes kept, of the modes.
+    extra: f64,
+    held: f64,
+    kept: f64,
+    /// What one layer counts in the work.
+    weight: f64,
+}
+
+/// The largest ratio of weight and cost.
+fn ratio(present: &[Present], cost: impl Fn(&Present) -> f64) -> f64 {
+    let ratio = |k: &Present| {
+        let cost = cost(k);
+        if cost > 0.0 { k.weight / cost } else { f64::INFINITY }
+    };
+    present.iter().map(ratio).fold(0.0, f64::max)
+}
+
 /// Floating point: give away far more than its error.
 const SHRINK: f64 = 1.0 - 1e-9;
 /// Newton's method ends after this many steps; it has always converged before.
@@ -205,16 +228,28 @@ impl Relaxation {
                 transient = f64::min(transient, problem.modes[mode].transient[q].0 as f64);
             }
         }
-        let present = |q: &usize| counts[*q] > 0.0;
+        // Kinds that the model has: forward and backward time, bytes, bytes kept, weight in the work.
+        let mut present = [Present::default(); MAX_KINDS];
+        let mut found = 0;
         let (mut forward, mut backward, mut work) = (0.0, 0.0, 0.0);
-        let mut weight = [0.0; MAX_KINDS];
-        for q in (0..kinds.len()).filter(present) {
-            let (f, b) = (kinds[q].forward.0 as f64, kinds[q].backward.0 as f64 + extra[q]);
-            weight[q] = f + b;
+        for q in (0..kinds.len()).filter(|&q| counts[q] > 0.0) {
+            let (f, b) = (kinds[q].forward.0 as f64, kinds[q].backward.0 as f64);
+            let weight = f + b + extra[q];
+            present[found] = Present {
+                kind: q,
+                forward: f,
+                backward: b,
+                extra: extra[q],
+                held: kinds[q].held.0 as f64,
+                kept: kept[q],
+                weight,
+            };
+            found += 1;
             forward += counts[q] * f;
-            backward += counts[q] * b;
-            work += counts[q] * weight[q];
+            backward += counts[q] * (b + extra[q]);
+            work += counts[q] * weight;
         }
+        let present = &present[..found];
         let fixed: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
         let hops = problem.hop.0 as f64 * problem.pipeline.form.as_ref().map_or(0, |form| form.hops) as f64;
         let base = if chain { forward + backward + fixed + hops } else { 0.0 };
@@ -231,53 +266,42 @@ impl Relaxation {
                 if value(a) >= value(b) { a } else { b }
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
-            let layer = |q: usize| {
-                let (f, b) = (kinds[q].forward.0 as f64, kinds[q].backward.0 as f64);
-                row.0 * f + row.1 * b
-            };
             let mut free = rank.free;
             free -= if mandatory > 0.0 { rank.transient.max(transient) } else { rank.transient };
             let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
-            let best = |priced: &dyn Fn(usize) -> f64| {
-                let ratio = |q: usize| {
-                    let cost = priced(q);
-                    if cost > 0.0 { weight[q] / cost } else { f64::INFINITY }
-                };
-                (0..kinds.len()).filter(present).map(ratio).fold(0.0, f64::max)
-            };
+            let fuller = || in_flight.iter().copied().filter(|&n| n > rank.in_flight);
             // Time alone.
-            let rate = best(&|q| layer(q) + row.1 * extra[q]);
+            let rate = ratio(present, |k| row.0 * k.forward + row.1 * (k.backward + k.extra));
             let line = if rate.is_finite() { (-fixed * rate, rate) } else { (f64::INFINITY, 0.0) };
             self.lines.push(line);
             // Bytes alone. A chunk with more micro-batches in flight holds its layers as well.
-            let more = |cost: &dyn Fn(usize, f64) -> f64| -> f64 {
-                let chunk = |n: f64| {
-                    let of = |q: usize| cost(q, n) - cost(q, rank.in_flight);
-                    let least = (0..kinds.len()).filter(present).map(of).fold(f64::INFINITY, f64::min);
-                    mandatory * least.max(0.0)
-                };
-                in_flight.iter().filter(|&&n| n > rank.in_flight).map(|&n| chunk(n)).sum()
-            };
-            let bytes = |q: usize, n: f64| kinds[q].held.0 as f64 + n * kept[q];
-            let left = free - more(&bytes);
+            let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, f64::min);
+            let more: f64 = fuller().map(|n| (n - rank.in_flight) * least_kept * mandatory).sum();
+            let left = free - more;
             if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
                 return None;
             }
-            let rate = best(&|q| bytes(q, rank.in_flight));
+            let rate = ratio(present, |k| k.held + rank.in_flight * k.kept);
             self.lines.push((if rate.is_finite() { left * rate } else { f64::INFINITY }, 0.0));
             // Both, at a price per byte and micro-batch.
             for &price in &self.prices {
                 let price = if rank.in_flight > 0.0 { price * row.1 / rank.in_flight } else { 0.0 };
-                let priced = |q: usize, n: f64| {
+                let priced = |k: &Present, n: f64| {
                     let modes = modes.iter().map(|&mode| {
                         let m = &problem.modes[mode];
-                        let kept = m.kept[q].0 as f64 / f64::from(m.group);
-                        row.1 * m.extra[q].0 as f64 + price * n * kept
+                        let kept = m.kept[k.kind].0 as f64 / f64::from(m.group);
+                        row.1 * m.extra[k.kind].0 as f64 + price * n * kept
                     });
-                    layer(q) + price * kinds[q].held.0 as f64 + modes.fold(f64::INFINITY, f64::min)
+                    let cheapest = modes.fold(f64::INFINITY, f64::min);
+                    row.0 * k.forward + row.1 * k.backward + price * k.held + cheapest
                 };
-                let rate = best(&|q| priced(q, rank.in_flight));
-                let at_zero = price * free - fixed - more(&priced);
+                let rate = ratio(present, |k| priced(k, rank.in_flight));
+                let chunk = |n: f64| {
+                    let of = present.iter().map(|k| priced(k, n) - priced(k, rank.in_flight));
+                    mandatory * of.fold(f64::INFINITY, f64::min).max(0.0)
+                };
+                let more: f64 = fuller().map(chunk).sum();
+                let at_zero = price * free - fixed - more;
                 let line = if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) };
                 self.lines.push(line);
             }

@@ -478,6 +478,19 @@ pub fn evaluate_into(
     assignment: &Assignment,
     into: &mut Evaluation,
 ) -> Result<(), Violation> {
+    measure(problem, assignment, into)?;
+    match into.memory.iter().position(|&need| need > problem.limit) {
+        Some(rank) => Err(Violation::Memory { rank, need: into.memory[rank], limit: problem.limit }),
+        None => Ok(()),
+    }
+}
+
+/// [`evaluate_into`] whatever the memory limit.
+pub(crate) fn measure(
+    problem: &Problem,
+    assignment: &Assignment,
+    into: &mut Evaluation,
+) -> Result<(), Violation> {
     check_shape(problem, assignment)?;
     let pipeline = &*problem.pipeline;
     let chunks = problem.chunks();
@@ -578,10 +591,7 @@ pub fn evaluate_into(
     into.chain = chain + into.tail;
     into.bound = bound + into.tail;
     into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
-    match into.memory.iter().position(|&need| need > problem.limit) {
-        Some(rank) => Err(Violation::Memory { rank, need: into.memory[rank], limit: problem.limit }),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Bytes of the touched groups.

@@ -15,8 +15,8 @@
 
 use super::chunked::{ChunkWork, Chunked, Policy};
 use super::tables::Tables;
-use super::{Assignment, Choice, Evaluation, Freedom, Objective, Problem, evaluate_into};
-use crate::units::{Bytes, Picos};
+use super::{Assignment, Choice, Evaluation, Freedom, Objective, Problem, evaluate_into, measure};
+use crate::units::Picos;
 
 /// Splits of a problem over several chunks per rank, whatever the memory, and what every way to
 /// recompute needs beside what layers hold. Problems that differ in held bytes alone share them.
@@ -138,11 +138,10 @@ impl Split {
         let held = held_by_rank(problem, &self.layers);
         let at = self.ways.iter_mut().position(|way| {
             let (rest, _) = way.rest.get_or_insert_with(|| {
-                let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
                 let recompute = vec![way.choice; self.layers.len()];
                 let assignment = Assignment { layers: self.layers.clone(), recompute };
                 let evaluation: &mut Evaluation = work.evaluation_mut();
-                match evaluate_into(&unlimited, &assignment, evaluation) {
+                match measure(problem, &assignment, evaluation) {
                     Ok(()) => {
                         let rest = evaluation.memory.iter().zip(&held).map(|(all, held)| all.0 - held);
                         (rest.collect(), evaluation.bound)

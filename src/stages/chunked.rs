@@ -292,10 +292,13 @@ impl<'a> Chunked<'a> {
     /// Time of a chunk with an interval of layers, as the levels see it.
     fn time(&self, chunk: usize, from: u32, to: u32, policy: Policy) -> u64 {
         let fixed = &self.problem.fixed[chunk];
-        let interval = self.tables.interval(self.problem, fixed, from, to);
-        let time = interval.forward + interval.backward;
+        let time = fixed.forward.0 + fixed.backward.0 + self.tables.time(from, to);
         match policy {
-            Policy::All(choice) => time + self.recompute(chunk, (from, to), &interval, choice).extra,
+            Policy::All(Choice::Mode(mode)) => time + self.tables.extra(mode, from, to),
+            Policy::All(choice) => {
+                let interval = self.tables.interval(self.problem, fixed, from, to);
+                time + self.recompute(chunk, (from, to), &interval, choice).extra
+            }
             Policy::Cheapest => {
                 let rank = self.problem.pipeline.rank_of_chunk[chunk] as usize;
                 time + (time >> 10) * self.work.slower[rank]

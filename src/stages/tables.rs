@@ -47,6 +47,8 @@ pub(super) struct Tables {
     pub modes: Vec<u16>,
     /// Layers of each kind before each position, `kinds` rows of `layers + 1`; empty for one kind.
     prefix: Vec<u32>,
+    /// Time of both passes of the layers before each position.
+    time: Vec<u64>,
     /// Costs of each mode, kind by kind.
     table: Vec<ModeCost>,
 }
@@ -71,6 +73,14 @@ impl Tables {
                     self.prefix.push(seen);
                 }
             }
+        }
+        self.time.clear();
+        self.time.push(0);
+        let mut time = 0;
+        for &at in &self.kind_at {
+            let kind = &problem.kinds[usize::from(at)];
+            time += kind.forward.0 + kind.backward.0;
+            self.time.push(time);
         }
         self.table.clear();
         for mode in &problem.modes {
@@ -105,6 +115,24 @@ impl Tables {
             }
         }
         counts
+    }
+
+    /// Time of both passes of an interval, nothing recomputed.
+    #[inline]
+    pub fn time(&self, from: u32, to: u32) -> u64 {
+        self.time[to as usize] - self.time[from as usize]
+    }
+
+    /// Time that a mode adds to an interval.
+    #[inline]
+    pub fn extra(&self, mode: u16, from: u32, to: u32) -> u64 {
+        let costs = self.mode(mode);
+        if self.kinds == 1 {
+            return u64::from(to - from) * costs[0].extra;
+        }
+        let width = self.layers as usize + 1;
+        let rows = self.prefix.chunks_exact(width).zip(costs);
+        rows.map(|(row, cost)| u64::from(row[to as usize] - row[from as usize]) * cost.extra).sum()
     }
 
     /// What an interval costs on a chunk.

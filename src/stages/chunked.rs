@@ -19,6 +19,7 @@
 //! The result depends on the problem alone, never on a threshold. It is good, not proved to be the
 //! best: proofs come from the integer programme.
 
+use super::relax::Relaxation;
 use super::splits::Pick;
 use super::tables::{Interval, ModeCost, Tables};
 use super::walk::Walks;
@@ -44,6 +45,7 @@ pub(super) struct ChunkWork {
     /// The split that lacks the least memory.
     nearest: Vec<u32>,
     evaluation: Evaluation,
+    pub relaxation: Relaxation,
     simulator: Simulator,
     walks: Walks,
     no_weight: Vec<Picos>,

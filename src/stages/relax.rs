@@ -7,7 +7,7 @@
 //! `theta` at which all ranks together can hold the model is found by Newton's method on the sum of these
 //! concave, piecewise linear capacities; it comes from below, so every iterate is a bound.
 
-use super::{Freedom, MAX_KINDS, Problem};
+use super::{Choice, Freedom, MAX_KINDS, Problem};
 use crate::units::Picos;
 
 /// Work memory of [`Relaxation::lower_bound`].
@@ -100,7 +100,21 @@ impl Relaxation {
         best.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
     }
 
-    fn prepare(&mut self, problem: &Problem) {
+    /// [`Relaxation::lower_bound`] of assignments that recompute everywhere as `choice` says, by modes or
+    /// by whole layers. The problem must have been [`Relaxation::prepare`]d.
+    pub fn bound_of(&mut self, problem: &Problem, choice: Choice) -> Option<Picos> {
+        let bound = match (choice, problem.block) {
+            (Choice::Mode(mode), _) => self.single(problem, usize::from(mode)),
+            (Choice::Block(_), Some(block)) => {
+                self.mixed(problem, Some([usize::from(block.rest), usize::from(block.full)]))
+            }
+            (Choice::Block(_), None) => None,
+        };
+        bound.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
+    }
+
+    /// Reads what does not depend on recomputation.
+    pub fn prepare(&mut self, problem: &Problem) {
         let pipeline = &*problem.pipeline;
         let m = pipeline.micro_batches as f64;
         // The chain bound separates over ranks only with one chunk each; else the busy time counts.

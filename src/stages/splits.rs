@@ -49,7 +49,7 @@ struct Way {
 pub struct Completions {
     /// Those that could matter.
     pub list: Vec<Assignment>,
-    /// Whether any fits, whether it matters or not.
+    /// Whether any fits, or might if it mattered.
     pub fits: bool,
 }
 
@@ -105,28 +105,14 @@ impl Splits {
             }
         }
         // The cheapest recomputation of all leaves nothing to relieve.
-        if self.uneven && (!found.fits || least_extra > self.list[0].ways.first().map_or(0, |way| way.extra))
-        {
-            let pace = total_time(problem, tables);
-            let floor = |extra: u64| {
-                let all = u128::from(pace + extra) * u128::from(problem.pipeline.micro_batches);
-                Picos((all / u128::from(problem.pipeline.ranks)) as u64)
-            };
-            let may = |extra: u64| extra < least_extra && worth(floor(extra));
-            if let Some(assignment) = relieved(problem, tables, work, !found.fits, &may) {
-                found.fits = true;
-                found.list.push(assignment);
-            }
+        let cheapest = self.list[0].ways.first().map_or(0, |way| way.extra);
+        if self.uneven && (!found.fits || least_extra > cheapest) {
+            let (relieved, cut) = relieved(problem, tables, work, least_extra, worth);
+            found.fits |= cut || relieved.is_some();
+            found.list.extend(relieved);
         }
         found
     }
-}
-
-/// Time of one micro-batch through the whole model without recomputation.
-fn total_time(problem: &Problem, tables: &Tables) -> u64 {
-    let ends: u64 = problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0).sum();
-    let layers = problem.kinds.iter().zip(&tables.totals);
-    ends + layers.map(|(kind, &n)| u64::from(n) * (kind.forward.0 + kind.backward.0)).sum::<u64>()
 }
 
 impl Split {
@@ -300,24 +286,43 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
     pick.into_list().into_iter().map(split).collect()
 }
 
-/// Layers moved away from ranks that lack memory, under the cheapest recomputation with which that
-/// helps, among those that `may` matter by their extra time; where nothing fits, at all.
+/// A split in which ranks that lack memory hold fewer layers: of the ways to recompute that take less than
+/// `least_extra`, in the order of their relaxed bounds, the first that can be made to fit. Bounds that are
+/// not worth a simulation end the search, as the second value says; a completion behind them is not worth
+/// one either.
 fn relieved(
     problem: &Problem,
     tables: &Tables,
     work: &mut ChunkWork,
-    nothing_fits: bool,
-    may: &dyn Fn(u64) -> bool,
-) -> Option<Assignment> {
+    least_extra: u64,
+    worth: &dyn Fn(Picos) -> bool,
+) -> (Option<Assignment>, bool) {
     let even = problem.even_layers();
-    let policies: Vec<Policy> = match problem.freedom {
-        Freedom::PerStage => vec![Policy::Cheapest],
-        Freedom::Global => ways(problem, tables, &even)
-            .iter()
-            .take_while(|way| nothing_fits || may(way.extra))
-            .map(|way| Policy::All(way.choice))
-            .collect(),
-    };
+    let mut policies: Vec<(Picos, u64, Policy)> = Vec::new();
+    work.relaxation.prepare(problem);
+    match problem.freedom {
+        Freedom::PerStage => {
+            if let Some(bound) = work.relaxation.lower_bound(problem, None) {
+                policies.push((bound, 0, Policy::Cheapest));
+            }
+        }
+        Freedom::Global => {
+            // Of whole layers all counts share a bound.
+            let mut block = None;
+            for way in ways(problem, tables, &even).iter().filter(|way| way.extra < least_extra) {
+                let bound = match way.choice {
+                    Choice::Mode(_) => work.relaxation.bound_of(problem, way.choice),
+                    Choice::Block(_) => {
+                        *block.get_or_insert_with(|| work.relaxation.bound_of(problem, way.choice))
+                    }
+                };
+                if let Some(bound) = bound {
+                    policies.push((bound, way.extra, Policy::All(way.choice)));
+                }
+            }
+        }
+    }
+    policies.sort_by_key(|&(bound, extra, _)| (bound, extra));
     let one_kind = tables.totals.iter().filter(|&&n| n > 0).count() == 1;
     let one_kind = one_kind && problem.fixed.iter().all(|fixed| !fixed.closed);
     let room = Room::new(problem);
@@ -334,15 +339,10 @@ fn relieved(
             None
         }
     };
-    // What does not fit with the least memory does not fit at all.
-    if nothing_fits && policies.len() > 1 {
-        let bytes = |policy: &&Policy| {
-            let kept = |kind: usize| Room::kept(problem, tables, **policy, &even, kind);
-            (0..tables.kinds).map(|kind| u64::from(tables.totals[kind]) * kept(kind)).sum::<u64>()
-        };
-        fit(&mut search, *policies.iter().min_by_key(bytes)?)?;
-    }
-    policies.into_iter().find_map(|policy| {
+    let worthy = policies.iter().position(|&(bound, ..)| !worth(bound)).unwrap_or(policies.len());
+    let cut = worthy < policies.len();
+    policies.truncate(worthy);
+    let relieved = policies.into_iter().find_map(|(_, _, policy)| {
         let layers = fit(&mut search, policy)?;
         search.set_cuts(&layers);
         let ranks = problem.pipeline.ranks as usize;
@@ -350,7 +350,8 @@ fn relieved(
         let recompute = problem.pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]).collect();
         let assignment = Assignment { layers, recompute };
         evaluate_into(problem, &assignment, search.evaluation_mut()).is_ok().then_some(assignment)
-    })
+    });
+    (relieved, cut)
 }
 
 /// What ranks have left for layers.

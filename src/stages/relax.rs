@@ -17,6 +17,8 @@ pub struct Relaxation {
     /// Capacity of a rank as the least of lines `(at zero, per picosecond of the bottleneck)`; one stretch
     /// of `width` lines per rank.
     lines: Vec<(f64, f64)>,
+    /// The same for whole layers of the commonest kind alone.
+    whole: Vec<(f64, f64)>,
     prices: Vec<f64>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
@@ -272,7 +274,12 @@ impl Relaxation {
         }
         let mandatory = f64::from(problem.min_layers);
         let width = self.prices.len() + 2;
+        let common = (0..present.len())
+            .max_by(|&a, &b| counts[present[a].kind].total_cmp(&counts[present[b].kind]))
+            .unwrap_or(0);
+        let own = &present[common..=common];
         self.lines.clear();
+        self.whole.clear();
         for rank in &self.ranks {
             let row = {
                 let [a, b] = rank.rows;
@@ -284,10 +291,13 @@ impl Relaxation {
             free -= if mandatory > 0.0 { rank.transient.max(transient) } else { rank.transient };
             let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
             let fuller = || in_flight.iter().copied().filter(|&n| n > rank.in_flight);
+            let line = |at_zero: f64, rate: f64| {
+                if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) }
+            };
             // Time alone.
-            let rate = ratio(present, |k| row.0 * k.forward + row.1 * (k.backward + k.extra));
-            let line = if rate.is_finite() { (-fixed * rate, rate) } else { (f64::INFINITY, 0.0) };
-            self.lines.push(line);
+            let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
+            self.lines.push(line(-fixed, ratio(present, time)));
+            self.whole.push(line(-fixed, ratio(own, time)));
             // Bytes alone. A chunk with more micro-batches in flight holds its layers as well.
             let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, f64::min);
             let more: f64 = fuller().map(|n| (n - rank.in_flight) * least_kept * mandatory).sum();
@@ -295,8 +305,9 @@ impl Relaxation {
             if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
                 return None;
             }
-            let rate = ratio(present, |k| k.held + rank.in_flight * k.kept);
-            self.lines.push((if rate.is_finite() { left * rate } else { f64::INFINITY }, 0.0));
+            let bytes = |k: &Present| k.held + rank.in_flight * k.kept;
+            self.lines.push((line(left, ratio(present, bytes)).0, 0.0));
+            self.whole.push((line(left, ratio(own, bytes)).0, 0.0));
             // Both, at a price per byte and micro-batch.
             for &price in &self.prices {
                 let price = if rank.in_flight > 0.0 { price * row.1 / rank.in_flight } else { 0.0 };
@@ -309,17 +320,23 @@ impl Relaxation {
                     let cheapest = modes.fold(f64::INFINITY, f64::min);
                     row.0 * k.forward + row.1 * k.backward + price * k.held + cheapest
                 };
-                let rate = ratio(present, |k| priced(k, rank.in_flight));
                 let chunk = |n: f64| {
                     let of = present.iter().map(|k| priced(k, n) - priced(k, rank.in_flight));
                     mandatory * of.fold(f64::INFINITY, f64::min).max(0.0)
                 };
                 let more: f64 = fuller().map(chunk).sum();
                 let at_zero = price * free - fixed - more;
-                let line = if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) };
-                self.lines.push(line);
+                self.lines.push(line(at_zero, ratio(present, |k| priced(k, rank.in_flight))));
+                self.whole.push(line(at_zero, ratio(own, |k| priced(k, rank.in_flight))));
             }
         }
+        let theta = self.fractions(work, width)?;
+        let theta = self.whole_layers(theta, counts[own[0].kind], own[0].weight, width)?;
+        Some(base + theta)
+    }
+
+    /// The least bottleneck at which all ranks together hold the work.
+    fn fractions(&self, work: f64, width: usize) -> Option<f64> {
         let mut theta = 0.0;
         for _ in 0..STEPS {
             let (mut at_zero, mut slope, mut capacity) = (0.0, 0.0, 0.0);
@@ -333,7 +350,7 @@ impl Relaxation {
                     }
                 }
                 if value.is_infinite() {
-                    return Some(base + theta);
+                    return Some(theta);
                 }
                 capacity += value;
                 at_zero += least.0;
@@ -351,6 +368,42 @@ impl Relaxation {
             }
             theta = next;
         }
-        Some(base + theta)
+        Some(theta)
+    }
+
+    /// The least bottleneck from `theta` on at which all ranks together hold `count` layers of the
+    /// commonest kind, none of them cut.
+    fn whole_layers(&self, theta: f64, count: f64, weight: f64, width: usize) -> Option<f64> {
+        if weight <= 0.0 {
+            return Some(theta);
+        }
+        // Rounding must not take a layer away.
+        let layers = |lines: &[(f64, f64)], theta: f64| {
+            let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, f64::min);
+            (work / weight * (1.0 + 1e-9)).floor().max(0.0)
+        };
+        let mut theta = theta;
+        loop {
+            let (mut held, mut next) = (0.0, f64::INFINITY);
+            for lines in self.whole.chunks_exact(width) {
+                let own = layers(lines, theta);
+                held += own;
+                // Where the rank could take one more.
+                let target = (own + 1.0) * weight * SHRINK;
+                let from = lines.iter().map(|&(a, b)| match (a >= target, b > 0.0) {
+                    (true, _) => 0.0,
+                    (false, true) => (target - a) / b,
+                    (false, false) => f64::INFINITY,
+                });
+                next = from.fold(0.0, f64::max).min(next);
+            }
+            if held >= count {
+                return Some(theta);
+            }
+            if next.is_infinite() {
+                return None;
+            }
+            theta = next.max(theta * (1.0 + 1e-12));
+        }
     }
 }

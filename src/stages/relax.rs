@@ -19,6 +19,8 @@ pub struct Relaxation {
     lines: Vec<(f64, f64)>,
     /// The same for whole layers of the commonest kind alone.
     whole: Vec<(f64, f64)>,
+    /// By rank: from which bottleneck on it can take one layer more, and how many it has then.
+    steps: Vec<(f64, u32)>,
     prices: Vec<f64>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
@@ -373,37 +375,41 @@ impl Relaxation {
 
     /// The least bottleneck from `theta` on at which all ranks together hold `count` layers of the
     /// commonest kind, none of them cut.
-    fn whole_layers(&self, theta: f64, count: f64, weight: f64, width: usize) -> Option<f64> {
+    fn whole_layers(&mut self, theta: f64, count: f64, weight: f64, width: usize) -> Option<f64> {
         if weight <= 0.0 {
             return Some(theta);
         }
-        // Rounding must not take a layer away.
-        let layers = |lines: &[(f64, f64)], theta: f64| {
-            let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, f64::min);
-            (work / weight * (1.0 + 1e-9)).floor().max(0.0)
+        // The bottleneck from which on a rank can take so many layers; rounding must not raise it.
+        let from = |lines: &[(f64, f64)], layers: u32| {
+            let target = f64::from(layers) * weight * SHRINK;
+            let needs = lines.iter().map(|&(a, b)| match (a >= target, b > 0.0) {
+                (true, _) => 0.0,
+                (false, true) => (target - a) / b,
+                (false, false) => f64::INFINITY,
+            });
+            needs.fold(0.0, f64::max)
         };
+        let mut held = 0;
+        self.steps.clear();
+        for lines in self.whole.chunks_exact(width) {
+            let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, f64::min);
+            let own = (work.max(0.0) / weight * (1.0 + 1e-9)).min(count) as u32;
+            held += own;
+            self.steps.push((from(lines, own + 1), own + 1));
+        }
         let mut theta = theta;
-        loop {
-            let (mut held, mut next) = (0.0, f64::INFINITY);
-            for lines in self.whole.chunks_exact(width) {
-                let own = layers(lines, theta);
-                held += own;
-                // Where the rank could take one more.
-                let target = (own + 1.0) * weight * SHRINK;
-                let from = lines.iter().map(|&(a, b)| match (a >= target, b > 0.0) {
-                    (true, _) => 0.0,
-                    (false, true) => (target - a) / b,
-                    (false, false) => f64::INFINITY,
-                });
-                next = from.fold(0.0, f64::max).min(next);
-            }
-            if held >= count {
-                return Some(theta);
-            }
+        while f64::from(held) < count {
+            // One layer more where that takes least.
+            let (at, &(next, layers)) =
+                self.steps.iter().enumerate().min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0))?;
             if next.is_infinite() {
                 return None;
             }
-            theta = next.max(theta * (1.0 + 1e-12));
+            theta = theta.max(next);
+            held += 1;
+            let lines = &self.whole[at * width..][..width];
+            self.steps[at] = (from(lines, layers + 1), layers + 1);
         }
+        Some(theta)
     }
 }

@@ -277,6 +277,8 @@ pub struct Sharding {
     /// How ZeRO-3 traffic of a layer joins its computation:
     /// `max(compute * (1 + slow * min(1, comm/compute)), comm + tail * compute)`.
     pub micro_overlap: Option<MicroOverlap>,
+    /// Most parameters of a unit that are gathered at a time.
+    pub most_gathered: f64,
     /// Bytes of staging at the update for every local parameter: the peak of a rank is its states plus
     /// this or plus activations and transients, whichever is larger.
     pub staging: f64,
@@ -307,6 +309,7 @@ impl Sharding {
             hidden_share: (0.0, 0.0),
             interference: 0.0,
             micro_overlap: None,
+            most_gathered: f64::INFINITY,
             staging: 0.0,
             jitter: 1.0,
         })

@@ -503,7 +503,7 @@ const PLAN: [&str; 13] = [
 ];
 
 /// Classes of a row, by dimension.
-fn classes(row: &RowReport) -> [(&'static str, String); 8] {
+fn classes(row: &RowReport) -> Vec<(&'static str, String)> {
     let scale = match row.gpus {
         0..=8 => "1-8 GPUs",
         9..=64 => "9-64 GPUs",
@@ -517,7 +517,7 @@ fn classes(row: &RowReport) -> [(&'static str, String); 8] {
         (false, false) => "plan complete, rest assumed",
         (false, true) => "parts of the plan assumed",
     };
-    [
+    let mut classes = vec![
         ("gpu", row.labels.gpu.clone()),
         ("framework", row.labels.framework.clone()),
         ("profile", row.labels.profile.to_owned()),
@@ -526,7 +526,11 @@ fn classes(row: &RowReport) -> [(&'static str, String); 8] {
         ("grade", format!("{} {kind}", row.labels.quality)),
         ("scale", scale.to_owned()),
         ("inputs", stated.to_owned()),
-    ]
+    ];
+    if !row.labels.routing.is_empty() {
+        classes.push(("routing", row.labels.routing.to_owned()));
+    }
+    classes
 }
 
 fn table(rows: &[&RowReport], error: impl Fn(&RowReport) -> Option<f64>) -> ErrorTable {

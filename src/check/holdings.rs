@@ -237,6 +237,11 @@ impl<'a> Holdings<'a> {
             layer.keep(f64::from(parts) * width * share.sequence, &[]);
         }
         layer.keep(self.given.profile.memory.extra_kept.0 * width * share.sequence, &[]);
+        let domain = self.given.machine.cluster.scale_up.domain;
+        if (2..=domain).contains(&self.layout.tensor_parallel) {
+            // Gathered inputs stay whole.
+            layer.keep(self.given.profile.memory.gathered_kept * width * share.tokens, &[]);
+        }
 
         let mixing = self.mixer(share, block, &mut layer);
         let widening = self.feed_forward(share, block, &mut layer);
@@ -709,7 +714,12 @@ impl Holdings<'_> {
         let trained = |kind: &Kind| *kind != Kind::Frozen;
         let all: u64 = count.0.iter().sum();
         let with_gradient: u64 = KINDS.iter().filter(|k| trained(k)).map(|&k| count.0[k as usize]).sum();
-        (1.0 + sharded.prefetch) * 2.0 * all as f64 + sharded.reduce_bytes * with_gradient as f64
+        let whole = (1.0 + sharded.prefetch) * 2.0 * all as f64 + sharded.reduce_bytes * with_gradient as f64;
+        match sharded.most_gathered {
+            // Parts of a layer, all kinds of weights in proportion.
+            Some(most) if (all as f64) > most => whole * most / all as f64,
+            _ => whole,
+        }
     }
 
     /// What a layer leaves for its backward pass.

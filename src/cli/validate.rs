@@ -21,9 +21,6 @@ use crate::validate::{
 /// The measurements that ship.
 pub(super) static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
 
-/// The list of fitted constants, as `--constants` prints it.
-static CONSTANTS: &str = include_str!("../../results/constants.md");
-
 /// Columns that `--filter` takes.
 const FILTERS: [&str; 8] =
     ["id", "gpu", "framework_family", "precision", "model", "quality", "training", "source"];
@@ -139,7 +136,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         Format::Table => table(&report, &mut out)?,
     }
     if let Some(folder) = &args.page {
-        let page = page(&report, CONSTANTS).map_err(|e| Failure::Usage(e.to_string()))?;
+        let page = page(&report, &constants_text()?).map_err(|e| Failure::Usage(e.to_string()))?;
         files::write(&folder.join("accuracy.md"), &page.markdown, false, true)?;
         for (name, svg) in &page.pictures {
             files::write(&folder.join(name), svg, false, true)?;
@@ -177,6 +174,15 @@ fn error_bars_text(report: &Report) -> Result<String, Failure> {
          // `autoplan validate --error-bars`. The first class that holds a run counts; `difference` is for the ratio of\n\
          // two plans of one job.\n{text}\n"
     ))
+}
+
+/// The list of fitted constants with the rows that each was fitted to.
+fn constants_text() -> Result<String, Failure> {
+    let fail = |e: ConstantsError| Failure::Usage(e.to_string());
+    let list = Constants::shipped().map_err(fail)?;
+    let all = cases(PUBLISHED.as_bytes()).map_err(|e| Failure::Usage(e.to_string()))?;
+    let rows = Refit::new(&list, &all).map_err(fail)?.rows();
+    markdown(&list, &rows).map_err(fail)
 }
 
 /// Prints the list of constants, or what a fit to all rows makes of them.

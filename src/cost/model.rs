@@ -693,7 +693,12 @@ impl<'a> CostModel<'a> {
 
         let tokens = c.tokens;
         let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
-        let whole = hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local;
+        // Beyond the fast domain inputs are gathered again instead of kept.
+        let keeps = c.key.tensor_parallel > 1 && c.key.tensor_parallel <= self.cluster.scale_up.domain;
+        let gathered = if keeps { self.profile.memory.gathered_kept } else { 0.0 };
+        let gathered = gathered * self.model.hidden as f64 * tokens;
+        let whole =
+            hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local + gathered;
         let input = 2.0 * self.model.hidden as f64 * tokens / c.split as f64;
         modules.push(module((Module::Operators, OPERATOR_REPLAY * device.0, (1.0 - OPERATOR_KEPT) * whole)));
         let mut cost = LayerCost {
@@ -1711,6 +1716,7 @@ impl<'a> CostModel<'a> {
             interference: DATA_INTERFERENCE,
             micro_overlap: (layout.zero_stage >= 3)
                 .then_some(MicroOverlap { slow: self.profile.sharded.slow, tail: self.profile.sharded.tail }),
+            most_gathered: self.profile.sharded.most_gathered.unwrap_or(f64::INFINITY),
             staging: self.profile.memory.staging,
             jitter,
         }

@@ -231,9 +231,10 @@ pub fn state_bytes(sharding: &Sharding, parameters: &LocalParameters) -> [Bytes;
 /// Bytes of a gathered unit of sharded weights.
 #[must_use]
 pub fn gathered_bytes(sharding: &Sharding, parameters: &LocalParameters) -> Bytes {
-    Bytes::from_f64(
-        sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * class.gathered).sum(),
-    )
+    let whole: f64 =
+        sharding.classes.iter().zip(&parameters.0).map(|(class, &n)| n as f64 * class.gathered).sum();
+    let parameters: u64 = parameters.0.iter().sum();
+    Bytes::from_f64(whole * (sharding.most_gathered / (parameters.max(1) as f64)).min(1.0))
 }
 
 /// Exposed weight traffic of one unit in one forward and one backward pass of one micro-batch

@@ -283,6 +283,9 @@ pub struct Sharded {
     pub tail: f64,
     /// Units that are gathered ahead.
     pub prefetch: f64,
+    /// Most parameters of a layer that are gathered at a time; none: whole layers.
+    #[serde(default)]
+    pub most_gathered: Option<f64>,
     /// In a pipeline, weights stay gathered from the first micro-batch to the last, and gradients are
     /// reduced once, after the last.
     #[serde(default)]
@@ -390,6 +393,10 @@ pub struct Memory {
     /// hidden and every feed-forward channel.
     #[serde(default)]
     pub extra_kept: (f64, f64),
+    /// Bytes per token and hidden channel that a layer keeps whole on every rank of tensor parallelism inside the
+    /// fast domain: gathered inputs of its products.
+    #[serde(default)]
+    pub gathered_kept: f64,
     /// Bytes per logit at the peak of the loss.
     pub logit_bytes: f64,
     /// They are on the whole vocabulary.

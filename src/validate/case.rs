@@ -65,6 +65,8 @@ pub struct Labels {
     pub model: String,
     /// Whether the model has routed experts.
     pub experts: bool,
+    /// How tokens are routed, as the row says: `balanced`, `natural` or `unstated`; empty without experts.
+    pub routing: &'static str,
     /// The same run under another id.
     pub same_as: Vec<String>,
     /// Runs with the same key differ only in their plan.
@@ -309,6 +311,7 @@ impl Case {
             training,
         ]
         .join("|");
+        let experts = row.text("experts").is_some_and(|n| n != "0");
         let labels = Labels {
             quality: row.text_or_empty("quality").to_owned(),
             framework: row.text_or_empty("framework_family").to_owned(),
@@ -317,7 +320,13 @@ impl Case {
             source: id.split('-').next().unwrap_or_default().to_owned(),
             gpu: gpu.to_owned(),
             model: row.text_or_empty("model").to_owned(),
-            experts: row.text("experts").is_some_and(|n| n != "0"),
+            experts,
+            routing: match (experts, row.text("moe_routing")) {
+                (false, _) => "",
+                (true, Some("forced")) => "balanced",
+                (true, Some(_)) => "natural",
+                (true, None) => "unstated",
+            },
             same_as: row.text_or_empty("same_run_as").split_whitespace().map(str::to_owned).collect(),
             group,
             crossing: plan.layout().tensor_parallel > cluster.scale_up.domain,

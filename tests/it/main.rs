@@ -1,5 +1,6 @@
 //! Integration tests, one module per topic.
 
+mod accuracy;
 mod calibrate;
 mod check;
 mod cli;

@@ -257,6 +257,10 @@ pub struct PerParameter {
     pub micro_reduce: f64,
     /// Bytes of a gathered unit, per parameter of the largest unit (ZeRO-3).
     pub gathered: f64,
+    /// Bytes in the memory of the host.
+    pub host: f64,
+    /// Bytes on local drives.
+    pub nvme: f64,
 }
 
 /// What the states of the parameters cost in one data-parallel arrangement.

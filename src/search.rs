@@ -326,6 +326,8 @@ struct StateCost {
     floor: Floor,
     /// Whether the states alone fit into an average rank.
     fits: bool,
+    /// Whether the host holds what lives there.
+    held: bool,
 }
 
 /// A simulated schedule.
@@ -355,7 +357,7 @@ struct Scratch {
     legal_modes: HashMap<CellKey, Arc<LegalModes>>,
     relaxation: Relaxation,
     /// Floors over flags, with what they may recompute.
-    floors: HashMap<Family, (CellCosts, RecomputeFamily)>,
+    floors: HashMap<(Family, Offload), (CellCosts, RecomputeFamily)>,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
@@ -527,16 +529,20 @@ impl Search<'_> {
     /// A bound that knows of memory: what is recomputed at least, at the best flags and the sharding with
     /// the fewest bytes. None if no layout of the group can fit.
     fn second_bound(&self, first: Picos, group: &Group, scratch: &mut Scratch) -> Option<Picos> {
-        let p = group.pipeline_parallel;
         let looped = |s: Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
-        if self.space.restrictions().offload.is_some()
-            || !self.space.capabilities().schedules.iter().all(|&s| looped(s))
-        {
+        if !self.space.capabilities().schedules.iter().all(|&s| looped(s)) {
             return Some(first);
         }
-        let plain = self.space.plain_cell(group);
-        let family = family_of(group);
-        if !scratch.floors.contains_key(&family) {
+        let offloads = self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE]);
+        let bounds = offloads.iter().filter_map(|&offload| self.offloaded_bound(group, offload, scratch));
+        bounds.min().map(|bound| first.max(bound))
+    }
+
+    /// The part of [`Search::second_bound`] with one place of states and activations.
+    fn offloaded_bound(&self, group: &Group, offload: Offload, scratch: &mut Scratch) -> Option<Picos> {
+        let plain = CellKey { offload, ..self.space.plain_cell(group) };
+        let key = (family_of(group), offload);
+        if !scratch.floors.contains_key(&key) {
             let flags = self.floor_flags(group);
             let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
             let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
@@ -545,7 +551,7 @@ impl Search<'_> {
             if scratch.floors.len() >= KEPT_FLOORS {
                 scratch.floors.clear();
             }
-            scratch.floors.insert(family, (cell, modes));
+            scratch.floors.insert(key, (cell, modes));
         }
         let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
         let price = |(zero, shard, overlap)| {
@@ -553,19 +559,19 @@ impl Search<'_> {
         };
         let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
         let sharding = Sharding::least(shardings.iter());
-        let (cell, modes) = &scratch.floors[&family];
+        let (cell, modes) = &scratch.floors[&key];
         let tables = TablesOf { cell, sharding: &sharding, hop: Hop::default() };
         let capabilities = self.space.capabilities();
         let mut balancing =
             scratch.builder.build(self.cost, self.layers, &layout, tables, modes, capabilities);
-        balancing.problem.pipeline = scratch.builder.busy(p, group.micro_batches);
+        balancing.problem.pipeline = scratch.builder.busy(group.pipeline_parallel, group.micro_batches);
         // Chunks of a deep pipeline may be empty.
         balancing.problem.min_layers = 0;
         if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
-            return Some(first);
+            return Some(Picos::ZERO);
         }
         let relaxed = scratch.relaxation.lower_bound(&balancing.problem, None)?;
-        Some(first.max(self.floor(Picos::ZERO).step(relaxed)))
+        Some(self.floor(Picos::ZERO).step(relaxed))
     }
 
     /// Settles the layouts of a group that could matter.
@@ -668,8 +674,9 @@ impl Search<'_> {
                 let sharding = self.cost.sharding(&layout);
                 let floor = self.once(&sharding, parameters, p);
                 let fits = !self.states_exceed(&sharding, parameters, p);
-                fitting += u32::from(fits);
-                states.all.push(StateCost { sharding, floor, fits });
+                let held = self.cost.host_holds(&sharding, parameters, group.pipeline_parallel);
+                fitting += u32::from(fits && held);
+                states.all.push(StateCost { sharding, floor, fits, held });
             }
             let all = &states.all[from..];
             let once = all.iter().map(|one| one.floor.once).min().unwrap_or_default();
@@ -678,6 +685,7 @@ impl Search<'_> {
                 sharding: Sharding::least(all.iter().map(|one| &one.sharding)),
                 floor: Floor { once, jitter },
                 fits: true,
+                held: true,
             });
             states.fitting.push(fitting);
         }
@@ -832,13 +840,17 @@ impl Search<'_> {
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) -> Option<Settled> {
-        let StateCost { sharding, floor, fits } = states;
+        let StateCost { sharding, floor, fits, held } = states;
         if limit.excludes_layout(floor.step(line.passes), layout) {
             opened.counters.drop("bound: layout", 1);
             return None;
         }
         if let Err(refusal) = legal(self.space.target(), self.space.context(), layout) {
             opened.counters.drop(&format!("rule: {}", refusal.rule), 1);
+            return None;
+        }
+        if !held {
+            opened.counters.drop("host memory", 1);
             return None;
         }
         if !request.exhaustive && !fits {

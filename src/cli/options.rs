@@ -52,7 +52,7 @@ pub(crate) struct JobArgs {
     #[arg(long, default_value = "on-demand")]
     pub price: Pricing,
     /// Fix an axis: tp=8, pp=16, vpp=4, dp=.., cp=.., ep=.., etp=.., mb=.., ga=.., zero=1,
-    /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=optimizer, and the
+    /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=none|optimizer|any, and the
     /// flags sp, tp-overlap, dp-overlap, ep-overlap=on|off, cp-comm=ring|all-gather|all-to-all,
     /// dispatcher=all-gather|all-to-all|deepep|hybridep, graphs=none|attention|attention-router|full;
     /// several values with |, as in tp=4|8. May be given several times.
@@ -221,6 +221,11 @@ fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
             return Ok(());
         }
         "schedule" => return choose(&mut r.schedule, text, &values, &SCHEDULES),
+        "offload" if values == ["any"] => {
+            let all = OFFLOADS.iter().map(|(_, offload)| *offload).collect();
+            r.offload = Some(intersect(r.offload.take(), all));
+            return Ok(());
+        }
         "offload" => return choose(&mut r.offload, text, &values, &OFFLOADS),
         "sp" => return choose(&mut r.sequence_parallel, text, &values, &SWITCH),
         "tp-overlap" => return choose(&mut r.tensor_overlap, text, &values, &SWITCH),

@@ -714,7 +714,7 @@ impl<'a> CostModel<'a> {
             weight_shapes: shapes,
         };
         if c.key.offload.activations {
-            self.offload_activations(&mut cost);
+            self.offload_activations(&mut cost, c.floor);
         }
         cost
     }
@@ -1633,10 +1633,18 @@ impl<'a> CostModel<'a> {
         feed_forward.max(mixer) + 2.0 * h * shared
     }
 
-    fn offload_activations(&self, cost: &mut LayerCost) {
+    fn offload_activations(&self, cost: &mut LayerCost, floor: bool) {
         let link = self.accelerator.host_link.0;
         let bytes = cost.kept.saturating_sub(cost.full_kept).scale(self.offloaded);
         let moved = bytes.0 as f64 / link;
+        if floor {
+            // How the passes divide is not known; their exposed transfers together are least at halves.
+            let half = 0.5 * (cost.forward.total() + cost.backward.total()).seconds().0;
+            let exposed = 2.0 * (moved - OFFLOAD_HIDDEN_SHARE * half).max(0.0);
+            cost.backward.add(Item::Offload, Seconds(exposed).picos());
+            cost.kept = cost.kept - bytes;
+            return;
+        }
         let hidden = |times: &Times| OFFLOAD_HIDDEN_SHARE * times.total().seconds().0;
         let forward = (moved - hidden(&cost.forward)).max(0.0);
         let backward = (moved - hidden(&cost.backward)).max(0.0);
@@ -1768,6 +1776,16 @@ impl<'a> CostModel<'a> {
         if offload.parameters != Place::Gpu && stage >= 3 {
             s.weights = 0.0;
         }
+        // Pinned copies of what lives off the GPU; gradients pass through host memory on their way.
+        let mut off = |place: Place, bytes: f64| match place {
+            Place::Gpu => {}
+            Place::Cpu => s.host += bytes,
+            Place::Nvme => s.nvme += bytes,
+        };
+        off(offload.optimizer, (o + if offload.optimizer == Place::Cpu { q } else { 0.0 }) / d);
+        if stage >= 3 {
+            off(offload.parameters, weights / d);
+        }
         let f = &self.data_fabric;
         let inner = f.group(group, stride);
         let outer = f.group(ranks / group.max(1), stride * group);
@@ -1830,6 +1848,21 @@ impl<'a> CostModel<'a> {
             };
         }
         s
+    }
+
+    /// Whether host memory and local drives of a node hold what its GPUs keep there, on average over
+    /// `ranks` pipeline ranks with `parameters` in all. Offloaded activations are not counted: they fill
+    /// what is left.
+    #[must_use]
+    pub fn host_holds(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u32) -> bool {
+        let gpus = f64::from(self.cluster.gpus_per_node.min(self.job.gpus)) / f64::from(ranks);
+        let bytes = |rate: fn(&PerParameter) -> f64| -> f64 {
+            let classes = sharding.classes.iter().zip(&parameters.0);
+            gpus * classes.map(|(class, &count)| count as f64 * rate(class)).sum::<f64>()
+        };
+        let (memory, drives) = (bytes(|class| class.host), bytes(|class| class.nvme));
+        memory <= self.cluster.host.memory.0 as f64
+            && (drives <= 0.0 || self.cluster.host.nvme.is_some_and(|(size, _)| drives <= size.0 as f64))
     }
 
     /// Bytes per second between one GPU and a place off it.

@@ -28,8 +28,8 @@ use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Layout, Offload, Plan, Schedule};
 use crate::stages::relax::Relaxation;
 use crate::stages::{
-    Assignment, Balancer, Completions, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem,
-    Splits, evaluate_into,
+    Assignment, Balancer, Completions, Evaluation, Fixed, Kind, Objective as SplitObjective,
+    Outcome as Balanced, Problem, Splits, evaluate_into,
 };
 use crate::units::{Bytes, Picos};
 use balance::{Balancing, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
@@ -369,6 +369,8 @@ struct Scratch {
     free: Option<Vec<Assignment>>,
     /// Splits of the current line over several chunks per rank.
     splits: Option<Splits>,
+    /// The last problem of the current line over several chunks per rank, and its completions.
+    recent: Option<(Vec<Kind>, Vec<Fixed>, Completions)>,
 }
 
 /// What came of one group.
@@ -738,7 +740,7 @@ impl Search<'_> {
             }
         }
         scratch.known.clear();
-        (scratch.free, scratch.splits) = (None, None);
+        (scratch.free, scratch.splits, scratch.recent) = (None, None, None);
         let from = line.order * shardings.len();
         for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
             let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
@@ -883,8 +885,7 @@ impl Search<'_> {
             }
         }
         let Completions { list, fits } = if layout.virtual_stages > 1 {
-            let least = Floor { once: sharding.step_overhead, jitter: sharding.jitter };
-            let worth = |bound| request.exhaustive || !limit.excludes_layout(least.step(bound), layout);
+            let worth = |bound| request.exhaustive || !limit.excludes_layout(floor.step(bound), layout);
             self.chunked(layout, &balancing.problem, request, scratch, &worth)
         } else {
             let list = self.completions(layout, &balancing.problem, request, scratch);
@@ -981,11 +982,19 @@ impl Search<'_> {
         worth: &dyn Fn(Picos) -> bool,
     ) -> Completions {
         let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
-        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic.
+        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
+        // in neither. What was found under a higher threshold holds under this one.
+        if let Some((kinds, fixed, found)) = &scratch.recent
+            && *kinds == problem.kinds
+            && *fixed == problem.fixed
+        {
+            return found.clone();
+        }
         let kept = scratch.splits.take().filter(|_| layout.zero_stage < 2);
         let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, uneven));
         let found = scratch.balancer.completions(problem, &mut splits, worth);
         scratch.splits = (layout.zero_stage < 2).then_some(splits);
+        scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found.clone()));
         found
     }
 

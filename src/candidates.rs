@@ -334,7 +334,8 @@ impl<'a> Space<'a> {
         } else {
             let effect = g.expert_parallel > 1;
             let admitted = |d: &&Dispatcher| admits(&r.dispatcher, effect, *d);
-            k.dispatchers.iter().filter(admitted).copied().map(Some).collect()
+            let all = if r.dispatcher.is_some() { k.dispatchers } else { k.default_dispatchers };
+            all.iter().filter(admitted).copied().map(Some).collect()
         };
         // A router exists only beside experts.
         let graph = |graph: &CudaGraphs| {

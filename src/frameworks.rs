@@ -200,6 +200,8 @@ pub struct Capabilities {
     pub expert_overlap: bool,
     /// Ways to bring tokens to experts.
     pub dispatchers: &'static [Dispatcher],
+    /// Those that a search tries unless told otherwise.
+    pub default_dispatchers: &'static [Dispatcher],
     /// What CUDA graphs may capture.
     pub cuda_graphs: &'static [CudaGraphs],
     /// Where optimizer states may live.
@@ -914,6 +916,7 @@ const NANOTRON: Capabilities = Capabilities {
     data_overlap: true,
     expert_overlap: false,
     dispatchers: &[Dispatcher::AllToAll],
+    default_dispatchers: &[Dispatcher::AllToAll],
     cuda_graphs: &[CudaGraphs::None],
     optimizer_places: &[Place::Gpu],
     parameter_places: &[Place::Gpu],
@@ -965,6 +968,7 @@ const HAI_LLM: Capabilities = Capabilities {
     },
     expert_overlap: true,
     dispatchers: &[Dispatcher::DeepEp],
+    default_dispatchers: &[Dispatcher::DeepEp],
     uneven_stages: true,
     ..NANOTRON
 };

@@ -42,6 +42,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     data_overlap: true,
     expert_overlap: false,
     dispatchers: &[Dispatcher::AllGather, Dispatcher::AllToAll],
+    default_dispatchers: &[Dispatcher::AllGather, Dispatcher::AllToAll],
     cuda_graphs: &[CudaGraphs::None],
     optimizer_places: &[Place::Gpu, Place::Cpu],
     parameter_places: &[Place::Gpu, Place::Cpu],

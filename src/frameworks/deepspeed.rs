@@ -36,6 +36,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     data_overlap: true,
     expert_overlap: false,
     dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp],
+    default_dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp],
     cuda_graphs: &[CudaGraphs::None],
     optimizer_places: &[Place::Gpu, Place::Cpu, Place::Nvme],
     parameter_places: &[Place::Gpu, Place::Cpu, Place::Nvme],
@@ -60,6 +61,7 @@ pub static MEGATRON_CAPABILITIES: Capabilities = Capabilities {
     },
     tensor_overlap: false,
     dispatchers: &[],
+    default_dispatchers: &[],
     ..CAPABILITIES
 };
 

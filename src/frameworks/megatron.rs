@@ -42,6 +42,12 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     data_overlap: true,
     expert_overlap: true,
     dispatchers: &[Dispatcher::AllGather, Dispatcher::AllToAll, Dispatcher::DeepEp, Dispatcher::HybridEp],
+    default_dispatchers: &[
+        Dispatcher::AllGather,
+        Dispatcher::AllToAll,
+        Dispatcher::DeepEp,
+        Dispatcher::HybridEp,
+    ],
     cuda_graphs: &[
         CudaGraphs::None,
         CudaGraphs::Attention,

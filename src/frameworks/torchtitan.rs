@@ -34,6 +34,8 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     data_overlap: true,
     expert_overlap: false,
     dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp, Dispatcher::HybridEp],
+    // DeepEP and HybridEP need a library that torchtitan does not bring.
+    default_dispatchers: &[Dispatcher::AllToAll],
     cuda_graphs: &[CudaGraphs::None, CudaGraphs::FullIteration],
     optimizer_places: &[Place::Gpu, Place::Cpu],
     parameter_places: &[Place::Gpu, Place::Cpu],

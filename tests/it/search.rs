@@ -150,7 +150,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
     let dispatchers: Vec<Option<Dispatcher>> = match (context.has_experts(), base.expert_parallel) {
         (false, _) => vec![None],
         (true, 1) if k.dispatchers.len() > 1 => vec![Some(Dispatcher::AllToAll)],
-        (true, _) => k.dispatchers.iter().copied().map(Some).collect(),
+        (true, _) => k.default_dispatchers.iter().copied().map(Some).collect(),
     };
     let comms: &[ContextComm] =
         if base.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };

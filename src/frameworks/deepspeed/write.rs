@@ -84,7 +84,8 @@ fn configuration(
     let monitor = json!({"enabled": false, "output_path": "", "job_name": facts.join("; ")});
     insert(&mut c, "tensorboard", monitor);
     let auto_tensor = l.tensor_parallel > 1 && !megatron;
-    if !auto_tensor && !(megatron && l.context_parallel > 1) {
+    let told = auto_tensor || (megatron && l.context_parallel > 1);
+    if !told {
         // With AutoTP the batch rule of the configuration counts every rank, the engine only replicas; with
         // Megatron-DeepSpeed's Ulysses only the training script knows how many of the ranks are replicas.
         insert(&mut c, "train_batch_size", json!(job.global_batch_size));

@@ -8,6 +8,8 @@
 //! frozen per wave: the answer and all counters are the same at any thread count.
 
 pub mod balance;
+#[cfg(feature = "milp")]
+mod verify;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -32,7 +34,10 @@ use crate::stages::{
     Outcome as Balanced, Problem, Splits, evaluate_into,
 };
 use crate::units::{Bytes, Picos};
-use balance::{Balancing, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
+#[cfg(feature = "milp")]
+pub use verify::Verified;
+
+use balance::{Balancing, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf, first_rank_tail};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -45,11 +50,14 @@ pub struct Request {
     pub exhaustive: bool,
     /// Only the even split.
     pub even_stages: bool,
+    /// How many of the best plans the integer programme looks at: it checks their split, and tightens the
+    /// bound on any other where a rank has several chunks.
+    pub verified: usize,
 }
 
 impl Default for Request {
     fn default() -> Self {
-        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false }
+        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false, verified: 0 }
     }
 }
 
@@ -64,6 +72,9 @@ pub struct Found {
     pub even: Option<Picos>,
     /// By what share any other placement of layers could at most be faster.
     pub split_gap: f64,
+    /// What the integer programme says of the layout's split, one chunk per rank.
+    #[cfg(feature = "milp")]
+    pub verified: Option<Verified>,
 }
 
 /// Why the search ended.
@@ -399,7 +410,7 @@ impl Search<'_> {
         }
         // Which classes are kept is decided by the best layout of each; only then is it known that a
         // slower layout of such a class matters.
-        let kept = self.pass(&Request { per_class: 1, ..request.clone() }, observer, None);
+        let kept = self.pass(&Request { per_class: 1, verified: 0, ..request.clone() }, observer, None);
         if kept.stop == Stop::Interrupted {
             return kept;
         }
@@ -496,7 +507,8 @@ impl Search<'_> {
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
-        let found = best.into_sorted().into_par_iter().map(|s| self.finish(s, request)).collect();
+        let found = best.into_sorted().into_par_iter().enumerate();
+        let found = found.map(|(at, s)| self.finish(s, at < request.verified)).collect();
         Answer { found, counters, optimality_gap, stop }
     }
 
@@ -814,8 +826,11 @@ impl Search<'_> {
                     .sum();
                 let rest = if inverse.is_finite() && inverse > 0.0 { all.0 as f64 / inverse } else { 0.0 };
                 let chain = all + hop.latency * (2 * (p - 1)) + Picos((rest * (1.0 - 1e-9)) as u64);
+                // The first rank starts micro-batch `j + p` after its backward pass of micro-batch `j`: every
+                // `p`-th passes all ranks there and back, one after the other.
+                let rounds = (all + hop.latency * (2 * (p - 1))) * m.div_ceil(p);
                 // Floating point: give away far more than its error.
-                chain.max(average)
+                chain.max(average).max(rounds)
             }
             Schedule::GPipe => all.max(Picos(all.0 + all.0 * (m - 1) / p)),
             Schedule::Interleaved => {
@@ -1144,7 +1159,7 @@ impl Search<'_> {
     }
 
     /// Prediction, even split and certificate of a plan that is printed.
-    fn finish(&self, settled: Settled, request: &Request) -> Found {
+    fn finish(&self, settled: Settled, verify: bool) -> Found {
         let layout = *settled.plan.layout();
         let prediction = predict(self.cost, self.layers, &settled.plan);
         let mut scratch = Scratch::default();
@@ -1160,13 +1175,31 @@ impl Search<'_> {
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);
-        if layout.virtual_stages == 1
-            && let Balanced::Found(chain) = scratch.balancer.solve(problem, SplitObjective::Chain, None)
-        {
-            bound = bound.max(chain);
-        }
-        if let Some(least) = scratch.balancer.lower_bound(problem, None) {
-            bound = bound.max(least);
+        #[cfg(not(feature = "milp"))]
+        let _ = verify;
+        #[cfg(feature = "milp")]
+        let mut verified = None;
+        if layout.virtual_stages == 1 {
+            #[cfg(feature = "milp")]
+            if verify
+                && layout.pipeline_parallel > 1
+                && self.layers.runs.len() <= verify::MOST_RUNS
+                && let Balanced::Found(chain) = scratch.balancer.solve(problem, SplitObjective::Chain, None)
+            {
+                verified = self.verify(&layout, &balancing, chain, tables, &mut scratch);
+            }
+            let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
+            if let Balanced::Found(chain) = scratch.balancer.solve(&tailed, SplitObjective::Chain, None) {
+                bound = bound.max(chain);
+            }
+        } else {
+            #[cfg(feature = "milp")]
+            if verify && let Some(least) = Self::least_by_programme(&layout, problem, tables) {
+                bound = bound.max(least);
+            }
+            if let Some(least) = scratch.balancer.lower_bound(problem, None) {
+                bound = bound.max(least);
+            }
         }
         let bound = floor.step(bound);
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
@@ -1175,9 +1208,15 @@ impl Search<'_> {
             let plan = Plan::new(layout, chunks, context.gpus, context.global_batch_size, context.layers);
             Some(self.time(&layout, &assignment, &plan.ok()?, tables, &mut scratch))
         });
-        let _ = request;
         let split_gap = (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0);
-        Found { plan: settled.plan, prediction, even, split_gap }
+        Found {
+            plan: settled.plan,
+            prediction,
+            even,
+            split_gap,
+            #[cfg(feature = "milp")]
+            verified,
+        }
     }
 
     fn once(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u64) -> Floor {

@@ -8,12 +8,15 @@
 //!
 //! * [`dp`]: what the search calls: exact for one chunk per rank, in microseconds; for several chunks
 //!   good splits, chosen by short simulations.
+//! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
 mod chunked;
 pub mod dp;
 pub mod layout;
+#[cfg(feature = "milp")]
+pub mod milp;
 pub mod pipeline;
 pub mod relax;
 mod splits;

@@ -497,6 +497,16 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     value["pareto"] = json!(row.pareto);
     value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
     value["split_gap"] = json!(found.split_gap);
+    #[cfg(feature = "milp")]
+    {
+        value["integer_programme"] = json!(found.verified.as_ref().map(|verified| json!({
+            "stages": verified.layers,
+            "step_time_s": verified.step.seconds().0,
+            "chain_bound_s": verified.chain.seconds().0,
+            "lower_bound_s": verified.bound.seconds().0,
+            "agrees": verified.agrees,
+        })));
+    }
     value
 }
 

@@ -78,6 +78,9 @@ pub(crate) enum Objective {
     Cost,
 }
 
+/// The integer programme looks at so many of the printed plans: some tens of milliseconds each.
+const VERIFIED: usize = 10;
+
 fn dollars(text: &str) -> Result<Dollars, String> {
     let number = text.strip_suffix("USD").unwrap_or(text).parse::<f64>().ok();
     number
@@ -168,6 +171,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         per_class: args.per_layout as usize,
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
+        verified: VERIFIED,
     };
     let mut tasks: Vec<(String, Task)> = Vec::new();
     for (name, machine) in &machines {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
-    ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, shape, state_bytes,
+    ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step, shape, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, Target};
 use crate::layers::Layers;
-use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
-use crate::stages::{self, Block, Choice, Fixed, Freedom, Kind, Mode, Pipeline, Problem};
-use crate::units::Bytes;
+use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
+use crate::stages::{self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, Pipeline, Problem, Tail};
+use crate::units::{Bytes, Picos};
 
 /// A way to recompute that a layout offers, priced for every layer kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -334,6 +334,35 @@ fn fixed(layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Vec<Fi
             f
         })
         .collect()
+}
+
+/// What the data-parallel traffic of the first rank adds to every step, at least: its gather before its
+/// first pass, which starts the step, and its reduction after its last, which ends it. None where the
+/// first rank does not end the step.
+#[must_use]
+pub fn first_rank_tail(layout: &Layout, tables: TablesOf<'_>) -> Option<Tail> {
+    if !matches!(layout.schedule, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved) {
+        return None;
+    }
+    let TablesOf { cell, sharding, .. } = tables;
+    let share = |hidden: f64, floor: f64| if hidden <= 0.0 { 1.0 } else { floor + sharding.interference };
+    let reduce = share(sharding.hidden_share.0, sharding.exposed_floor.0);
+    let gather = share(sharding.hidden_share.1, sharding.exposed_floor.1);
+    // Without latency, so that it adds up; a picosecond each for rounding.
+    let traffic = |parameters: &LocalParameters| {
+        let once = once_per_step(sharding, parameters);
+        let least = |all: Picos, latency: Picos, share: f64| {
+            all.saturating_sub(latency).saturating_sub(Picos(1)).scale(share).saturating_sub(Picos(1)).0
+        };
+        (least(once.reduce, sharding.latency.0, reduce) + least(once.gather, sharding.latency.1, gather))
+            as i64
+    };
+    let mut constant = traffic(&cell.embedding.parameters);
+    if layout.pipeline_parallel == 1 {
+        constant += traffic(&cell.head.parameters);
+    }
+    let per_layer = cell.layers.iter().map(|layer| traffic(&layer.parameters)).collect();
+    Some(Tail { lines: vec![Line { constant, per_layer }] })
 }
 
 /// Distinct weight shapes of a cell; dummy weight gradients are pooled by shape.

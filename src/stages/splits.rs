@@ -11,7 +11,8 @@
 //! even split alone, 3.1 %.
 //!
 //! Each split takes the cheapest recomputation with which it fits. Where memory makes that a dear one,
-//! one more split is listed, in which ranks that lack memory hold fewer layers.
+//! one more split is listed, in which ranks that lack memory hold fewer layers; and where nothing fits a
+//! model of several kinds of layers, whatever the longer search of [`super::chunked`] finds.
 
 use super::chunked::{ChunkWork, Chunked, Policy};
 use super::tables::Tables;
@@ -24,6 +25,7 @@ use crate::units::Picos;
 pub struct Splits {
     list: Vec<Split>,
     uneven: bool,
+    several_kinds: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -73,7 +75,13 @@ impl Splits {
             };
             found.into_iter().for_each(add);
         }
-        Self { list, uneven }
+        let several_kinds = tables.totals.iter().filter(|&&n| n > 0).count() > 1;
+        Self { list, uneven, several_kinds }
+    }
+
+    /// Time of the cheapest recomputation of the first split.
+    fn least_extra(&self) -> u64 {
+        self.list.first().and_then(|split| split.ways.first()).map_or(0, |way| way.extra)
     }
 
     /// The completions of one problem whose lower bounds are worth a simulation.
@@ -105,11 +113,20 @@ impl Splits {
             }
         }
         // The cheapest recomputation of all leaves nothing to relieve.
-        let cheapest = self.list[0].ways.first().map_or(0, |way| way.extra);
-        if self.uneven && (!found.fits || least_extra > cheapest) {
-            let (relieved, cut) = relieved(problem, tables, work, least_extra, worth);
+        let fits = found.fits;
+        if self.uneven && (!fits || least_extra > self.least_extra()) {
+            let (relieved, cut, some) = relieved(problem, tables, work, least_extra, worth);
             found.fits |= cut || relieved.is_some();
             found.list.extend(relieved);
+            let mut last = Assignment::default();
+            if !fits
+                && some
+                && self.several_kinds
+                && super::chunked::solve(problem, tables, work, Objective::Chain, &mut last)
+            {
+                found.fits = true;
+                found.list.push(last);
+            }
         }
         found
     }
@@ -289,14 +306,18 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
 /// A split in which ranks that lack memory hold fewer layers: of the ways to recompute that take less than
 /// `least_extra`, in the order of their relaxed bounds, the first that can be made to fit. Bounds that are
 /// not worth a simulation end the search, as the second value says; a completion behind them is not worth
-/// one either.
+/// one either. The third says whether any is.
 fn relieved(
     problem: &Problem,
     tables: &Tables,
     work: &mut ChunkWork,
     least_extra: u64,
     worth: &dyn Fn(Picos) -> bool,
-) -> (Option<Assignment>, bool) {
+) -> (Option<Assignment>, bool, bool) {
+    let least: u32 = (0..problem.chunks()).map(|chunk| problem.least(chunk)).sum();
+    if tables.layers < least || problem.fixed.iter().all(|fixed| fixed.closed) {
+        return (None, false, false);
+    }
     let even = problem.even_layers();
     let mut policies: Vec<(Picos, u64, Policy)> = Vec::new();
     work.relaxation.prepare(problem);
@@ -351,7 +372,7 @@ fn relieved(
         let assignment = Assignment { layers, recompute };
         evaluate_into(problem, &assignment, search.evaluation_mut()).is_ok().then_some(assignment)
     });
-    (relieved, cut)
+    (relieved, cut, worthy > 0)
 }
 
 /// What ranks have left for layers.
@@ -459,12 +480,20 @@ fn relieve(
         if totals.iter().zip(&*caps).any(|(total, cap)| total > cap) {
             return None;
         }
-        // As far as all ranks stay below the average; the rest one by one.
-        let placed = totals.iter().sum::<u32>();
-        let average =
-            (loads.iter().sum::<u64>() + u64::from(layers.saturating_sub(placed)) * layer) / ranks as u64;
+        // As far as all ranks stay below one level; the rest one by one.
+        let left = u64::from(layers - totals.iter().sum::<u32>()) * layer;
+        let mut level = u64::MAX;
+        loop {
+            let below = loads.iter().filter(|&&load| load < level);
+            let (count, sum) = below.fold((0, 0), |(count, sum), load| (count + 1, sum + load));
+            let next = (sum + left).checked_div(count).unwrap_or(0);
+            if next >= level {
+                break;
+            }
+            level = next;
+        }
         for rank in 0..ranks {
-            let more = average.saturating_sub(loads[rank]).checked_div(layer).unwrap_or(0) as u32;
+            let more = level.saturating_sub(loads[rank]).checked_div(layer).unwrap_or(0) as u32;
             let more = more.min(caps[rank] - totals[rank]);
             totals[rank] += more;
             loads[rank] += u64::from(more) * layer;

@@ -382,6 +382,7 @@ fn pruned_exhaustive_and_naive_searches_agree() {
             per_class: random.within(1, 3) as usize,
             exhaustive: false,
             even_stages: random.chance(20),
+            verified: 0,
         };
         let pruned = world.search(&request);
         if pruned.counters.candidates > 6000 {

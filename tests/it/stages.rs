@@ -2,6 +2,9 @@
 
 mod cases;
 pub mod oracle;
+#[cfg(feature = "milp")]
+mod programme;
+mod required;
 
 use std::sync::Arc;
 
@@ -232,6 +235,21 @@ fn simulated(problem: &Problem, evaluation: &Evaluation) -> u64 {
     Simulator::default().run(problem.pipeline.shape.unwrap(), load).0 + evaluation.tail.0
 }
 
+fn several_chunks(seed: u64) -> Problem {
+    let mut random = Random(seed ^ 0x5eed);
+    let (ranks, virtual_stages) = [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)][random.within(0, 4) as usize];
+    let micro_batches = ranks * random.within(1, 6) as u32;
+    let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
+    let chunks = ranks * virtual_stages;
+    let layers = random.within(u64::from(chunks).min(7), if chunks == 8 { 11 } else { 12 }) as u32;
+    let mut problem = random_problem(&mut random, Pipeline::of(shape), layers, 2);
+    problem.freedom = Freedom::Global;
+    if problem.min_layers == 0 && chunks > 6 {
+        problem.min_layers = u32::from(layers >= chunks);
+    }
+    problem
+}
+
 /// Several chunks per rank against every split of small models into at most 8 chunks: something is found
 /// wherever anything fits, it is never slower than the even split, and it is close to the fastest of all
 /// splits as the event simulation has it; no bound is above any of them.
@@ -239,18 +257,9 @@ fn simulated(problem: &Problem, evaluation: &Evaluation) -> u64 {
 fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     let mut balancer = Balancer::new();
     let (mut infeasible, mut missed, mut compared, mut excess) = (0, 0, 0, Vec::new());
+    let (mut unlisted, mut listed_excess) = (0, 0.0);
     for seed in 0..400 {
-        let mut random = Random(seed ^ 0x5eed);
-        let (ranks, virtual_stages) = [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)][random.within(0, 4) as usize];
-        let micro_batches = ranks * random.within(1, 6) as u32;
-        let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
-        let chunks = ranks * virtual_stages;
-        let layers = random.within(u64::from(chunks).min(7), if chunks == 8 { 11 } else { 12 }) as u32;
-        let mut problem = random_problem(&mut random, Pipeline::of(shape), layers, 2);
-        problem.freedom = Freedom::Global;
-        if problem.min_layers == 0 && chunks > 6 {
-            problem.min_layers = u32::from(layers >= chunks);
-        }
+        let problem = several_chunks(seed);
         let mut best: Option<(u64, u64)> = None;
         let bound = balancer.lower_bound(&problem, None);
         let closed = balancer.solution(&problem, Objective::Closed).map(|solution| solution.lower_bound);
@@ -262,8 +271,25 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
             let (fastest, least) = best.unwrap_or((u64::MAX, u64::MAX));
             best = Some((fastest.min(time), least.min(evaluation.bound.0)));
         });
+        let mut splits = balancer.splits(&problem, true);
+        let listed = balancer.completions(&problem, &mut splits, &|_| true);
+        let times = listed.list.iter().map(|assignment| {
+            let evaluation = evaluate(&problem, assignment).expect("what is listed fits");
+            (simulated(&problem, &evaluation), evaluation.bound)
+        });
+        let times: Vec<(u64, Picos)> = times.collect();
+        let quickest = times.iter().map(|time| time.0).min();
+        assert_eq!(listed.fits, quickest.is_some());
+        // What is left out for its bound is exactly what the bound says.
+        if let Some(limit) = times.iter().map(|time| time.1).min() {
+            let worth = |bound: Picos| bound <= limit;
+            let fewer = balancer.completions(&problem, &mut splits, &worth);
+            assert!(fewer.fits);
+            assert!(listed.list.iter().zip(&times).all(|(a, t)| t.1 > limit || fewer.list.contains(a)));
+        }
         let outcome = balancer.solve(&problem, Objective::Chain, None);
         let Some((fastest, least)) = best else {
+            assert!(!listed.fits, "seed {seed}");
             infeasible += 1;
             assert_eq!(outcome, Outcome::Infeasible, "seed {seed}");
             continue;
@@ -280,6 +306,14 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         if let Some((_, even)) = balancer.even(&problem) {
             compared += 1;
             assert!(time <= simulated(&problem, &even), "seed {seed}");
+            let mut even = balancer.splits(&problem, false);
+            let even = balancer.completions(&problem, &mut even, &|_| true).list;
+            let even = simulated(&problem, &evaluate(&problem, &even[0]).unwrap());
+            assert!(quickest.is_some_and(|quickest| quickest <= even), "seed {seed}");
+        }
+        match quickest {
+            Some(quickest) => listed_excess += quickest as f64 / fastest as f64 - 1.0,
+            None => unlisted += 1,
         }
         excess.push(time as f64 / fastest as f64 - 1.0);
         // A threshold above the answer does not change it.
@@ -298,6 +332,9 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     );
     assert!(infeasible > 20 && compared > 50 && excess.len() > 200, "{infeasible} {compared}");
     assert!(missed == 0 && mean < 0.03, "{missed} missed, mean {mean}");
+    let listed_mean = listed_excess / (excess.len() - unlisted) as f64;
+    println!("{unlisted} unlisted, mean {listed_mean}");
+    assert!(unlisted * 10 < excess.len() && listed_mean < 0.06, "{unlisted} unlisted, mean {listed_mean}");
 }
 
 /// Layers with the proportions of real ones: a head of two layers, a dozen ways to recompute, memory

@@ -1,0 +1,119 @@
+//! The integer programme against the dynamic programme and against trying everything.
+
+use autoplan::stages::milp::{self, Limits, Outcome as Programme};
+use autoplan::stages::{Balancer, Objective, Outcome, Problem};
+use rayon::prelude::*;
+
+use super::oracle::{self, Random};
+use super::{one_chunk_per_rank, random_problem, realistic, several_chunks};
+
+/// Value by the integer programme; none if it proves that nothing fits.
+fn by_programme(problem: &Problem, objective: Objective) -> Option<u64> {
+    match milp::solve(problem, objective, Limits::default()) {
+        Programme::Found(answer) => {
+            assert_eq!(oracle::value(&answer.evaluation, objective), answer.value.0);
+            assert!(answer.bound <= answer.value);
+            // The closed form of several chunks rounds down.
+            assert!(answer.value.0 - answer.bound.0 <= 1, "{answer:?}");
+            Some(answer.value.0)
+        }
+        Programme::Infeasible => None,
+        Programme::Unknown(_) => panic!("no limit is in reach of so small a problem"),
+    }
+}
+
+#[test]
+fn integer_programme_equals_dynamic_programme_and_brute_force() {
+    let results: Vec<(bool, bool)> = (0..1_000_u64)
+        .into_par_iter()
+        .map_init(Balancer::new, |balancer, seed| {
+            let problem = one_chunk_per_rank(seed);
+            let objective = if seed % 4 == 3 { Objective::Closed } else { Objective::Chain };
+            let expected = oracle::best(&problem, objective);
+            let dynamic = match balancer.solve(&problem, objective, None) {
+                Outcome::Found(value) => Some(value.0),
+                _ => None,
+            };
+            assert_eq!(dynamic, expected.as_ref().map(|best| best.0), "seed {seed}");
+            let programme = by_programme(&problem, objective);
+            assert_eq!(programme, dynamic, "seed {seed} {objective:?}\n{problem:#?}");
+            (expected.is_none(), problem.min_layers == 0)
+        })
+        .collect();
+    let infeasible = results.iter().filter(|found| found.0).count();
+    let empty = results.iter().filter(|found| found.1).count();
+    assert!(infeasible > 150 && empty > 300, "{infeasible} {empty}");
+}
+
+/// The chain bound of several chunks per rank: nothing that fits has a smaller one.
+#[test]
+fn integer_programme_of_several_chunks_equals_brute_force() {
+    let found: usize = (0..60_u64)
+        .into_par_iter()
+        .map(|seed| {
+            let problem = several_chunks(seed);
+            let objective = if seed % 3 == 2 { Objective::Closed } else { Objective::Chain };
+            let expected = oracle::best(&problem, objective).map(|best| best.0);
+            assert_eq!(by_programme(&problem, objective), expected, "seed {seed}\n{problem:#?}");
+            usize::from(expected.is_some())
+        })
+        .sum();
+    assert!(found > 20, "{found}");
+}
+
+/// Real proportions: the same optimum to the precision of floating point, and the closed form second.
+#[test]
+fn integer_programme_agrees_on_real_proportions() {
+    (0..24_u64).into_par_iter().for_each_init(Balancer::new, |balancer, seed| {
+        let mut random = Random(seed);
+        let mut problem = realistic(&mut random, 61, 8, 1, 1 + seed as usize % 2);
+        problem.freedom = autoplan::stages::Freedom::Global;
+        let dynamic = match balancer.solve(&problem, Objective::Chain, None) {
+            Outcome::Found(value) => Some(value.0 as f64),
+            _ => None,
+        };
+        match (milp::solve_chain_then_closed(&problem, Limits::default()), dynamic) {
+            (Programme::Found(answer), Some(value)) => {
+                assert!((answer.value.0 as f64 / value - 1.0).abs() < 1e-6, "seed {seed}");
+                assert!(answer.bound.0 as f64 <= value, "seed {seed}");
+                let chain = balancer.assignment().clone();
+                let other = autoplan::stages::evaluate(&problem, &chain).unwrap();
+                assert!(answer.evaluation.closed.0 as f64 <= other.closed.0 as f64 * (1.0 + 1e-6));
+            }
+            (Programme::Infeasible, None) => {}
+            (other, value) => panic!("seed {seed}: {other:?} {value:?}"),
+        }
+    });
+}
+
+/// Eight threads, thousands of solves: the answers of one thread, and no memory that grows with them.
+#[test]
+fn eight_threads_solve_thousands_of_programmes() {
+    let problems: Vec<Problem> = (0..250_u64)
+        .map(|seed| {
+            let mut random = Random(seed ^ 0x517);
+            let pipeline = autoplan::stages::Pipeline::one_f_one_b(2, 4);
+            let layers = random.within(2, 6) as u32;
+            random_problem(&mut random, pipeline, layers, 1)
+        })
+        .collect();
+    let solve = |problem: &Problem| by_programme(problem, Objective::Chain);
+    let alone: Vec<Option<u64>> = problems.iter().map(solve).collect();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(8).build().unwrap();
+    let round = || pool.install(|| problems.par_iter().map(solve).collect::<Vec<_>>());
+    assert_eq!(round(), alone);
+    let before = resident();
+    for _ in 0..8 {
+        assert_eq!(round(), alone);
+    }
+    // Two thousand solves: a leak of 32 kB each would show.
+    if let (Some(before), Some(after)) = (before, resident()) {
+        assert!(after < before + (64 << 20), "{before} bytes before, {after} after");
+    }
+}
+
+/// Bytes of this process in memory, where the system tells.
+fn resident() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/statm").ok()?;
+    Some(text.split_whitespace().nth(1)?.parse::<u64>().ok()? * 4096)
+}

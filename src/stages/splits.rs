@@ -11,8 +11,7 @@
 //! even split alone, 3.1 %.
 //!
 //! Each split takes the cheapest recomputation with which it fits. Where memory makes that a dear one,
-//! one more split is listed, in which ranks that lack memory hold fewer layers; and where nothing fits a
-//! model of several kinds of layers, whatever the longer search of [`super::chunked`] finds.
+//! one more split is listed, in which ranks that lack memory hold fewer layers.
 
 use super::chunked::{ChunkWork, Chunked, Policy};
 use super::tables::Tables;
@@ -25,7 +24,6 @@ use crate::units::Picos;
 pub struct Splits {
     list: Vec<Split>,
     uneven: bool,
-    several_kinds: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -75,8 +73,7 @@ impl Splits {
             };
             found.into_iter().for_each(add);
         }
-        let several_kinds = tables.totals.iter().filter(|&&n| n > 0).count() > 1;
-        Self { list, uneven, several_kinds }
+        Self { list, uneven }
     }
 
     /// Time of the cheapest recomputation of the first split.
@@ -113,20 +110,10 @@ impl Splits {
             }
         }
         // The cheapest recomputation of all leaves nothing to relieve.
-        let fits = found.fits;
-        if self.uneven && (!fits || least_extra > self.least_extra()) {
-            let (relieved, cut, some) = relieved(problem, tables, work, least_extra, worth);
+        if self.uneven && (!found.fits || least_extra > self.least_extra()) {
+            let (relieved, cut) = relieved(problem, tables, work, least_extra, worth);
             found.fits |= cut || relieved.is_some();
             found.list.extend(relieved);
-            let mut last = Assignment::default();
-            if !fits
-                && some
-                && self.several_kinds
-                && super::chunked::solve(problem, tables, work, Objective::Chain, &mut last)
-            {
-                found.fits = true;
-                found.list.push(last);
-            }
         }
         found
     }
@@ -306,17 +293,17 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
 /// A split in which ranks that lack memory hold fewer layers: of the ways to recompute that take less than
 /// `least_extra`, in the order of their relaxed bounds, the first that can be made to fit. Bounds that are
 /// not worth a simulation end the search, as the second value says; a completion behind them is not worth
-/// one either. The third says whether any is.
+/// one either.
 fn relieved(
     problem: &Problem,
     tables: &Tables,
     work: &mut ChunkWork,
     least_extra: u64,
     worth: &dyn Fn(Picos) -> bool,
-) -> (Option<Assignment>, bool, bool) {
+) -> (Option<Assignment>, bool) {
     let least: u32 = (0..problem.chunks()).map(|chunk| problem.least(chunk)).sum();
     if tables.layers < least || problem.fixed.iter().all(|fixed| fixed.closed) {
-        return (None, false, false);
+        return (None, false);
     }
     let even = problem.even_layers();
     let mut policies: Vec<(Picos, u64, Policy)> = Vec::new();
@@ -372,7 +359,7 @@ fn relieved(
         let assignment = Assignment { layers, recompute };
         evaluate_into(problem, &assignment, search.evaluation_mut()).is_ok().then_some(assignment)
     });
-    (relieved, cut, worthy > 0)
+    (relieved, cut)
 }
 
 /// What ranks have left for layers.

@@ -393,6 +393,8 @@ struct Opened {
 
 /// Groups that get their second bound at once.
 const REFINED_AT_ONCE: usize = 512;
+/// Groups opened at once even if one without a second bound might come first: work for several threads.
+const OPENED_AT_LEAST: usize = 8;
 /// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 4096;
 
@@ -477,7 +479,7 @@ impl Search<'_> {
             batch.clear();
             while batch.len() < wave_size(wave)
                 && let Some(&Reverse(next)) = pool.peek()
-                && first.is_none_or(|first| next.0 <= first)
+                && (batch.len() < OPENED_AT_LEAST || first.is_none_or(|first| next.0 <= first))
                 && kth.is_none_or(|kth| next.0 <= kth)
             {
                 batch.push(next);

@@ -83,6 +83,43 @@ pub struct Restrictions {
     pub cuda_graphs: Option<Vec<CudaGraphs>>,
 }
 
+impl Restrictions {
+    /// Names of the axes, as in `--fix`, on which nothing is left.
+    #[must_use]
+    pub fn contradictions(&self) -> Vec<&'static str> {
+        let axes = [
+            ("tp", &self.tensor_parallel),
+            ("pp", &self.pipeline_parallel),
+            ("vpp", &self.virtual_stages),
+            ("dp", &self.data_parallel),
+            ("cp", &self.context_parallel),
+            ("ep", &self.expert_parallel),
+            ("etp", &self.expert_tensor_parallel),
+            ("mb", &self.micro_batch_size),
+            ("ga", &self.gradient_accumulation_steps),
+            ("zero", &self.zero_stage),
+        ];
+        let empty = |axis: &&(&str, &Axis)| {
+            axis.1.only.as_ref().is_some_and(|only| !only.iter().any(|&value| axis.1.admits(value, u32::MAX)))
+        };
+        let mut names: Vec<&'static str> = axes.iter().filter(empty).map(|axis| axis.0).collect();
+        let lists = [
+            ("recompute", self.recompute.as_ref().map(Vec::len)),
+            ("schedule", self.schedule.as_ref().map(Vec::len)),
+            ("offload", self.offload.as_ref().map(Vec::len)),
+            ("sp", self.sequence_parallel.as_ref().map(Vec::len)),
+            ("tp-overlap", self.tensor_overlap.as_ref().map(Vec::len)),
+            ("dp-overlap", self.data_overlap.as_ref().map(Vec::len)),
+            ("ep-overlap", self.expert_overlap.as_ref().map(Vec::len)),
+            ("cp-comm", self.context_comm.as_ref().map(Vec::len)),
+            ("dispatcher", self.dispatcher.as_ref().map(Vec::len)),
+            ("graphs", self.cuda_graphs.as_ref().map(Vec::len)),
+        ];
+        names.extend(lists.iter().filter(|list| list.1 == Some(0)).map(|list| list.0));
+        names
+    }
+}
+
 /// Whether a restriction on a flag admits a value; where the flag has no effect it says nothing.
 fn admits<T: PartialEq>(only: &Option<Vec<T>>, effect: bool, value: &T) -> bool {
     !effect || only.as_ref().is_none_or(|only| only.contains(value))
@@ -203,6 +240,9 @@ impl<'a> Space<'a> {
         let (r, k, c) = (self.restrictions, self.capabilities, self.context);
         let gpus = c.gpus;
         let mut groups = Vec::new();
+        if !r.contradictions().is_empty() {
+            return groups;
+        }
         let expert_degrees: Vec<u32> = match c.moe.first() {
             Some(moe) => divisors(u32::try_from(moe.experts).unwrap_or(1)),
             None => vec![1],

@@ -109,7 +109,7 @@ impl Prepared<'_> {
         Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
     }
 
-    /// Where nothing fits: the plan that needs the least memory, to within a percent of the limit, if any
+    /// Where nothing fits: the plan that needs the least memory, to within a twentieth of the limit, if any
     /// plan exists at all. Found by searches under raised limits.
     #[must_use]
     pub fn nearest_miss(&self) -> Option<NearestMiss> {
@@ -117,6 +117,10 @@ impl Prepared<'_> {
         let under = |limit: Bytes| {
             let mut task = self.task.clone();
             task.job.memory_limit = Some(limit);
+            // Larger micro-batches only need more.
+            if task.restrictions.micro_batch_size.only.is_none() {
+                task.restrictions.micro_batch_size.max = Some(1);
+            }
             let request = Request { top: 1, ..Request::default() };
             let found = task.prepare().search(&request, &Silent).found.into_iter().next()?;
             Some(NearestMiss { plan: found.plan, allocated: found.prediction.allocated })
@@ -131,7 +135,7 @@ impl Prepared<'_> {
             }
             miss
         })?;
-        while miss.allocated.0.saturating_sub(below.0) > limit.0 / 100 {
+        while miss.allocated.0.saturating_sub(below.0) > limit.0 / 20 {
             let middle = Bytes(below.0 + (miss.allocated.0 - below.0) / 2);
             match under(middle) {
                 Some(nearer) => miss = nearer,

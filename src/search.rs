@@ -1,8 +1,9 @@
 //! Exact search: the best layouts of a space, with proof.
 //!
 //! `T(layout)` is the predicted step time of the best of a short, fixed list of completions (placements
-//! of layers with recomputation): the optimum of the chain bound, the optimum of the closed form, and
-//! the even split. Layouts are visited group by group in the order of an admissible lower bound and
+//! of layers with recomputation). With one chunk per rank: the optimum of the chain bound, the optimum of
+//! the closed form, and the even split. With several: the even split, a few near it that spread the load
+//! of the ends, and one that relieves ranks without memory ([`crate::stages::Splits`]). Layouts are visited group by group in the order of an admissible lower bound and
 //! dropped as soon as a bound reaches the k-th best `T`; what is printed is exact, and the gap says so.
 //! Groups are opened in waves whose size depends on nothing but the wave's number, with the threshold
 //! frozen per wave: the answer and all counters are the same at any thread count.
@@ -290,7 +291,8 @@ impl Floor {
 
     /// Passes that certainly fit into a step of `time`.
     fn passes(self, time: Picos) -> Picos {
-        let sum = time.scale(1.0 / self.jitter.max(1.0)).saturating_sub(Picos(2));
+        // Far more than the rounding of a product in floating point.
+        let sum = time.scale(1.0 / self.jitter.max(1.0)).saturating_sub(Picos(2 + (time.0 >> 40)));
         sum.saturating_sub(self.once)
     }
 }
@@ -502,7 +504,8 @@ impl Search<'_> {
         };
         let rest = ordered[at..].iter().map(|(_, group)| group);
         let rest: Vec<&Group> = rest.chain(pool.iter().map(|Reverse((_, group))| group)).collect();
-        counters.drop("bound: degrees", rest.into_par_iter().map(|g| self.space.count(g)).sum());
+        let reason = if stop == Stop::Interrupted { "not visited" } else { "bound: degrees" };
+        counters.drop(reason, rest.into_par_iter().map(|g| self.space.count(g)).sum());
         let first = best.firsts.first().map(|f| f.0);
         let optimality_gap = match (stop, open, first) {
             (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),
@@ -826,7 +829,9 @@ impl Search<'_> {
                         1.0 / (m as f64 - 1.0 - (warm - 1.0) * share).max(0.0)
                     })
                     .sum();
-                let rest = if inverse.is_finite() && inverse > 0.0 { all.0 as f64 / inverse } else { 0.0 };
+                // Host time and messages divide otherwise between the passes: only layers and ends count.
+                let own = priced.sum.0 as f64;
+                let rest = if inverse.is_finite() && inverse > 0.0 { own / inverse } else { 0.0 };
                 let chain = all + hop.latency * (2 * (p - 1)) + Picos((rest * (1.0 - 1e-9)) as u64);
                 // The first rank starts micro-batch `j + p` after its backward pass of micro-batch `j`: every
                 // `p`-th passes all ranks there and back, one after the other.

@@ -49,7 +49,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "BYTES")]
     pub memory_limit: Option<Bytes>,
     /// Price of a GPU-hour: on-demand, reserved, dollars such as 2.5, or 1.1+power.
-    #[arg(long, default_value = "on-demand")]
+    #[arg(long, default_value = "on-demand", allow_negative_numbers = true)]
     pub price: Pricing,
     /// Fix an axis: tp=8, pp=16, vpp=4, dp=.., cp=.., ep=.., etp=.., mb=.., ga=.., zero=1,
     /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=none|optimizer|any, and the
@@ -59,22 +59,22 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "AXIS=VALUE")]
     pub fix: Vec<String>,
     /// Largest tensor-parallel degree.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tp: Option<u32>,
     /// Largest pipeline-parallel degree.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_pp: Option<u32>,
     /// Largest number of virtual stages per rank.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_vpp: Option<u32>,
     /// Largest context-parallel degree.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_cp: Option<u32>,
     /// Largest expert-parallel degree.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_ep: Option<u32>,
     /// Largest micro-batch.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_mb: Option<u32>,
     /// Highest ZeRO stage.
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]

@@ -346,7 +346,11 @@ fn layout_text(prepared: &Prepared, plan: &Plan) -> String {
 
 fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "no plan")?;
-    for section in report.sections {
+    if report.sections.iter().any(|section| section.answer.stop == Stop::Interrupted) {
+        writeln!(out, "  the search was stopped before it found one")?;
+        return Ok(());
+    }
+    for section in report.sections.iter().filter(|section| section.answer.found.is_empty()) {
         for line in why_nothing(section) {
             writeln!(out, "  {line}")?;
         }
@@ -355,7 +359,9 @@ fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         }
     }
     if report.deadline.is_some() || report.budget.is_some() {
-        writeln!(out, "  the deadline or the budget may exclude every plan; try without them")?;
+        for section in report.sections.iter().filter(|section| !section.answer.found.is_empty()) {
+            writeln!(out, "  {}", out_of_bounds(section))?;
+        }
     }
     let Some(section) = report.sections.first() else { return Ok(()) };
     if section.answer.found.is_empty() {
@@ -372,11 +378,30 @@ fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
+/// How far the fastest plan is from a deadline or a budget.
+fn out_of_bounds(section: &Section) -> String {
+    let best = &section.answer.found[0];
+    let run = section.prepared.run(&best.prediction);
+    let (gpus, cluster) = (section.prepared.task.job.gpus, &section.cluster);
+    match section.prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok()) {
+        Some(cost) => format!(
+            "{gpus} x {cluster}: the fastest plan, {}, takes {:.1} days and {}",
+            best.plan,
+            cost.time.total.0 / 86_400.0,
+            money(cost.dollars.total)
+        ),
+        None => format!("{gpus} x {cluster}: the fastest plan is {}", best.plan),
+    }
+}
+
 /// What binds, in words.
 fn why_nothing(section: &Section) -> Vec<String> {
     let c = &section.answer.counters;
     let mut lines = Vec::new();
-    if c.candidates == 0 {
+    let contradictions = section.prepared.task.restrictions.contradictions();
+    if !contradictions.is_empty() {
+        lines.push(format!("the --fix and --max options leave no value for {}", contradictions.join(", ")));
+    } else if c.candidates == 0 {
         lines.push(format!(
             "{} GPUs and a batch of {} admit no combination of degrees under these restrictions",
             section.prepared.task.job.gpus, section.prepared.task.job.global_batch_size
@@ -388,8 +413,8 @@ fn why_nothing(section: &Section) -> Vec<String> {
         let count = super::models::group(*count);
         lines.push(match (at, reason.as_str()) {
             (0, "memory") => format!(
-                "memory binds: {count} layouts need more than the {:.1} GB of a GPU that may be allocated",
-                section.prepared.cost().memory_limit().gigabytes()
+                "memory binds: {count} layouts need more than the {} of a GPU that may be allocated",
+                section.prepared.cost().memory_limit()
             ),
             (_, "memory") => format!("{count} layouts need more memory than a GPU has"),
             (_, reason) => format!("{count} layouts fell to {reason}"),

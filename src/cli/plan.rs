@@ -11,8 +11,8 @@ use crate::candidates::Restrictions;
 use crate::cost::money::phased_cost;
 use crate::planner::Task;
 use crate::search::{Found, Request, Silent, Stop};
-use crate::spec;
 use crate::spec::job::Phase;
+use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
 
 /// Options of `autoplan plan`.
@@ -23,13 +23,16 @@ pub(crate) struct PlanArgs {
     /// A shipped cluster's name (see `autoplan clusters`) or a .ron file; several with commas.
     cluster: String,
     /// GPUs: N, a list A,B,C, or a range A..B.
-    #[arg(long, short = 'g')]
+    #[arg(long, short = 'g', allow_negative_numbers = true)]
     gpus: String,
     #[command(flatten)]
     job: JobArgs,
     /// One phase of the run as SEQUENCE:BATCH:TOKENS, such as 8192:2048:14T; several for a run that changes its
     /// context. Each phase is planned for itself; --seq-len, --global-batch and --tokens do not apply.
-    #[arg(long, value_name = "PHASE", conflicts_with_all = ["global_batch", "seq_len", "tokens"])]
+    #[arg(long, value_name = "PHASE", conflicts_with_all = [
+        "global_batch", "seq_len", "tokens", "deadline", "budget_usd", "gpus_at_most", "top", "per_layout",
+        "time_limit", "objective", "timings",
+    ])]
     phase: Vec<Phase>,
     /// What is best.
     #[arg(long, value_enum, default_value = "time")]
@@ -138,6 +141,8 @@ fn better_counts(task: &Task, section: &Section) -> Vec<String> {
 /// GPU counts at and below one that are worth trying when some may stay idle.
 fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
     let nodes = (gpus / per_node).max(1);
+    // What is left of a node stays idle.
+    let gpus = if gpus > per_node { nodes * per_node } else { gpus };
     let mut counts = vec![gpus];
     // Whole nodes, largest first; a sixth fewer at most, or nothing near would divide anything.
     let whole = (nodes - nodes / 6..=nodes).rev().filter(|&n| n > 0 && smooth(n)).map(|n| n * per_node);
@@ -150,16 +155,18 @@ fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
 
 /// Runs the command.
 pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
-    if !args.phase.is_empty() {
-        return phases(args);
-    }
     if let Some(threads) = args.threads {
         let built = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build_global();
         built.map_err(|e| Failure::Usage(format!("--threads {threads}: {e}")))?;
     }
-    let mut machines = Vec::new();
+    if !args.phase.is_empty() {
+        return phases(args);
+    }
+    let mut machines: Vec<(&str, Machine)> = Vec::new();
     for name in args.cluster.split(',') {
-        machines.push((name, spec::load_cluster(name)?));
+        if machines.iter().all(|(known, _)| *known != name) {
+            machines.push((name, spec::load_cluster(name)?));
+        }
     }
     let limit = match args.time_limit {
         Some(limit) if limit.0 <= 0.0 => return Err(Failure::Usage("--time-limit must be positive".into())),
@@ -182,31 +189,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
             counts.dedup();
         }
         for gpus in counts {
-            if machine.cluster.max_gpus.is_some_and(|most| gpus > most) {
-                return Err(Failure::Usage(format!(
-                    "--gpus {gpus}: {} has {} GPUs",
-                    machine.cluster.name,
-                    machine.cluster.max_gpus.unwrap_or_default()
-                )));
-            }
-            if gpus > machine.cluster.gpus_per_node && gpus % machine.cluster.gpus_per_node != 0 {
-                let nodes = gpus / machine.cluster.gpus_per_node;
-                let per = machine.cluster.gpus_per_node;
-                return Err(Failure::Usage(format!(
-                    "--gpus {gpus}: nodes of {} have {per} GPUs each; the nearest counts are {} and {}",
-                    machine.cluster.name,
-                    nodes * per,
-                    (nodes + 1) * per
-                )));
-            }
+            whole_nodes(machine, gpus)?;
             tasks.push(((*name).to_owned(), args.job.task(&args.model, machine, gpus)?));
         }
     }
-    let several = tasks.len() > 1;
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
-        let request = if several { Request { top: request.top, ..request.clone() } } else { request.clone() };
         let answer = prepared.search(&request, &bar);
         verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer });
@@ -219,7 +208,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         objective: args.objective,
         deadline: args.deadline,
         budget: args.budget_usd,
-        top: args.top as usize,
+        top: args.top as usize * args.per_layout as usize,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
     };
@@ -232,7 +221,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     }
     let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
     if interrupted {
-        anstream::eprintln!("note: the search was stopped; the plans above are the best so far");
+        anstream::eprintln!(
+            "note: the search was stopped {}",
+            if empty { "before it found a plan" } else { "; the plans above are the best so far" }
+        );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
         for note in better_counts(task, section) {
@@ -243,6 +235,23 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     Ok(if empty { Ending::Negative } else { Ending::Done })
 }
 
+/// Refuses what no whole nodes of a machine give.
+fn whole_nodes(machine: &Machine, gpus: u32) -> Result<(), Failure> {
+    let (name, per) = (&machine.cluster.name, machine.cluster.gpus_per_node);
+    if let Some(most) = machine.cluster.max_gpus.filter(|&most| gpus > most) {
+        return Err(Failure::Usage(format!("--gpus {gpus}: {name} has {most} GPUs")));
+    }
+    if gpus > per && gpus % per != 0 {
+        let nodes = gpus / per;
+        return Err(Failure::Usage(format!(
+            "--gpus {gpus}: nodes of {name} have {per} GPUs each; the nearest counts are {} and {}",
+            nodes * per,
+            (nodes + 1) * per
+        )));
+    }
+    Ok(())
+}
+
 /// Plans every phase of a run and totals them.
 fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let machine = spec::load_cluster(&args.cluster)?;
@@ -250,6 +259,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let [gpus] = counts.as_slice() else {
         return Err(Failure::Usage("phases take one cluster and one number of GPUs".into()));
     };
+    whole_nodes(&machine, *gpus)?;
     let bar = Bar::new(None);
     let request =
         Request { top: 1, exhaustive: args.exhaustive, even_stages: args.even_stages, ..Request::default() };
@@ -271,6 +281,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
+        verify(prepared, std::slice::from_ref(&best))?;
         found.push(best);
     }
     bar.clear();

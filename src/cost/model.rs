@@ -289,6 +289,8 @@ struct Joined {
     parameters: LocalParameters,
     /// Forward and backward seconds of the device without waiting for launches.
     device: (f64, f64),
+    /// Seconds of the device in a recomputed forward pass.
+    replayed: f64,
     /// Forward and backward seconds of the host.
     host: (f64, f64),
 }
@@ -614,6 +616,7 @@ impl<'a> CostModel<'a> {
         let parameters = self.local_parameters(c, kind);
         p.backward.add(Item::ElementWise, self.gradient_addition(&parameters));
 
+        let replayed = p.forward.total();
         // Experts exchange tokens: exposed in full, or joined with the computation of another
         // micro-batch's opposite pass.
         if p.exchange > 0.0 {
@@ -640,7 +643,9 @@ impl<'a> CostModel<'a> {
             p.forward.add(Item::Host, self.with_host(block, device.0, host.0) - device.0);
             p.backward.add(Item::Host, self.with_host(block, device.1, host.1) - device.1);
         }
-        Joined { passes: p, kept, experts, parameters, device, host }
+        // A recomputed forward pass repeats its share of the exchange; a floor does not know that share.
+        let replayed = if c.floor { replayed } else { device.0 };
+        Joined { passes: p, kept, experts, parameters, device, replayed, host }
     }
 
     /// Device time that waits for launches.
@@ -665,7 +670,7 @@ impl<'a> CostModel<'a> {
         routed: &mut HashMap<RoutedKey, Routed>,
     ) -> LayerCost {
         let block = &kind.block;
-        let Joined { passes: p, kept, experts, parameters, device, host } =
+        let Joined { passes: p, kept, experts, parameters, device, replayed, host } =
             self.joined(c, at, kind, part, routed);
         let mut modules: Vec<ModuleCost> = Vec::with_capacity(part.modules.len() + 4);
         let module = |(module, seconds, saved): (Module, f64, f64)| {
@@ -684,10 +689,10 @@ impl<'a> CostModel<'a> {
         // A recomputed forward pass repeats its collectives and its launches.
         let mut full_extra = Work::default();
         let extra = if c.floor {
-            let replayed = self.with_host(block, device.1 + 2.0 * device.0, host.1 + 2.0 * host.0);
-            replayed - p.backward.total() - p.forward.total()
+            let all = self.with_host(block, device.1 + device.0 + replayed, host.1 + 2.0 * host.0);
+            all - p.backward.total() - p.forward.total()
         } else {
-            self.with_host(block, device.1 + device.0, host.1 + host.0) - p.backward.total()
+            self.with_host(block, device.1 + replayed, host.1 + host.0) - p.backward.total()
         };
         full_extra.add(Item::Recompute, extra);
 
@@ -700,7 +705,7 @@ impl<'a> CostModel<'a> {
         let whole =
             hidden_bytes * tokens / c.split as f64 + kept.tensor * tokens / c.tp + kept.local + gathered;
         let input = 2.0 * self.model.hidden as f64 * tokens / c.split as f64;
-        modules.push(module((Module::Operators, OPERATOR_REPLAY * device.0, (1.0 - OPERATOR_KEPT) * whole)));
+        modules.push(module((Module::Operators, OPERATOR_REPLAY * replayed, (1.0 - OPERATOR_KEPT) * whole)));
         let mut cost = LayerCost {
             forward: p.forward.times(),
             backward: p.backward.times(),
@@ -1463,7 +1468,7 @@ impl<'a> CostModel<'a> {
         // The head's backward pass: its gathered input and the input's gradient before and after the
         // reduction, or the gradient alone where nothing is gathered.
         let stream = 2.0 * h * c.tokens;
-        let gradient = if c.split > 1 { 2.0 * stream + stream / c.split as f64 } else { stream };
+        let gradient = if c.split > 1 && !c.floor { 2.0 * stream + stream / c.split as f64 } else { stream };
         let mut parameters = LocalParameters::default();
         let own = head_parameters(self.model, vocabulary);
         let matrix = if self.model.tied_embeddings { 0 } else { vocabulary * width };

@@ -110,7 +110,8 @@ impl Splits {
             }
         }
         // The cheapest recomputation of all leaves nothing to relieve.
-        if self.uneven && (!found.fits || least_extra > self.least_extra()) {
+        // Without even the even split there are more chunks than layers.
+        if self.uneven && !self.list.is_empty() && (!found.fits || least_extra > self.least_extra()) {
             let (relieved, cut) = relieved(problem, tables, work, least_extra, worth);
             found.fits |= cut || relieved.is_some();
             found.list.extend(relieved);

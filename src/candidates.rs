@@ -10,7 +10,9 @@ use rayon::prelude::*;
 use crate::cost::CellKey;
 use crate::cost::model::Flags;
 use crate::cost::schedule::interleave_group;
-use crate::frameworks::{Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal};
+use crate::frameworks::{
+    Capabilities, Context, ExpertTensor, Refusal, SequenceParallel, ShardGroups, Target, broken_rule, legal,
+};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Recompute, Schedule};
 
 /// Largest tensor- and context-parallel degree that is tried unless a restriction says otherwise.
@@ -192,7 +194,11 @@ const STRUCTURAL: &[&str] = &[
     "expert-bias",
     "training",
     "optimizer",
+    "precision",
 ];
+
+/// Rules that look at the job alone: what breaks one, no layout of the framework can do.
+const JOB_RULES: &[&str] = &["training", "precision", "precision-hardware", "optimizer", "expert-bias"];
 
 /// Rules that look at degrees, micro-batch and the flags of a cell only: a cell that breaks one is empty.
 const CELL_RULES: &[&str] = &[
@@ -232,6 +238,23 @@ impl<'a> Space<'a> {
     #[must_use]
     pub fn restrictions(&self) -> &'a Restrictions {
         self.restrictions
+    }
+
+    /// Why the framework cannot run the job at all, whatever the layout.
+    #[must_use]
+    pub fn job_refusal(&self) -> Option<Refusal> {
+        let group = Group {
+            tensor_parallel: 1,
+            context_parallel: 1,
+            pipeline_parallel: 1,
+            data_parallel: self.context.gpus,
+            expert_parallel: 1,
+            expert_tensor_parallel: 1,
+            micro_batch_size: 1,
+            micro_batches: 1,
+        };
+        let layout = layout_of(&group, &self.plain_cell(&group), 1, Schedule::OneFOneB, 0, 1, false);
+        broken_rule(self.target, self.context, &layout, JOB_RULES)
     }
 
     /// Every group that some layout could belong to.

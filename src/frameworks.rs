@@ -538,6 +538,17 @@ pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), R
     Ok(())
 }
 
+/// The first of the named rules that a layout breaks.
+#[must_use]
+pub fn broken_rule(target: Target, context: &Context, layout: &Layout, names: &[&str]) -> Option<Refusal> {
+    let mut rules = COMMON_RULES.iter().chain(target.rules()).filter(|rule| names.contains(&rule.name));
+    rules.find_map(|rule| {
+        let broken = (rule.check)(target.capabilities(), context, layout).err()?;
+        let Rule { name, source, judge, .. } = *rule;
+        Some(Refusal { target, rule: name, source, judge, nearest: None, broken })
+    })
+}
+
 /// Whether a framework accepts a plan: its layout, its placement of layers and its recomputation.
 ///
 /// # Errors

@@ -8,7 +8,7 @@ use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::profile::Profile;
-use crate::frameworks::{Context, Target};
+use crate::frameworks::{Context, Refusal, Target};
 use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
@@ -107,6 +107,14 @@ impl Prepared<'_> {
         let cost = self.cost();
         let space = Space::new(self.task.target, &self.context, &self.task.restrictions);
         Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
+    }
+
+    /// Why the framework cannot run the job whatever the layout, and the frameworks that can.
+    #[must_use]
+    pub fn refusal(&self) -> Option<(Refusal, Vec<Target>)> {
+        let refusal = |target| Space::new(target, &self.context, &self.task.restrictions).job_refusal();
+        let own = refusal(self.task.target)?;
+        Some((own, Target::ALL.iter().copied().filter(|&target| refusal(target).is_none()).collect()))
     }
 
     /// Where nothing fits: the plan that needs the least memory, to within a twentieth of the limit, if any

@@ -368,11 +368,16 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     writeln!(out, "\n{table}")?;
     writeln!(
         out,
-        "  limit {:.1} GB allocated; the allocator holds {:.1} GB, nvidia-smi shows {:.1} GB; the plan {}",
+        "  limit {:.1} GB allocated; the allocator usually holds {:.1} GB, nvidia-smi shows {:.1} GB; the plan {}{}",
         limit.gigabytes(),
         p.reserved.gigabytes(),
         p.device.gigabytes(),
         if p.allocated <= limit { "fits" } else { "DOES NOT FIT" },
+        if p.allocated <= limit && p.device > prepared.task.machine.accelerator.memory {
+            ", if the allocator returns cached blocks in time (expandable segments)"
+        } else {
+            ""
+        },
     )?;
 
     let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
@@ -519,7 +524,7 @@ fn place_text(
         return Ok(());
     }
     let mut table =
-        plain_table(&["one change, the rest chosen anew", "step", "against this", "best plan with it"], 1);
+        plain_table(&["one change, the other degrees held", "step", "against this", "best plan with it"], 1);
     for change in &place.changes {
         let what = format!("  {} {} -> {}", change.axis, change.from, change.to);
         match &change.outcome {

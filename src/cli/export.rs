@@ -64,7 +64,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
             Kind::Args => Format::Args,
         },
     };
-    let exported = export(args.to, &request).map_err(|refusal| Failure::Usage(refusal.to_string()))?;
+    let exported = export(args.to, &request).map_err(|refusal| {
+        let target = refusal.target;
+        Failure::Usage(format!("{refusal}; `autoplan plan --framework {target}` finds plans that it accepts"))
+    })?;
     let report = prepared.check(&plan, &predicted);
     if !report.passed() {
         return Err(Failure::Usage(format!("{}: the plan does not hold\n{report}", args.plan)));

@@ -149,7 +149,9 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
 }
 
 /// Prints a report.
-pub(crate) fn print(report: &Report, format: Format) -> Result<(), Failure> {
+///
+/// Returns whether it holds a plan.
+pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let rows = rows(report);
     let mut out = std::io::stdout().lock();
     match format {
@@ -179,7 +181,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<(), Failure> {
             }
         }
     }
-    Ok(())
+    Ok(!rows.is_empty())
 }
 
 pub(crate) fn percent(share: f64) -> String {
@@ -401,6 +403,9 @@ fn why_nothing(section: &Section) -> Vec<String> {
     let contradictions = section.prepared.task.restrictions.contradictions();
     if !contradictions.is_empty() {
         lines.push(format!("the --fix and --max options leave no value for {}", contradictions.join(", ")));
+    } else if let Some((refusal, others)) = section.prepared.refusal() {
+        let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
+        lines.push(format!("{refusal}; --framework of those that can: {}", names.join(", ")));
     } else if c.candidates == 0 {
         lines.push(format!(
             "{} GPUs and a batch of {} admit no combination of degrees under these restrictions",

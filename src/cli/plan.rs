@@ -212,7 +212,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
     };
-    output::print(&report, args.format)?;
+    let printed = output::print(&report, args.format)?;
     let best = sections.iter().find_map(|s| s.answer.found.first().map(|best| (s.prepared.task, &best.plan)));
     if let Some(reason) = best.and_then(|(task, plan)| super::export::unwritable(task, plan)) {
         anstream::eprintln!(
@@ -232,7 +232,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         }
     }
     anstream::eprintln!("searched in {:.3} s", bar.elapsed().as_secs_f64());
-    Ok(if empty { Ending::Negative } else { Ending::Done })
+    Ok(if printed { Ending::Done } else { Ending::Negative })
 }
 
 /// Refuses what no whole nodes of a machine give.
@@ -358,7 +358,7 @@ pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
             break;
         }
         if let Some(gpus) = task.job.gpus.checked_mul(factor).filter(|n| *n <= 1 << 20) {
-            attempt(&mut out, format!("more GPUs: --gpus {gpus}"), with(&|t| t.job.gpus = gpus));
+            attempt(&mut out, format!("more GPUs, for example: --gpus {gpus}"), with(&|t| t.job.gpus = gpus));
         }
     }
     out

@@ -263,7 +263,7 @@ impl<'a> Space<'a> {
         let (r, k, c) = (self.restrictions, self.capabilities, self.context);
         let gpus = c.gpus;
         let mut groups = Vec::new();
-        if !r.contradictions().is_empty() {
+        if !r.contradictions().is_empty() || self.job_refusal().is_some() {
             return groups;
         }
         let expert_degrees: Vec<u32> = match c.moe.first() {

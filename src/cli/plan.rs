@@ -310,6 +310,9 @@ pub(crate) struct Remedy {
 /// Ways out when nothing fits, each confirmed by a search of its own, cheapest first.
 pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
     let mut out = Vec::new();
+    if task.prepare().refusal().is_some() {
+        return out;
+    }
     let attempt = |out: &mut Vec<Remedy>, what: String, task: Task| {
         let prepared = task.prepare();
         let request = Request { top: 1, ..Request::default() };

@@ -3,46 +3,23 @@
 
 use std::hint::black_box;
 
-use autoplan::candidates::{Restrictions, Space};
+use autoplan::candidates::Space;
 use autoplan::cost::CellKey;
 use autoplan::cost::model::Parts;
 use autoplan::cost::schedule::{Load, Shape, Simulator};
 use autoplan::cost::step::{Tables, predict_with};
-use autoplan::frameworks::profile::{self, Profile};
-use autoplan::frameworks::{Target, legal};
+use autoplan::frameworks::legal;
 use autoplan::plan::Schedule;
 use autoplan::planner::Task;
 use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily};
 use autoplan::search::{Request, Silent};
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
-use autoplan::spec::{load_cluster, load_model};
 use autoplan::stages::relax::Relaxation;
 use autoplan::stages::{Balancer, Objective};
 use autoplan::units::Picos;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
 fn task(model: &str, cluster: &str, gpus: u32, batch: u32, length: u32) -> Task {
-    Task {
-        model: load_model(model).expect("a shipped model"),
-        machine: load_cluster(cluster).expect("a shipped cluster"),
-        job: Job {
-            gpus,
-            global_batch_size: batch,
-            sequence_length: length,
-            precision: Precision::Bf16,
-            optimizer: Optimizer::Adamw,
-            training: Training::Full,
-            memory_limit: None,
-            tokens: None,
-            routing: Routing::Balanced,
-            packed: None,
-        },
-        target: Target::Megatron,
-        profile: Profile::find(profile::DEFAULT).expect("a shipped profile"),
-        profile_name: profile::DEFAULT.into(),
-        restrictions: Restrictions::default(),
-        pricing: "on-demand".parse().expect("a known price"),
-    }
+    Task::shipped(model, cluster, gpus, batch, length).expect("a shipped model and cluster")
 }
 
 /// Everything on the way from a layout to its plan, on the best layout of one chunk per rank.

@@ -6,40 +6,15 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use autoplan::candidates::Restrictions;
-use autoplan::frameworks::Target;
-use autoplan::frameworks::profile::{self, Profile};
 use autoplan::planner::Task;
 use autoplan::search::{Request, Silent};
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
-use autoplan::spec::{load_cluster, load_model};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 
 /// A job on a shipped cluster: model, cluster, GPUs, sequences per step, tokens per sequence.
 type Case = (&'static str, &'static str, u32, u32, u32);
 
 fn task((model, cluster, gpus, batch, length): Case) -> Task {
-    Task {
-        model: load_model(model).expect("a shipped model"),
-        machine: load_cluster(cluster).expect("a shipped cluster"),
-        job: Job {
-            gpus,
-            global_batch_size: batch,
-            sequence_length: length,
-            precision: Precision::Bf16,
-            optimizer: Optimizer::Adamw,
-            training: Training::Full,
-            memory_limit: None,
-            tokens: None,
-            routing: Routing::Balanced,
-            packed: None,
-        },
-        target: Target::Megatron,
-        profile: Profile::find(profile::DEFAULT).expect("a shipped profile"),
-        profile_name: profile::DEFAULT.into(),
-        restrictions: Restrictions::default(),
-        pricing: "on-demand".parse().expect("a known price"),
-    }
+    Task::shipped(model, cluster, gpus, batch, length).expect("a shipped model and cluster")
 }
 
 fn search(task: &Task) -> usize {

@@ -484,25 +484,17 @@ impl<'a> Space<'a> {
 
     /// Every layout of a cell, or the rule that forbids it.
     pub fn layouts(&self, g: &Group, cell: &CellKey, mut each: impl FnMut(Result<Layout, &'static str>)) {
-        let ranks = g.data_parallel * g.context_parallel;
-        for schedule in self.schedules(g) {
-            self.virtual_stages(g, schedule, |v| {
-                for &zero in self.zero_stages() {
-                    if !self.admits_stage(zero, ranks) {
-                        continue;
-                    }
-                    for shard in self.shard_groups(zero, ranks) {
-                        for overlap in self.overlaps(ranks) {
-                            let layout = layout_of(g, cell, v, schedule, zero, shard, overlap);
-                            each(match legal(self.target, self.context, &layout) {
-                                Ok(()) => Ok(layout),
-                                Err(refusal) => Err(refusal.rule),
-                            });
-                        }
-                    }
-                }
-            });
-        }
+        let shardings = self.shardings(g);
+        self.orders(g, |schedule, v| {
+            for &(zero, shard, overlap) in &shardings {
+                let layout = layout_of(g, cell, v, schedule, zero, shard, overlap);
+                each(
+                    legal(self.target, self.context, &layout)
+                        .map(|()| layout)
+                        .map_err(|refusal| refusal.rule),
+                );
+            }
+        });
     }
 
     /// Number of layouts of a group before the framework's rules, without listing them.
@@ -522,18 +514,9 @@ impl<'a> Space<'a> {
     /// Number of layouts of each cell of a group before the framework's rules.
     #[must_use]
     pub fn layouts_per_cell(&self, g: &Group) -> u64 {
-        let ranks = g.data_parallel * g.context_parallel;
-        let mut shardings = 0;
-        for &zero in self.zero_stages() {
-            if self.admits_stage(zero, ranks) {
-                shardings += self.shard_groups(zero, ranks).len() * self.overlaps(ranks).count();
-            }
-        }
         let mut orders = 0;
-        for schedule in self.schedules(g) {
-            self.virtual_stages(g, schedule, |_| orders += 1);
-        }
-        (orders * shardings) as u64
+        self.orders(g, |_, _| orders += 1);
+        orders * self.shardings(g).len() as u64
     }
 
     fn zero_stages(&self) -> &'static [u8] {

@@ -7,7 +7,7 @@ use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
-use crate::frameworks::profile::Profile;
+use crate::frameworks::profile::{self, Profile};
 use crate::frameworks::{Context, Refusal, Target};
 use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
@@ -15,9 +15,10 @@ use crate::layers::{
 };
 use crate::plan::{Plan, Recompute};
 use crate::search::{Answer, Observer, Request, Search, Silent};
-use crate::spec::Machine;
-use crate::spec::job::Job;
+use crate::spec::diagnostic::SpecError;
+use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::Model;
+use crate::spec::{Machine, load_cluster, load_model};
 use crate::units::{Bytes, Flops, Tokens};
 
 /// Everything that decides an answer.
@@ -77,6 +78,42 @@ pub struct Rates {
 }
 
 impl Task {
+    /// A plain job of a shipped model on a shipped cluster under Megatron-LM: BF16, AdamW, all weights
+    /// trained, nothing restricted.
+    ///
+    /// # Errors
+    /// A name that does not ship.
+    pub fn shipped(
+        model: &str,
+        cluster: &str,
+        gpus: u32,
+        global_batch_size: u32,
+        sequence_length: u32,
+    ) -> Result<Self, SpecError> {
+        Ok(Self {
+            model: load_model(model)?,
+            machine: load_cluster(cluster)?,
+            job: Job {
+                gpus,
+                global_batch_size,
+                sequence_length,
+                precision: Precision::Bf16,
+                optimizer: Optimizer::Adamw,
+                training: Training::Full,
+                memory_limit: None,
+                tokens: None,
+                routing: Routing::Balanced,
+                packed: None,
+            },
+            target: Target::Megatron,
+            profile: Profile::find(profile::DEFAULT)
+                .ok_or_else(|| SpecError::new("", "no run-time profile ships"))?,
+            profile_name: profile::DEFAULT.to_owned(),
+            restrictions: Restrictions::default(),
+            pricing: Pricing::OnDemand,
+        })
+    }
+
     /// Derives layers, rules' facts and totals.
     #[must_use]
     pub fn prepare(&self) -> Prepared<'_> {

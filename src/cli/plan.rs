@@ -81,7 +81,7 @@ pub(crate) enum Objective {
     Cost,
 }
 
-/// The integer programme looks at so many of the printed plans: some tens of milliseconds each.
+/// The integer programme looks at so many of the printed plans.
 const VERIFIED: usize = 10;
 
 fn dollars(text: &str) -> Result<Dollars, String> {
@@ -222,8 +222,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
     if interrupted {
         anstream::eprintln!(
-            "note: the search was stopped {}",
-            if empty { "before it found a plan" } else { "; the plans above are the best so far" }
+            "note: the search was stopped{}",
+            if empty { " before it found a plan" } else { "; the plans above are the best so far" }
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {

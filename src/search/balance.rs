@@ -390,7 +390,6 @@ impl Balancing {
     /// The chunks that an assignment stands for.
     #[must_use]
     pub fn chunks(&self, assignment: &stages::Assignment) -> Vec<Chunk> {
-        let full = Recompute::None;
         assignment
             .layers
             .iter()
@@ -398,7 +397,7 @@ impl Balancing {
             .map(|(&layers, choice)| Chunk {
                 layers,
                 recompute: match choice {
-                    Choice::Mode(at) => self.modes.get(usize::from(*at)).copied().unwrap_or(full),
+                    Choice::Mode(at) => self.modes.get(usize::from(*at)).copied().unwrap_or_default(),
                     Choice::Block(n) => Recompute::FullBlock(*n),
                 },
             })

@@ -22,6 +22,7 @@ pub struct Relaxation {
     /// By rank: from which bottleneck on it can take one layer more, and how many it has then.
     steps: Vec<(f64, u32)>,
     prices: Vec<f64>,
+    modes: Vec<usize>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
 }
@@ -175,33 +176,23 @@ impl Relaxation {
 
     /// Every layer in a mode of its own: all offered ones, or two.
     fn mixed(&mut self, problem: &Problem, only: Option<[usize; 2]>) -> Option<f64> {
-        let mut list = [0usize; 64];
-        let mut count = 0;
+        let mut modes = std::mem::take(&mut self.modes);
+        modes.clear();
         match only {
-            Some(two) => {
-                list[..2].copy_from_slice(&two);
-                count = 2;
-            }
+            Some(two) => modes.extend(two),
             None => {
                 let block = problem.block.map(|b| [usize::from(b.full), usize::from(b.rest)]);
-                for mode in 0..problem.modes.len() {
-                    let used = problem.modes[mode].offered || block.is_some_and(|b| b.contains(&mode));
-                    if used && count < list.len() {
-                        list[count] = mode;
-                        count += 1;
-                    }
-                }
-                // More modes than the list holds: give up on memory prices, not on the bound.
-                if problem.modes.len() > list.len() {
-                    return Some(0.0);
-                }
+                modes.extend(
+                    (0..problem.modes.len()).filter(|mode| {
+                        problem.modes[*mode].offered || block.is_some_and(|b| b.contains(mode))
+                    }),
+                );
             }
         }
-        let modes = &list[..count];
         // Prices at which the cheapest mode of the commonest kind changes.
         let common = problem.runs.iter().max_by_key(|run| run.count).map_or(0, |run| usize::from(run.kind));
         self.hull.clear();
-        for &mode in modes {
+        for &mode in &modes {
             let m = &problem.modes[mode];
             self.hull.push((m.kept[common].0 as f64 / f64::from(m.group), m.extra[common].0 as f64));
         }
@@ -221,7 +212,9 @@ impl Relaxation {
             }
             at = next;
         }
-        self.bottleneck(problem, modes)
+        let bound = self.bottleneck(problem, &modes);
+        self.modes = modes;
+        bound
     }
 
     /// The bound if every layer uses one of `modes`; none if memory cannot hold that.

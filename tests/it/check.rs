@@ -3,10 +3,9 @@
 
 use std::sync::LazyLock;
 
-use autoplan::candidates::{Axis, Restrictions};
+use autoplan::candidates::Axis;
 use autoplan::check::{CHECKS, Given, Outcome, Report, check};
 use autoplan::cost::Item;
-use autoplan::cost::money::Pricing;
 use autoplan::cost::step::{Prediction, StepItem};
 use autoplan::frameworks::Target;
 use autoplan::frameworks::profile::Profile;
@@ -16,7 +15,7 @@ use autoplan::plan::{
 use autoplan::planner::Task;
 use autoplan::search::{Request, Silent};
 use autoplan::spec;
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::job::{Optimizer, Precision, Routing, Training};
 use autoplan::units::{Bytes, Picos};
 use proptest::prelude::*;
 
@@ -24,27 +23,8 @@ use proptest::prelude::*;
 fn task(model: &str, cluster: &str, gpus: u32, batch: u32, length: u32, framework: &str) -> Task {
     let target: Target = framework.parse().unwrap();
     let name = if Profile::find(framework).is_some() { framework } else { "megatron" };
-    Task {
-        model: spec::load_model(model).unwrap(),
-        machine: spec::load_cluster(cluster).unwrap(),
-        job: Job {
-            gpus,
-            global_batch_size: batch,
-            sequence_length: length,
-            precision: Precision::Bf16,
-            optimizer: Optimizer::Adamw,
-            training: Training::Full,
-            memory_limit: None,
-            tokens: None,
-            routing: Routing::Balanced,
-            packed: None,
-        },
-        target,
-        profile: Profile::find(name).unwrap(),
-        profile_name: name.to_owned(),
-        restrictions: Restrictions::default(),
-        pricing: Pricing::OnDemand,
-    }
+    let task = Task::shipped(model, cluster, gpus, batch, length).unwrap();
+    Task { target, profile: Profile::find(name).unwrap(), profile_name: name.to_owned(), ..task }
 }
 
 /// A layout of plain choices.

@@ -2,13 +2,12 @@
 
 use autoplan::candidates::{Axis, Restrictions};
 use autoplan::frameworks::Target;
-use autoplan::frameworks::profile::{self, Profile};
+use autoplan::frameworks::profile::Profile;
 use autoplan::plan::Recompute;
 use autoplan::planner::Task;
 use autoplan::search::{Found, Request, Silent};
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::load_model;
 use autoplan::spec::model::Model;
-use autoplan::spec::{load_cluster, load_model};
 use autoplan::stages::layout::{Split, layout_chunks, module_names, write_layout};
 use autoplan::stages::{Balancer, Choice, Freedom, Objective, Outcome};
 use autoplan::units::Bytes;
@@ -22,22 +21,6 @@ fn task(model: Model, cluster: &str, job: (u32, u32, u32), fixed: [u32; 3]) -> T
     let [tp, pp, vpp] = fixed;
     Task {
         model,
-        machine: load_cluster(cluster).unwrap(),
-        job: Job {
-            gpus,
-            global_batch_size,
-            sequence_length,
-            precision: Precision::Bf16,
-            optimizer: Optimizer::Adamw,
-            training: Training::Full,
-            memory_limit: None,
-            tokens: None,
-            routing: Routing::Balanced,
-            packed: None,
-        },
-        target: Target::Megatron,
-        profile: Profile::find(profile::DEFAULT).unwrap(),
-        profile_name: profile::DEFAULT.into(),
         restrictions: Restrictions {
             tensor_parallel: only(tp),
             pipeline_parallel: only(pp),
@@ -45,7 +28,7 @@ fn task(model: Model, cluster: &str, job: (u32, u32, u32), fixed: [u32; 3]) -> T
             context_parallel: only(1),
             ..Restrictions::default()
         },
-        pricing: "on-demand".parse().unwrap(),
+        ..Task::shipped("llama3.2-1b", cluster, gpus, global_batch_size, sequence_length).unwrap()
     }
 }
 

@@ -21,7 +21,6 @@ pub mod pipeline;
 pub mod relax;
 mod splits;
 mod tables;
-mod walk;
 
 use crate::units::{Bytes, Picos};
 

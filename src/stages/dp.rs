@@ -126,29 +126,14 @@ impl Balancer {
     /// equals the lexicographically smallest layer counts. Only assignments whose objective is below
     /// `below` are looked for; the threshold never changes an answer below it.
     ///
-    /// For several chunks per rank the answer is good but not proved to be the best; its value is then
-    /// [`Evaluation::bound`] (or the closed form), and it was chosen by simulated time.
-    ///
-    /// The problem must have passed [`Problem::check`].
+    /// The problem must have passed [`Problem::check`] and have one chunk per rank; for several there are
+    /// [`Balancer::splits`] and [`Balancer::completions`].
     pub fn solve(&mut self, problem: &Problem, objective: Objective, below: Option<Picos>) -> Outcome {
         let most = match below {
             None => FREE,
             Some(Picos(0)) => return Outcome::NotBelow,
             Some(Picos(time)) => time - 1,
         };
-        if problem.pipeline.chunks_per_rank > 1 {
-            self.work.tables.load(problem);
-            let (tables, work) = (&self.work.tables, &mut self.chunks);
-            if !chunked::solve(problem, tables, work, objective, &mut self.assignment) {
-                return if below.is_some() { Outcome::NotBelow } else { Outcome::Infeasible };
-            }
-            let Ok(evaluation) = evaluate(problem, &self.assignment) else { return Outcome::Infeasible };
-            let value = match objective {
-                Objective::Chain => evaluation.bound,
-                Objective::Closed => evaluation.closed,
-            };
-            return if value.0 <= most { Outcome::Found(value) } else { Outcome::NotBelow };
-        }
         let mut search = Search::new(problem, &mut self.work, objective);
         let Some((value, policy)) = search.best_policy(most) else {
             return if below.is_some() { Outcome::NotBelow } else { Outcome::Infeasible };
@@ -162,12 +147,7 @@ impl Balancer {
         let Outcome::Found(value) = self.solve(problem, objective, None) else { return None };
         let assignment = self.assignment.clone();
         let evaluation = evaluate(problem, &assignment).ok()?;
-        let lower_bound = match (problem.pipeline.chunks_per_rank, objective) {
-            (1, _) => value,
-            (_, Objective::Chain) => self.lower_bound(problem, None).unwrap_or(value),
-            (_, Objective::Closed) => Picos(chunked::least_closed(problem, &self.work.tables)),
-        };
-        Some(Solution { assignment, evaluation, objective, lower_bound, solver: Solver::Dynamic })
+        Some(Solution { assignment, evaluation, objective, lower_bound: value, solver: Solver::Dynamic })
     }
 
     /// A lower bound on [`Evaluation::chain`] over all splits and all recomputation, whatever
@@ -226,15 +206,6 @@ impl Balancer {
 
     /// Given layer counts with the cheapest recomputation that fits, if any does.
     pub fn given(&mut self, problem: &Problem, layers: &[u32]) -> Option<(Assignment, Evaluation)> {
-        if problem.pipeline.chunks_per_rank > 1 {
-            self.work.tables.load(problem);
-            let (tables, work) = (&self.work.tables, &mut self.chunks);
-            if !chunked::given(problem, tables, work, layers, &mut self.assignment) {
-                return None;
-            }
-            let evaluation = evaluate(problem, &self.assignment).ok()?;
-            return Some((self.assignment.clone(), evaluation));
-        }
         let mut search = Search::new(problem, &mut self.work, Objective::Chain);
         search.work.cuts.clear();
         search.work.cuts.push(0);

@@ -15,7 +15,7 @@
 
 use super::chunked::{ChunkWork, Chunked, Policy};
 use super::tables::Tables;
-use super::{Assignment, Choice, Evaluation, Freedom, Objective, Problem, evaluate_into, measure};
+use super::{Assignment, Choice, Evaluation, Freedom, Problem, measure};
 use crate::units::Picos;
 
 /// Splits of a problem over several chunks per rank, whatever the memory, and what every way to
@@ -69,7 +69,7 @@ impl Splits {
             let found = if one_kind && problem.fixed.iter().all(|fixed| !fixed.closed) {
                 banded(problem, tables)
             } else {
-                Chunked::new(problem, tables, work, Objective::Chain).level_splits()
+                Chunked::new(problem, tables, work).level_splits()
             };
             found.into_iter().for_each(add);
         }
@@ -94,7 +94,9 @@ impl Splits {
         let mut layers = Vec::with_capacity(problem.chunks());
         for (at, split) in self.list.iter_mut().enumerate() {
             if problem.freedom == Freedom::PerStage && self.uneven && at > 0 {
-                if let Some(assignment) = per_stage(problem, tables, work, &split.layers) {
+                let layers = split.layers.clone();
+                let mut search = Chunked::new(problem, tables, work);
+                if let Some(assignment) = search.assignment(layers, Policy::Cheapest) {
                     found.fits = true;
                     found.list.push(assignment);
                 }
@@ -171,12 +173,6 @@ fn ways(problem: &Problem, tables: &Tables, layers: &[u32]) -> Vec<Way> {
     }
     ways.sort_by_key(|way| way.extra);
     ways
-}
-
-/// Every rank its own cheapest recomputation, if that fits.
-fn per_stage(problem: &Problem, tables: &Tables, work: &mut ChunkWork, layers: &[u32]) -> Option<Assignment> {
-    let mut assignment = Assignment::default();
-    super::chunked::given(problem, tables, work, layers, &mut assignment).then_some(assignment)
 }
 
 /// Bytes that every rank holds for the whole step under given layer counts.
@@ -336,7 +332,7 @@ fn relieved(
     let one_kind = one_kind && problem.fixed.iter().all(|fixed| !fixed.closed);
     let room = Room::new(problem);
     let (layer, ends) = layer_and_ends(problem, tables);
-    let mut search = Chunked::new(problem, tables, work, Objective::Chain);
+    let mut search = Chunked::new(problem, tables, work);
     let mut caps = Vec::new();
     let mut fit = |search: &mut Chunked<'_>, policy: Policy| {
         if one_kind {
@@ -353,12 +349,7 @@ fn relieved(
     policies.truncate(worthy);
     let relieved = policies.into_iter().find_map(|(_, _, policy)| {
         let layers = fit(&mut search, policy)?;
-        search.set_cuts(&layers);
-        let ranks = problem.pipeline.ranks as usize;
-        let choices: Vec<Choice> = (0..ranks).map(|rank| search.rank(rank, policy).choice).collect();
-        let recompute = problem.pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]).collect();
-        let assignment = Assignment { layers, recompute };
-        evaluate_into(problem, &assignment, search.evaluation_mut()).is_ok().then_some(assignment)
+        search.assignment(layers, policy)
     });
     (relieved, cut)
 }

@@ -250,26 +250,22 @@ fn several_chunks(seed: u64) -> Problem {
     problem
 }
 
-/// Several chunks per rank against every split of small models into at most 8 chunks: something is found
-/// wherever anything fits, it is never slower than the even split, and it is close to the fastest of all
-/// splits as the event simulation has it; no bound is above any of them.
+/// Several chunks per rank against every split of small models into at most 8 chunks: the list of
+/// completions is never slower than the even split, and mostly close to the fastest of all splits as the
+/// event simulation has it; no bound is above any of them.
 #[test]
 fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     let mut balancer = Balancer::new();
-    let (mut infeasible, mut missed, mut compared, mut excess) = (0, 0, 0, Vec::new());
-    let (mut unlisted, mut listed_excess) = (0, 0.0);
+    let (mut infeasible, mut compared, mut unlisted, mut excess) = (0, 0, 0, Vec::new());
     for seed in 0..400 {
         let problem = several_chunks(seed);
-        let mut best: Option<(u64, u64)> = None;
+        let mut fastest: Option<u64> = None;
         let bound = balancer.lower_bound(&problem, None);
-        let closed = balancer.solution(&problem, Objective::Closed).map(|solution| solution.lower_bound);
         oracle::every_assignment(&problem, |_, evaluation| {
             let time = simulated(&problem, evaluation);
             assert!(evaluation.bound.0 <= time, "seed {seed}");
             assert!(bound.is_some_and(|bound| bound <= evaluation.bound), "seed {seed}: {bound:?}");
-            assert!(closed.is_some_and(|closed| closed <= evaluation.closed), "seed {seed}: {closed:?}");
-            let (fastest, least) = best.unwrap_or((u64::MAX, u64::MAX));
-            best = Some((fastest.min(time), least.min(evaluation.bound.0)));
+            fastest = Some(fastest.map_or(time, |fastest| fastest.min(time)));
         });
         let mut splits = balancer.splits(&problem, true);
         let listed = balancer.completions(&problem, &mut splits, &|_| true);
@@ -287,55 +283,27 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
             assert!(fewer.fits);
             assert!(listed.list.iter().zip(&times).all(|(a, t)| t.1 > limit || fewer.list.contains(a)));
         }
-        let outcome = balancer.solve(&problem, Objective::Chain, None);
-        let Some((fastest, least)) = best else {
+        let Some(fastest) = fastest else {
             assert!(!listed.fits, "seed {seed}");
             infeasible += 1;
-            assert_eq!(outcome, Outcome::Infeasible, "seed {seed}");
             continue;
         };
-        let Outcome::Found(value) = outcome else {
-            missed += 1;
-            continue;
-        };
-        let found = balancer.assignment().clone();
-        let evaluation = evaluate(&problem, &found).unwrap();
-        assert_eq!(evaluation.bound, value);
-        assert!(value.0 >= least);
-        let time = simulated(&problem, &evaluation);
-        if let Some((_, even)) = balancer.even(&problem) {
+        let mut even = balancer.splits(&problem, false);
+        if let Some(even) = balancer.completions(&problem, &mut even, &|_| true).list.first() {
             compared += 1;
-            assert!(time <= simulated(&problem, &even), "seed {seed}");
-            let mut even = balancer.splits(&problem, false);
-            let even = balancer.completions(&problem, &mut even, &|_| true).list;
-            let even = simulated(&problem, &evaluate(&problem, &even[0]).unwrap());
+            let even = simulated(&problem, &evaluate(&problem, even).unwrap());
             assert!(quickest.is_some_and(|quickest| quickest <= even), "seed {seed}");
         }
         match quickest {
-            Some(quickest) => listed_excess += quickest as f64 / fastest as f64 - 1.0,
+            Some(quickest) => excess.push(quickest as f64 / fastest as f64 - 1.0),
             None => unlisted += 1,
         }
-        excess.push(time as f64 / fastest as f64 - 1.0);
-        // A threshold above the answer does not change it.
-        assert_eq!(
-            balancer.solve(&problem, Objective::Chain, Some(Picos(value.0 + 1))),
-            Outcome::Found(value)
-        );
-        assert_eq!(*balancer.assignment(), found);
-        assert_eq!(balancer.solve(&problem, Objective::Chain, Some(value)), Outcome::NotBelow);
     }
-    excess.sort_by(f64::total_cmp);
     let mean = excess.iter().sum::<f64>() / excess.len() as f64;
-    println!(
-        "{infeasible} infeasible, {missed} missed, {compared} even, mean {mean}, {:?}",
-        &excess[excess.len() * 9 / 10..]
-    );
+    println!("{infeasible} infeasible, {compared} even, {unlisted} unlisted, mean {mean}");
     assert!(infeasible > 20 && compared > 50 && excess.len() > 200, "{infeasible} {compared}");
-    assert!(missed == 0 && mean < 0.03, "{missed} missed, mean {mean}");
-    let listed_mean = listed_excess / (excess.len() - unlisted) as f64;
-    println!("{unlisted} unlisted, mean {listed_mean}");
-    // The short list gives up on some models of several kinds in tight memory.
-    assert!(unlisted * 6 < excess.len() && listed_mean < 0.06, "{unlisted} unlisted, mean {listed_mean}");
+    // The list gives up on some models of several kinds in tight memory.
+    assert!(unlisted * 6 < excess.len() && mean < 0.06, "{unlisted} unlisted, mean {mean}");
 }
 
 /// Layers with the proportions of real ones: a head of two layers, a dozen ways to recompute, memory
@@ -421,21 +389,25 @@ fn timings() {
         for freedom in [Freedom::Global, Freedom::PerStage] {
             for (ranks, virtual_stages) in [(4, 1), (16, 1), (8, 2), (16, 2), (16, 8)] {
                 let mut times = Vec::new();
-                let (mut found, mut evens) = (0, 0);
+                let mut found = 0;
                 for seed in 0..if virtual_stages > 1 { 100 } else { 300 } {
                     let mut random = Random(seed);
                     let mut problem = realistic(&mut random, 128, ranks, virtual_stages, kinds);
                     problem.freedom = freedom;
                     let start = std::time::Instant::now();
-                    let outcome = balancer.solve(&problem, Objective::Chain, None);
+                    let fits = if virtual_stages == 1 {
+                        matches!(balancer.solve(&problem, Objective::Chain, None), Outcome::Found(_))
+                    } else {
+                        let mut splits = balancer.splits(&problem, true);
+                        balancer.completions(&problem, &mut splits, &|_| true).fits
+                    };
                     times.push(start.elapsed().as_nanos() as u64);
-                    found += u32::from(matches!(outcome, Outcome::Found(_)));
-                    evens += u32::from(balancer.even(&problem).is_some());
+                    found += u32::from(fits);
                 }
                 times.sort_unstable();
                 let mean = times.iter().sum::<u64>() as f64 / times.len() as f64;
                 println!(
-                    "{name:15} {freedom:?} p={ranks} v={virtual_stages}: mean {:.1} us, median {:.1}, p99 {:.1}, max {:.1}; {found} found, {evens} even",
+                    "{name:15} {freedom:?} p={ranks} v={virtual_stages}: mean {:.1} us, median {:.1}, p99 {:.1}, max {:.1}; {found} found",
                     mean / 1e3,
                     times[times.len() / 2] as f64 / 1e3,
                     times[times.len() * 99 / 100] as f64 / 1e3,

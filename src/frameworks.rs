@@ -313,6 +313,8 @@ pub struct Context {
     pub learned_positions: bool,
     /// DeepSpeed's AutoEP has a preset for the experts.
     pub expert_preset: bool,
+    /// Megatron-DeepSpeed, which runs DeepSpeed's pipeline stages, has the model and the optimizer.
+    pub staged_model: bool,
 }
 
 /// Heads of one attention shape.
@@ -381,6 +383,7 @@ impl Context {
             dropout: model.dropout,
             learned_positions: matches!(model.position, Position::Learned(_)),
             expert_preset: false,
+            staged_model: deepspeed::write::megatron_has(model, layers, job),
         };
         for kind in &layers.kinds {
             match &kind.block.mixer {

@@ -7,6 +7,7 @@ use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
+use crate::frameworks::export::inexpressible;
 use crate::frameworks::profile::{self, Profile};
 use crate::frameworks::{Context, Refusal, Target};
 use crate::layers::{
@@ -152,6 +153,19 @@ impl Prepared<'_> {
         let refusal = |target| Space::new(target, &self.context, &self.task.restrictions).job_refusal();
         let own = refusal(self.task.target)?;
         Some((own, Target::ALL.iter().copied().filter(|&target| refusal(target).is_none()).collect()))
+    }
+
+    /// Why the framework has no such model, and the frameworks that have it and can run the job.
+    #[must_use]
+    pub fn inexpressible(&self) -> Option<(Refusal, Vec<Target>)> {
+        let Task { model, machine, job, .. } = self.task;
+        let missing = |t| inexpressible(t, model, job, (&machine.cluster, &machine.accelerator));
+        let own = missing(self.task.target)?;
+        let can = |&t: &Target| {
+            let job = Space::new(t, &self.context, &self.task.restrictions).job_refusal();
+            t.exports() && missing(t).is_none() && job.is_none()
+        };
+        Some((own, Target::ALL.into_iter().filter(can).collect()))
     }
 
     /// Where nothing fits: the plan that needs the least memory, to within a twentieth of the limit, if any

@@ -194,8 +194,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             launched.job.memory_limit = args.job.memory_limit;
             launched.job.routing = args.job.routing;
             launched.job.packed = args.job.packed.clone();
-            let profile = (args.job.framework != "megatron").then_some(args.job.framework.as_str());
-            let mut task = launched.task(machine, profile)?;
+            let mut task = launched.task(machine, args.job.framework.as_deref())?;
             task.pricing = args.job.price;
             (task, launched.plan)
         }

@@ -4,9 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use super::explain::task_of;
+use super::options::inexpressible;
 use super::{Ending, Failure, files};
-use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export, write};
-use crate::plan::Plan;
+use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export};
 use crate::planner::Task;
 use crate::spec::saved::SavedPlan;
 
@@ -64,9 +64,17 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
             Kind::Args => Format::Args,
         },
     };
+    let target = args.to.target();
+    if let Some(reason) = inexpressible(&Task { target, ..task.clone() }) {
+        return Err(Failure::Usage(reason));
+    }
     let exported = export(args.to, &request).map_err(|refusal| {
-        let target = refusal.target;
-        Failure::Usage(format!("{refusal}; `autoplan plan --framework {target}` finds plans that it accepts"))
+        let hint = if target.exports() {
+            format!("; `autoplan plan --framework {target}` finds plans that it accepts")
+        } else {
+            format!("; --to of those that are: {}", Destination::names().join(", "))
+        };
+        Failure::Usage(format!("{refusal}{hint}"))
     })?;
     let report = prepared.check(&plan, &predicted);
     if !report.passed() {
@@ -97,27 +105,6 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         anstream::eprintln!("wrote {}", path.display());
     }
     Ok(Ending::Done)
-}
-
-/// Why a plan that the framework's rules accept cannot be written out all the same: the framework has no such
-/// model, or no option for a part of it.
-pub(crate) fn unwritable(task: &Task, plan: &Plan) -> Option<String> {
-    let request = ExportRequest {
-        model: &task.model,
-        job: &task.job,
-        cluster: &task.machine.cluster,
-        accelerator: &task.machine.accelerator,
-        plan,
-        prediction: None,
-        version: "",
-        command: "",
-        format: Format::Script,
-    };
-    if !task.target.exports() {
-        return None;
-    }
-    let refusal = write(Destination::Framework(task.target), &request).err()?;
-    Some(format!("{}: {}", task.target, refusal.reason()))
 }
 
 /// The command as it was typed, quoted for a shell.

@@ -71,18 +71,29 @@ struct FileArgs {
     seq_len: Option<u32>,
     #[command(flatten)]
     launch: LaunchArgs,
-    /// The cluster it runs on; with -o, the plan is saved for explain, check, compare and export.
+    /// The cluster it runs on, which a saved plan names.
     #[arg(long)]
     cluster: Option<String>,
-    /// Write the saved plan to a file. Needs --cluster.
-    #[arg(long, short = 'o', value_name = "FILE", requires = "cluster")]
+    /// Write to a file what would be printed.
+    #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
     /// Overwrite an existing file.
     #[arg(long)]
     force: bool,
-    /// The model as models/*.ron, or model, job and plan as JSON.
-    #[arg(long, value_enum, default_value = "json")]
-    format: Format,
+    /// What is printed or written: the saved plan with --cluster, else JSON, unless given.
+    #[arg(long, value_enum)]
+    format: Option<LaunchFormat>,
+}
+
+/// What becomes of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum LaunchFormat {
+    /// The saved plan that explain, check, compare and export read. Needs --cluster.
+    Ron,
+    /// The model alone, as models/*.ron.
+    Model,
+    /// Model, job and plan for programs, with what was assumed and not understood.
+    Json,
 }
 
 /// Options of `autoplan import hf`.
@@ -129,6 +140,16 @@ pub(crate) enum Kind {
     Launch,
     /// A DeepSpeed configuration.
     DeepSpeed,
+}
+
+/// A file that a script sources: a regular one, read like any other input and never run.
+fn sourced(script: &Path, name: &str) -> Result<String, String> {
+    let path = script.parent().unwrap_or(Path::new("")).join(name);
+    match path.metadata() {
+        Ok(about) if about.is_file() => spec::read_text(&path).map_err(|e| e.title().to_owned()),
+        Ok(_) => Err("it is no file".to_owned()),
+        Err(_) => Err("there is no such file".to_owned()),
+    }
 }
 
 /// What a file that is no saved plan seems to be; none for a model.
@@ -189,7 +210,7 @@ impl Launched {
         }
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size };
-        let imported = megatron::import(&text, given).map_err(|e| {
+        let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
@@ -248,25 +269,27 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         files::check_file(path, args.force)?;
     }
     let machine = args.cluster.as_deref().map(spec::load_cluster).transpose()?;
+    let format = args.format.unwrap_or(match (&machine, &args.output) {
+        (None, None) => LaunchFormat::Json,
+        _ => LaunchFormat::Ron,
+    });
     let launched = Launched::read(&args.file, kind, (args.gpus, args.seq_len), &args.launch)?;
     launched.print_notes();
-    if let (Some(machine), Some(path)) = (machine, &args.output) {
-        let task = launched.task(machine, None)?;
-        let prediction = task.prepare().predict(&launched.plan);
-        let names = (task.target.name(), task.profile_name.as_str());
-        let saved = SavedPlan::new(names, &task.model, &task.machine, &task.job, &launched.plan, &prediction);
-        let text = saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
-        files::write(path, &(text + "\n"), false, args.force)?;
-        anstream::eprintln!("wrote {}", path.display());
-        return Ok(Ending::Done);
-    }
-    let text = match args.format {
-        Format::Ron => {
-            let style = ron::ser::PrettyConfig::new().depth_limit(4).compact_arrays(true);
-            let model = ron_options().to_string_pretty(&launched.model, style);
-            model.map_err(|e| Failure::Usage(e.to_string()))?
+    let text = match (format, machine) {
+        (LaunchFormat::Ron, None) => {
+            let message = "a saved plan names its cluster: give --cluster, or another --format";
+            return Err(Failure::Usage(message.into()));
         }
-        Format::Json => {
+        (LaunchFormat::Ron, Some(machine)) => {
+            let task = launched.task(machine, None)?;
+            let prediction = task.prepare().predict(&launched.plan);
+            let names = (task.target.name(), task.profile_name.as_str());
+            let (model, job) = (&task.model, &task.job);
+            let saved = SavedPlan::new(names, model, &task.machine, job, &launched.plan, &prediction);
+            saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?
+        }
+        (LaunchFormat::Model, _) => model_text(&launched.model)?,
+        (LaunchFormat::Json, _) => {
             let Launched { target, model, job, plan, unknown, assumed } = &launched;
             let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
             let value = json!({
@@ -279,9 +302,27 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
             serde_json::to_string_pretty(&value).unwrap_or_default()
         }
     };
-    writeln!(std::io::stdout().lock(), "{text}")?;
+    print_or_write(args.output.as_deref(), &text, args.force)
+}
+
+/// A model as models/*.ron have it.
+fn model_text(model: &Model) -> Result<String, Failure> {
+    let style = ron::ser::PrettyConfig::new().depth_limit(4).compact_arrays(true);
+    ron_options().to_string_pretty(model, style).map_err(|e| Failure::Usage(e.to_string()))
+}
+
+/// A text with its last line end, to a file or to standard output.
+fn print_or_write(path: Option<&Path>, text: &str, force: bool) -> Result<Ending, Failure> {
+    match path {
+        Some(path) => {
+            files::write(path, &format!("{text}\n"), false, force)?;
+            anstream::eprintln!("wrote {}", path.display());
+        }
+        None => writeln!(std::io::stdout().lock(), "{text}")?,
+    }
     Ok(Ending::Done)
 }
+
 /// A name for the model of a configuration: its folder's, else the file's.
 fn name_of(path: &Path) -> String {
     let stem = path.file_stem().and_then(|s| s.to_str()).unwrap_or("model");
@@ -313,9 +354,7 @@ fn hf(args: &HfArgs) -> Result<Ending, Failure> {
             serde_json::to_string_pretty(&value).unwrap_or_default()
         }
         Format::Ron => {
-            let style = ron::ser::PrettyConfig::new().depth_limit(4).compact_arrays(true);
-            let model = ron_options().to_string_pretty(&import.model, style);
-            let model = model.map_err(|e| Failure::Usage(e.to_string()))?;
+            let model = model_text(&import.model)?;
             format!(
                 "// {} parameters, {} of them active; imported from a config.json of type {}.\n{model}",
                 group(count.total),
@@ -324,12 +363,5 @@ fn hf(args: &HfArgs) -> Result<Ending, Failure> {
             )
         }
     };
-    match &args.output {
-        Some(path) => {
-            files::write(path, &(text + "\n"), false, args.force)?;
-            anstream::eprintln!("wrote {}", path.display());
-        }
-        None => writeln!(std::io::stdout().lock(), "{text}")?,
-    }
-    Ok(Ending::Done)
+    print_or_write(args.output.as_deref(), &text, args.force)
 }

@@ -23,9 +23,10 @@ pub(crate) struct JobArgs {
     #[arg(long, short = 's', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub seq_len: Option<u32>,
     /// Framework whose rules and behaviour hold: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan,
-    /// accelerate, nanotron, llm-foundry, internevo, hai-llm, or the name of a run-time profile.
-    #[arg(long, default_value = "megatron")]
-    pub framework: String,
+    /// accelerate, nanotron, llm-foundry, internevo, hai-llm, or the name of a run-time profile; megatron unless
+    /// given. A framework that is named must have the model.
+    #[arg(long)]
+    pub framework: Option<String>,
     /// Number format of the linear layers.
     #[arg(long, value_enum, default_value = "bf16")]
     pub precision: Precision,
@@ -89,7 +90,8 @@ impl JobArgs {
         let global_batch = self.global_batch.ok_or_else(|| needed("--global-batch"))?;
         let seq_len = self.seq_len.ok_or_else(|| needed("--seq-len"))?;
         let model = spec::load_model(model)?;
-        let (target, profile_name, profile) = framework(&self.framework)?;
+        let named = self.framework.as_deref();
+        let (target, profile_name, profile) = framework(named.unwrap_or(Target::Megatron.name()))?;
         let job = Job {
             gpus,
             global_batch_size: global_batch,
@@ -117,7 +119,7 @@ impl JobArgs {
                 seq_len, model.max_sequence, model.name
             )));
         }
-        Ok(Task {
+        let task = Task {
             model,
             machine: machine.clone(),
             job,
@@ -126,7 +128,14 @@ impl JobArgs {
             profile_name,
             restrictions: self.restrictions()?,
             pricing: self.price,
-        })
+        };
+        // A run-time profile says how a framework behaves, not that its files are wanted.
+        if named.is_some_and(|name| name.parse::<Target>().is_ok())
+            && let Some(reason) = inexpressible(&task)
+        {
+            return Err(Failure::Usage(reason));
+        }
+        Ok(task)
     }
 
     fn restrictions(&self) -> Result<Restrictions, Failure> {
@@ -147,6 +156,17 @@ impl JobArgs {
         }
         Ok(r)
     }
+}
+
+/// Why the framework of a task has no such model, and which do.
+pub(crate) fn inexpressible(task: &Task) -> Option<String> {
+    let (refusal, others) = task.prepare().inexpressible()?;
+    let reason = format!("{} cannot express {}: {}", task.target, task.model.name, refusal.reason());
+    let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
+    Some(match names.as_slice() {
+        [] => format!("{reason}; no framework that plans are exported for can"),
+        names => format!("{reason}; frameworks that can: {}", names.join(", ")),
+    })
 }
 
 /// A framework, or a run-time profile of one.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::check::verify;
-use super::options::{JobArgs, gpu_counts};
+use super::options::{JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, Report, Section};
 use super::progress::Bar;
 use super::{Ending, Failure};
@@ -213,11 +213,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         wall: args.timings.then(|| bar.elapsed()),
     };
     let printed = output::print(&report, args.format)?;
-    let best = sections.iter().find_map(|s| s.answer.found.first().map(|best| (s.prepared.task, &best.plan)));
-    if let Some(reason) = best.and_then(|(task, plan)| super::export::unwritable(task, plan)) {
-        anstream::eprintln!(
-            "note: these plans are predictions only; `autoplan export` refuses the model: {reason}"
-        );
+    if let Some(reason) = tasks.first().filter(|_| !empty).and_then(|(_, task)| inexpressible(task)) {
+        anstream::eprintln!("note: these plans are predictions only, they cannot be exported: {reason}");
     }
     let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
     if interrupted {

@@ -180,7 +180,7 @@ pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken
             text: configuration(request, hf.as_ref()),
             executable: false,
         },
-        ExportedFile { name: "launch.sh".into(), text: launcher(request), executable: true },
+        ExportedFile { name: "launch.sh".into(), text: launcher(request, hf.is_some()), executable: true },
     ];
     if let Some(hf) = hf {
         files.push(ExportedFile {
@@ -235,13 +235,17 @@ fn configuration(request: &ExportRequest, hf: Option<&HfModel>) -> String {
     text
 }
 
-fn launcher(request: &ExportRequest) -> String {
+fn launcher(request: &ExportRequest, with_script: bool) -> String {
     let (nodes, _) = request.nodes();
+    let script = if with_script {
+        "TRAIN_SCRIPT may name a\n# training script other than the one beside this file."
+    } else {
+        "No training\n# script is written for this model: TRAIN_SCRIPT must name yours."
+    };
     format!(
         r#"#!/usr/bin/env bash
 {header}#
-# Run it on every node; with several nodes, set NODE_RANK and MASTER_ADDR. TRAIN_SCRIPT may name a
-# training script other than the one beside this file.
+# Run it on every node; with several nodes, set NODE_RANK and MASTER_ADDR. {script}
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)

@@ -105,6 +105,19 @@ const ULYSSES_SEQUENCE: Rule = Rule {
     },
 };
 
+const PIPELINE_MODEL: Rule = Rule {
+    name: "pipeline-model",
+    source: "Megatron-DeepSpeed pretrain_gpt.py and megatron/arguments.py: stages need a PipelineModule",
+    judge: Judge::Nobody,
+    check: |_, c, l| {
+        ensure(
+            c.staged_model || !needs_megatron(l),
+            "{0} stages run in Megatron-DeepSpeed, which does not have this model with this optimizer",
+            numbers([u64::from(l.pipeline_parallel)]),
+        )
+    },
+};
+
 const PIPELINE_ZERO: Rule = Rule {
     name: "pipeline-zero",
     source: "runtime/pipe/engine.py PipelineEngine",
@@ -268,6 +281,7 @@ pub static RULES: &[Rule] = &[
             )
         },
     },
+    PIPELINE_MODEL,
     Rule {
         name: "ulysses-tensor",
         source: "module_inject/auto_ep_folding.py; runtime/sequence_parallel",

@@ -4,6 +4,7 @@
 //! `megatron/`; `TE` is Transformer Engine of the same month.
 
 pub mod arguments;
+pub mod flag_rules;
 pub mod import;
 pub mod shape;
 pub mod write;

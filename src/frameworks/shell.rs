@@ -1,5 +1,5 @@
 //! Reads launch scripts as a shell would: quotes, arrays, expansions, arithmetic, `if`, `case`, loops,
-//! functions, here-documents, commands in strings. Nothing is executed and no file is read; what only a
+//! functions, here-documents, commands in strings, other files by `source`. Nothing is executed; what only a
 //! running shell knows stays unknown.
 
 mod parse;
@@ -47,6 +47,17 @@ pub struct Launch {
     pub notes: Vec<String>,
 }
 
+/// Reads a file that a script asks for with `source`, by its path from the script's folder; else says why not.
+pub type Files<'a> = dyn Fn(&str) -> Result<String, String> + 'a;
+
+/// For scripts that come without a folder: no file is read.
+///
+/// # Errors
+/// Always.
+pub fn no_files(_: &str) -> Result<String, String> {
+    Err("files are not read here".to_owned())
+}
+
 /// Stands for text that only a running shell knows.
 const UNKNOWN: char = '\u{fffc}';
 
@@ -55,11 +66,11 @@ const TELLING: &[&str] =
     &["--num-layers", "--hidden-size", "--micro-batch-size", "--hybrid-layer-pattern", "--seq-length"];
 
 /// Finds the training command of a launch script or an argument list (lines of flags, or a JSON list of
-/// strings).
+/// strings). Files that it sources are followed; what they hold stands on the line that asks for them.
 ///
 /// # Errors
 /// Quotes, arrays, blocks or continuation lines that never end; no training command, or several.
-pub fn read_launch(text: &str) -> Result<Launch, ImportError> {
+pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     if text.trim_start().starts_with('[')
         && let Ok(words) = serde_json::from_str::<Vec<String>>(text)
     {
@@ -67,7 +78,7 @@ pub fn read_launch(text: &str) -> Result<Launch, ImportError> {
         return Ok(Launch { arguments, ..Launch::default() });
     }
     let list = parse::parse(text)?;
-    let mut shell = run::Shell::default();
+    let mut shell = run::Shell::new(files);
     shell.list(&list)?;
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let notes = std::mem::take(&mut shell.notes);
@@ -117,7 +128,7 @@ mod tests {
     use super::*;
 
     fn words(text: &str) -> Vec<String> {
-        read_launch(text).unwrap().arguments.into_iter().map(|w| w.text).collect()
+        read_launch(text, &no_files).unwrap().arguments.into_iter().map(|w| w.text).collect()
     }
 
     #[test]
@@ -135,6 +146,64 @@ mod tests {
     }
 
     #[test]
+    fn sourced_files_are_followed() {
+        let files = |path: &str| match path {
+            "env.sh" => Ok("# sizes\nN=4\nA=(--n $N\n --k)\n. conf/more.sh".to_owned()),
+            "conf/more.sh" => Ok("f() { torchrun x.py \"$@\"; }\nsource env.sh\nM=$1\nset -- x".to_owned()),
+            "open.sh" => Ok("A=(--n 1\n".to_owned()),
+            "here.sh" => Ok("source $(dirname \"$0\")/next.sh\n".to_owned()),
+            "sub/here.sh" => Ok("source \"$(dirname \"${BASH_SOURCE[0]}\")/next.sh\"\n".to_owned()),
+            "next.sh" => Ok("N=1".to_owned()),
+            "sub/next.sh" => Ok("N=2".to_owned()),
+            other => Err(format!("{other}: no such file")),
+        };
+        let read = |text: &str| read_launch(text, &files).unwrap();
+        let texts = |launch: &Launch| launch.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
+        let launch = read("#!/bin/bash\n\nsource ./env.sh 8\nf \"${A[@]}\" --m 1\n");
+        assert_eq!(texts(&launch), ["--n", "4", "--k", "--m", "1"]);
+        // What a file holds stands where it is asked for.
+        assert_eq!(launch.arguments.iter().map(|w| w.line).collect::<Vec<_>>(), [3; 5]);
+        // A file that asks for itself is read once.
+        assert_eq!(launch.notes.len(), 1, "{:?}", launch.notes);
+        assert!(
+            launch.notes[0].contains("line 3: `env.sh` is not read: it asks for itself"),
+            "{:?}",
+            launch.notes
+        );
+        // Beside the script, or beside the file that asks.
+        assert_eq!(
+            texts(&read("HERE=$(cd $(dirname $0) && pwd)\n. $HERE/here.sh\npython x.py --n $N")),
+            ["--n", "1"]
+        );
+        assert_eq!(texts(&read("[ -f sub/here.sh ] && . sub/here.sh\npython x.py --n $N")), ["--n", "2"]);
+        assert_eq!(
+            texts(&read("if [ ! -f sub/here.sh ]; then N=3; else N=4; fi\npython x.py --n $N")),
+            ["--n", "4"]
+        );
+        // What is not there, cannot be read or is not known changes nothing and is said.
+        for (text, part) in [
+            ("source gone.sh", "line 1: `gone.sh` is not read: gone.sh: no such file"),
+            ("\nsource open.sh", "line 2: `open.sh` is not read: its line 1: this array is never closed"),
+            (
+                "source \"$ROOT/env.sh\"",
+                "line 1: `$…/env.sh` is not read: its path is known only when the script runs",
+            ),
+        ] {
+            let launch = read(&format!("{text}\npython x.py --n 1"));
+            assert_eq!(texts(&launch), ["--n", "1"]);
+            assert!(launch.notes.iter().any(|n| n == part), "{:?}", launch.notes);
+        }
+    }
+
+    #[test]
+    fn sourcing_ends() {
+        // Two files that ask for each other often, and a chain without end.
+        let many = |path: &str| Ok(format!("{}\nN=1", format!(". x{path}; . y{path};").repeat(40)));
+        let launch = read_launch(". a\npython x.py --n $N", &many);
+        assert!(launch.is_err() || launch.is_ok_and(|l| l.notes.len() < 100));
+    }
+
+    #[test]
     fn unfinished_scripts_name_their_line() {
         for (text, line, part) in [
             ("A=(--n 1\n", 1, "array"),
@@ -144,7 +213,7 @@ mod tests {
             ("if [ -n x ]; then\ntorchrun x.py --a\n", 2, "fi"),
             ("torchrun x.py --a ${B", 1, "${"),
         ] {
-            let error = read_launch(text).unwrap_err();
+            let error = read_launch(text, &no_files).unwrap_err();
             assert!(error.line == line && error.message.contains(part), "{text:?}: {error}");
         }
     }

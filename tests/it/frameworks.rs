@@ -1,6 +1,6 @@
 //! What each framework accepts: every rule has a layout or plan that breaks it, and nothing else.
 
-use autoplan::frameworks::{Context, Target, legal, legal_plan};
+use autoplan::frameworks::{COMMON_PLAN_RULES, Context, Target, legal, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
@@ -383,6 +383,13 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 4;
         l.offload.optimizer = Place::Cpu;
     }),
+    case(
+        Target::DeepSpeed,
+        "pipeline-model",
+        DENSE,
+        |j| j.optimizer = Optimizer::Muon,
+        |l| l.pipeline_parallel = 4,
+    ),
     case(Target::DeepSpeed, "pipeline-context", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.context_parallel = 2;
@@ -795,6 +802,13 @@ fn every_plan_rule_refuses_what_it_says() {
         let plan = spread(layout, &job, context.layers, parse(recompute));
         let refusal = legal_plan(target, &context, &plan).expect_err(rule);
         assert_eq!(refusal.rule, rule, "{refusal}");
+    }
+    let other = ["recompute-common", "empty-parts"];
+    for target in Target::ALL {
+        for rule in COMMON_PLAN_RULES.iter().chain(target.plan_rules()) {
+            let covered = other.contains(&rule.name) || cases.iter().any(|case| case.1 == rule.name);
+            assert!(covered, "no case breaks {target}'s rule {}", rule.name);
+        }
     }
     // One mode for all stages is all that stock Megatron has.
     let job = job(64, 256);

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
 
-use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, Format, Prediction, write};
+use autoplan::frameworks::export::{
+    Destination, ExportRequest, ExportedFile, Format, Prediction, inexpressible, write,
+};
 use autoplan::frameworks::{Context, Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
@@ -383,6 +385,36 @@ fn write_cases() {
         }
         std::fs::write(folder.join("manifest.jsonl"), manifest).unwrap();
         println!("{target}: {written} cases after {tries} tries: {seen:?}");
+    }
+}
+
+/// Whether a framework has a model does not depend on the plan: it writes every plan that it accepts, or none.
+#[test]
+fn a_framework_writes_all_its_plans_of_a_model_or_none() {
+    let models = models();
+    for target in Target::ALL.into_iter().filter(|t| t.exports()) {
+        let mut random = Random::new(31);
+        let (mut written, mut refused) = (0, 0);
+        for _ in 0..6000 {
+            let wild = Wild { degrees: 5, switches: 5 };
+            let Some(question) = question(&mut random, target, &models, wild) else { continue };
+            if legal_plan(target, &question.context(), &question.plan).is_err() {
+                continue;
+            }
+            let files = write(Destination::Framework(target), &question.request(Format::Script));
+            let (model, machine) = (&question.model, (&question.cluster, &question.accelerator));
+            match inexpressible(target, model, &question.job, machine) {
+                None => {
+                    assert!(files.is_ok(), "{target} {}: {}: {:?}", model.name, question.plan, files.err());
+                    written += 1;
+                }
+                Some(reason) => {
+                    assert_eq!(files.unwrap_err().reason(), reason.reason(), "{target} {}", model.name);
+                    refused += 1;
+                }
+            }
+        }
+        assert!(written > 20, "{target}: {written} written, {refused} refused");
     }
 }
 

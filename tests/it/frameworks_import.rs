@@ -2,6 +2,7 @@
 
 use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Destination, Format, export, write};
+use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given};
 use autoplan::frameworks::shell::ImportError;
 use autoplan::frameworks::{Judge, Target, legal_plan};
@@ -283,18 +284,213 @@ fn scripts_of_many_sites_say_the_same() {
     assert!(plans.windows(2).all(|two| two[0] == two[1]));
 }
 
+/// The command as a script with a flag per line and changes `FROM => TO; …`.
+fn script(change: &str) -> String {
+    let array = COMMAND.replace(" --", "\n    --");
+    let mut text = format!("A=(\n    {array}\n)\n");
+    for edit in change.split(';').filter(|e| !e.is_empty()) {
+        let (from, to) = edit.split_once(" => ").unwrap();
+        assert!(text.contains(from), "{from}");
+        text = text.replacen(from, to, 1);
+    }
+    text + "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \"${A[@]}\"\n"
+}
+
+/// Flags that break one rule between flags each, the flag that is pointed at, and what is said of it.
+const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
+    ("batch-schedules", "--step-batch-size-schedule 8:0", "--step-batch-size-schedule", "exclude each other"),
+    (
+        "iterations-or-samples",
+        "--train-iters 10 --train-samples 100",
+        "--train-samples",
+        "exclude each other",
+    ),
+    ("one-fully-sharded", "--use-megatron-fsdp --use-torch-fsdp2", "--use-torch-fsdp2", "exclude each other"),
+    (
+        "one-bucket-size",
+        "--ddp-bucket-size 1000 --ddp-num-buckets 2",
+        "--ddp-num-buckets",
+        "exclude each other",
+    ),
+    (
+        "rank-order",
+        "--use-tp-pp-dp-mapping --num-experts 8 --expert-model-parallel-size 8",
+        "--use-tp-pp-dp-mapping",
+        "ep x etp = tp x cp",
+    ),
+    (
+        "hierarchical-context",
+        "--context-parallel-size 2 --cp-comm-type a2a+p2p",
+        "--cp-comm-type",
+        "needs --hierarchical",
+    ),
+    (
+        "hierarchical-context",
+        "--context-parallel-size 2 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+        "--hierarchical",
+        "multiply to 4, but cp is 2",
+    ),
+    ("context-per-layer", "--cp-comm-type p2p p2p", "--cp-comm-type", "2 kinds of exchange for 32 layers"),
+    (
+        "unoverlapped-stages",
+        "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",
+        "--no-overlap-p2p",
+        "at least 3 pipeline stages",
+    ),
+    (
+        "interleave-group",
+        "--num-virtual-stages-per-pipeline-rank 2 --microbatch-group-size-per-virtual-pipeline-stage 31",
+        "--microbatch-group-size",
+        "32 micro-batches cannot run in groups of 31",
+    ),
+    (
+        "gather-with-step",
+        "--overlap-grad-reduce --overlap-param-gather --overlap-param-gather-with-optimizer-step",
+        "--overlap-param-gather-with",
+        "needs virtual stages",
+    ),
+    ("torch-fsdp2", "--use-torch-fsdp2", "--use-torch-fsdp2", "excludes pipeline stages"),
+    ("megatron-fsdp", "--use-megatron-fsdp", "--use-megatron-fsdp", "needs --ckpt-format fsdp_dtensor"),
+    (
+        "precision-aware",
+        "--main-grads-dtype bf16",
+        "--main-grads-dtype",
+        "needs --use-precision-aware-optimizer",
+    ),
+    (
+        "precision-aware",
+        "--optimizer-cpu-offload",
+        "--optimizer-cpu-offload",
+        "needs --use-precision-aware-optimizer",
+    ),
+    (
+        "precision-aware",
+        "--exp-avg-sq-dtype bf16",
+        "--exp-avg-sq-dtype",
+        "needs --use-precision-aware-optimizer",
+    ),
+    (
+        "precision-aware",
+        "--use-precision-aware-optimizer --optimizer sgd",
+        "--optimizer",
+        "needs --optimizer adam",
+    ),
+    ("quantized-gather", "--fp8-param-gather", "--fp8-param-gather", "needs --fp8-format"),
+    (
+        "delayed-scaling",
+        "--fp8-format hybrid --recompute-granularity selective --recompute-modules layernorm",
+        "--recompute-modules",
+        "delayed FP8 scaling excludes",
+    ),
+    (
+        "delayed-scaling",
+        "--fp8-format hybrid --first-last-layers-bf16",
+        "--first-last-layers-bf16",
+        "no first and last layers in BF16",
+    ),
+    (
+        "dispatcher-overlap",
+        "--num-experts 8 --moe-shared-expert-intermediate-size 512 --moe-shared-expert-overlap",
+        "--moe-shared-expert-overlap",
+        "alltoall or flex",
+    ),
+    (
+        "delayed-weight-gradients",
+        "--delay-wgrad-compute",
+        "--delay-wgrad-compute",
+        "needs --overlap-moe-expert",
+    ),
+    (
+        "expert-capacity",
+        "--num-experts 8 --moe-pad-expert-input-to-capacity",
+        "--moe-pad",
+        "needs --moe-expert-capacity",
+    ),
+    (
+        "expert-capacity",
+        "--num-experts 8 --moe-expert-capacity-factor 1.0 --moe-router-load-balancing-type sinkhorn",
+        "--moe-expert-capacity-factor",
+        "aux_loss",
+    ),
+    (
+        "saved-activations",
+        "--distribute-saved-activations",
+        "--distribute-saved",
+        "needs --recompute-granularity full",
+    ),
+    (
+        "recompute-modules-alone",
+        "--recompute-modules core_attn",
+        "--recompute-modules",
+        "needs --recompute-granularity",
+    ),
+    (
+        "recompute-modules-alone",
+        "--num-experts 8 --recompute-granularity selective --recompute-modules moe_act",
+        "--recompute-modules",
+        "needs --moe-grouped-gemm",
+    ),
+    (
+        "graph-modules",
+        "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe_preprocess",
+        "--cuda-graph-modules",
+        "needs that of moe_router",
+    ),
+    ("graph-modules", "--cuda-graph-impl full_iteration", "--cuda-graph-impl", "--no-check-for-nan"),
+    (
+        "layer-offload",
+        "--cpu-offloading-num-layers 4",
+        "--cpu-offloading-num-layers",
+        "excludes pipeline stages",
+    ),
+    (
+        "offload-modules",
+        "--fine-grained-activation-offloading --offload-modules attn_proj",
+        "--offload-modules",
+        "needs core_attn",
+    ),
+    (
+        "cross-entropy",
+        "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
+        "--cross-entropy-fusion-impl",
+        "expected native",
+    ),
+];
+
+/// The script with more flags, one per line.
+fn with_flags(flags: &str) -> String {
+    script(&format!("--swiglu => --swiglu\n    {}", flags.replace(" --", "\n    --")))
+}
+
+#[test]
+fn every_rule_between_flags_refuses_what_it_says() {
+    for &(rule, flags, flag, part) in BROKEN_FLAGS {
+        let text = with_flags(flags);
+        let error = import(&text, "x", None).expect_err(rule);
+        let source = FLAG_RULES.iter().find(|r| r.name == rule).map(|r| r.source).expect(rule);
+        assert!(error.message.contains(part) && error.message.contains(source), "{rule}: {error}");
+        let line = text.lines().nth(error.line - 1).unwrap();
+        assert!(line.contains(flag), "{rule}: line {} `{line}`: {error}", error.line);
+    }
+    for rule in FLAG_RULES {
+        assert!(BROKEN_FLAGS.iter().any(|case| case.0 == rule.name), "no flags break the rule {}", rule.name);
+    }
+}
+
+/// Writes these scripts for the validator; see docs/exports.md.
+#[test]
+#[ignore = "writes files for validators that are not part of this repository"]
+fn write_flag_cases() {
+    let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
+    let folder = std::path::Path::new(&folder).join("flags");
+    std::fs::create_dir_all(&folder).unwrap();
+    for (at, &(rule, flags, ..)) in BROKEN_FLAGS.iter().enumerate() {
+        std::fs::write(folder.join(format!("{at:02}-{rule}.sh")), with_flags(flags)).unwrap();
+    }
+}
+
 #[test]
 fn what_the_framework_refuses_is_refused_at_its_flag() {
-    let script = |change: &str| {
-        let array = COMMAND.replace(" --", "\n    --");
-        let mut text = format!("A=(\n    {array}\n)\n");
-        for edit in change.split(';').filter(|e| !e.is_empty()) {
-            let (from, to) = edit.split_once(" => ").unwrap();
-            assert!(text.contains(from), "{from}");
-            text = text.replacen(from, to, 1);
-        }
-        text + "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \"${A[@]}\"\n"
-    };
     import(&script(""), "x", None).unwrap();
     for (change, flag, part) in [
         (
@@ -334,21 +530,6 @@ fn what_the_framework_refuses_is_refused_at_its_flag() {
             "--swiglu => --swiglu\n    --recompute-granularity selective\n    --recompute-modules mla_up_proj",
             "--recompute-modules",
             "latent attention",
-        ),
-        (
-            "--swiglu => --swiglu\n    --exp-avg-dtype bf16",
-            "--exp-avg-dtype",
-            "needs --use-precision-aware-optimizer",
-        ),
-        (
-            "--swiglu => --swiglu\n    --cross-entropy-loss-fusion\n    --cross-entropy-fusion-impl te",
-            "--cross-entropy-fusion-impl",
-            "expected native",
-        ),
-        (
-            "--swiglu => --swiglu\n    --cp-comm-type a2a+p2p\n    --context-parallel-size 2",
-            "--cp-comm-type",
-            "needs --hierarchical",
         ),
         ("--num-layers 32 => --num-layers 33", "--pipeline-model", "do not divide"),
         (

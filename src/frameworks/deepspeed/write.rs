@@ -12,8 +12,8 @@ use super::super::{Broken, broken};
 use super::needs_megatron;
 use crate::layers::{Layers, embedding_width};
 use crate::plan::{Layout, Place, Recompute};
-use crate::spec::job::{Optimizer, Precision};
-use crate::spec::model::{Activation, Norm, Position, QkNorm};
+use crate::spec::job::{Job, Optimizer, Precision};
+use crate::spec::model::{Activation, Attention, Dense, Model, Norm, Position, QkNorm};
 
 const WRITTEN_FOR: &str = "DeepSpeed 0.19, transformers 5.12";
 const WRITTEN_FOR_MEGATRON: &str = "Megatron-DeepSpeed of July 2025, DeepSpeed 0.19";
@@ -43,7 +43,7 @@ pub fn write(request: &ExportRequest, megatron: bool) -> Result<Vec<ExportedFile
     }
     files.push(ExportedFile {
         name: "launch.sh".into(),
-        text: launcher(request, script, &arguments, written_for, megatron),
+        text: launcher(request, script, &arguments, written_for, (megatron, hf.is_some())),
         executable: true,
     });
     let (nodes, per_node) = request.nodes();
@@ -229,7 +229,7 @@ fn launcher(
     script: &str,
     arguments: &str,
     written_for: &str,
-    megatron: bool,
+    (megatron, with_script): (bool, bool),
 ) -> String {
     let (nodes, per_node) = request.nodes();
     let l = request.plan.layout();
@@ -244,8 +244,10 @@ fn launcher(
     }
     if megatron {
         notes.push_str("# MEGATRON_DEEPSPEED names the checkout.\n");
-    } else {
+    } else if with_script {
         notes.push_str("# TRAIN_SCRIPT may name a training script other than the one beside this file.\n");
+    } else {
+        notes.push_str("# No training script is written for this model: TRAIN_SCRIPT must name yours.\n");
     }
     let hosts = if nodes > 1 {
         format!("--hostfile \"${{HOSTFILE:-$HERE/hostfile}}\" --num_nodes {nodes} --num_gpus {per_node}")
@@ -283,37 +285,58 @@ DATA=(--data-path "${DATA_PATH:-dataset}" --split 949,50,1
     --tokenizer-model "${TOKENIZER_MODEL:-tokenizer.model}")
 "#;
 
+/// A model that Megatron-DeepSpeed has, in Megatron's terms.
+struct MegatronModel {
+    shape: Shape,
+    attention: Attention,
+    dense: Dense,
+    /// Megatron-DeepSpeed's name of the optimizer.
+    optimizer: &'static str,
+}
+
+impl MegatronModel {
+    fn of(model: &Model, layers: &Layers, job: &Job) -> Result<Self, Broken> {
+        let shape = Shape::of(model, layers, u64::from(job.sequence_length))?;
+        let (Some(attention), Some(dense)) = (shape.attention.clone(), shape.dense.clone()) else {
+            return Err(broken("only dense models with plain attention are written for Megatron-DeepSpeed"));
+        };
+        let unknown = shape.moe.is_some()
+            || shape.hybrid.is_some()
+            || shape.window.is_some()
+            || model.mtp.is_some()
+            || attention.sinks
+            || attention.qk_norm != QkNorm::None
+            || shape.qkv_bias != shape.linear_bias
+            || matches!(model.position, Position::None);
+        if unknown {
+            return Err(broken("Megatron-DeepSpeed has no flag for some part of this model's layers"));
+        }
+        if matches!(model.position, Position::Learned(rows) if rows < u64::from(job.sequence_length)) {
+            return Err(broken("the table of learned positions is shorter than the sequences"));
+        }
+        let optimizer = match job.optimizer {
+            Optimizer::Adamw => "adam",
+            Optimizer::Sgd => "sgd",
+            _ => return Err(broken("Megatron-DeepSpeed brings Adam and SGD only")),
+        };
+        Ok(Self { shape, attention, dense, optimizer })
+    }
+}
+
+/// Whether Megatron-DeepSpeed, which runs DeepSpeed's stages, has the model and the optimizer.
+pub(crate) fn megatron_has(model: &Model, layers: &Layers, job: &Job) -> bool {
+    MegatronModel::of(model, layers, job).is_ok()
+}
+
 /// Flags of Megatron-DeepSpeed's `pretrain_gpt.py`, one per line.
 fn megatron_arguments(request: &ExportRequest, layers: &Layers) -> Result<String, Broken> {
     let (model, l, job) = (request.model, request.plan.layout(), request.job);
-    let shape = Shape::of(model, layers, u64::from(job.sequence_length))?;
-    let (Some(a), Some(d)) = (&shape.attention, &shape.dense) else {
-        return Err(broken("only dense models with plain attention are written for Megatron-DeepSpeed"));
-    };
-    let unknown = shape.moe.is_some()
-        || shape.hybrid.is_some()
-        || shape.window.is_some()
-        || model.mtp.is_some()
-        || a.sinks
-        || a.qk_norm != QkNorm::None
-        || shape.qkv_bias != shape.linear_bias
-        || matches!(model.position, Position::None);
-    if unknown {
-        return Err(broken("Megatron-DeepSpeed has no flag for some part of this model's layers"));
-    }
+    let MegatronModel { shape, attention: a, dense: d, optimizer } = MegatronModel::of(model, layers, job)?;
     let mut lines = String::new();
     let mut add = |flag: &str, value: &dyn std::fmt::Display| {
         let _ = writeln!(lines, "{flag} {}", quote(&value.to_string()));
     };
-    let optimizer = match job.optimizer {
-        Optimizer::Adamw => "adam",
-        Optimizer::Sgd => "sgd",
-        _ => return Err(broken("Megatron-DeepSpeed brings Adam and SGD only")),
-    };
     let longest = match model.position {
-        Position::Learned(rows) if rows < u64::from(job.sequence_length) => {
-            return Err(broken("the table of learned positions is shorter than the sequences"));
-        }
         Position::Learned(rows) => rows,
         _ => model.max_sequence.max(u64::from(job.sequence_length)),
     };

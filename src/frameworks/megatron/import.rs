@@ -6,8 +6,9 @@
 use std::collections::BTreeMap;
 
 use super::super::export::one_line;
-use super::super::shell::{ImportError, Launch, Word, is_unknown, read_launch};
+use super::super::shell::{Files, ImportError, Launch, Word, is_unknown, no_files, read_launch};
 use super::super::{Context, Judge, Target, legal_plan};
+use super::flag_rules::{Command, FLAG_RULES};
 use crate::layers::Layers;
 use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Place, Plan, Recompute,
@@ -249,8 +250,8 @@ const RENAMED: &[(&str, &str)] = &[
 /// Flags of a command, each with its values and line; what is asked for is taken out.
 struct Flags {
     map: BTreeMap<String, (Vec<String>, usize)>,
-    /// Lines of all flags, taken out or not.
-    lines: BTreeMap<String, usize>,
+    /// All flags, taken out or not.
+    given: BTreeMap<String, (Vec<String>, usize)>,
     /// Line of the command.
     line: usize,
 }
@@ -304,8 +305,7 @@ impl Flags {
                 notes.push(format!("{name} is given twice, in lines {at} and {line}: the last one counts"));
             }
         }
-        let lines = map.iter().map(|(name, (_, line))| (name.clone(), *line)).collect();
-        Ok(Self { map, lines, line })
+        Ok(Self { given: map.clone(), map, line })
     }
 
     /// Flags in a string of several lines stand where the text has them.
@@ -318,7 +318,7 @@ impl Flags {
                         .starts_with(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
                 })
         };
-        for (name, line) in &mut self.lines {
+        for (name, (_, line)) in &mut self.given {
             if !lines.get(line.saturating_sub(1)).is_some_and(|text| has(text, name))
                 && let Some(at) = lines.iter().position(|text| has(text, name))
             {
@@ -332,11 +332,11 @@ impl Flags {
 
     /// The line of the first of these flags that was given, taken out or not; else that of the command.
     fn line_of(&self, names: &[&str]) -> usize {
-        names.iter().find_map(|name| self.lines.get(*name)).copied().unwrap_or(self.line)
+        names.iter().find_map(|name| self.given.get(*name)).map_or(self.line, |(_, line)| *line)
     }
 
     fn line(&self, name: &str) -> usize {
-        self.lines.get(name).copied().unwrap_or(self.line)
+        self.line_of(&[name])
     }
 
     /// A switch.
@@ -417,13 +417,21 @@ pub struct Given<'a> {
     pub vocabulary: Option<u64>,
 }
 
-/// Reads a launch script or an argument list.
+/// Reads a launch script or an argument list that needs no other file.
+///
+/// # Errors
+/// As [`import_with`].
+pub fn import(text: &str, given: Given) -> Read<Imported> {
+    import_with(text, given, &no_files)
+}
+
+/// Reads a launch script, with the files that it sources, or an argument list.
 ///
 /// # Errors
 /// The first thing that cannot be read, contradicts itself, is missing or is refused by the framework's own
 /// set-up code, with its line.
-pub fn import(text: &str, given: Given) -> Read<Imported> {
-    let launch = read_launch(text)?;
+pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
+    let launch = read_launch(text, files)?;
     let world = world_size(&launch, text)?;
     let mut assumed = launch.notes.clone();
     if let Some(script) = &launch.script {
@@ -466,7 +474,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
     let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
     let recompute = recompute(&mut f)?;
-    contradictions(&mut f, &mut assumed)?;
+    ramps(&mut f, &mut assumed)?;
     let batch_line = f.line("--global-batch-size");
     let per_step = layout.micro_batch_size * layout.data_parallel;
     let global_batch_size = match f.small("--global-batch-size")? {
@@ -518,6 +526,15 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
         }
         assumed.push(refusal.to_string());
     }
+    if target == Target::Megatron {
+        let (environment, layers) = (&launch.environment, model.layer_count());
+        let command = Command { given: &f.given, environment, layout: plan.layout(), layers };
+        for rule in FLAG_RULES {
+            if let Err((flag, text)) = (rule.check)(&command) {
+                return Err(ImportError::new(f.line(flag), format!("{text} ({})", rule.source)));
+            }
+        }
+    }
     let mut unknown: Vec<(usize, String)> = f
         .map
         .into_iter()
@@ -554,56 +571,11 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
     }
 }
 
-/// Flags that exclude or need each other (training/arguments.py validate_args), and flags that the last
-/// step of a ramp decides.
-fn contradictions(f: &mut Flags, assumed: &mut Vec<String>) -> Read<()> {
-    let has = |f: &Flags, name: &str| f.lines.contains_key(name);
+/// Flags that the last step of a ramp decides.
+fn ramps(f: &mut Flags, assumed: &mut Vec<String>) -> Read<()> {
     for name in ["--rampup-batch-size", "--step-batch-size-schedule"] {
         if f.values(name)?.is_some() {
             assumed.push(format!("{name}: the plan is that of the full batch"));
-            if name == "--step-batch-size-schedule" && has(f, "--global-batch-size") {
-                assumed.push(
-                    "Megatron-LM of today refuses --step-batch-size-schedule beside --global-batch-size"
-                        .into(),
-                );
-            }
-        }
-    }
-    for (flag, needs) in [
-        ("--delay-wgrad-compute", "--overlap-moe-expert-parallel-comm"),
-        ("--moe-pad-expert-input-to-capacity", "--moe-expert-capacity-factor"),
-        ("--recompute-modules", "--recompute-granularity"),
-    ] {
-        let shorthand = flag == "--recompute-modules" && has(f, "--recompute-activations");
-        if has(f, flag) && !has(f, needs) && !shorthand {
-            return Err(ImportError::new(f.line(flag), format!("{flag} needs {needs}")));
-        }
-    }
-    for flag in ["--main-grads-dtype", "--main-params-dtype"] {
-        let default = f.map.get(flag).is_none_or(|(values, _)| values.first().is_none_or(|v| v == "fp32"));
-        if !default && !has(f, "--use-precision-aware-optimizer") {
-            return Err(ImportError::new(
-                f.line(flag),
-                format!("{flag} needs --use-precision-aware-optimizer"),
-            ));
-        }
-    }
-    let te =
-        f.map.get("--cross-entropy-fusion-impl").is_some_and(|(v, _)| v.first().is_some_and(|v| v == "te"));
-    if te && has(f, "--cross-entropy-loss-fusion") {
-        return Err(ImportError::new(
-            f.line("--cross-entropy-fusion-impl"),
-            "--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te is refused; expected native",
-        ));
-    }
-    for (one, other) in [
-        ("--ddp-bucket-size", "--ddp-num-buckets"),
-        ("--train-iters", "--train-samples"),
-        ("--use-megatron-fsdp", "--use-torch-fsdp2"),
-    ] {
-        if has(f, one) && has(f, other) {
-            let line = f.line(one).max(f.line(other));
-            return Err(ImportError::new(line, format!("{one} and {other} exclude each other")));
         }
     }
     Ok(())
@@ -971,7 +943,7 @@ fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Rea
             ),
         ),
         (
-            sigmoid || !f.lines.contains_key("--moe-router-enable-expert-bias"),
+            sigmoid || !f.given.contains_key("--moe-router-enable-expert-bias"),
             "--moe-router-enable-expert-bias",
             "an expert bias needs --moe-router-score-function sigmoid".to_owned(),
         ),
@@ -1178,13 +1150,6 @@ fn optimizer(f: &mut Flags) -> Read<Optimizer> {
     let formats = [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1)];
     let first = f.choice("--exp-avg-dtype", &formats)?.unwrap_or(4);
     let second = f.choice("--exp-avg-sq-dtype", &formats)?.unwrap_or(4);
-    if first.min(second) < 4 && !f.lines.contains_key("--use-precision-aware-optimizer") {
-        let line = f.line_of(&["--exp-avg-dtype", "--exp-avg-sq-dtype"]);
-        return Err(ImportError::new(
-            line,
-            "moments below fp32: --exp-avg-dtype needs --use-precision-aware-optimizer",
-        ));
-    }
     Ok(match (kind, first.max(second)) {
         (Optimizer::Adamw, 2) => Optimizer::AdamwBf16,
         (Optimizer::Adamw, 1) => Optimizer::Adam8bit,
@@ -1283,14 +1248,7 @@ fn layout(
         return Err(ImportError::new(overlap_line, "--tp-comm-overlap needs --sequence-parallel"));
     }
     let cuda_graphs = cuda_graphs(f)?;
-    let aware_line = f.line("--optimizer-cpu-offload");
     let offloads = f.on("--optimizer-cpu-offload");
-    if offloads && !f.map.contains_key("--use-precision-aware-optimizer") {
-        return Err(ImportError::new(
-            aware_line,
-            "--optimizer-cpu-offload needs --use-precision-aware-optimizer",
-        ));
-    }
     Ok(Layout {
         tensor_parallel: tp,
         pipeline_parallel: pp,
@@ -1330,15 +1288,12 @@ fn context_comm(
     kinds: &[(&str, ContextComm)],
     assumed: &mut Vec<String>,
 ) -> Read<ContextComm> {
-    let sizes = f.values("--hierarchical-context-parallel-sizes")?;
+    f.values("--hierarchical-context-parallel-sizes")?;
     let Some((values, line)) = f.values("--cp-comm-type")? else { return Ok(ContextComm::Ring) };
     let Some(first) = values.first().filter(|first| values.iter().all(|v| v == *first)) else {
         return Err(ImportError::new(line, "--cp-comm-type differs between layers, which no plan says"));
     };
     if first == "a2a+p2p" {
-        if sizes.is_none() {
-            return Err(ImportError::new(line, "a2a+p2p needs --hierarchical-context-parallel-sizes"));
-        }
         assumed.push("--cp-comm-type a2a+p2p is predicted as p2p".into());
         return Ok(ContextComm::Ring);
     }
@@ -1491,7 +1446,7 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
     let number = f.small("--recompute-num-layers")?;
     let modules = f.values("--recompute-modules")?;
     match granularity {
-        None if old || method.is_some() && f.lines.contains_key("--DDP-impl") => {
+        None if old || method.is_some() && f.given.contains_key("--DDP-impl") => {
             let n = number.unwrap_or(1);
             Ok(if method == Some(false) { Recompute::FullBlock(n) } else { Recompute::FullUniform(n) })
         }

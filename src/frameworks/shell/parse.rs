@@ -78,7 +78,17 @@ const DEEPEST: u32 = 64;
 
 /// Reads a script.
 pub(super) fn parse(text: &str) -> Result<List, ImportError> {
-    let mut parser = Parser { chars: text.chars().collect(), at: 0, line: 1, waiting: Vec::new(), depth: 0 };
+    read(text, None)
+}
+
+/// Reads the text of another file: its words stand on the line that asks for it.
+pub(super) fn parse_sourced(text: &str, line: usize) -> Result<List, ImportError> {
+    read(text, Some(line))
+}
+
+fn read(text: &str, fixed: Option<usize>) -> Result<List, ImportError> {
+    let chars = text.chars().collect();
+    let mut parser = Parser { chars, at: 0, line: 1, fixed, waiting: Vec::new(), depth: 0 };
     let list = parser.list(&[])?;
     match parser.peek() {
         None => Ok(list),
@@ -88,7 +98,8 @@ pub(super) fn parse(text: &str) -> Result<List, ImportError> {
 
 /// Reads a text as if it stood in double quotes, without an end.
 pub(super) fn template(text: &str, line: usize) -> Result<Raw, ImportError> {
-    let mut parser = Parser { chars: text.chars().collect(), at: 0, line, waiting: Vec::new(), depth: 0 };
+    let chars = text.chars().collect();
+    let mut parser = Parser { chars, at: 0, line, fixed: None, waiting: Vec::new(), depth: 0 };
     let mut raw = Raw { parts: Vec::new(), line, quoted: true };
     let mut text = String::new();
     parser.quoted_text(&mut raw, &mut text, None, line)?;
@@ -100,6 +111,8 @@ struct Parser {
     chars: Vec<char>,
     at: usize,
     line: usize,
+    /// The line of all words, where the text is that of another file.
+    fixed: Option<usize>,
     /// Here-documents whose text begins after this line: delimiter, whether it is quoted, `<<-`.
     waiting: Vec<(String, bool, bool)>,
     depth: u32,
@@ -196,10 +209,11 @@ impl Parser {
                 body.push_str(shown);
                 body.push('\n');
             }
+            let shown = self.fixed.unwrap_or(line);
             let body = if literal {
-                Raw { parts: vec![Part::Text(body)], line, quoted: true }
+                Raw { parts: vec![Part::Text(body)], line: shown, quoted: true }
             } else {
-                template(&body, line)?
+                template(&body, shown)?
             };
             documents.push(Document { body });
         }
@@ -420,7 +434,7 @@ impl Parser {
             }
             if words.first().is_some_and(|w| w.is("[[")) && !words.last().is_some_and(|w| w.is("]]")) {
                 // Inside a test, `&&`, `<` and parentheses are words.
-                let line = self.line;
+                let line = self.fixed.unwrap_or(self.line);
                 let operator = match (self.peek(), self.second()) {
                     (Some('&'), Some('&')) => "&&",
                     (Some('|'), Some('|')) => "||",
@@ -549,7 +563,7 @@ impl Parser {
     fn word(&mut self) -> Result<Option<Raw>, ImportError> {
         self.blanks()?;
         let line = self.line;
-        let mut raw = Raw { parts: Vec::new(), line, quoted: false };
+        let mut raw = Raw { parts: Vec::new(), line: self.fixed.unwrap_or(line), quoted: false };
         let mut text = String::new();
         let mut any = false;
         while let Some(c) = self.peek() {

@@ -1,22 +1,27 @@
-//! Follows a parsed script as far as its text decides: assignments, tests, loops, functions. No program
-//! is started and no file is read; what only a running shell knows stays unknown.
+//! Follows a parsed script as far as its text decides: assignments, tests, loops, functions, sourced files. No
+//! program is started; what only a running shell knows stays unknown.
 
 use std::collections::BTreeMap;
 
-use super::parse::{Array, Command, Link, List, Part, Raw, parse, template};
-use super::{ImportError, Launch, UNKNOWN, Word, is_unknown};
+use super::parse::{Array, Command, Link, List, Part, Raw, parse, parse_sourced, template};
+use super::{Files, ImportError, Launch, UNKNOWN, Word, is_unknown};
 
 /// Stands for a variable that the script does not set: unknown as a value, empty in a test.
 const UNSET: char = '\u{fffb}';
 
 /// Commands after which a script is taken to loop for ever.
 const MOST_COMMANDS: u32 = 200_000;
+/// Most files that a script may source, counted as often as it does.
+const MOST_FILES: u32 = 64;
 /// Most words and characters of an expansion that are kept.
 const LONGEST: usize = 1 << 20;
 
 /// What a script starts and says.
-#[derive(Default)]
-pub(super) struct Shell {
+pub(super) struct Shell<'f> {
+    files: &'f Files<'f>,
+    /// Files that are being read, each asked for by the one before.
+    sources: Vec<String>,
+    sourced: u32,
     variables: BTreeMap<String, String>,
     arrays: BTreeMap<String, Vec<Word>>,
     pub(super) environment: BTreeMap<String, String>,
@@ -36,7 +41,27 @@ pub(super) struct Shell {
 
 type Run<T> = Result<T, ImportError>;
 
-impl Shell {
+impl<'f> Shell<'f> {
+    /// A shell that has run nothing yet.
+    pub(super) fn new(files: &'f Files<'f>) -> Self {
+        Self {
+            files,
+            sources: Vec::new(),
+            sourced: 0,
+            variables: BTreeMap::new(),
+            arrays: BTreeMap::new(),
+            environment: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            positional: Vec::new(),
+            called: 0,
+            depth: 0,
+            commands: 0,
+            found: Vec::new(),
+            arguments: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
     /// Variables that were set, exported or not.
     pub(super) fn into_environment(mut self) -> BTreeMap<String, String> {
         for (name, value) in self.variables {
@@ -227,15 +252,23 @@ impl Shell {
                 let words: Vec<String> = words[1..].iter().map(|w| self.joined(w)).collect();
                 let words: Vec<&str> =
                     words.iter().map(String::as_str).filter(|w| !matches!(*w, "]" | "]]")).collect();
-                return Ok(test(&words));
+                return Ok(match words.as_slice() {
+                    ["-f" | "-e" | "-r" | "-s", path] => self.is_there(path),
+                    ["!", "-f" | "-e" | "-r" | "-s", path] => self.is_there(path).map(|there| !there),
+                    words => test(words),
+                });
+            }
+            "source" | "." => {
+                let fields: Vec<Word> = words[1..].iter().flat_map(|w| self.fields(w)).collect();
+                let Some((path, arguments)) = fields.split_first() else { return Ok(None) };
+                return self.source(&path.text, arguments, line);
             }
             "true" | ":" => return Ok(Some(true)),
             "false" => return Ok(Some(false)),
             "set" | "echo" | "printf" | "cd" | "mkdir" | "rm" | "cp" | "mv" | "ls" | "cat" | "tee"
-            | "read" | "source" | "." | "module" | "conda" | "pip" | "git" | "wget" | "curl" | "trap"
-            | "wait" | "sleep" | "exit" | "return" | "break" | "continue" | "grep" | "chmod" | "ln"
-            | "date" | "hostname" | "ulimit" | "pushd" | "popd" | "alias" | "which" | "kill" | "tail"
-            | "head" => {
+            | "read" | "module" | "conda" | "pip" | "git" | "wget" | "curl" | "trap" | "wait" | "sleep"
+            | "exit" | "return" | "break" | "continue" | "grep" | "chmod" | "ln" | "date" | "hostname"
+            | "ulimit" | "pushd" | "popd" | "alias" | "which" | "kill" | "tail" | "head" => {
                 if let (Some(body), "cat" | "tee") = (document, keyword.as_str()) {
                     self.document(body, &[])?;
                 }
@@ -294,6 +327,65 @@ impl Shell {
             self.found.push(Launch { script: Some(fields[0].clone()), ..Launch::default() });
         }
         Ok(Some(true))
+    }
+
+    /// The path of a file that is sourced, from the script's folder. A folder that a command finds out, such as
+    /// `$(dirname "$0")`, is taken for that of the file that asks.
+    fn source_path(&self, path: &str) -> Option<String> {
+        let beside = path.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('/'));
+        let path = match beside {
+            Some(rest) => {
+                let folder =
+                    self.sources.last().and_then(|own| own.rsplit_once('/')).map(|(folder, _)| folder);
+                folder.map_or_else(|| rest.to_owned(), |folder| format!("{folder}/{rest}"))
+            }
+            None => path.strip_prefix("./").unwrap_or(path).to_owned(),
+        };
+        (!is_unknown(&path) && !path.contains(UNSET)).then_some(path)
+    }
+
+    /// Whether a script that could be sourced is there; not known of any other file.
+    fn is_there(&self, path: &str) -> Option<bool> {
+        let path = self.source_path(path).filter(|p| p.ends_with(".sh") || p.ends_with(".env"))?;
+        (self.files)(&path).is_ok().then_some(true)
+    }
+
+    /// `source FILE ARGUMENTS`: its commands run here. A file that cannot be followed is named and changes nothing.
+    fn source(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<bool>> {
+        let followed = self.source_path(path).ok_or("its path is known only when the script runs".to_owned());
+        let followed = followed.and_then(|path| {
+            if self.sources.contains(&path) {
+                return Err("it asks for itself".to_owned());
+            }
+            self.sourced += 1;
+            if self.sourced > MOST_FILES {
+                return Err(format!("more than {MOST_FILES} files are asked for"));
+            }
+            let text = (self.files)(&path)?;
+            let list =
+                parse_sourced(&text, line).map_err(|e| format!("its line {}: {}", e.line, e.message))?;
+            Ok((path, list))
+        });
+        let (path, list) = match followed {
+            Ok(followed) => followed,
+            Err(reason) => {
+                let path = path.replace([UNKNOWN, UNSET], "$…");
+                let note = format!("line {line}: `{path}` is not read: {reason}");
+                if !self.notes.contains(&note) {
+                    self.notes.push(note);
+                }
+                return Ok(None);
+            }
+        };
+        self.sources.push(path);
+        let own: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
+        let before = (!own.is_empty()).then(|| std::mem::replace(&mut self.positional, own));
+        let status = self.nested(line, |shell| shell.list(&list));
+        if let Some(before) = before {
+            self.positional = before;
+        }
+        self.sources.pop();
+        status
     }
 
     /// A here-document that holds a script of its own, for sbatch or a file.

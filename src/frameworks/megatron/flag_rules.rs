@@ -1,0 +1,421 @@
+//! Rules between flags that no plan says: an export cannot break them, a script of another hand can.
+
+use std::collections::BTreeMap;
+
+use crate::plan::Layout;
+
+/// One rule between flags.
+pub struct FlagRule {
+    /// Short name, unique.
+    pub name: &'static str,
+    /// File (and symbol) of Megatron-LM, below `megatron/`, that enforces it.
+    pub source: &'static str,
+    pub(super) check: fn(&Command) -> Result<(), Complaint>,
+}
+
+/// The flag to point at, and what is wrong with it.
+pub(super) type Complaint = (&'static str, String);
+
+/// What the rules look at.
+pub(super) struct Command<'a> {
+    /// Every flag with its values and its line.
+    pub given: &'a BTreeMap<String, (Vec<String>, usize)>,
+    /// Variables of the environment.
+    pub environment: &'a BTreeMap<String, String>,
+    /// The degrees that were read.
+    pub layout: &'a Layout,
+    /// Decoder layers.
+    pub layers: u32,
+}
+
+impl Command<'_> {
+    fn has(&self, flag: &str) -> bool {
+        self.given.contains_key(flag)
+    }
+    fn values(&self, flag: &str) -> &[String] {
+        self.given.get(flag).map_or(&[], |(values, _)| values)
+    }
+    fn is(&self, flag: &str, value: &str) -> bool {
+        self.values(flag).first().is_some_and(|v| v == value)
+    }
+    fn lists(&self, flag: &str, value: &str) -> bool {
+        self.values(flag).iter().any(|v| v == value)
+    }
+    fn number(&self, flag: &str) -> Option<u32> {
+        self.values(flag).first()?.parse().ok()
+    }
+}
+
+fn refuse(wrong: bool, flag: &'static str, text: impl Into<String>) -> Result<(), Complaint> {
+    if wrong { Err((flag, text.into())) } else { Ok(()) }
+}
+
+/// `flag` needs `other`.
+fn needs(c: &Command, flag: &'static str, other: &str) -> Result<(), Complaint> {
+    refuse(c.has(flag) && !c.has(other), flag, format!("{flag} needs {other}"))
+}
+
+/// Two flags exclude each other; the later one is pointed at.
+fn excludes(c: &Command, one: &'static str, other: &'static str) -> Result<(), Complaint> {
+    let (Some((_, a)), Some((_, b))) = (c.given.get(one), c.given.get(other)) else { return Ok(()) };
+    Err((if a > b { one } else { other }, format!("{one} and {other} exclude each other")))
+}
+
+const ARGUMENTS: &str = "training/arguments.py validate_args";
+const CONFIG: &str = "core/transformer/transformer_config.py __post_init__";
+
+/// Rules between flags, in the order in which they are asked.
+pub static FLAG_RULES: &[FlagRule] = &[
+    FlagRule {
+        name: "batch-schedules",
+        source: ARGUMENTS,
+        check: |c| excludes(c, "--global-batch-size", "--step-batch-size-schedule"),
+    },
+    FlagRule {
+        name: "iterations-or-samples",
+        source: ARGUMENTS,
+        check: |c| excludes(c, "--train-iters", "--train-samples"),
+    },
+    FlagRule {
+        name: "one-fully-sharded",
+        source: ARGUMENTS,
+        check: |c| excludes(c, "--use-megatron-fsdp", "--use-torch-fsdp2"),
+    },
+    FlagRule {
+        name: "one-bucket-size",
+        source: ARGUMENTS,
+        check: |c| excludes(c, "--ddp-bucket-size", "--ddp-num-buckets"),
+    },
+    FlagRule {
+        name: "rank-order",
+        source: "core/parallel_state.py initialize_model_parallel",
+        check: |c| {
+            let l = c.layout;
+            // Without experts the expert grid is the tensor-parallel one.
+            let experts = if c.has("--num-experts") {
+                l.expert_parallel * l.expert_tensor_parallel
+            } else {
+                l.tensor_parallel
+            };
+            refuse(
+                c.has("--use-tp-pp-dp-mapping")
+                    && l.pipeline_parallel > 1
+                    && experts != l.tensor_parallel * l.context_parallel,
+                "--use-tp-pp-dp-mapping",
+                "--use-tp-pp-dp-mapping with stages needs as many replicas of the experts as of all else: ep x etp = tp x cp",
+            )
+        },
+    },
+    FlagRule {
+        name: "hierarchical-context",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--hierarchical-context-parallel-sizes";
+            let product: u64 =
+                c.values(flag).iter().filter_map(|n| n.parse::<u64>().ok()).fold(1, u64::saturating_mul);
+            refuse(
+                c.is("--cp-comm-type", "a2a+p2p") && !c.has(flag),
+                "--cp-comm-type",
+                format!("a2a+p2p needs {flag}"),
+            )?;
+            refuse(
+                c.has(flag) && product != u64::from(c.layout.context_parallel),
+                flag,
+                format!("the sizes multiply to {product}, but cp is {}", c.layout.context_parallel),
+            )
+        },
+    },
+    FlagRule {
+        name: "context-per-layer",
+        source: CONFIG,
+        check: |c| {
+            let count = c.values("--cp-comm-type").len();
+            refuse(
+                count > 1 && count != c.layers as usize,
+                "--cp-comm-type",
+                format!(
+                    "{count} kinds of exchange for {} layers: expected one, or one for every layer",
+                    c.layers
+                ),
+            )
+        },
+    },
+    FlagRule {
+        name: "unoverlapped-stages",
+        source: ARGUMENTS,
+        check: |c| {
+            let l = c.layout;
+            refuse(
+                c.has("--no-overlap-p2p-communication") && l.virtual_stages > 1 && l.pipeline_parallel <= 2,
+                "--no-overlap-p2p-communication",
+                "virtual stages without overlapped messages need at least 3 pipeline stages",
+            )
+        },
+    },
+    FlagRule {
+        name: "interleave-group",
+        source: "core/pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
+        check: |c| {
+            let flag = "--microbatch-group-size-per-virtual-pipeline-stage";
+            let (stages, count) = (c.layout.pipeline_parallel, c.layout.gradient_accumulation_steps);
+            let group = c.number(flag).unwrap_or(stages);
+            let whole = group > 0 && (count % group == 0 || count % group >= stages);
+            refuse(
+                c.layout.virtual_stages > 1 && !(whole && (stages..=count).contains(&group)),
+                if c.has(flag) { flag } else { "--global-batch-size" },
+                format!(
+                    "{count} micro-batches cannot run in groups of {group} over {stages} stages: {flag} says another size"
+                ),
+            )
+        },
+    },
+    FlagRule {
+        name: "gather-with-step",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--overlap-param-gather-with-optimizer-step";
+            needs(c, flag, "--use-distributed-optimizer")?;
+            needs(c, flag, "--overlap-param-gather")?;
+            refuse(c.has(flag) && c.layout.virtual_stages == 1, flag, format!("{flag} needs virtual stages"))
+        },
+    },
+    FlagRule {
+        name: "torch-fsdp2",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--use-torch-fsdp2";
+            if !c.has(flag) {
+                return Ok(());
+            }
+            let l = c.layout;
+            refuse(l.pipeline_parallel > 1, flag, format!("{flag} excludes pipeline stages"))?;
+            refuse(l.expert_parallel > 1, flag, format!("{flag} excludes expert parallelism"))?;
+            excludes(c, flag, "--use-distributed-optimizer")?;
+            excludes(c, flag, "--fp16")?;
+            needs(c, flag, "--no-gradient-accumulation-fusion")?;
+            needs(c, flag, "--untie-embeddings-and-output-weights")
+        },
+    },
+    FlagRule {
+        name: "megatron-fsdp",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--use-megatron-fsdp";
+            if !c.has(flag) {
+                return Ok(());
+            }
+            let one = c.environment.get("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|n| n == "1");
+            refuse(one, flag, format!("{flag} needs CUDA_DEVICE_MAX_CONNECTIONS above 1, or not set"))?;
+            refuse(
+                !c.is("--ckpt-format", "fsdp_dtensor"),
+                if c.has("--ckpt-format") { "--ckpt-format" } else { flag },
+                format!("{flag} needs --ckpt-format fsdp_dtensor"),
+            )?;
+            let whole = c.is("--data-parallel-sharding-strategy", "no_shard");
+            let meta = "--init-model-with-meta-device";
+            refuse(whole && c.has(meta), meta, format!("{meta} needs weights that are sharded"))
+        },
+    },
+    FlagRule {
+        name: "precision-aware",
+        source: "core/optimizer/optimizer_config.py __post_init__",
+        check: |c| {
+            let aware = "--use-precision-aware-optimizer";
+            for flag in ["--main-grads-dtype", "--main-params-dtype", "--exp-avg-dtype", "--exp-avg-sq-dtype"]
+            {
+                let low = c.has(flag) && !c.is(flag, "fp32");
+                refuse(low && !c.has(aware), flag, format!("{flag} below fp32 needs {aware}"))?;
+            }
+            needs(c, "--optimizer-cpu-offload", aware)?;
+            let other = c.has("--optimizer") && !c.is("--optimizer", "adam");
+            refuse(c.has(aware) && other, "--optimizer", format!("{aware} needs --optimizer adam"))
+        },
+    },
+    FlagRule {
+        name: "quantized-gather",
+        source: ARGUMENTS,
+        check: |c| {
+            needs(c, "--fp8-param-gather", "--fp8-format")?;
+            needs(c, "--fp4-param-gather", "--fp4-format")?;
+            for flag in ["--fp8-param-gather", "--fp4-param-gather"] {
+                let text = format!("{flag} needs a sharded optimizer");
+                refuse(c.has(flag) && c.layout.zero_stage == 0, flag, text)?;
+            }
+            Ok(())
+        },
+    },
+    FlagRule {
+        name: "delayed-scaling",
+        source: CONFIG,
+        check: |c| {
+            // The recipe is the delayed one unless another is named.
+            let delayed =
+                c.has("--fp8-format") && (!c.has("--fp8-recipe") || c.is("--fp8-recipe", "delayed"));
+            let modules = "--recompute-modules";
+            let kept = c.lists(modules, "moe_act") || c.lists(modules, "layernorm");
+            refuse(
+                delayed && kept,
+                modules,
+                "delayed FP8 scaling excludes recomputing moe_act and layernorm",
+            )?;
+            let ends = "--first-last-layers-bf16";
+            refuse(delayed && c.has(ends), ends, "delayed FP8 scaling has no first and last layers in BF16")
+        },
+    },
+    FlagRule {
+        name: "dispatcher-overlap",
+        source: CONFIG,
+        check: |c| {
+            let flag = "--moe-shared-expert-overlap";
+            let kind = "--moe-token-dispatcher-type";
+            let gathers = !c.has(kind) || c.is(kind, "allgather");
+            refuse(c.has(flag) && gathers, flag, format!("{flag} needs {kind} alltoall or flex"))?;
+            excludes(c, "--overlap-moe-expert-parallel-comm", flag)?;
+            let both = c.has(flag) && c.lists("--recompute-modules", "shared_experts");
+            refuse(both, flag, format!("{flag} excludes recomputing shared_experts"))
+        },
+    },
+    FlagRule {
+        name: "delayed-weight-gradients",
+        source: ARGUMENTS,
+        check: |c| needs(c, "--delay-wgrad-compute", "--overlap-moe-expert-parallel-comm"),
+    },
+    FlagRule {
+        name: "expert-capacity",
+        source: CONFIG,
+        check: |c| {
+            let factor = "--moe-expert-capacity-factor";
+            let kind = "--moe-router-load-balancing-type";
+            let balanced = !c.has(kind)
+                || c.values(kind)
+                    .iter()
+                    .all(|v| matches!(v.as_str(), "aux_loss" | "seq_aux_loss" | "global_aux_loss" | "none"));
+            refuse(
+                c.has(factor) && !balanced,
+                factor,
+                format!("{factor} needs {kind} aux_loss, seq_aux_loss, global_aux_loss or none"),
+            )?;
+            let pad = "--moe-pad-expert-input-to-capacity";
+            needs(c, pad, factor)?;
+            let flex = c.is("--moe-token-dispatcher-type", "flex");
+            let deep =
+                !c.has("--moe-flex-dispatcher-backend") || c.is("--moe-flex-dispatcher-backend", "deepep");
+            refuse(c.has(pad) && flex && deep, pad, format!("{pad} does not work with DeepEP"))
+        },
+    },
+    FlagRule {
+        name: "saved-activations",
+        source: "training/arguments.py validate_args; core/transformer/transformer_config.py __post_init__",
+        check: |c| {
+            let flag = "--distribute-saved-activations";
+            if !c.has(flag) {
+                return Ok(());
+            }
+            refuse(c.layout.tensor_parallel == 1, flag, format!("{flag} needs tensor parallelism"))?;
+            refuse(
+                !c.is("--recompute-granularity", "full"),
+                flag,
+                format!("{flag} needs --recompute-granularity full"),
+            )?;
+            refuse(
+                c.has("--sequence-parallel"),
+                flag,
+                format!("{flag} and --sequence-parallel exclude each other"),
+            )
+        },
+    },
+    FlagRule {
+        name: "recompute-modules-alone",
+        source: CONFIG,
+        check: |c| {
+            let modules = "--recompute-modules";
+            let selective = c.has("--recompute-granularity") || c.has("--recompute-activations");
+            refuse(
+                c.has(modules) && !selective,
+                modules,
+                format!("{modules} needs --recompute-granularity"),
+            )?;
+            let grouped = c.has("--moe-grouped-gemm");
+            refuse(
+                c.lists(modules, "moe_act") && c.has("--num-experts") && !grouped,
+                modules,
+                "recomputing moe_act needs --moe-grouped-gemm",
+            )
+        },
+    },
+    FlagRule {
+        name: "graph-modules",
+        source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl",
+        check: |c| {
+            let (kind, flag) = ("--cuda-graph-impl", "--cuda-graph-modules");
+            let whole = c.is(kind, "full_iteration");
+            refuse(whole && c.has(flag), flag, "a graph of the whole iteration takes no modules")?;
+            refuse(
+                // Dynamic loss scaling switches the check off itself.
+                whole && !c.has("--no-check-for-nan-in-loss-and-grad") && !c.has("--fp16"),
+                kind,
+                "a graph of the whole iteration needs --no-check-for-nan-in-loss-and-grad",
+            )?;
+            if !c.has(kind) || whole || c.is(kind, "none") {
+                return Ok(());
+            }
+            let named = |module: &str| c.lists(flag, module);
+            let all = c.is(kind, "transformer_engine");
+            refuse(
+                all && named("moe_preprocess") && !named("moe_router"),
+                flag,
+                "a graph of moe_preprocess needs that of moe_router",
+            )?;
+            refuse(
+                named("moe") && named("moe_router"),
+                flag,
+                "graphs of moe and moe_router exclude each other",
+            )?;
+            let padded = c.has("--moe-expert-capacity-factor") && c.has("--moe-pad-expert-input-to-capacity");
+            refuse(named("moe") && !padded, flag, "a graph of moe needs experts padded to a capacity")?;
+            let experts_only = c.has("--num-experts") && !c.has("--moe-layer-freq");
+            refuse(named("mlp") && experts_only, flag, "a graph of mlp needs dense layers")
+        },
+    },
+    FlagRule {
+        name: "layer-offload",
+        source: CONFIG,
+        check: |c| {
+            let flag = "--cpu-offloading-num-layers";
+            let Some(count) = c.number(flag).filter(|&n| n > 0) else { return Ok(()) };
+            refuse(count >= c.layers, flag, format!("{count} of {} layers cannot be offloaded", c.layers))?;
+            refuse(c.layout.pipeline_parallel > 1, flag, format!("{flag} excludes pipeline stages"))?;
+            let recomputes = c.has("--recompute-granularity") || c.has("--recompute-activations");
+            refuse(recomputes, flag, format!("{flag} excludes recomputation"))
+        },
+    },
+    FlagRule {
+        name: "offload-modules",
+        source: "core/transformer/transformer_config.py __post_init__, fine_grained_activation_offloading",
+        check: |c| {
+            let (on, flag) = ("--fine-grained-activation-offloading", "--offload-modules");
+            needs(c, on, flag)?;
+            excludes(c, on, "--cpu-offloading-num-layers")?;
+            refuse(
+                c.lists(flag, "attn_proj") && !c.lists(flag, "core_attn"),
+                flag,
+                "offloading attn_proj needs core_attn",
+            )?;
+            let inside = c.lists(flag, "expert_fc1") || c.lists(flag, "moe_act");
+            let whole = c.lists("--recompute-modules", "moe");
+            refuse(inside && whole, flag, "nothing inside a recomputed moe module can be offloaded")
+        },
+    },
+    FlagRule {
+        name: "cross-entropy",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--cross-entropy-fusion-impl";
+            refuse(
+                c.has("--cross-entropy-loss-fusion") && c.is(flag, "te"),
+                flag,
+                "--cross-entropy-loss-fusion with --cross-entropy-fusion-impl te is refused; expected native",
+            )
+        },
+    },
+];

@@ -330,7 +330,12 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
         "--hierarchical",
         "multiply to 4, but cp is 2",
     ),
-    ("context-per-layer", "--cp-comm-type p2p p2p", "--cp-comm-type", "2 kinds of exchange for 32 layers"),
+    (
+        "context-per-layer",
+        "--context-parallel-size 2 --cp-comm-type p2p p2p",
+        "--cp-comm-type",
+        "2 kinds of exchange for 32 layers",
+    ),
     (
         "unoverlapped-stages",
         "--num-virtual-stages-per-pipeline-rank 2 --no-overlap-p2p-communication",

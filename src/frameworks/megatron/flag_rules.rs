@@ -131,7 +131,7 @@ pub static FLAG_RULES: &[FlagRule] = &[
         check: |c| {
             let count = c.values("--cp-comm-type").len();
             refuse(
-                count > 1 && count != c.layers as usize,
+                c.layout.context_parallel > 1 && count > 1 && count != c.layers as usize,
                 "--cp-comm-type",
                 format!(
                     "{count} kinds of exchange for {} layers: expected one, or one for every layer",

@@ -424,13 +424,7 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
         "needs --recompute-granularity full",
     ),
     (
-        "recompute-modules-alone",
-        "--recompute-modules core_attn",
-        "--recompute-modules",
-        "needs --recompute-granularity",
-    ),
-    (
-        "recompute-modules-alone",
+        "recompute-grouped-experts",
         "--num-experts 8 --recompute-granularity selective --recompute-modules moe_act",
         "--recompute-modules",
         "needs --moe-grouped-gemm",

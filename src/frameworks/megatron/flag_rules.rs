@@ -325,19 +325,14 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
-        name: "recompute-modules-alone",
+        name: "recompute-grouped-experts",
         source: CONFIG,
         check: |c| {
             let modules = "--recompute-modules";
-            let selective = c.has("--recompute-granularity") || c.has("--recompute-activations");
+            let selective = c.is("--recompute-granularity", "selective") || c.has("--recompute-activations");
+            let apart = c.has("--num-experts") && !c.has("--moe-grouped-gemm");
             refuse(
-                c.has(modules) && !selective,
-                modules,
-                format!("{modules} needs --recompute-granularity"),
-            )?;
-            let grouped = c.has("--moe-grouped-gemm");
-            refuse(
-                c.lists(modules, "moe_act") && c.has("--num-experts") && !grouped,
+                selective && apart && c.lists(modules, "moe_act"),
                 modules,
                 "recomputing moe_act needs --moe-grouped-gemm",
             )

@@ -474,6 +474,9 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
     let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
     let recompute = recompute(&mut f)?;
+    if recompute == Recompute::None && f.given.contains_key("--recompute-modules") {
+        assumed.push("--recompute-modules changes nothing without --recompute-granularity".into());
+    }
     ramps(&mut f, &mut assumed)?;
     let batch_line = f.line("--global-batch-size");
     let per_step = layout.micro_batch_size * layout.data_parallel;

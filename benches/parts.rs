@@ -13,7 +13,7 @@ use autoplan::plan::Schedule;
 use autoplan::planner::Task;
 use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily};
 use autoplan::search::{Request, Silent};
-use autoplan::stages::relax::Relaxation;
+use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{Balancer, Objective};
 use autoplan::units::Picos;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
@@ -55,7 +55,7 @@ fn layout(c: &mut Criterion, name: &str, task: &mut Task) {
     });
     let mut relaxation = Relaxation::default();
     group.bench_function("relaxed bound", |b| {
-        b.iter(|| relaxation.lower_bound(black_box(&balancing.problem), None));
+        b.iter(|| relaxation.lower_bound(black_box(&balancing.problem), ANY));
     });
     let mut balancer = Balancer::new();
     group.bench_function("balance, chain bound", |b| {

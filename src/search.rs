@@ -14,6 +14,7 @@ mod verify;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -295,6 +296,14 @@ impl Floor {
         let sum = time.scale(1.0 / self.jitter.max(1.0)).saturating_sub(Picos(2 + (time.0 >> 40)));
         sum.saturating_sub(self.once)
     }
+
+    /// For steps that matter up to `time`, passes that certainly do and passes that certainly do not: only
+    /// on which side of these a bound lies is of interest.
+    fn at_most(self, time: Option<Picos>) -> RangeInclusive<Picos> {
+        let Some(time) = time else { return Picos(u64::MAX)..=Picos(u64::MAX) };
+        let passes = self.passes(time);
+        passes..=passes + Picos(8 + (time.0 >> 38))
+    }
 }
 
 /// Everything a search works on.
@@ -462,7 +471,7 @@ impl Search<'_> {
                     if request.exhaustive {
                         return Some(*bound);
                     }
-                    self.second_bound(*bound, group, scratch)
+                    self.second_bound(*bound, kth, group, scratch)
                 };
                 let bounds: Vec<Option<Picos>> =
                     ordered[at..end].par_iter().map_init(Scratch::default, refine).collect();
@@ -546,19 +555,36 @@ impl Search<'_> {
     }
 
     /// A bound that knows of memory: what is recomputed at least, at the best flags and the sharding with
-    /// the fewest bytes. None if no layout of the group can fit.
-    fn second_bound(&self, first: Picos, group: &Group, scratch: &mut Scratch) -> Option<Picos> {
+    /// the fewest bytes. None if no layout of the group can fit. Above `most` it need not be exact.
+    fn second_bound(
+        &self,
+        first: Picos,
+        most: Option<Picos>,
+        group: &Group,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
         let looped = |s: Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
         if !self.space.capabilities().schedules.iter().all(|&s| looped(s)) {
             return Some(first);
         }
         let offloads = self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE]);
-        let bounds = offloads.iter().filter_map(|&offload| self.offloaded_bound(group, offload, scratch));
-        bounds.min().map(|bound| first.max(bound))
+        let floor = self.floor(Picos::ZERO);
+        let range = floor.passes(first)..=*floor.at_most(most).end();
+        let of = |&offload: &Offload| {
+            self.relaxed_passes(&range, group, offload, scratch).map(|passes| floor.step(passes))
+        };
+        offloads.iter().filter_map(of).min().map(|bound| first.max(bound))
     }
 
-    /// The part of [`Search::second_bound`] with one place of states and activations.
-    fn offloaded_bound(&self, group: &Group, offload: Offload, scratch: &mut Scratch) -> Option<Picos> {
+    /// What the passes of a group take at least with one place of states and activations; exact in `range`
+    /// only.
+    fn relaxed_passes(
+        &self,
+        range: &RangeInclusive<Picos>,
+        group: &Group,
+        offload: Offload,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
         let plain = CellKey { offload, ..self.space.plain_cell(group) };
         let key = (family_of(group), offload);
         if !scratch.floors.contains_key(&key) {
@@ -589,8 +615,7 @@ impl Search<'_> {
         if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
             return Some(Picos::ZERO);
         }
-        let relaxed = scratch.relaxation.lower_bound(&balancing.problem, None)?;
-        Some(self.floor(Picos::ZERO).step(relaxed))
+        scratch.relaxation.lower_bound(&balancing.problem, range.clone())
     }
 
     /// Settles the layouts of a group that could matter.
@@ -746,8 +771,8 @@ impl Search<'_> {
             return;
         }
         if !request.exhaustive {
-            let enough = limit.time().map(|time| some.floor.passes(time));
-            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, enough) else {
+            let at_most = some.floor.at_most(limit.time());
+            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, at_most) else {
                 opened.counters.drop("memory", count);
                 return;
             };
@@ -888,8 +913,8 @@ impl Search<'_> {
             return None;
         }
         if !request.exhaustive {
-            let enough = limit.time().map(|time| floor.passes(time));
-            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, enough) else {
+            let at_most = floor.at_most(limit.time());
+            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, at_most) else {
                 opened.counters.drop("memory", 1);
                 return None;
             };

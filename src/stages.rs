@@ -488,11 +488,18 @@ pub fn evaluate_into(
 }
 
 /// [`evaluate_into`] whatever the memory limit.
-pub(crate) fn measure(
-    problem: &Problem,
-    assignment: &Assignment,
-    into: &mut Evaluation,
-) -> Result<(), Violation> {
+fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) -> Result<(), Violation> {
+    measure_parts(problem, assignment, into)?;
+    let pipeline = &*problem.pipeline;
+    let (chain, bound) = pipeline.chain_and_bound(&into.forward, &into.backward, problem.hop);
+    into.chain = chain + into.tail;
+    into.bound = bound + into.tail;
+    into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
+    Ok(())
+}
+
+/// The part of [`measure`] that knows no bounds: passes, memory and tail.
+fn measure_parts(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) -> Result<(), Violation> {
     check_shape(problem, assignment)?;
     let pipeline = &*problem.pipeline;
     let chunks = problem.chunks();
@@ -589,10 +596,6 @@ pub(crate) fn measure(
     }
     into.memory.drain(..chunks);
     into.tail = Picos(problem.tail.as_ref().map_or(0, |tail| tail.at(&first_rank)));
-    let (chain, bound) = pipeline.chain_and_bound(&into.forward, &into.backward, problem.hop);
-    into.chain = chain + into.tail;
-    into.bound = bound + into.tail;
-    into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
     Ok(())
 }
 

@@ -28,6 +28,7 @@ pub(super) struct ChunkWork {
     /// By rank: the highest time of a chunk.
     ceiling: Vec<u64>,
     kept: Vec<u64>,
+    trial: Assignment,
     evaluation: Evaluation,
     pub relaxation: Relaxation,
 }
@@ -66,8 +67,9 @@ pub(super) struct Chunked<'a> {
 }
 
 impl ChunkWork {
-    pub fn evaluation_mut(&mut self) -> &mut Evaluation {
-        &mut self.evaluation
+    /// Room to measure an assignment.
+    pub fn trial(&mut self) -> (&mut Evaluation, &mut Assignment) {
+        (&mut self.evaluation, &mut self.trial)
     }
 }
 

@@ -7,13 +7,20 @@
 //! `theta` at which all ranks together can hold the model is found by Newton's method on the sum of these
 //! concave, piecewise linear capacities; it comes from below, so every iterate is a bound.
 
-use super::{Choice, Freedom, MAX_KINDS, Problem};
+use std::ops::RangeInclusive;
+
+use super::{Choice, Freedom, Kind, MAX_KINDS, Problem};
 use crate::units::Picos;
+
+/// Whatever it is, the bound is to be as high as is known.
+pub const ANY: RangeInclusive<Picos> = Picos::ZERO..=Picos(u64::MAX);
 
 /// Work memory of [`Relaxation::lower_bound`].
 #[derive(Debug, Default)]
 pub struct Relaxation {
     ranks: Vec<Rank>,
+    /// Layers of each kind.
+    counts: [u64; MAX_KINDS],
     /// Capacity of a rank as the least of lines `(at zero, per picosecond of the bottleneck)`; one stretch
     /// of `width` lines per rank.
     lines: Vec<(f64, f64)>,
@@ -23,8 +30,13 @@ pub struct Relaxation {
     steps: Vec<(f64, u32)>,
     prices: Vec<f64>,
     modes: Vec<usize>,
+    /// Offered modes with the recomputation of one micro-batch through all layers, least first.
+    by_extra: Vec<(u64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
+    /// By rank, for one set of modes: bytes free beside transients, those left for layers, and the work
+    /// that they hold.
+    room: Vec<(f64, f64, f64)>,
 }
 
 /// What of a rank does not depend on recomputation.
@@ -42,6 +54,8 @@ struct Rank {
     transient: f64,
     /// Least number of micro-batches in flight of any of its chunks.
     in_flight: f64,
+    /// How many more all of its chunks together have.
+    more_in_flight: f64,
     /// Where its chunks lie in the list of micro-batches in flight.
     chunks: (usize, usize),
 }
@@ -76,42 +90,68 @@ const STEPS: usize = 32;
 
 impl Relaxation {
     /// A time that no schedule of an assignment of `problem` goes below; none if no assignment fits in
-    /// memory. The true bound need not be found once it is clear that it does not exceed `enough`.
-    pub fn lower_bound(&mut self, problem: &Problem, enough: Option<Picos>) -> Option<Picos> {
+    /// memory. Outside of `range` it need not be the highest that is known: only on which side of the range
+    /// it lies.
+    pub fn lower_bound(&mut self, problem: &Problem, range: RangeInclusive<Picos>) -> Option<Picos> {
         self.prepare(problem);
-        let enough = enough.map_or(f64::INFINITY, |time| time.0 as f64);
+        // So far above that rounding does not bring it back.
+        let (enough, most) = (range.start().0 as f64, range.end().0 as f64 / SHRINK / SHRINK);
+        let lesser = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
         let mut best: Option<f64> = None;
-        let mut take = |found: Option<f64>| {
-            best = match (best, found) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-            best.is_some_and(|time| time <= enough)
-        };
-        let done = match problem.freedom {
-            Freedom::PerStage => take(self.mixed(problem, None)),
+        match problem.freedom {
+            Freedom::PerStage => best = self.mixed(problem, None, most),
             Freedom::Global => {
-                let offered = (0..problem.modes.len()).filter(|&mode| problem.modes[mode].offered);
-                let mut done = false;
-                for mode in offered {
-                    done = done || take(self.single(problem, mode));
+                let busy = self.sort_modes(problem);
+                let rounds = problem.pipeline.micro_batches as f64 / f64::from(problem.pipeline.ranks);
+                for at in 0..self.by_extra.len() {
+                    let (extra, mode) = self.by_extra[at];
+                    let least = busy + rounds * extra as f64;
+                    // Neither this mode nor one that recomputes more can lower the bound any further.
+                    if best.is_some_and(|best| best <= enough || best <= least) {
+                        break;
+                    }
+                    if least > most {
+                        best = lesser(best, Some(least));
+                        break;
+                    }
+                    best = lesser(best, self.single(problem, mode, best.unwrap_or(most).min(most)));
                 }
-                done
+                if let Some(block) = problem.block
+                    && best.is_none_or(|best| best > enough && best > busy)
+                {
+                    let two = [usize::from(block.rest), usize::from(block.full)];
+                    best = lesser(best, self.mixed(problem, Some(two), best.unwrap_or(most).min(most)));
+                }
             }
-        };
-        if let (false, Freedom::Global, Some(block)) = (done, problem.freedom, problem.block) {
-            take(self.mixed(problem, Some([usize::from(block.rest), usize::from(block.full)])));
         }
         best.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
+    }
+
+    /// Sorts the offered modes by their recomputation; what an average rank is busy at least without any.
+    fn sort_modes(&mut self, problem: &Problem) -> f64 {
+        self.by_extra.clear();
+        for (at, mode) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
+            let extra = self.counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
+            self.by_extra.push((extra, at));
+        }
+        self.by_extra.sort_unstable();
+        let time = |(count, kind): (&u64, &Kind)| count * (kind.forward.0 + kind.backward.0);
+        let layers: u64 = self.counts.iter().zip(&problem.kinds).map(time).sum();
+        let ends: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
+        let idle: f64 = self.ranks.iter().map(|rank| rank.idle).sum();
+        (problem.pipeline.micro_batches as f64 * (layers as f64 + ends) + idle) / self.ranks.len() as f64
     }
 
     /// [`Relaxation::lower_bound`] of assignments that recompute everywhere as `choice` says, by modes or
     /// by whole layers. The problem must have been [`Relaxation::prepare`]d.
     pub fn bound_of(&mut self, problem: &Problem, choice: Choice) -> Option<Picos> {
         let bound = match (choice, problem.block) {
-            (Choice::Mode(mode), _) => self.single(problem, usize::from(mode)),
+            (Choice::Mode(mode), _) => self.single(problem, usize::from(mode), f64::INFINITY),
             (Choice::Block(_), Some(block)) => {
-                self.mixed(problem, Some([usize::from(block.rest), usize::from(block.full)]))
+                self.mixed(problem, Some([usize::from(block.rest), usize::from(block.full)]), f64::INFINITY)
             }
             (Choice::Block(_), None) => None,
         };
@@ -125,13 +165,12 @@ impl Relaxation {
         // The chain bound separates over ranks only with one chunk each; else the busy time counts.
         let chain = pipeline.chunks_per_rank == 1 && !pipeline.split_backward;
         let looped = !pipeline.split_backward;
-        let least_layer = problem
-            .runs
-            .iter()
-            .map(|run| &problem.kinds[usize::from(run.kind)])
-            .map(|kind| kind.forward.0 + kind.backward.0)
-            .min()
-            .unwrap_or(0) as f64;
+        self.counts = [0; MAX_KINDS];
+        for run in &problem.runs {
+            self.counts[usize::from(run.kind)] += u64::from(run.count);
+        }
+        let present = self.counts.iter().zip(&problem.kinds).filter(|(count, _)| **count > 0);
+        let least_layer = present.map(|(_, kind)| kind.forward.0 + kind.backward.0).min().unwrap_or(0) as f64;
         self.ranks.clear();
         self.in_flight.clear();
         for (at, order) in pipeline.orders.iter().enumerate() {
@@ -146,6 +185,10 @@ impl Relaxation {
                 rows: [(m, m); 2],
                 free: problem.limit.0 as f64 - problem.rank_bytes.0 as f64,
                 in_flight: fullest.iter().copied().min().map_or(0.0, f64::from),
+                more_in_flight: {
+                    let least = fullest.iter().copied().min().unwrap_or(0);
+                    fullest.iter().map(|&n| f64::from(n - least)).sum()
+                },
                 chunks: (start, self.in_flight.len()),
                 ..Rank::default()
             };
@@ -168,14 +211,15 @@ impl Relaxation {
         }
     }
 
-    /// All layers in one mode.
-    fn single(&mut self, problem: &Problem, mode: usize) -> Option<f64> {
+    /// All layers in one mode. Above `most` the bound need not be exact.
+    fn single(&mut self, problem: &Problem, mode: usize, most: f64) -> Option<f64> {
         self.prices.clear();
-        self.bottleneck(problem, &[mode])
+        self.bottleneck(problem, &[mode], most)
     }
 
-    /// Every layer in a mode of its own: all offered ones, or two.
-    fn mixed(&mut self, problem: &Problem, only: Option<[usize; 2]>) -> Option<f64> {
+    /// Every layer in a mode of its own: all offered ones, or two. Above `most` the bound need not be
+    /// exact.
+    fn mixed(&mut self, problem: &Problem, only: Option<[usize; 2]>, most: f64) -> Option<f64> {
         let mut modes = std::mem::take(&mut self.modes);
         modes.clear();
         match only {
@@ -212,13 +256,14 @@ impl Relaxation {
             }
             at = next;
         }
-        let bound = self.bottleneck(problem, &modes);
+        let bound = self.bottleneck(problem, &modes, most);
         self.modes = modes;
         bound
     }
 
-    /// The bound if every layer uses one of `modes`; none if memory cannot hold that.
-    fn bottleneck(&mut self, problem: &Problem, modes: &[usize]) -> Option<f64> {
+    /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Above `most` it
+    /// need not be exact.
+    fn bottleneck(&mut self, problem: &Problem, modes: &[usize], most: f64) -> Option<f64> {
         let kinds = &problem.kinds[..];
         let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
         // Cheapest mode in time, in bytes, and least transient, by kind.
@@ -231,10 +276,8 @@ impl Relaxation {
             kept[q] =
                 over(&|mode| problem.modes[mode].kept[q].0 as f64 / f64::from(problem.modes[mode].group));
         }
-        let mut counts = [0.0; MAX_KINDS];
-        for run in &problem.runs {
-            let q = usize::from(run.kind);
-            counts[q] += f64::from(run.count);
+        let counts = self.counts.map(|count| count as f64);
+        for q in (0..kinds.len()).filter(|&q| self.counts[q] > 0) {
             for &mode in modes {
                 transient = f64::min(transient, problem.modes[mode].transient[q].0 as f64);
             }
@@ -273,36 +316,45 @@ impl Relaxation {
             .max_by(|&a, &b| counts[present[a].kind].total_cmp(&counts[present[b].kind]))
             .unwrap_or(0);
         let own = &present[common..=common];
+        let line = |at_zero: f64, rate: f64| {
+            if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) }
+        };
+        // Bytes alone: what most sets of modes fail at.
+        let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, f64::min);
+        let mut room = 0.0;
+        self.room.clear();
+        for rank in &self.ranks {
+            let free =
+                rank.free - if mandatory > 0.0 { rank.transient.max(transient) } else { rank.transient };
+            // A chunk with more micro-batches in flight holds its layers as well.
+            let left = free - rank.more_in_flight * least_kept * mandatory;
+            if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
+                return None;
+            }
+            let work = line(left, ratio(present, |k| k.held + rank.in_flight * k.kept)).0;
+            room += work;
+            self.room.push((free, left, work));
+        }
+        if room < work * SHRINK {
+            return None;
+        }
         self.lines.clear();
         self.whole.clear();
-        for rank in &self.ranks {
+        for (rank, &(free, left, room)) in self.ranks.iter().zip(&self.room) {
             let row = {
                 let [a, b] = rank.rows;
                 let value = |r: (f64, f64)| r.0 * forward + r.1 * backward;
                 if value(a) >= value(b) { a } else { b }
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
-            let mut free = rank.free;
-            free -= if mandatory > 0.0 { rank.transient.max(transient) } else { rank.transient };
-            let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
-            let fuller = || in_flight.iter().copied().filter(|&n| n > rank.in_flight);
-            let line = |at_zero: f64, rate: f64| {
-                if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) }
-            };
             // Time alone.
             let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
             self.lines.push(line(-fixed, ratio(present, time)));
             self.whole.push(line(-fixed, ratio(own, time)));
-            // Bytes alone. A chunk with more micro-batches in flight holds its layers as well.
-            let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, f64::min);
-            let more: f64 = fuller().map(|n| (n - rank.in_flight) * least_kept * mandatory).sum();
-            let left = free - more;
-            if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
-                return None;
-            }
-            let bytes = |k: &Present| k.held + rank.in_flight * k.kept;
-            self.lines.push((line(left, ratio(present, bytes)).0, 0.0));
-            self.whole.push((line(left, ratio(own, bytes)).0, 0.0));
+            self.lines.push((room, 0.0));
+            self.whole.push((line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0, 0.0));
+            let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
+            let fuller = || in_flight.iter().copied().filter(|&n| n > rank.in_flight);
             // Both, at a price per byte and micro-batch.
             for &price in &self.prices {
                 let price = if rank.in_flight > 0.0 { price * row.1 / rank.in_flight } else { 0.0 };
@@ -326,6 +378,9 @@ impl Relaxation {
             }
         }
         let theta = self.fractions(work, width)?;
+        if base + theta > most {
+            return Some(base + theta);
+        }
         let theta = self.whole_layers(theta, counts[own[0].kind], own[0].weight, width)?;
         Some(base + theta)
     }

@@ -14,8 +14,9 @@
 //! one more split is listed, in which ranks that lack memory hold fewer layers.
 
 use super::chunked::{ChunkWork, Chunked, Policy};
+use super::relax::ANY;
 use super::tables::Tables;
-use super::{Assignment, Choice, Evaluation, Freedom, Problem, measure};
+use super::{Assignment, Choice, Freedom, Problem, measure, measure_parts};
 use crate::units::Picos;
 
 /// Splits of a problem over several chunks per rank, whatever the memory, and what every way to
@@ -39,9 +40,10 @@ struct Way {
     choice: Choice,
     /// Time of the recomputation of one micro-batch on all ranks together.
     extra: u64,
-    /// Once computed: bytes of every rank beside those held for the whole step, empty if it is no way,
-    /// and the lower bound on the makespan.
-    rest: Option<(Vec<u64>, Picos)>,
+    /// Once computed: bytes of every rank beside those held for the whole step, empty if it is no way.
+    rest: Option<Vec<u64>>,
+    /// Once computed: the lower bound on the makespan.
+    bound: Option<Picos>,
 }
 
 /// Completions of one problem.
@@ -91,7 +93,6 @@ impl Splits {
     ) -> Completions {
         let mut found = Completions::default();
         let mut least_extra = u64::MAX;
-        let mut layers = Vec::with_capacity(problem.chunks());
         for (at, split) in self.list.iter_mut().enumerate() {
             if problem.freedom == Freedom::PerStage && self.uneven && at > 0 {
                 let layers = split.layers.clone();
@@ -102,13 +103,12 @@ impl Splits {
                 }
                 continue;
             }
-            let Some(way) = split.cheapest(problem, tables, work) else { continue };
+            let Some((choice, extra, bound)) = split.cheapest(problem, tables, work) else { continue };
             found.fits = true;
-            least_extra = least_extra.min(way.extra);
-            if worth(way.rest.as_ref().map_or(Picos::ZERO, |rest| rest.1)) {
-                let choice = way.choice;
-                layers.clone_from(&split.layers);
-                found.list.push(Assignment { layers: layers.clone(), recompute: vec![choice; layers.len()] });
+            least_extra = least_extra.min(extra);
+            if worth(bound) {
+                let recompute = vec![choice; split.layers.len()];
+                found.list.push(Assignment { layers: split.layers.clone(), recompute });
             }
         }
         // The cheapest recomputation of all leaves nothing to relieve.
@@ -123,28 +123,40 @@ impl Splits {
 }
 
 impl Split {
-    /// The cheapest way to recompute, the same on all ranks, that fits.
-    fn cheapest(&mut self, problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Option<&Way> {
+    /// The cheapest way to recompute, the same on all ranks, that fits; its recomputation, and a lower
+    /// bound on the makespan.
+    fn cheapest(
+        &mut self,
+        problem: &Problem,
+        tables: &Tables,
+        work: &mut ChunkWork,
+    ) -> Option<(Choice, u64, Picos)> {
         if self.ways.is_empty() {
             self.ways = ways(problem, tables, &self.layers);
         }
         let held = held_by_rank(problem, &self.layers);
+        let (evaluation, trial) = work.trial();
+        trial.layers.clone_from(&self.layers);
+        let everywhere = |trial: &mut Assignment, choice: Choice| {
+            trial.recompute.clear();
+            trial.recompute.resize(trial.layers.len(), choice);
+        };
         let at = self.ways.iter_mut().position(|way| {
-            let (rest, _) = way.rest.get_or_insert_with(|| {
-                let recompute = vec![way.choice; self.layers.len()];
-                let assignment = Assignment { layers: self.layers.clone(), recompute };
-                let evaluation: &mut Evaluation = work.evaluation_mut();
-                match measure(problem, &assignment, evaluation) {
-                    Ok(()) => {
-                        let rest = evaluation.memory.iter().zip(&held).map(|(all, held)| all.0 - held);
-                        (rest.collect(), evaluation.bound)
-                    }
-                    Err(_) => (Vec::new(), Picos::ZERO),
+            let rest = way.rest.get_or_insert_with(|| {
+                everywhere(trial, way.choice);
+                match measure_parts(problem, trial, evaluation) {
+                    Ok(()) => evaluation.memory.iter().zip(&held).map(|(all, held)| all.0 - held).collect(),
+                    Err(_) => Vec::new(),
                 }
             });
             !rest.is_empty() && held.iter().zip(&*rest).all(|(held, rest)| held + rest <= problem.limit.0)
         })?;
-        self.ways.get(at)
+        let way = &mut self.ways[at];
+        let bound = way.bound.get_or_insert_with(|| {
+            everywhere(trial, way.choice);
+            measure(problem, trial, evaluation).map_or(Picos::ZERO, |()| evaluation.bound)
+        });
+        Some((way.choice, way.extra, *bound))
     }
 }
 
@@ -162,13 +174,13 @@ fn ways(problem: &Problem, tables: &Tables, layers: &[u32]) -> Vec<Way> {
     let mut ways: Vec<Way> = Vec::new();
     for &mode in &tables.modes {
         let extra = tables.in_mode(problem, &none, &tables.totals, mode).extra;
-        ways.push(Way { choice: Choice::Mode(mode), extra, rest: None });
+        ways.push(Way { choice: Choice::Mode(mode), extra, rest: None, bound: None });
     }
     if let Some(block) = problem.block {
         let longest = layers.iter().copied().max().unwrap_or(0);
         for n in block.counts.0..=block.counts.1.min(longest.max(block.counts.0)) {
             let extra = intervals.iter().map(|&at| tables.in_block(problem, &none, at, n).extra).sum();
-            ways.push(Way { choice: Choice::Block(n), extra, rest: None });
+            ways.push(Way { choice: Choice::Block(n), extra, rest: None, bound: None });
         }
     }
     ways.sort_by_key(|way| way.extra);
@@ -304,17 +316,23 @@ fn relieved(
     }
     let even = problem.even_layers();
     let mut policies: Vec<(Picos, u64, Policy)> = Vec::new();
+    let mut cut = false;
     work.relaxation.prepare(problem);
     match problem.freedom {
         Freedom::PerStage => {
-            if let Some(bound) = work.relaxation.lower_bound(problem, None) {
+            if let Some(bound) = work.relaxation.lower_bound(problem, ANY) {
                 policies.push((bound, 0, Policy::Cheapest));
             }
         }
         Freedom::Global => {
             // Of whole layers all counts share a bound.
             let mut block = None;
-            for way in ways(problem, tables, &even).iter().filter(|way| way.extra < least_extra) {
+            for way in ways(problem, tables, &even).iter().take_while(|way| way.extra < least_extra) {
+                if !worth(busy(problem, tables, way.extra)) {
+                    // Nor is any that recomputes more.
+                    cut = true;
+                    break;
+                }
                 let bound = match way.choice {
                     Choice::Mode(_) => work.relaxation.bound_of(problem, way.choice),
                     Choice::Block(_) => {
@@ -345,13 +363,24 @@ fn relieved(
         }
     };
     let worthy = policies.iter().position(|&(bound, ..)| !worth(bound)).unwrap_or(policies.len());
-    let cut = worthy < policies.len();
+    cut |= worthy < policies.len();
     policies.truncate(worthy);
     let relieved = policies.into_iter().find_map(|(_, _, policy)| {
         let layers = fit(&mut search, policy)?;
         search.assignment(layers, policy)
     });
     (relieved, cut)
+}
+
+/// What an average rank is busy with at least, where one micro-batch recomputes for `extra` on all ranks
+/// together: a little less, so that it is below every relaxed bound whatever their rounding.
+fn busy(problem: &Problem, tables: &Tables, extra: u64) -> Picos {
+    let pipeline = &*problem.pipeline;
+    let layers = tables.totals.iter().zip(&problem.kinds);
+    let layers: u64 = layers.map(|(&n, kind)| u64::from(n) * (kind.forward.0 + kind.backward.0)).sum();
+    let ends: u64 = problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0).sum();
+    let busy = (layers + ends + extra) * pipeline.micro_batches / u64::from(pipeline.ranks);
+    Picos(busy.saturating_sub(2 + (busy >> 28)))
 }
 
 /// What ranks have left for layers.

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use autoplan::cost::schedule::{Load, Shape, Simulator};
 use autoplan::plan::Schedule;
+use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{
     Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective, Outcome,
     Pipeline, Problem, Run, Tail, Violation, evaluate,
@@ -176,10 +177,11 @@ fn evaluation_is_what_layers_add_up_to() {
 /// recompute choice; thresholds; bounds.
 #[test]
 fn dynamic_programme_equals_brute_force() {
-    let mut balancer = Balancer::new();
+    let (mut balancer, mut relaxation) = (Balancer::new(), Relaxation::default());
     let (mut infeasible, mut uneven, mut mixed) = (0, 0, 0);
     for seed in 0..1_500 {
         let problem = one_chunk_per_rank(seed);
+        let relaxed = relaxation.lower_bound(&problem, ANY);
         for objective in [Objective::Chain, Objective::Closed] {
             let expected = oracle::best(&problem, objective);
             let found = match balancer.solve(&problem, objective, None) {
@@ -212,6 +214,13 @@ fn dynamic_programme_equals_brute_force() {
                 let bound = balancer.lower_bound(&problem, None).unwrap();
                 assert!(bound.0 <= least, "seed {seed}: {bound:?} > {least}");
                 assert!(balancer.lower_bound(&problem, Some(Picos(least + 1))).unwrap() <= bound);
+                let relaxed = relaxed.expect("something fits");
+                assert!(relaxed.0 <= value, "seed {seed}: relaxed {relaxed:?} > {value}");
+                // Where only a limit matters it is on the same side of it.
+                for limit in [Picos(relaxed.0 / 2), relaxed, Picos(2 * relaxed.0)] {
+                    let short = relaxation.lower_bound(&problem, limit..=limit);
+                    assert_eq!(short.unwrap() > limit, relaxed > limit, "seed {seed}");
+                }
             }
             if let Some((even, evaluation)) = balancer.even(&problem) {
                 assert_eq!(even.layers, problem.even_layers());
@@ -255,16 +264,18 @@ fn several_chunks(seed: u64) -> Problem {
 /// event simulation has it; no bound is above any of them.
 #[test]
 fn several_chunks_per_rank_come_close_to_exhaustive_search() {
-    let mut balancer = Balancer::new();
+    let (mut balancer, mut relaxation) = (Balancer::new(), Relaxation::default());
     let (mut infeasible, mut compared, mut unlisted, mut excess) = (0, 0, 0, Vec::new());
     for seed in 0..400 {
         let problem = several_chunks(seed);
+        let relaxed = relaxation.lower_bound(&problem, ANY);
         let mut fastest: Option<u64> = None;
         let bound = balancer.lower_bound(&problem, None);
         oracle::every_assignment(&problem, |_, evaluation| {
             let time = simulated(&problem, evaluation);
             assert!(evaluation.bound.0 <= time, "seed {seed}");
             assert!(bound.is_some_and(|bound| bound <= evaluation.bound), "seed {seed}: {bound:?}");
+            assert!(relaxed.is_some_and(|relaxed| relaxed.0 <= time), "seed {seed}: {relaxed:?} > {time}");
             fastest = Some(fastest.map_or(time, |fastest| fastest.min(time)));
         });
         let mut splits = balancer.splits(&problem, true);

@@ -50,7 +50,7 @@ pub const TAKEN_AS_GIVEN: [&str; 4] = [
 ];
 
 /// Names of all checks with what each compares, in the order in which they run.
-pub const CHECKS: [(&str, &str); 27] = [
+pub const CHECKS: [(&str, &str); 29] = [
     ("degrees", "every degree is at least 1, and tp x pp x cp x dp are the GPUs of the job"),
     ("batch", "micro-batch x accumulation x dp is the global batch"),
     ("chunks", "there are pp x vpp chunks, and the schedule runs so many on a rank"),
@@ -69,6 +69,8 @@ pub const CHECKS: [(&str, &str); 27] = [
     ("memory-buffers", "workspaces and message buffers of every rank"),
     ("memory-total", "allocated, reserved and device bytes of the fullest rank"),
     ("memory-limit", "no rank allocates more than the limit"),
+    ("off-gpu", "states and activations that the fullest node keeps in host memory and on drives"),
+    ("off-gpu-limit", "no node keeps more there than it has"),
     ("stage-forward", "forward time of every chunk"),
     ("stage-backward", "backward time of every chunk, recomputation included"),
     ("stage-messages", "messages that keep a rank busy"),
@@ -325,6 +327,7 @@ pub fn check(given: &Given<'_>, plan: &Plan, prediction: &Prediction) -> Report 
         return ledger.report();
     };
     holdings.compare_memory(&sequence, plan, &order, &passes, prediction, &mut ledger);
+    holdings.compare_off_gpu(&sequence, plan, &order, &passes, prediction, &mut ledger);
     let stages = timing::Stages::new(&holdings, &sequence, plan, &prices);
     stages.compare(prediction, &mut ledger);
     let durations = stages.durations(&prices, prediction, &ledger);

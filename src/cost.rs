@@ -191,6 +191,8 @@ pub struct LayerCost {
     pub full_extra: Times,
     /// Bytes kept when the whole layer is recomputed: its input.
     pub full_kept: Bytes,
+    /// Bytes kept in host memory for the backward pass.
+    pub offloaded: Bytes,
     /// Parameters on this rank.
     pub parameters: LocalParameters,
     /// Working set of its backward pass beyond what is kept.

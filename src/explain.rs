@@ -84,7 +84,7 @@ pub fn fixed_to(layout: &Layout) -> Restrictions {
 pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -> Standing {
     let request = Request { top: 1, ..Request::default() };
     let free = Task { restrictions: Restrictions::default(), ..prepared.task.clone() };
-    let best = free.prepare().search(&request, observer).found.into_iter().next();
+    let best = free.prepare().solve(&request, observer).answer.found.into_iter().next();
     let experts = prepared.context.has_experts();
     let mut changes = Vec::new();
     for (axis, from) in axes(plan.layout()) {

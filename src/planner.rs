@@ -1,7 +1,7 @@
 //! One planning task from checked inputs to an answer: what the command line, the regression and
 //! `explain` share.
 
-use crate::candidates::{Restrictions, Space};
+use crate::candidates::{OFFLOADS, Restrictions, Space};
 use crate::check::{Given, Report};
 use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
@@ -14,8 +14,8 @@ use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
 };
-use crate::plan::{Plan, Recompute};
-use crate::search::{Answer, Observer, Request, Search, Silent};
+use crate::plan::{Offload, Plan, Recompute};
+use crate::search::{Answer, Observer, Request, Search, Silent, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::Model;
@@ -54,6 +54,15 @@ pub struct Prepared<'a> {
     pub context: Context,
     /// Exact parameter totals.
     pub parameters: ParameterCount,
+}
+
+/// The answer to a task whose offload was opened where it had to be.
+#[derive(Debug, Clone)]
+pub struct Solution {
+    /// The plans; the counters are those of both searches where there were two.
+    pub answer: Answer,
+    /// Nothing fits without offload: every plan offloads.
+    pub offload_opened: bool,
 }
 
 /// A plan that would fit if memory were a little larger.
@@ -144,7 +153,54 @@ impl Prepared<'_> {
     pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
         let cost = self.cost();
         let space = Space::new(self.task.target, &self.context, &self.task.restrictions);
-        Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
+        let mut answer = Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer);
+        // The search knows states off the GPU by their average over a pipeline, and no activations there.
+        let before = answer.found.len();
+        answer.found.retain(|found| cost.fits(&found.prediction));
+        let dropped = (before - answer.found.len()) as u64;
+        if dropped > 0 {
+            *answer.counters.pruned.entry("host memory".to_owned()).or_default() += dropped;
+        }
+        answer
+    }
+
+    /// Searches the space without offload; where nothing fits there and nothing was said about offload,
+    /// whatever the framework can offload.
+    #[must_use]
+    pub fn solve(&self, request: &Request, observer: &dyn Observer) -> Solution {
+        let answer = self.search(request, observer);
+        let memory_binds = answer.found.is_empty() && answer.counters.pruned.contains_key("memory");
+        let ways = self.ways_to_offload();
+        if !memory_binds
+            || answer.stop == Stop::Interrupted
+            || self.task.restrictions.offload.is_some()
+            || ways.is_empty()
+        {
+            return Solution { answer, offload_opened: false };
+        }
+        let mut task = self.task.clone();
+        task.restrictions.offload = Some(ways);
+        let mut offloading = task.prepare().search(request, observer);
+        let (counters, before) = (&mut offloading.counters, answer.counters);
+        counters.candidates += before.candidates;
+        counters.evaluated += before.evaluated;
+        counters.simulated += before.simulated;
+        for (reason, count) in before.pruned {
+            *counters.pruned.entry(reason).or_default() += count;
+        }
+        Solution { answer: offloading, offload_opened: true }
+    }
+
+    /// What the framework can keep off the GPU.
+    fn ways_to_offload(&self) -> Vec<Offload> {
+        let can = self.task.target.capabilities();
+        let possible = |offload: &Offload| {
+            *offload != Offload::NONE
+                && can.optimizer_places.contains(&offload.optimizer)
+                && can.parameter_places.contains(&offload.parameters)
+                && (can.activation_offload || !offload.activations)
+        };
+        OFFLOADS.iter().map(|(_, offload)| *offload).filter(possible).collect()
     }
 
     /// Why the framework cannot run the job whatever the layout, and the frameworks that can.

@@ -651,9 +651,9 @@ impl Holdings<'_> {
         (experts / (replicas / group)).max(1) as f64
     }
 
-    /// Bytes of weights, gradients and owned states of one parameter on one rank.
-    fn per_parameter(&self, kind: Kind) -> [f64; 3] {
-        let (job, memory, l) = (self.given.job, &self.given.profile.memory, self.layout);
+    /// Bytes of weights, gradients and states of one parameter, undivided.
+    fn undivided(&self, kind: Kind) -> [f64; 3] {
+        let (job, memory) = (self.given.job, &self.given.profile.memory);
         let recipe = if job.precision == Precision::Fp16 { memory.fp16 } else { memory.bf16 };
         let mut weights = recipe.weights;
         let architecture = self.given.machine.accelerator.architecture;
@@ -672,6 +672,32 @@ impl Holdings<'_> {
         if kind == Kind::Frozen {
             (gradients, owned) = (0.0, 0.0);
         }
+        [weights, gradients, owned]
+    }
+
+    /// Bytes of host memory and of drives that one local parameter takes.
+    fn off_the_gpu(&self, kind: Kind) -> [f64; 2] {
+        let offload = self.layout.offload;
+        let [weights, gradients, owned] = self.undivided(kind);
+        let mut off = [0.0; 2];
+        // One copy of the gradients lies in host memory beside states that are updated there.
+        match offload.optimizer {
+            Place::Gpu => {}
+            Place::Cpu => off[0] += owned + gradients.min(4.0),
+            Place::Nvme => off[1] += owned,
+        }
+        match offload.parameters {
+            Place::Cpu if self.layout.zero_stage >= 3 => off[0] += weights,
+            Place::Nvme if self.layout.zero_stage >= 3 => off[1] += weights,
+            _ => {}
+        }
+        off.map(|bytes| bytes / self.sharing(kind))
+    }
+
+    /// Bytes of weights, gradients and owned states of one parameter on one rank.
+    fn per_parameter(&self, kind: Kind) -> [f64; 3] {
+        let l = self.layout;
+        let [weights, gradients, owned] = self.undivided(kind);
         let ranks = self.sharing(kind);
         let mut bytes = [weights, gradients, owned / ranks];
         if l.zero_stage >= 2 {
@@ -768,15 +794,82 @@ impl Holdings<'_> {
         (kept, working, most.max(working))
     }
 
-    /// The bill of every pipeline rank.
-    fn bills(&self, sequence: &Sequence, plan: &Plan, order: &Order, passes: &Passes) -> Vec<Bill> {
+    /// Bytes of a layer's input on one rank.
+    fn input_bytes(&self) -> f64 {
         let layout = self.layout;
-        let model = self.given.model;
         let tokens = u64::from(self.given.job.sequence_length) * u64::from(layout.micro_batch_size);
         let tokens = tokens.div_ceil(u64::from(layout.context_parallel)) as f64;
         let divided = if layout.sequence_parallel { f64::from(layout.tensor_parallel) } else { 1.0 };
-        let input = 2.0 * model.hidden as f64 * tokens / divided;
+        2.0 * self.given.model.hidden as f64 * tokens / divided
+    }
 
+    /// Bytes of a layer that wait in host memory for its backward pass, or of its input alone.
+    fn moved(&self, layer: &Layer, at: u32, recompute: Recompute, input: f64) -> f64 {
+        match recompute {
+            Recompute::FullUniform(n) if at % n.max(1) > 0 => 0.0,
+            Recompute::FullUniform(_) => input,
+            Recompute::FullBlock(n) if at < n => input,
+            _ => (layer.kept() - input).max(0.0),
+        }
+    }
+
+    /// Compares what the fullest node keeps off its GPUs with the prediction, and with what a node has.
+    pub(super) fn compare_off_gpu(
+        &self,
+        sequence: &Sequence,
+        plan: &Plan,
+        order: &Order,
+        passes: &Passes,
+        prediction: &Prediction,
+        ledger: &mut Ledger,
+    ) {
+        let (layout, found) = (self.layout, &prediction.off_gpu);
+        let input = self.input_bytes();
+        let mut kept = vec![0.0; plan.chunks().len()];
+        if layout.offload.activations {
+            for (k, span) in spans(plan).enumerate() {
+                let recompute = plan.chunks()[k].recompute;
+                let blocks = sequence.order[span].iter().zip(0..);
+                kept[k] =
+                    blocks.map(|(&block, at)| self.moved(&self.layers[block], at, recompute, input)).sum();
+            }
+        }
+        let rates = KINDS.map(|kind| self.off_the_gpu(kind));
+        let counts = self.of_ranks(sequence, plan);
+        let ranks: Vec<[f64; 3]> = counts
+            .iter()
+            .zip(passes.peaks(order, &kept))
+            .map(|(count, activations)| {
+                let sum =
+                    |i: usize| -> f64 { rates.iter().zip(&count.0).map(|(r, &n)| r[i] * n as f64).sum() };
+                [sum(0), activations, sum(1)]
+            })
+            .collect();
+        // Every stage takes neighbouring GPUs; a node holds so many neighbours.
+        let cluster = &self.given.machine.cluster;
+        let gpus: Vec<usize> = (0..ranks.len())
+            .flat_map(|rank| std::iter::repeat_n(rank, (layout.gpus() / ranks.len() as u64) as usize))
+            .collect();
+        let nodes = gpus.chunks(cluster.gpus_per_node as usize).map(|node| {
+            let sum = |i: usize| -> f64 { node.iter().map(|&rank| ranks[rank][i]).sum() };
+            (sum(0) + sum(1), sum(2))
+        });
+        let (host, drives) =
+            nodes.fold((0.0_f64, 0.0_f64), |most, node| (most.0.max(node.0), most.1.max(node.1)));
+        let name = "off-gpu";
+        let allowed = 16 * slack(host.max(drives));
+        ledger.near(name, || "host memory, bytes".into(), host as u64, found.host().0, allowed);
+        ledger.near(name, || "drives, bytes".into(), drives as u64, found.drives.0, allowed);
+        let (memory, size) = (cluster.host.memory.0, cluster.host.nvme.map_or(0, |(size, _)| size.0));
+        let fits = found.host().0 <= memory && found.drives.0 <= size;
+        let most = || format!("at most {memory} and {size}");
+        ledger.hold("off-gpu-limit", fits, || "fullest node".into(), most(), found.host().0);
+    }
+
+    /// The bill of every pipeline rank.
+    fn bills(&self, sequence: &Sequence, plan: &Plan, order: &Order, passes: &Passes) -> Vec<Bill> {
+        let layout = self.layout;
+        let input = self.input_bytes();
         let chunks = plan.chunks();
         let mut bills = vec![Bill::default(); layout.pipeline_parallel as usize];
         let mut kept = vec![0.0; chunks.len()];

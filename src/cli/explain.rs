@@ -12,19 +12,21 @@ use super::options::{JobArgs, framework, gpu_counts};
 use super::output::{layout_json, money, percent, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure};
+use crate::cost::advice::BatchRamp;
 use crate::cost::money::{Pricing, run_cost, step_cost};
 use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
-use crate::explain::advice::{ACHIEVABLE_MFU, Advice, Reference, advice};
+use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
 use crate::explain::{Outcome, Standing, standing};
 use crate::frameworks::Target;
 use crate::frameworks::export::{Change, ExportRequest, Format as Written, changes};
 use crate::plan::Plan;
-use crate::planner::{Prepared, Task};
+use crate::planner::{Prepared, Solution, Task};
 use crate::search::Request;
 use crate::spec;
 use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
+use crate::units::{Bytes, Seconds};
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -62,6 +64,10 @@ pub(crate) struct ExplainArgs {
     /// Warm-up steps of that recipe.
     #[arg(long, value_name = "STEPS", requires = "reference_batch", value_parser = clap::value_parser!(u64).range(1..1 << 40))]
     warm_up: Option<u64>,
+    /// A global batch that grows over the first samples, as START:INCREMENT:SAMPLES (--rampup-batch-size of
+    /// Megatron-LM): what it costs with this plan's layout.
+    #[arg(long, value_name = "RAMP")]
+    batch_ramp: Option<BatchRamp>,
     /// Skip the search for better plans.
     #[arg(long)]
     alone: bool,
@@ -151,6 +157,9 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
         n.largest,
         if n.loss_scaling { "a" } else { "no" }
     )?;
+    if let Some(ramp) = &advice.ramp {
+        ramp_text(ramp, out)?;
+    }
     if let Some(batch) = &advice.batch {
         write!(out, "{batch}")?;
     }
@@ -168,11 +177,40 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A batch ramp for people: its stages, a few of them where there are many, and what it adds.
+fn ramp_text(advice: &RampAdvice, out: &mut impl Write) -> Result<(), Failure> {
+    const SHOWN: usize = 8;
+    let (stages, cost) = (&advice.stages, &advice.cost);
+    let days = |time: Seconds| format!("{:.2} days", time.0 / 86_400.0);
+    writeln!(
+        out,
+        "  batch ramp {}: {} tokens below the full batch take {} instead of {}, {} more ({:+.1} %)",
+        advice.ramp,
+        cost.tokens,
+        days(cost.ramp),
+        days(cost.full_batch),
+        money(cost.extra_dollars),
+        100.0 * (cost.ramp / cost.full_batch - 1.0)
+    )?;
+    let every = stages.len().div_ceil(SHOWN);
+    for stage in stages.iter().step_by(every.max(1)) {
+        writeln!(
+            out,
+            "    batch {}: accumulation {}, {} a step",
+            stage.global_batch_size,
+            stage.gradient_accumulation_steps,
+            seconds(stage.step)
+        )?;
+    }
+    Ok(())
+}
+
 /// Runs `explain`.
 pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let bar = Bar::new(None);
     let path = std::path::Path::new(&args.what);
     let kind = if args.cluster.is_none() { kind_of(path)? } else { None };
+    let mut ramp = args.batch_ramp;
     let (task, plan) = match args.cluster.as_ref().or(args.on.as_ref()) {
         None if kind.is_some() => {
             return Err(Failure::Usage(format!(
@@ -190,6 +228,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             };
             let mut launched = Launched::read(path, kind, (gpus, args.job.seq_len), &args.launch)?;
             launched.print_notes();
+            ramp = ramp.or(launched.ramp);
             launched.job.tokens = args.job.tokens;
             launched.job.memory_limit = args.job.memory_limit;
             launched.job.routing = args.job.routing;
@@ -209,8 +248,12 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             };
             let task = args.job.task(&args.what, &machine, *gpus)?;
             let prepared = task.prepare();
-            let answer = prepared.search(&Request { top: 1, ..Request::default() }, &bar);
+            let solution = prepared.solve(&Request { top: 1, ..Request::default() }, &bar);
+            let Solution { answer, offload_opened } = solution;
             verify(&prepared, &answer.found)?;
+            if offload_opened && !answer.found.is_empty() {
+                anstream::eprintln!("note: nothing fits without offload; the plan offloads");
+            }
             let Some(best) = answer.found.into_iter().next() else {
                 bar.clear();
                 return refused(&answer.counters, args.format);
@@ -233,7 +276,17 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         learning_rate: args.learning_rate,
         warm_up_steps: args.warm_up,
     };
-    let advice = advice(&prepared, &plan, &prediction, reference);
+    let mut advice = advice(&prepared, &plan, &prediction, reference);
+    if let Some(ramp) = ramp {
+        match ramp_advice(&prepared, &plan, &prediction, ramp) {
+            Ok(priced) => advice.ramp = Some(priced),
+            // The script's own ramp is no reason to leave its plan unexplained.
+            Err(refusal) if args.batch_ramp.is_none() => {
+                anstream::eprintln!("note: --rampup-batch-size: {refusal}");
+            }
+            Err(refusal) => return Err(Failure::Usage(format!("--batch-ramp {ramp}: {refusal}"))),
+        }
+    }
     bar.clear();
     let mut out = std::io::stdout().lock();
     match args.format {
@@ -285,12 +338,13 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     let job = &task.job;
     writeln!(
         out,
-        "{} on {} x {}, batch {} x {} tokens, {} {} under {} (profile {})",
+        "{} on {} x {}, batch {} x {} tokens{}, {} {} under {} (profile {})",
         task.model.name,
         job.gpus,
         task.machine.accelerator.name,
         job.global_batch_size,
         job.sequence_length,
+        job.packed.as_ref().map_or(String::new(), |packed| format!(" packed from {packed}")),
         job.precision.name(),
         job.optimizer.name(),
         task.target,
@@ -371,13 +425,29 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         limit.gigabytes(),
         p.reserved.gigabytes(),
         p.device.gigabytes(),
-        if p.allocated <= limit { "fits" } else { "DOES NOT FIT" },
+        if prepared.cost().fits(p) { "fits" } else { "DOES NOT FIT" },
         if p.allocated <= limit && p.device > prepared.task.machine.accelerator.memory {
             ", if the allocator returns cached blocks in time (expandable segments)"
         } else {
             ""
         },
     )?;
+
+    let (off, host) = (&p.off_gpu, &task.machine.cluster.host);
+    if off.host() > Bytes::ZERO {
+        writeln!(
+            out,
+            "  host memory of the fullest node: states {}, activations {}; {} of {}",
+            off.states,
+            off.activations,
+            off.host(),
+            host.memory
+        )?;
+    }
+    if off.drives > Bytes::ZERO {
+        let size = host.nvme.map_or(Bytes::ZERO, |(size, _)| size);
+        writeln!(out, "  local drives of the fullest node: states {} of {size}", off.drives)?;
+    }
 
     let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
     if plan.chunks().len() > 1 {
@@ -487,7 +557,7 @@ fn place_text(
     out: &mut impl Write,
 ) -> Result<(), Failure> {
     let own = p.step();
-    let fits = p.allocated <= prepared.cost().memory_limit();
+    let fits = prepared.cost().fits(p);
     match &place.best {
         Some(best) if best.plan != *plan && (best.prediction.step() < own || !fits) => {
             let gain = own.0 as f64 / best.prediction.step().0 as f64 - 1.0;

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use super::explain::task_of;
 use super::options::inexpressible;
 use super::{Ending, Failure, files};
-use crate::frameworks::export::{Destination, ExportRequest, Format, Prediction, export};
-use crate::planner::Task;
+use crate::cost::goodput::goodput;
+use crate::cost::step::Prediction as Predicted;
+use crate::frameworks::export::{Checkpoints, Destination, ExportRequest, Format, Prediction, export};
+use crate::planner::{Prepared, Task};
 use crate::spec::saved::SavedPlan;
 
 /// Options of `autoplan export`.
@@ -56,7 +58,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         cluster: &saved.cluster,
         accelerator: &saved.accelerator,
         plan: &plan,
-        prediction: Some(Prediction { step_time: predicted.step().seconds(), memory: predicted.allocated }),
+        prediction: Some(Prediction {
+            step_time: predicted.step().seconds(),
+            memory: predicted.allocated,
+            checkpoints: checkpoints(&prepared, &predicted),
+        }),
         version: concat!("autoplan ", env!("CARGO_PKG_VERSION")),
         command: &command,
         format: match args.format {
@@ -105,6 +111,17 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         anstream::eprintln!("wrote {}", path.display());
     }
     Ok(Ending::Done)
+}
+
+/// The checkpoint interval that loses least.
+fn checkpoints(prepared: &Prepared, predicted: &Predicted) -> Option<Checkpoints> {
+    let run = prepared.run(predicted);
+    let goodput = goodput(run.cluster, run.gpus, run.step.seconds(), &run.checkpointing).ok()?;
+    Some(Checkpoints {
+        steps: goodput.checkpoint_interval_steps,
+        interval: goodput.interval,
+        between_failures: goodput.mean_time_between_failures,
+    })
 }
 
 /// The command as it was typed, quoted for a shell.

@@ -9,6 +9,7 @@ use super::models::group;
 use super::options::framework;
 use super::{Ending, Failure, files};
 use crate::candidates::Restrictions;
+use crate::cost::advice::BatchRamp;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
@@ -177,6 +178,8 @@ pub(crate) struct Launched {
     pub job: Job,
     /// The plan.
     pub plan: Plan,
+    /// How the batch grows at first.
+    pub ramp: Option<BatchRamp>,
     /// What was not understood, with its line.
     pub unknown: Vec<(usize, String)>,
     /// What was filled in.
@@ -206,7 +209,7 @@ impl Launched {
             };
             let imported = deepspeed::import(&text, given).map_err(|e| e.in_source(source))?;
             let deepspeed::Imported { job, plan, unknown, assumed } = imported;
-            return Ok(Self { target: Target::DeepSpeed, model, job, plan, unknown, assumed });
+            return Ok(Self { target: Target::DeepSpeed, model, job, plan, ramp: None, unknown, assumed });
         }
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size };
@@ -214,8 +217,8 @@ impl Launched {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
-        let megatron::Imported { target, model, job, plan, unknown, assumed } = imported;
-        Ok(Self { target, model, job, plan, unknown, assumed })
+        let megatron::Imported { target, model, job, plan, ramp, unknown, assumed } = imported;
+        Ok(Self { target, model, job, plan, ramp, unknown, assumed })
     }
 
     /// What was filled in and what was not understood, on stderr.
@@ -290,14 +293,14 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         }
         (LaunchFormat::Model, _) => model_text(&launched.model)?,
         (LaunchFormat::Json, _) => {
-            let Launched { target, model, job, plan, unknown, assumed } = &launched;
+            let Launched { target, model, job, plan, ramp, unknown, assumed } = &launched;
             let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
             let value = json!({
                 "name": plan.to_string(), "framework": target.name(), "plan": plan.layout(), "stages": stages,
                 "recompute": plan.common_recompute(), "model": model,
                 "gpus": job.gpus, "global_batch_size": job.global_batch_size,
                 "sequence_length": job.sequence_length, "precision": job.precision.name(),
-                "optimizer": job.optimizer.name(), "assumed": assumed, "not_understood": unknown,
+                "optimizer": job.optimizer.name(), "batch_ramp": ramp, "assumed": assumed, "not_understood": unknown,
             });
             serde_json::to_string_pretty(&value).unwrap_or_default()
         }

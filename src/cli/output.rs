@@ -11,7 +11,7 @@ use super::plan::{Objective, remedies};
 use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
-use crate::planner::{NearestMiss, Prepared, Rates};
+use crate::planner::{NearestMiss, Prepared, Rates, Task};
 use crate::search::{Answer, Found, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
@@ -39,6 +39,18 @@ pub(crate) struct Section<'a> {
     pub(crate) prepared: &'a Prepared<'a>,
     /// The answer.
     pub(crate) answer: Answer,
+    /// Nothing fits without offload, which was opened for that.
+    pub(crate) offload_opened: bool,
+}
+
+impl Section<'_> {
+    /// What is to be said about offload, if the search opened it.
+    fn offload_note(&self, several: bool) -> Option<String> {
+        let gpus = self.prepared.task.job.gpus;
+        let which = if several { format!("{gpus} x {}: ", self.cluster) } else { String::new() };
+        let outcome = if self.answer.found.is_empty() { "nor with it" } else { "these plans offload" };
+        self.offload_opened.then(|| format!("{which}nothing fits without offload; {outcome}"))
+    }
 }
 
 /// All searches of one command.
@@ -154,6 +166,11 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
 pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let rows = rows(report);
     let mut out = std::io::stdout().lock();
+    if matches!(format, Format::Csv | Format::Ron) {
+        for note in offload_notes(report) {
+            anstream::eprintln!("note: {note}");
+        }
+    }
     match format {
         Format::Table => table(report, &rows, &mut out)?,
         Format::Json => {
@@ -184,6 +201,12 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     Ok(!rows.is_empty())
 }
 
+/// Where the searches opened offload.
+fn offload_notes(report: &Report) -> Vec<String> {
+    let several = report.sections.len() > 1;
+    report.sections.iter().filter_map(|section| section.offload_note(several)).collect()
+}
+
 pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
@@ -195,31 +218,19 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let several = report.sections.len() > 1;
     writeln!(
         out,
-        "{} on {}, batch {} x {} tokens",
-        prepared.task.model.name,
+        "{}, batch {} x {} tokens",
         if several {
-            format!("{} choices of GPUs", report.sections.len())
+            format!("{} on {} choices of GPUs", prepared.task.model.name, report.sections.len())
         } else {
-            format!(
-                "{} x {} ({})",
-                job.gpus, prepared.task.machine.accelerator.name, prepared.task.machine.cluster.name
-            )
+            whereabouts(prepared.task)
         },
         job.global_batch_size,
         job.sequence_length,
     )?;
-    writeln!(
-        out,
-        "assumed: framework {}, {}, {}, causal attention, {} sequences, {} routing",
-        prepared.task.target,
-        job.precision.name(),
-        job.optimizer.name(),
-        if job.packed.is_some() { "packed" } else { "unpacked" },
-        match job.routing {
-            crate::spec::job::Routing::Balanced => "balanced",
-            crate::spec::job::Routing::Natural => "natural",
-        }
-    )?;
+    writeln!(out, "{}", assumptions(prepared.task))?;
+    for note in offload_notes(report) {
+        writeln!(out, "{note}")?;
+    }
     if rows.is_empty() {
         return nothing(report, out);
     }
@@ -437,7 +448,8 @@ fn nearest_miss(section: &Section) -> Option<(NearestMiss, String)> {
     let miss = section.prepared.nearest_miss()?;
     let limit = section.prepared.cost().memory_limit();
     let text = format!(
-        "nearest miss: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
+        "nearest miss{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
+        if section.offload_opened { " without offload" } else { "" },
         miss.plan,
         miss.allocated.gigabytes(),
         limit.gigabytes()
@@ -501,11 +513,12 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         "usd_per_step": step.per_step.0,
         "usd_per_trillion_tokens": step.per_trillion_tokens.0,
         "cost": step,
-        "fits": p.allocated <= limit,
+        "fits": prepared.cost().fits(p),
         "memory": {
             "allocated": p.allocated.0, "reserved": p.reserved.0, "device": p.device.0,
             "limit": limit.0, "stages": memory,
         },
+        "off_gpu_per_node": p.off_gpu,
         "time": time,
         "stages": stages,
         "chunks": chunks,
@@ -552,7 +565,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
                 "cluster": s.cluster, "gpus": s.prepared.task.job.gpus,
                 "candidates": s.answer.counters.candidates, "evaluated": s.answer.counters.evaluated,
                 "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
-                "optimality_gap": s.answer.optimality_gap,
+                "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offload_opened,
             })
         })
         .collect();
@@ -565,6 +578,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "optimizer": task.job.optimizer.name(),
         "global_batch_size": task.job.global_batch_size,
         "sequence_length": task.job.sequence_length,
+        "packed": task.job.packed,
         "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
     });
     if let [only] = searches.as_slice() {
@@ -606,50 +620,115 @@ fn json(report: &Report, rows: &[Row]) -> Value {
     value
 }
 
+/// One phase of a run with its best plan.
+pub(crate) struct PlannedPhase<'a> {
+    /// The phase.
+    pub(crate) phase: Phase,
+    /// What was searched.
+    pub(crate) prepared: &'a Prepared<'a>,
+    /// The best plan.
+    pub(crate) found: Found,
+    /// Nothing fits without offload, which was opened for that.
+    pub(crate) offload_opened: bool,
+}
+
 /// Prints the phases of a run with its totals.
 pub(crate) fn print_phases(
     format: Format,
-    phases: &[Phase],
-    prepared: &[Prepared],
-    found: &[Found],
+    phases: &[PlannedPhase],
     total: &PhasedCost,
 ) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    if format != Format::Table {
+    let Some(task) = phases.first().map(|phase| phase.prepared.task) else { return Ok(()) };
+    if format == Format::Json {
         let plans: Vec<Value> = phases
             .iter()
-            .zip(prepared)
-            .zip(found)
-            .map(|((phase, prepared), found)| {
-                let mut value = prediction_json(prepared, &found.plan, &found.prediction);
-                value["phase"] = json!(phase.to_string());
+            .map(|phase| {
+                let mut value = prediction_json(phase.prepared, &phase.found.plan, &phase.found.prediction);
+                value["phase"] = json!(phase.phase.to_string());
+                value["offload_opened"] = json!(phase.offload_opened);
                 value
             })
             .collect();
-        let value = json!({"phases": plans, "total": total});
+        let value = json!({
+            "model": task.model.name, "cluster": task.machine.cluster.name, "gpus": task.job.gpus,
+            "framework": task.target.name(), "phases": plans, "total": total,
+        });
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         return Ok(());
     }
+    writeln!(out, "{}, {} phases", whereabouts(task), phases.len())?;
+    writeln!(out, "{}", assumptions(task))?;
+    for phase in phases.iter().filter(|phase| phase.offload_opened) {
+        writeln!(out, "phase {}: nothing fits without offload; its plan offloads", phase.phase)?;
+    }
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["phase", "plan", "step", "days", "$"]);
-    for ((phase, found), cost) in phases.iter().zip(found).zip(&total.phases) {
+    table.set_header([
+        "sequence:batch:tokens",
+        "plan",
+        "step",
+        "MFU",
+        "memory/GPU",
+        "steps",
+        "goodput",
+        "days",
+        "$",
+    ]);
+    for (phase, cost) in phases.iter().zip(&total.phases) {
+        let p = &phase.found.prediction;
         table.add_row([
-            phase.to_string(),
-            found.plan.to_string(),
-            seconds(found.prediction.step().seconds()),
+            phase.phase.to_string(),
+            phase.found.plan.to_string(),
+            format!("{} ±{:.0}%", seconds(p.step().seconds()), p.sigma * 100.0),
+            percent(phase.prepared.rates(&phase.found.plan, p).mfu),
+            format!("{:.1} GB", p.allocated.gigabytes()),
+            super::models::group(cost.steps),
+            percent(cost.goodput.effective_training_time_ratio),
             format!("{:.1}", cost.days),
             money(cost.dollars.total),
         ]);
     }
-    for i in 2..5 {
+    for i in 2..9 {
         if let Some(column) = table.column_mut(i) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
     writeln!(out, "{table}")?;
-    writeln!(out, "the whole run: {:.1} days, {}", total.days, money(total.dollars.total))?;
+    writeln!(
+        out,
+        "the whole run: {} tokens, {:.1} days, {}, {:.2}M GPU-hours",
+        total.tokens,
+        total.days,
+        money(total.dollars.total),
+        total.gpu_hours / 1e6
+    )?;
     Ok(())
+}
+
+/// The model and its GPUs.
+fn whereabouts(task: &Task) -> String {
+    let (gpus, machine) = (task.job.gpus, &task.machine);
+    format!("{} on {gpus} x {} ({})", task.model.name, machine.accelerator.name, machine.cluster.name)
+}
+
+/// What a job takes for granted.
+fn assumptions(task: &Task) -> String {
+    let job = &task.job;
+    format!(
+        "assumed: framework {}, {}, {}, causal attention, {}, {} routing",
+        task.target,
+        job.precision.name(),
+        job.optimizer.name(),
+        match &job.packed {
+            Some(packed) => format!("sequences packed from {packed}"),
+            None => "unpacked sequences".to_owned(),
+        },
+        match job.routing {
+            crate::spec::job::Routing::Balanced => "balanced",
+            crate::spec::job::Routing::Natural => "natural",
+        }
+    )
 }
 
 fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {

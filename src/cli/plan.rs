@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use super::check::verify;
 use super::options::{JobArgs, gpu_counts, inexpressible};
-use super::output::{self, Format, Report, Section};
+use super::output::{self, Format, PlannedPhase, Report, Section};
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::candidates::Restrictions;
 use crate::cost::money::phased_cost;
-use crate::planner::Task;
+use crate::planner::{Solution, Task};
 use crate::search::{Found, Request, Silent, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
@@ -196,9 +196,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
-        let answer = prepared.search(&request, &bar);
+        let Solution { answer, offload_opened } = prepared.solve(&request, &bar);
         verify(prepared, &answer.found)?;
-        sections.push(Section { cluster: (*cluster).clone(), prepared, answer });
+        sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offload_opened });
     }
     bar.clear();
     let empty = sections.iter().all(|s| s.answer.found.is_empty());
@@ -251,6 +251,12 @@ fn whole_nodes(machine: &Machine, gpus: u32) -> Result<(), Failure> {
 
 /// Plans every phase of a run and totals them.
 fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
+    if matches!(args.format, Format::Csv | Format::Ron) {
+        return Err(Failure::Usage(
+            "--format: phases are printed as table or json; csv and ron hold one plan's job, so plan each phase alone"
+                .into(),
+        ));
+    }
     let machine = spec::load_cluster(&args.cluster)?;
     let counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
     let [gpus] = counts.as_slice() else {
@@ -271,25 +277,24 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         tasks.push(job.task(&args.model, &machine, *gpus)?);
     }
     let prepared: Vec<_> = tasks.iter().map(Task::prepare).collect();
-    let mut found = Vec::new();
-    for (phase, prepared) in args.phase.iter().zip(&prepared) {
-        let Some(best) = prepared.search(&request, &bar).found.into_iter().next() else {
+    let mut planned = Vec::new();
+    for (&phase, prepared) in args.phase.iter().zip(&prepared) {
+        let Solution { answer, offload_opened } = prepared.solve(&request, &bar);
+        let Some(best) = answer.found.into_iter().next() else {
             bar.clear();
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
         verify(prepared, std::slice::from_ref(&best))?;
-        found.push(best);
+        planned.push(PlannedPhase { phase, prepared, found: best, offload_opened });
     }
     bar.clear();
-    let runs: Vec<_> = prepared
+    let runs: Vec<_> = planned
         .iter()
-        .zip(&found)
-        .zip(&args.phase)
-        .map(|((prepared, found), phase)| (prepared.run(&found.prediction), phase.tokens))
+        .map(|planned| (planned.prepared.run(&planned.found.prediction), planned.phase.tokens))
         .collect();
     let total = phased_cost(&runs).map_err(|e| Failure::Usage(e.to_string()))?;
-    output::print_phases(args.format, &args.phase, &prepared, &found, &total)?;
+    output::print_phases(args.format, &planned, &total)?;
     Ok(Ending::Done)
 }
 
@@ -342,8 +347,9 @@ pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
             );
         }
     }
+    // Without a word on offload it was tried before.
     for (name, offload) in &crate::candidates::OFFLOADS[1..] {
-        if task.restrictions.offload.is_none() {
+        if task.restrictions.offload.as_ref().is_some_and(|known| !known.contains(offload)) {
             let choice = vec![*offload];
             attempt(
                 &mut out,

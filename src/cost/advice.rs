@@ -5,6 +5,7 @@
 //! prediction or a ranking, and every report that shows them says so.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::Serialize;
 
@@ -248,7 +249,7 @@ impl BatchAdvice {
 }
 
 /// A batch that grows in equal increments over the first samples, as Megatron's `--rampup-batch-size`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct BatchRamp {
     /// First batch, in sequences.
     pub start: u32,
@@ -267,8 +268,42 @@ pub struct RampError {
     full: u32,
 }
 
+/// The text is no [`BatchRamp`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`{0}` is no batch ramp; expected first batch:increment:samples of the ramp, such as 256:256:2000000"
+)]
+pub struct BatchRampError(String);
+
+impl FromStr for BatchRamp {
+    type Err = BatchRampError;
+    /// Reads `256:256:2000000`; spaces separate as well, as in `--rampup-batch-size`.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts: Vec<&str> = text.split([':', ' ']).filter(|part| !part.is_empty()).collect();
+        // Launch scripts group digits as Python does: 9_765_625.
+        let number = |part: &str| part.replace('_', "");
+        let read = || {
+            let [start, increment, samples] = parts[..] else { return None };
+            let ramp = Self {
+                start: number(start).parse().ok()?,
+                increment: number(increment).parse().ok()?,
+                samples: number(samples).parse().ok()?,
+            };
+            (ramp.start > 0 && ramp.increment > 0 && (1..1 << 48).contains(&ramp.samples)).then_some(ramp)
+        };
+        read().ok_or_else(|| BatchRampError(text.to_owned()))
+    }
+}
+
+impl fmt::Display for BatchRamp {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.start, self.increment, self.samples)
+    }
+}
+
 impl BatchRamp {
-    /// The stages below the full batch, as phases of equal samples.
+    /// The stages below the full batch, as phases of equal samples
+    /// (Megatron-LM `core/num_microbatches_calculator.py`).
     ///
     /// # Errors
     /// [`RampError`] where the increments miss the full batch.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::cost::compute::{AttentionShape, Device, Product};
 use crate::cost::network::{Fabric, Group};
+use crate::cost::step::{OffGpu, Prediction};
 use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
     PerParameter, Sharding, StateClass, Times,
@@ -714,6 +715,7 @@ impl<'a> CostModel<'a> {
             modules,
             full_extra: full_extra.times(),
             full_kept: Bytes::from_f64(input),
+            offloaded: Bytes::ZERO,
             parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
             weight_shapes: shapes,
@@ -1641,6 +1643,7 @@ impl<'a> CostModel<'a> {
     fn offload_activations(&self, cost: &mut LayerCost, floor: bool) {
         let link = self.accelerator.host_link.0;
         let bytes = cost.kept.saturating_sub(cost.full_kept).scale(self.offloaded);
+        cost.offloaded = bytes;
         let moved = bytes.0 as f64 / link;
         if floor {
             // How the passes divide is not known; their exposed transfers together are least at halves.
@@ -1781,13 +1784,15 @@ impl<'a> CostModel<'a> {
         if offload.parameters != Place::Gpu && stage >= 3 {
             s.weights = 0.0;
         }
-        // Pinned copies of what lives off the GPU; gradients pass through host memory on their way.
+        // Pinned copies of what lives off the GPU; one copy of the gradients passes through host memory, in
+        // FP32 where there is one in FP32.
+        let passing = q.min(4.0);
         let mut off = |place: Place, bytes: f64| match place {
             Place::Gpu => {}
             Place::Cpu => s.host += bytes,
             Place::Nvme => s.nvme += bytes,
         };
-        off(offload.optimizer, (o + if offload.optimizer == Place::Cpu { q } else { 0.0 }) / d);
+        off(offload.optimizer, (o + if offload.optimizer == Place::Cpu { passing } else { 0.0 }) / d);
         if stage >= 3 {
             off(offload.parameters, weights / d);
         }
@@ -1848,16 +1853,15 @@ impl<'a> CostModel<'a> {
                 let link = self.host_share(offload.optimizer);
                 let per_gpu = f64::from(self.cluster.gpus_per_node);
                 let host = self.cluster.host.memory_bandwidth.0 / per_gpu;
-                picos
-                    * ((recipe.gradients + 2.0) / d / link + traffic / d / host + 6.0 / self.device.bandwidth)
+                picos * ((passing + 2.0) / d / link + traffic / d / host + 6.0 / self.device.bandwidth)
             };
         }
         s
     }
 
-    /// Whether host memory and local drives of a node hold what its GPUs keep there, on average over
-    /// `ranks` pipeline ranks with `parameters` in all. Offloaded activations are not counted: they fill
-    /// what is left.
+    /// Whether host memory and local drives of a node hold the states that its GPUs keep there, on average
+    /// over `ranks` pipeline ranks with `parameters` in all. What a whole plan keeps there on its fullest
+    /// node, activations included, is [`OffGpu`].
     #[must_use]
     pub fn host_holds(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u32) -> bool {
         let gpus = f64::from(self.cluster.gpus_per_node.min(self.job.gpus)) / f64::from(ranks);
@@ -1865,9 +1869,29 @@ impl<'a> CostModel<'a> {
             let classes = sharding.classes.iter().zip(&parameters.0);
             gpus * classes.map(|(class, &count)| count as f64 * rate(class)).sum::<f64>()
         };
-        let (memory, drives) = (bytes(|class| class.host), bytes(|class| class.nvme));
-        memory <= self.cluster.host.memory.0 as f64
-            && (drives <= 0.0 || self.cluster.host.nvme.is_some_and(|(size, _)| drives <= size.0 as f64))
+        let states = Bytes::from_f64(bytes(|class| class.host));
+        let drives = Bytes::from_f64(bytes(|class| class.nvme));
+        self.off_gpu_holds(&OffGpu { states, drives, ..OffGpu::default() })
+    }
+
+    /// Whether host memory and local drives of a node hold so much.
+    #[must_use]
+    pub fn off_gpu_holds(&self, off: &OffGpu) -> bool {
+        let host = &self.cluster.host;
+        off.host() <= host.memory
+            && (off.drives == Bytes::ZERO || host.nvme.is_some_and(|(size, _)| off.drives <= size))
+    }
+
+    /// Whether a predicted plan fits its GPUs and what it keeps off them fits their nodes.
+    #[must_use]
+    pub fn fits(&self, prediction: &Prediction) -> bool {
+        prediction.allocated <= self.memory_limit() && self.off_gpu_holds(&prediction.off_gpu)
+    }
+
+    /// The cluster.
+    #[must_use]
+    pub fn cluster(&self) -> &Cluster {
+        self.cluster
     }
 
     /// Bytes per second between one GPU and a place off it.

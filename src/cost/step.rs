@@ -7,7 +7,7 @@ use super::model::CostModel;
 use super::schedule::{Load, Shape, Simulator, in_flight_vectors};
 use super::{CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, Sharding, Times};
 use crate::layers::Layers;
-use crate::plan::{Layout, Module, Modules, Plan, Recompute};
+use crate::plan::{Layout, Module, Modules, Offload, Plan, Recompute};
 use crate::units::{Bytes, Picos};
 
 /// Kinds of time of a whole step beyond those of [`Item`].
@@ -126,6 +126,25 @@ impl RankMemory {
     }
 }
 
+/// What the GPUs of a node keep off them, on the node where it is most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct OffGpu {
+    /// Weights, gradients on their way and optimizer states in host memory.
+    pub states: Bytes,
+    /// Activations of all micro-batches in flight, in host memory.
+    pub activations: Bytes,
+    /// States on local drives.
+    pub drives: Bytes,
+}
+
+impl OffGpu {
+    /// Bytes of host memory.
+    #[must_use]
+    pub fn host(&self) -> Bytes {
+        self.states + self.activations
+    }
+}
+
 /// One chunk of layers, per micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkTimes {
@@ -154,6 +173,8 @@ pub struct Prediction {
     pub chunks: Vec<ChunkTimes>,
     /// Memory of every pipeline rank.
     pub memory: Vec<RankMemory>,
+    /// What the fullest node keeps off its GPUs.
+    pub off_gpu: OffGpu,
     /// Bytes of tensors on the fullest rank.
     pub allocated: Bytes,
     /// Bytes that the allocator holds there.
@@ -401,6 +422,7 @@ pub fn predict_with(
         difference_sigma,
         chunks,
         memory,
+        off_gpu: off_gpu(cost.cluster().gpus_per_node, layers, plan, tables, &parameters),
         allocated,
         reserved,
         device: reserve.device(allocated),
@@ -548,6 +570,76 @@ fn step_times(
     times.0[StepItem::StepOverhead as usize] = sharding.step_overhead;
     times.0[StepItem::Stragglers as usize] = times.total().scale((sharding.jitter - 1.0).max(0.0));
     times
+}
+
+/// What the fullest node keeps off its GPUs. Ranks of a pipeline stage are neighbours.
+fn off_gpu(
+    gpus_per_node: u32,
+    layers: &Layers,
+    plan: &Plan,
+    tables: &Tables,
+    parameters: &[LocalParameters],
+) -> OffGpu {
+    let layout = plan.layout();
+    if layout.offload == Offload::NONE {
+        return OffGpu::default();
+    }
+    let moved: Vec<Bytes> = chunk_ranges(plan)
+        .zip(plan.chunks())
+        .map(|(range, chunk)| {
+            let of = |(i, at): (usize, usize)| {
+                let layer = &tables.cell.layers[layers.order[at] as usize];
+                match chunk.recompute {
+                    // Layers that are recomputed whole leave nothing but their input.
+                    Recompute::FullUniform(n) if i as u32 % n == 0 => layer.full_kept,
+                    Recompute::FullUniform(_) => Bytes::ZERO,
+                    Recompute::FullBlock(n) if (i as u32) < n => layer.full_kept,
+                    _ => layer.offloaded,
+                }
+            };
+            range.enumerate().map(of).sum()
+        })
+        .collect();
+    let activations = |r: usize| -> Bytes {
+        if !layout.offload.activations {
+            return Bytes::ZERO;
+        }
+        let own = (0..moved.len()).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r);
+        let own: Vec<usize> = own.collect();
+        let in_flight = in_flight_vectors(shape(layout), r as u32);
+        let held = |vector: &Vec<u32>| own.iter().zip(vector).map(|(&k, &n)| moved[k] * u64::from(n)).sum();
+        in_flight.iter().map(held).max().unwrap_or_default()
+    };
+    let ranks: Vec<OffGpu> = parameters
+        .iter()
+        .enumerate()
+        .map(|(r, parameters)| {
+            let bytes = |rate: fn(&super::PerParameter) -> f64| {
+                let classes = tables.sharding.classes.iter().zip(&parameters.0);
+                Bytes::from_f64(classes.map(|(class, &n)| n as f64 * rate(class)).sum())
+            };
+            let (states, drives) = (bytes(|class| class.host), bytes(|class| class.nvme));
+            OffGpu { states, activations: activations(r), drives }
+        })
+        .collect();
+    let (gpus, node) = (layout.gpus(), u64::from(gpus_per_node.max(1)));
+    let stage = (gpus / ranks.len() as u64).max(1);
+    let mut fullest = OffGpu::default();
+    for first in (0..gpus).step_by(node as usize) {
+        let mut sum = OffGpu::default();
+        for gpu in first..(first + node).min(gpus) {
+            let rank = &ranks[((gpu / stage) as usize).min(ranks.len() - 1)];
+            sum.states += rank.states;
+            sum.activations += rank.activations;
+            sum.drives += rank.drives;
+        }
+        let drives = fullest.drives.max(sum.drives);
+        if sum.host() > fullest.host() {
+            fullest = sum;
+        }
+        fullest.drives = drives;
+    }
+    fullest
 }
 
 fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory> {

@@ -3,18 +3,22 @@
 use serde::Serialize;
 
 use crate::cost::advice::{
-    BatchAdvice, BatchChange, LearningRateSchedule, PrecisionAdvice, REFERENCE_WARM_UP_STEPS, batch_advice,
-    precision_advice,
+    BatchAdvice, BatchChange, BatchRamp, LearningRateSchedule, PrecisionAdvice, REFERENCE_WARM_UP_STEPS,
+    RampCost, RampError, batch_advice, precision_advice, ramp_cost,
 };
+use crate::cost::goodput::NoProgress;
+use crate::cost::model::CostModel;
 use crate::cost::money::{Waste, run_cost, step_cost, waste};
 use crate::cost::network::ring_all_reduce_volume;
 use crate::cost::roofline::{Ceiling, Ceilings};
 use crate::cost::scaling::{least_gpus, petaflop_days, time_at, training_flops};
-use crate::cost::step::Prediction;
+use crate::cost::step::{Prediction, predict};
+use crate::frameworks::{Context, legal_plan};
 use crate::memory::{moment_bytes, states, zero_bytes};
-use crate::plan::Plan;
+use crate::plan::{Layout, Plan};
 use crate::planner::Prepared;
-use crate::units::{Bytes, Tokens};
+use crate::spec::job::{Job, Phase};
+use crate::units::{Bytes, Picos, Seconds, Tokens, as_number};
 
 /// Model-FLOPs utilisation that published runs of dense models reach in BF16 on H100: 38 to 54 %.
 pub const ACHIEVABLE_MFU: f64 = 0.5;
@@ -74,6 +78,157 @@ pub struct Advice {
     pub batch: Option<BatchAdvice>,
     /// The learning rate that follows; none without a reference.
     pub schedule: Option<LearningRateSchedule>,
+    /// A batch that grows at first; none without a ramp.
+    pub ramp: Option<RampAdvice>,
+}
+
+/// Stages of a ramp that are priced.
+const MOST_STAGES: u32 = 10_000;
+
+/// One stage of a batch ramp, with the plan's layout.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RampStage {
+    /// Sequences per step.
+    pub global_batch_size: u32,
+    /// Micro-batches per pipeline and step.
+    pub gradient_accumulation_steps: u32,
+    /// Tokens trained in this stage.
+    pub tokens: Tokens,
+    /// Predicted time of a step.
+    #[serde(rename = "step_time_s", serialize_with = "as_number")]
+    pub step: Seconds,
+}
+
+/// What a batch ramp costs under a plan.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct RampAdvice {
+    /// The ramp.
+    pub ramp: BatchRamp,
+    /// Its stages below the full batch.
+    pub stages: Vec<RampStage>,
+    /// Against the same tokens at the full batch.
+    pub cost: RampCost,
+}
+
+/// Why a plan cannot run a batch ramp.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RampRefusal {
+    /// The increments miss the full batch.
+    #[error(transparent)]
+    Ramp(#[from] RampError),
+    /// More stages than are priced.
+    #[error("the ramp has {0} stages; at most {MOST_STAGES} are priced")]
+    Stages(u32),
+    /// The run ends before the ramp does.
+    #[error("the ramp trains {ramp} tokens, the whole run only {run}")]
+    Tokens {
+        /// Tokens of the ramp.
+        ramp: Tokens,
+        /// Tokens of the run.
+        run: Tokens,
+    },
+    /// The layout does not divide a batch of the ramp, or the framework does not run it.
+    #[error("the ramp passes a batch of {batch}: {reason}{}", nearest_text(.nearest))]
+    Batch {
+        /// The batch.
+        batch: u32,
+        /// Why not.
+        reason: String,
+        /// The nearest batches below and above that the plan runs.
+        nearest: Vec<u32>,
+    },
+    /// Failures come faster than the run recovers.
+    #[error(transparent)]
+    NoProgress(#[from] NoProgress),
+}
+
+fn nearest_text(nearest: &[u32]) -> String {
+    let nearest: Vec<String> = nearest.iter().map(u32::to_string).collect();
+    if nearest.is_empty() {
+        String::new()
+    } else {
+        format!("; nearest that this plan runs: {}", nearest.join(" and "))
+    }
+}
+
+/// The plan at another global batch: the same layout with other accumulation.
+///
+/// # Errors
+/// Why the layout cannot, in words.
+fn at_batch(prepared: &Prepared<'_>, plan: &Plan, batch: u32) -> Result<Plan, String> {
+    let layout = plan.layout();
+    let unit = u64::from(layout.micro_batch_size) * u64::from(layout.data_parallel);
+    if batch == 0 || u64::from(batch) % unit != 0 {
+        return Err(format!(
+            "{} replicas with micro-batches of {} do not divide it",
+            layout.data_parallel, layout.micro_batch_size
+        ));
+    }
+    let gradient_accumulation_steps = (u64::from(batch) / unit) as u32;
+    let layout = Layout { gradient_accumulation_steps, ..*layout };
+    let chunks = plan.chunks().to_vec();
+    let gpus = prepared.task.job.gpus;
+    let small =
+        Plan::new(layout, chunks, gpus, batch, prepared.layers.count()).map_err(|law| law.to_string())?;
+    let target = prepared.task.target;
+    // A launch may run with what this release of its framework refuses: that is not the ramp's doing.
+    if legal_plan(target, &prepared.context, plan).is_ok() {
+        let context = Context { global_batch_size: batch, ..prepared.context.clone() };
+        legal_plan(target, &context, &small).map_err(|refusal| refusal.to_string())?;
+    }
+    Ok(small)
+}
+
+/// Prices a batch ramp under the layout of a plan.
+///
+/// # Errors
+/// [`RampRefusal`] where the plan cannot run it.
+pub fn ramp_advice(
+    prepared: &Prepared<'_>,
+    plan: &Plan,
+    prediction: &Prediction,
+    ramp: BatchRamp,
+) -> Result<RampAdvice, RampRefusal> {
+    let task = prepared.task;
+    let full = task.job.global_batch_size;
+    let stages = full.saturating_sub(ramp.start) / ramp.increment.max(1);
+    if stages > MOST_STAGES {
+        return Err(RampRefusal::Stages(stages));
+    }
+    let phases = ramp.phases(full, task.job.sequence_length)?;
+    let tokens: Tokens = phases.iter().map(|phase| phase.tokens).sum();
+    if let Some(run) = task.job.tokens.filter(|&run| run < tokens) {
+        return Err(RampRefusal::Tokens { ramp: tokens, run });
+    }
+    let mut stages: Vec<RampStage> = Vec::new();
+    let mut priced: Vec<(Phase, Picos)> = Vec::new();
+    for phase in phases {
+        let batch = phase.global_batch_size;
+        let small = at_batch(prepared, plan, batch).map_err(|reason| {
+            let layout = plan.layout();
+            let unit = u64::from(layout.micro_batch_size) * u64::from(layout.data_parallel);
+            let unit = u32::try_from(unit).unwrap_or(u32::MAX);
+            let runs = |units: u32| units.checked_mul(unit).filter(|&b| at_batch(prepared, plan, b).is_ok());
+            let below = (1..=(batch / unit)).rev().find_map(runs);
+            let above = (batch / unit + 1..=full / unit).find_map(runs);
+            RampRefusal::Batch { batch, reason, nearest: [below, above].into_iter().flatten().collect() }
+        })?;
+        let job = Job { global_batch_size: batch, ..task.job.clone() };
+        let machine = &task.machine;
+        let layers = &prepared.layers;
+        let cost =
+            CostModel::new(&task.model, layers, &machine.cluster, &machine.accelerator, task.profile, &job);
+        let step = predict(&cost, layers, &small).step();
+        priced.push((phase, step));
+        stages.push(RampStage {
+            global_batch_size: batch,
+            gradient_accumulation_steps: small.layout().gradient_accumulation_steps,
+            tokens: phase.tokens,
+            step: step.seconds(),
+        });
+    }
+    let cost = ramp_cost(&prepared.run(prediction), &priced)?;
+    Ok(RampAdvice { ramp, stages, cost })
 }
 
 /// Advises on a plan.
@@ -149,5 +304,6 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
         precision: precision_advice(job.precision),
         schedule: batch.as_ref().and_then(|batch| batch.schedule(DECAYED_RATE)),
         batch,
+        ramp: None,
     }
 }

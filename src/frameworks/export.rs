@@ -42,6 +42,19 @@ pub struct Prediction {
     pub step_time: Seconds,
     /// Allocated bytes on the fullest GPU.
     pub memory: Bytes,
+    /// When to save; none where the run makes no progress.
+    pub checkpoints: Option<Checkpoints>,
+}
+
+/// The checkpoint interval with the least expected loss.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Checkpoints {
+    /// Optimizer steps between two checkpoints.
+    pub steps: u64,
+    /// Training time between them.
+    pub interval: Seconds,
+    /// Mean time between failures of the job.
+    pub between_failures: Seconds,
 }
 
 /// How much of a launch is written.
@@ -317,12 +330,18 @@ impl ExportRequest<'_> {
         self.job.tokens.map_or(100, |tokens| tokens.0.div_ceil(step.max(1)).max(1))
     }
 
+    /// When to save, if that was predicted.
+    #[must_use]
+    pub fn checkpoints(&self) -> Option<Checkpoints> {
+        self.prediction.and_then(|prediction| prediction.checkpoints)
+    }
+
     /// What every file says about itself, as comment lines that begin with `mark`.
     #[must_use]
     pub fn header(&self, mark: &str, written_for: &str) -> String {
         let mut text = String::new();
         for (label, value) in self.facts(written_for) {
-            let _ = writeln!(text, "{mark} {label:<10}{value}");
+            let _ = writeln!(text, "{mark} {label:<11}{value}");
         }
         text
     }
@@ -355,6 +374,12 @@ impl ExportRequest<'_> {
             facts.push(("layers", crate::stages::layout::write_layout(&chunks, mtp)));
         }
         facts.push(("predicted", predicted));
+        if let Some(c) = self.checkpoints() {
+            let (steps, failures) = (c.steps, c.between_failures);
+            let every =
+                format!("every {steps} steps ({}); a failure is expected every {failures}", c.interval);
+            facts.push(("checkpoint", every));
+        }
         facts.push(("made by", one_line(self.version)));
         facts.push(("command", one_line(self.command)));
         facts.push(("for", written_for.to_owned()));

@@ -125,7 +125,7 @@ impl Planner for ScenarioPlanner<'_> {
                 let task = self.task(scenario, cluster, gpus)?;
                 let prepared = task.prepare();
                 let request = Request { top: 1 + RUNNERS_UP, ..Request::default() };
-                let answer = prepared.search(&request, &Silent);
+                let answer = prepared.solve(&request, &Silent).answer;
                 let found = answer.found.iter();
                 plans.extend(found.map(|found| planned(&prepared, cluster, &found.plan, &found.prediction)));
                 first.get_or_insert(task);
@@ -155,9 +155,13 @@ impl Planner for ScenarioPlanner<'_> {
             .map_err(|law| law.to_string())?;
         legal_plan(task.target, &prepared.context, &plan).map_err(|refusal| refusal.reason())?;
         let prediction = prepared.predict(&plan);
-        let limit = prepared.cost().memory_limit();
-        if prediction.allocated > limit {
-            return Err(format!("it needs {} of {limit}", prediction.allocated));
+        let cost = prepared.cost();
+        if prediction.allocated > cost.memory_limit() {
+            return Err(format!("it needs {} of {}", prediction.allocated, cost.memory_limit()));
+        }
+        if !cost.fits(&prediction) {
+            let host = prediction.off_gpu.host();
+            return Err(format!("it needs {host} of a node's host memory"));
         }
         Ok(planned(&prepared, &stored.cluster, &plan, &prediction))
     }

@@ -308,6 +308,15 @@ impl PackedLengths {
     }
 }
 
+impl fmt::Display for PackedLengths {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        for (at, (length, count)) in self.lengths.iter().enumerate() {
+            write!(f, "{}{length}x{count}", if at > 0 { "," } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
 /// The text is no [`PackedLengths`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -351,6 +360,7 @@ mod tests {
         }
         let packed: PackedLengths = "512x70,4096x25,8192x5".parse().unwrap();
         assert_eq!(packed.lengths, [(512, 70), (4096, 25), (8192, 5)]);
+        assert_eq!(packed.to_string(), "512x70,4096x25,8192x5");
         assert_eq!(packed.validate(), Ok(()));
         for bad in ["512", "0x3", "512x0", "512x3,", "512x-1", ""] {
             assert!(bad.parse::<PackedLengths>().is_err(), "{bad}");

@@ -185,12 +185,186 @@ fn a_job_that_fits_nowhere_says_why_and_what_would_help() {
     let output = autoplan(&arguments);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(value["search"]["offload_opened"], true);
     assert!(value["plans"].as_array().unwrap().is_empty());
     let remedies = value["remedies"].as_array().unwrap();
     assert!(!remedies.is_empty());
     for remedy in remedies {
         assert!(remedy["step_time_s"].as_f64().unwrap() > 0.0);
     }
+}
+
+/// 16 bytes of state for each of 70 billion weights exceed 16 GPUs of 80 GB; without the optimizer's 12
+/// they do not, and per token the offloading box is the cheapest of all.
+#[test]
+fn where_nothing_fits_offload_is_opened_and_ranks_beside_more_gpus() {
+    let job = ["plan", "llama3.1-70b", "dgx-h100", "-b", "512", "-s", "8192"];
+    let output = autoplan(&[&job[..], &["--gpus", "16,32,64", "--format", "json"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let opened: Vec<bool> =
+        value["searches"].as_array().unwrap().iter().map(|s| s["offload_opened"] == true).collect();
+    assert_eq!(opened, [true, false, false]);
+    let plans = value["plans"].as_array().unwrap();
+    for plan in plans {
+        let offloads = plan["plan"]["offload"]["optimizer"] != "Gpu";
+        assert_eq!(offloads, plan["gpus"] == 16, "{}", plan["name"]);
+        assert!(plan["fits"] == true);
+    }
+    let of = |gpus: u64, field: &str| {
+        plans.iter().find(|plan| plan["gpus"] == gpus).unwrap()[field].as_f64().unwrap()
+    };
+    assert!(of(16, "step_time_s") > of(64, "step_time_s"));
+    assert!(of(16, "usd_per_trillion_tokens") < of(64, "usd_per_trillion_tokens"));
+    let front: Vec<u64> =
+        plans.iter().filter(|p| p["pareto"] == true).map(|p| p["gpus"].as_u64().unwrap()).collect();
+    assert_eq!(front, [64, 16]);
+    // The table says it, and so does whoever forbids offload.
+    let table = stdout(&autoplan(&[&job[..], &["--gpus", "16", "--top", "1"]].concat()));
+    assert!(table.contains("nothing fits without offload; these plans offload"), "{table}");
+    let none = autoplan(&[&job[..], &["--gpus", "16", "--fix", "offload=none"]].concat());
+    assert_eq!(none.status.code(), Some(1));
+    let text = stdout(&none);
+    assert!(text.contains("remedy: offload: --fix offload=optimizer (confirmed"), "{text}");
+}
+
+#[test]
+fn a_batch_ramp_is_priced_or_refused_with_the_nearest() {
+    let job = ["explain", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "512", "-s", "8192", "--alone"];
+    let ramp = |text: &str, more: &[&str]| {
+        autoplan(
+            &[&job[..], &["--fix", "tp=2", "--fix", "pp=1", "--fix", "mb=1", "--batch-ramp", text], more]
+                .concat(),
+        )
+    };
+    let output = ramp("128:128:1_500_000", &["--format", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let advice = &value["advice"]["ramp"];
+    let stages = advice["stages"].as_array().unwrap();
+    let batches: Vec<u64> = stages.iter().map(|s| s["global_batch_size"].as_u64().unwrap()).collect();
+    assert_eq!(batches, [128, 256, 384]);
+    // A third of the samples each, at its own steps; the same samples in full steps.
+    let (mut slow, mut share) = (0.0, 0.0);
+    for (stage, batch) in stages.iter().zip(&batches) {
+        assert_eq!(stage["tokens"], 500_000_u64 * 8192);
+        slow += 500_000.0 / *batch as f64 * stage["step_time_s"].as_f64().unwrap();
+        share += 500_000.0 / 512.0 * value["step_time_s"].as_f64().unwrap();
+    }
+    let ratio = |name: &str| advice["cost"][name].as_f64().unwrap();
+    assert!((ratio("ramp_s") / ratio("full_batch_s") / (slow / share) - 1.0).abs() < 2e-3);
+    assert!(ratio("extra_s") > 0.0 && ratio("extra_usd") > 0.0);
+    // A stage alone is predicted as a job of that batch is.
+    let small = ["explain", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "128", "-s", "8192", "--alone"];
+    let plan = &value["plan"];
+    let fixed = |axis: &str, field: &str| format!("{axis}={}", plan[field]);
+    let fixes = [
+        fixed("tp", "tensor_parallel"),
+        fixed("pp", "pipeline_parallel"),
+        fixed("vpp", "virtual_stages"),
+        fixed("cp", "context_parallel"),
+        fixed("mb", "micro_batch_size"),
+        fixed("zero", "zero_stage"),
+        format!("recompute={}", plan["recompute"].as_str().unwrap()),
+    ];
+    let fixes: Vec<&str> = fixes.iter().flat_map(|fix| ["--fix", fix]).collect();
+    let alone = autoplan(&[&small[..], &fixes, &["--format", "json"]].concat());
+    let alone: serde_json::Value = serde_json::from_str(&stdout(&alone)).unwrap();
+    assert_eq!(alone["step_time_s"], stages[0]["step_time_s"]);
+
+    for (text, parts) in [
+        ("100:103:1000000", &["passes a batch of 100", "nearest that this plan runs: 96 and 128"][..]),
+        ("128:130:1000000", &["from 128 in steps of 130 does not reach the global batch 512"]),
+        ("512:64:1000000", &["does not reach"]),
+        ("128:128", &["is no batch ramp"]),
+        ("0:128:5", &["is no batch ramp"]),
+    ] {
+        let output = ramp(text, &[]);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        for part in parts {
+            assert!(stderr(&output).contains(part), "{text}: {}", stderr(&output));
+        }
+    }
+    let short = ramp("128:128:1500000", &["--tokens", "1B"]);
+    assert!(stderr(&short).contains("the whole run only 1B"), "{}", stderr(&short));
+}
+
+/// What runs today may grow its batch: the plan is that of the full batch, the ramp is advice.
+#[test]
+fn the_batch_ramp_of_a_launch_script_is_priced() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("launch.sh");
+    let explain = |ramp: &str| {
+        let text = LAUNCH.replace("--my-flag 3", &format!("--rampup-batch-size {ramp}"));
+        std::fs::write(&script, text).unwrap();
+        let path = script.to_str().unwrap();
+        autoplan(&["explain", path, "--cluster", "dgx-h100", "--alone", "--format", "json"])
+    };
+    let output = explain("32 32 1_000_000");
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(value["advice"]["ramp"]["stages"].as_array().unwrap().len(), 3);
+    assert_eq!(value["plan"]["global_batch_size"], 128);
+    assert!(stderr(&output).contains("--rampup-batch-size: the plan is that of the full batch"));
+    // A ramp that does not end at the full batch is said, and the plan explained all the same.
+    let output = explain("32 36 1000000");
+    assert!(output.status.success());
+    assert!(stderr(&output).contains("does not reach the global batch 128"), "{}", stderr(&output));
+    let output = explain("32 32");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("takes three whole numbers, found `32 32`"), "{}", stderr(&output));
+}
+
+/// The interval of least loss reaches the scripts: Young's `sqrt(2 C M)` in steps, to a fifth.
+#[test]
+fn exported_scripts_save_at_the_best_interval() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.ron");
+    let plan = ["plan", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "512", "-s", "8192", "--top", "1"];
+    std::fs::write(&path, stdout(&autoplan(&[&plan[..], &["--format", "ron"]].concat()))).unwrap();
+    let path = path.to_str().unwrap();
+    let value = autoplan(&["explain", path, "--tokens", "1T", "--alone", "--format", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&value)).unwrap();
+    let goodput = &value["run"]["goodput"];
+    let figure = |name: &str| goodput[name].as_f64().unwrap();
+    let young = (2.0 * figure("checkpoint_blocking_s") * figure("mean_time_between_failures_s")).sqrt();
+    let script = stdout(&autoplan(&["export", path, "--to", "megatron"]));
+    let (_, rest) = script.split_once("SAVE_INTERVAL:-").unwrap();
+    let steps: f64 = rest.split('}').next().unwrap().parse().unwrap();
+    let ratio = steps * value["step_time_s"].as_f64().unwrap() / young;
+    assert!((0.8..1.2).contains(&ratio), "{ratio}");
+    assert_eq!(steps, figure("checkpoint_interval_steps"));
+    let header = stdout(&autoplan(&["export", path, "--to", "kubernetes"]));
+    assert!(header.contains(&format!("# checkpoint every {steps} steps")), "{header}");
+}
+
+#[test]
+fn phases_are_planned_each_and_totalled() {
+    let job = ["plan", "llama3.2-1b", "dgx-a100", "--gpus", "8"];
+    let phases = ["--phase", "4096:64:100B", "--phase", "32768:8:10B", "--packed", "4096x8"];
+    let run = |more: &[&str]| autoplan(&[&job[..], &phases, more].concat());
+    let value: serde_json::Value = serde_json::from_str(&stdout(&run(&["--format", "json"]))).unwrap();
+    let planned = value["phases"].as_array().unwrap();
+    assert_eq!(planned.len(), 2);
+    let (mut days, mut usd) = (0.0, 0.0);
+    for (phase, name) in planned.iter().zip(["4096:64:100B", "32768:8:10B"]) {
+        assert_eq!(phase["phase"], name);
+        days += phase["run"]["days"].as_f64().unwrap();
+        usd += phase["run"]["dollars"]["total_usd"].as_f64().unwrap();
+        // The same plan as that of the phase alone.
+        let parts: Vec<&str> = name.split(':').collect();
+        let alone = ["-s", parts[0], "-b", parts[1], "--packed", "4096x8", "--top", "1", "--format", "json"];
+        let alone = autoplan(&[&job[..], &alone].concat());
+        let alone: serde_json::Value = serde_json::from_str(&stdout(&alone)).unwrap();
+        assert_eq!(alone["plans"][0]["name"], phase["name"]);
+        assert_eq!(alone["packed"]["lengths"], serde_json::json!([[4096, 8]]));
+    }
+    assert!((value["total"]["days"].as_f64().unwrap() / days - 1.0).abs() < 1e-9);
+    assert!((value["total"]["dollars"]["total_usd"].as_f64().unwrap() / usd - 1.0).abs() < 1e-9);
+    let table = stdout(&run(&[]));
+    for part in ["Llama 3.2 1B on 8 x", "packed from 4096x8", "the whole run: 110B tokens"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    let csv = run(&["--format", "csv"]);
+    assert_eq!(csv.status.code(), Some(2));
+    assert!(stdout(&csv).is_empty() && stderr(&csv).contains("plan each phase alone"));
 }
 
 #[test]

@@ -73,7 +73,11 @@ impl Question {
             cluster: &self.cluster,
             accelerator: &self.accelerator,
             plan: &self.plan,
-            prediction: Some(Prediction { step_time: Seconds(12.3), memory: Bytes(61_200_000_000) }),
+            prediction: Some(Prediction {
+                step_time: Seconds(12.3),
+                memory: Bytes(61_200_000_000),
+                checkpoints: None,
+            }),
             version: "autoplan 0.0.0",
             command: "autoplan plan …",
             format,

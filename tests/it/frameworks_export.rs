@@ -35,7 +35,11 @@ pub fn write(
         cluster: &cluster,
         accelerator: &accelerator,
         plan,
-        prediction: Some(Prediction { step_time: Seconds(12.3), memory: Bytes(61_200_000_000) }),
+        prediction: Some(Prediction {
+            step_time: Seconds(12.3),
+            memory: Bytes(61_200_000_000),
+            checkpoints: None,
+        }),
         version: "autoplan 0.0.0",
         command: "autoplan plan model cluster --gpus 64\n$(touch injected) `id`; é",
         format,

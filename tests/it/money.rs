@@ -1,5 +1,6 @@
 //! Dollars, energy and goodput against published runs, each within the error that its test states.
 
+use autoplan::candidates::Axis;
 use autoplan::cost::advice::{BatchRamp, ramp_cost};
 use autoplan::cost::goodput::{
     Checkpointing, Goodput, IntervalRule, NoProgress, Writing, checkpoint_bytes, goodput,
@@ -8,10 +9,14 @@ use autoplan::cost::model::CostModel;
 use autoplan::cost::money::{
     Pricing, Run, RunCost, energy, phased_cost, run_cost, step_cost, straggler_time, waste,
 };
+use autoplan::cost::step::StepItem;
 use autoplan::cost::{CellKey, Item, LayerCost};
+use autoplan::frameworks::Target;
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::{AttentionCount, Layers, model_flops, packed_model_flops, parameter_count};
-use autoplan::plan::{ContextComm, CudaGraphs, Offload};
+use autoplan::plan::{ContextComm, CudaGraphs, Offload, Place, Recompute};
+use autoplan::planner::Task;
+use autoplan::search::{Request, Silent};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer, PackedLengths, Phase, Precision, Routing, Training};
 use autoplan::spec::model::Model;
@@ -333,6 +338,71 @@ fn a_batch_ramp_costs_what_its_small_batches_lose() {
     let extra = 2e6 * (1.0 / 512.0 + 1.0 / 1024.0 + 1.0 / 1536.0 - 3.0 / 2048.0);
     within("extra seconds", ramp.extra.0, extra / 0.93, 2.0);
     assert!(ramp.extra_dollars > Dollars(0.0));
+}
+
+/// A 13B model on two GPUs of 80 GB: 16 bytes a weight do not fit, so the optimizer goes to the host. By
+/// hand: each GPU owns half of the 13,015,864,320 weights; per step their FP32 gradients (4 B) go down the
+/// link and new BF16 weights (2 B) come up, while the host walks master weight and moments.
+#[test]
+fn offloaded_states_move_at_the_bandwidth_of_the_link() {
+    let mut task = Task::shipped("llama2-13b", "dgx-a100", 2, 64, 4096).unwrap();
+    (task.target, task.profile) = (Target::DeepSpeed, Profile::find("deepspeed").unwrap());
+    let solution = task.prepare().solve(&Request { top: 1, ..Request::default() }, &Silent);
+    assert!(solution.offload_opened);
+    let plan = solution.answer.found[0].plan.clone();
+    let layout = plan.layout();
+    assert_eq!(layout.offload.optimizer, Place::Cpu, "{plan}");
+    let update = |task: &Task| {
+        let prediction = task.prepare().predict(&plan);
+        prediction.times.0[StepItem::OptimizerUpdate as usize].seconds().0
+    };
+    let link = task.machine.accelerator.host_link;
+    assert_eq!(link, Bandwidth(25e9));
+    let before = update(&task);
+    task.machine.accelerator.host_link = Bandwidth(link.0 / 2.0);
+    let slower = update(&task) - before;
+    // Half the link: the transfer takes its own time once more.
+    let moved = (4.0 + 2.0) * 13_015_864_320.0 / 2.0;
+    within("transfer", slower, moved / 25e9, 0.1);
+    // The rest is the host's walk, 34 B a weight at an eighth of its 410 GB/s, and little on the GPU.
+    let walk = 34.0 * 13_015_864_320.0 / 2.0 / (410e9 / 8.0);
+    within("update", before, walk + moved / 25e9, 3.0);
+    // In host memory: the states, 12 B a weight, and the gradients, 4 B, of both GPUs.
+    within("host memory", solution.answer.found[0].prediction.off_gpu.states.0 as f64, 16.0 * 13.016e9, 0.1);
+}
+
+/// Llama 3.1 8B keeps `8 h + 2 d (a + 2 g) + 2 a d + 4 a + 6 f` bytes a token and layer, of which the input of
+/// `2 h` stays: eight GPUs with a sequence of 8,192 each send 275 GB to their host.
+#[test]
+fn offloaded_activations_are_held_by_the_host_or_refused() {
+    let mut task = Task::shipped("llama3.1-8b", "dgx-h100", 8, 64, 8192).unwrap();
+    let one = || Axis { only: Some(vec![1]), max: None };
+    let r = &mut task.restrictions;
+    (r.tensor_parallel, r.pipeline_parallel, r.context_parallel) = (one(), one(), one());
+    r.micro_batch_size = one();
+    r.recompute = Some(vec![Recompute::None]);
+    r.offload = Some(vec![Offload { activations: true, ..Offload::NONE }]);
+    let request = Request { top: 1, ..Request::default() };
+    let found = task.prepare().search(&request, &Silent).found.swap_remove(0);
+    let (h, d, a, g, f) = (4096.0, 128.0, 32.0, 8.0, 14_336.0);
+    let token = 8.0 * h + 2.0 * d * (a + 2.0 * g) + 2.0 * a * d + 4.0 * a + 6.0 * f - 2.0 * h;
+    let off = found.prediction.off_gpu;
+    within("activations in host memory", off.activations.0 as f64, token * 8192.0 * 32.0 * 8.0, 2.0);
+    assert_eq!((off.states, off.drives), (Bytes::ZERO, Bytes::ZERO));
+    assert!(task.prepare().check(&found.plan, &found.prediction).passed());
+
+    let mut half = found.prediction.clone();
+    half.off_gpu.activations = Bytes(off.activations.0 / 2);
+    let report = task.prepare().check(&found.plan, &half).to_string();
+    assert!(report.starts_with("off-gpu: host memory"), "{report}");
+
+    // A node with less refuses the plan, in the search and in its verification.
+    task.machine.cluster.host.memory = Bytes(off.activations.0 - 1);
+    let prepared = task.prepare();
+    assert!(prepared.search(&request, &Silent).found.iter().all(|other| other.plan != found.plan));
+    let report = prepared.check(&found.plan, &prepared.predict(&found.plan));
+    assert!(!report.passed() && report.to_string().contains("off-gpu-limit: fullest node"), "{report}");
+    assert!(!prepared.cost().fits(&found.prediction));
 }
 
 #[test]

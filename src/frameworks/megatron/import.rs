@@ -9,6 +9,7 @@ use super::super::export::one_line;
 use super::super::shell::{Files, ImportError, Launch, Word, is_unknown, no_files, read_launch};
 use super::super::{Context, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES};
+use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
 use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Place, Plan, Recompute,
@@ -31,8 +32,10 @@ pub struct Imported {
     pub model: Model,
     /// The job.
     pub job: Job,
-    /// The plan.
+    /// The plan, at the full batch.
     pub plan: Plan,
+    /// How the batch grows to the full one.
+    pub ramp: Option<BatchRamp>,
     /// Flags that were not understood, each with its line.
     pub unknown: Vec<(usize, String)>,
     /// What was filled in or read differently, for people.
@@ -477,7 +480,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     if recompute == Recompute::None && f.given.contains_key("--recompute-modules") {
         assumed.push("--recompute-modules changes nothing without --recompute-granularity".into());
     }
-    ramps(&mut f, &mut assumed)?;
+    let ramp = batch_ramp(&mut f, &mut assumed)?;
     let batch_line = f.line("--global-batch-size");
     let per_step = layout.micro_batch_size * layout.data_parallel;
     let global_batch_size = match f.small("--global-batch-size")? {
@@ -548,7 +551,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         })
         .collect();
     unknown.sort();
-    Ok(Imported { target, model, job, plan, unknown, assumed })
+    Ok(Imported { target, model, job, plan, ramp, unknown, assumed })
 }
 
 /// Flags that a rule of the framework is about, the most telling first.
@@ -574,14 +577,19 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
     }
 }
 
-/// Flags that the last step of a ramp decides.
-fn ramps(f: &mut Flags, assumed: &mut Vec<String>) -> Read<()> {
-    for name in ["--rampup-batch-size", "--step-batch-size-schedule"] {
-        if f.values(name)?.is_some() {
-            assumed.push(format!("{name}: the plan is that of the full batch"));
-        }
+/// A batch that grows: the plan is that of the last stage.
+fn batch_ramp(f: &mut Flags, assumed: &mut Vec<String>) -> Read<Option<BatchRamp>> {
+    let full = |name: &str| format!("{name}: the plan is that of the full batch");
+    if f.values("--step-batch-size-schedule")?.is_some() {
+        assumed.push(full("--step-batch-size-schedule"));
     }
-    Ok(())
+    let Some((values, line)) = f.values("--rampup-batch-size")? else { return Ok(None) };
+    assumed.push(full("--rampup-batch-size"));
+    let ramp = values.join(" ").parse();
+    ramp.map(Some).map_err(|_| {
+        let text = format!("--rampup-batch-size takes three whole numbers, found `{}`", values.join(" "));
+        ImportError::new(line, text)
+    })
 }
 
 /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`.

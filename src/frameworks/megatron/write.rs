@@ -56,7 +56,7 @@ fn flag_line(flag: &str, values: &[String]) -> String {
 }
 
 /// Environment, argument arrays and data choice: the part that every shell script shares.
-fn body(arguments: &Arguments) -> String {
+fn body(request: &ExportRequest, arguments: &Arguments) -> String {
     let mut text = String::new();
     for (name, value) in &arguments.environment {
         let _ = writeln!(text, "export {name}={}", quote(value));
@@ -69,22 +69,31 @@ fn body(arguments: &Arguments) -> String {
         text.push_str(")\n");
     }
     text.push_str(DATA);
+    let steps = request.checkpoints().map_or(UNPREDICTED_SAVE_INTERVAL, |c| c.steps);
+    let _ = write!(
+        text,
+        r#"if [[ -n "${{SAVE:-}}" ]]; then
+    DATA+=(--save "$SAVE" --load "$SAVE" --save-interval "${{SAVE_INTERVAL:-{steps}}}")
+fi
+"#
+    );
     text
 }
+
+/// Steps between checkpoints where no interval was predicted.
+const UNPREDICTED_SAVE_INTERVAL: u64 = 1000;
 
 /// The data set is the user's: named by variables, synthetic without them.
 const DATA: &str = r#"
 # Data: synthetic, unless DATA_PATH names a preprocessed data set (the prefix of its .bin and .idx
-# files) and TOKENIZER_MODEL the tokenizer that made it. SAVE names a folder for checkpoints.
+# files) and TOKENIZER_MODEL the tokenizer that made it. SAVE names a folder for checkpoints,
+# SAVE_INTERVAL another number of steps between them.
 if [[ -n "${DATA_PATH:-}" ]]; then
     DATA=(--data-path "$DATA_PATH" --split "${DATA_SPLIT:-99,1,0}"
         --tokenizer-type "${TOKENIZER_TYPE:-HuggingFaceTokenizer}"
         --tokenizer-model "${TOKENIZER_MODEL:?DATA_PATH needs TOKENIZER_MODEL}")
 else
     DATA=(--mock-data --tokenizer-type NullTokenizer)
-fi
-if [[ -n "${SAVE:-}" ]]; then
-    DATA+=(--save "$SAVE" --load "$SAVE" --save-interval "${SAVE_INTERVAL:-1000}")
 fi
 "#;
 
@@ -129,7 +138,7 @@ exec torchrun "${{LAUNCHER[@]}}" "$MEGATRON_LM/{entry}" \
 {expansions} \
     "$@"
 "#,
-        body = body(arguments),
+        body = body(request, arguments),
         entry = arguments.entry,
         expansions = expansions(arguments),
     )
@@ -173,7 +182,7 @@ srun --kill-on-bad-exit=1 ${{SRUN_OPTIONS:-}} torchrun "${{LAUNCHER[@]}}" "$MEGA
 "#,
         slug = request.slug(),
         header = request.header("#", WRITTEN_FOR),
-        body = body(&arguments),
+        body = body(request, &arguments),
         entry = arguments.entry,
         expansions = expansions(&arguments),
     );

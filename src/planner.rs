@@ -153,15 +153,7 @@ impl Prepared<'_> {
     pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
         let cost = self.cost();
         let space = Space::new(self.task.target, &self.context, &self.task.restrictions);
-        let mut answer = Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer);
-        // The search knows states off the GPU by their average over a pipeline, and no activations there.
-        let before = answer.found.len();
-        answer.found.retain(|found| cost.fits(&found.prediction));
-        let dropped = (before - answer.found.len()) as u64;
-        if dropped > 0 {
-            *answer.counters.pruned.entry("host memory".to_owned()).or_default() += dropped;
-        }
-        answer
+        Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
     }
 
     /// Searches the space without offload; where nothing fits there and nothing was said about offload,
@@ -181,13 +173,8 @@ impl Prepared<'_> {
         let mut task = self.task.clone();
         task.restrictions.offload = Some(ways);
         let mut offloading = task.prepare().search(request, observer);
-        let (counters, before) = (&mut offloading.counters, answer.counters);
-        counters.candidates += before.candidates;
-        counters.evaluated += before.evaluated;
-        counters.simulated += before.simulated;
-        for (reason, count) in before.pruned {
-            *counters.pruned.entry(reason).or_default() += count;
-        }
+        offloading.counters.candidates += answer.counters.candidates;
+        offloading.counters.add(&answer.counters);
         Solution { answer: offloading, offload_opened: true }
     }
 

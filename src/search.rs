@@ -13,7 +13,7 @@ pub mod balance;
 mod verify;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,10 +29,10 @@ use crate::cost::step::{
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::{legal, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{CudaGraphs, Layout, Offload, Plan, Schedule};
+use crate::plan::{CudaGraphs, Layout, Offload, Plan, Recompute, Schedule};
 use crate::stages::relax::Relaxation;
 use crate::stages::{
-    Assignment, Balancer, Completions, Evaluation, Fixed, Kind, Objective as SplitObjective,
+    Assignment, Balancer, Choice, Completions, Evaluation, Fixed, Kind, Objective as SplitObjective,
     Outcome as Balanced, Problem, Splits, evaluate_into,
 };
 use crate::units::{Bytes, Picos};
@@ -107,7 +107,8 @@ impl Counters {
             *self.pruned.entry(reason.to_owned()).or_default() += layouts;
         }
     }
-    fn add(&mut self, other: &Self) {
+    /// Adds what was settled and dropped elsewhere; the space stays.
+    pub(crate) fn add(&mut self, other: &Self) {
         self.evaluated += other.evaluated;
         self.simulated += other.simulated;
         for (reason, count) in &other.pruned {
@@ -340,6 +341,33 @@ struct States {
     some: Vec<StateCost>,
     /// By order: how many of them leave room on an average rank.
     fitting: Vec<u32>,
+    /// Ways to recompute with which no layout of the group can matter.
+    hopeless: Hopeless,
+}
+
+/// Ways to recompute with which no layout of a group can matter.
+#[derive(Debug, Default)]
+struct Hopeless {
+    modes: HashSet<Recompute>,
+    block: bool,
+}
+
+impl Hopeless {
+    /// The others.
+    fn leave(&self, legal: &LegalModes) -> LegalModes {
+        LegalModes {
+            modes: legal.modes.iter().copied().filter(|mode| !self.modes.contains(mode)).collect(),
+            block: legal.block.filter(|_| !self.block),
+        }
+    }
+}
+
+/// What cells of a family cost at least under any flags.
+struct Floors {
+    cell: CellCosts,
+    legal: Arc<LegalModes>,
+    /// The Pareto set of what is legal, at floor costs.
+    family: RecomputeFamily,
 }
 
 /// What a sharding costs beside layers.
@@ -378,8 +406,7 @@ struct Scratch {
     cells: Vec<(Picos, CellKey)>,
     legal_modes: HashMap<CellKey, Arc<LegalModes>>,
     relaxation: Relaxation,
-    /// Floors over flags, with what they may recompute.
-    floors: HashMap<(Family, Offload), (CellCosts, RecomputeFamily)>,
+    floors: HashMap<(Family, Offload), Floors>,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
@@ -496,17 +523,22 @@ impl Search<'_> {
                 batch.push(next);
                 pool.pop();
             }
-            let opened: Vec<Opened> = batch
+            let opened: Vec<Option<Opened>> = batch
                 .par_iter()
                 .map_init(Scratch::default, |scratch, (bound, group)| {
-                    self.open(group, *bound, request, &best, scratch)
+                    self.open(group, *bound, request, &best, observer, scratch)
                 })
                 .collect();
-            for one in opened {
+            for (one, next) in opened.into_iter().zip(&batch) {
+                let Some(one) = one else {
+                    // Told to stop before the group was done: it stays open.
+                    pool.push(Reverse(*next));
+                    continue;
+                };
                 counters.add(&one.counters);
                 one.settled.into_iter().for_each(|s| best.offer(s));
+                settled += self.space.count(&next.1);
             }
-            settled += batch.iter().map(|(_, g)| self.space.count(g)).sum::<u64>();
             wave += 1;
             let first = best.firsts.first().map(|f| f.0);
             observer.progress(settled, counters.candidates, first, Some(least));
@@ -563,8 +595,7 @@ impl Search<'_> {
         group: &Group,
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        let looped = |s: Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
-        if !self.space.capabilities().schedules.iter().all(|&s| looped(s)) {
+        if !self.looped() {
             return Some(first);
         }
         let offloads = self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE]);
@@ -576,6 +607,12 @@ impl Search<'_> {
         offloads.iter().filter_map(of).min().map(|bound| first.max(bound))
     }
 
+    /// Whether no schedule of the space splits backward passes: what floors hold for.
+    fn looped(&self) -> bool {
+        let looped = |s: &Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
+        self.space.capabilities().schedules.iter().all(looped)
+    }
+
     /// What the passes of a group take at least with one place of states and activations; exact in `range`
     /// only.
     fn relaxed_passes(
@@ -585,54 +622,88 @@ impl Search<'_> {
         offload: Offload,
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        let plain = CellKey { offload, ..self.space.plain_cell(group) };
-        let key = (family_of(group), offload);
-        if !scratch.floors.contains_key(&key) {
-            let flags = self.floor_flags(group);
-            let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
-            let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
-            let legal = self.legal_modes(&layout, &cell, scratch);
-            let modes = RecomputeFamily::new(&legal, &cell);
-            if scratch.floors.len() >= KEPT_FLOORS {
-                scratch.floors.clear();
-            }
-            scratch.floors.insert(key, (cell, modes));
-        }
-        let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
-        let price = |(zero, shard, overlap)| {
-            self.cost.sharding(&layout_of(group, &plain, 1, Schedule::OneFOneB, zero, shard, overlap))
-        };
-        let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
-        let sharding = Sharding::least(shardings.iter());
-        let (cell, modes) = &scratch.floors[&key];
-        let tables = TablesOf { cell, sharding: &sharding, hop: Hop::default() };
-        let capabilities = self.space.capabilities();
-        let mut balancing =
-            scratch.builder.build(self.cost, self.layers, &layout, tables, modes, capabilities);
-        balancing.problem.pipeline = scratch.builder.busy(group.pipeline_parallel, group.micro_batches);
-        // Chunks of a deep pipeline may be empty.
-        balancing.problem.min_layers = 0;
+        let balancing = self.floor_problem(group, offload, false, scratch);
         if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
             return Some(Picos::ZERO);
         }
         scratch.relaxation.lower_bound(&balancing.problem, range.clone())
     }
 
-    /// Settles the layouts of a group that could matter.
+    /// The ways to recompute with which no layout of a group can take as little as `limit`.
+    fn hopeless(&self, group: &Group, offload: Offload, limit: Threshold, scratch: &mut Scratch) -> Hopeless {
+        let mut hopeless = Hopeless::default();
+        let Some(time) = limit.time() else { return hopeless };
+        if !self.looped() || self.space.capabilities().recompute.per_stage {
+            return hopeless;
+        }
+        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, true, scratch);
+        if problem.modes.is_empty() || problem.check().is_err() {
+            return hopeless;
+        }
+        let most = *self.floor(Picos::ZERO).at_most(Some(time)).end();
+        scratch.relaxation.hopeless(&problem, most, |choice| match choice {
+            Choice::Mode(mode) => drop(hopeless.modes.insert(modes[usize::from(mode)])),
+            Choice::Block(_) => hopeless.block = true,
+        });
+        hopeless
+    }
+
+    /// The balancing problem of no layout of a group that costs more than any of them, with `every` legal
+    /// way to recompute or those alone that may be best.
+    fn floor_problem(
+        &self,
+        group: &Group,
+        offload: Offload,
+        every: bool,
+        scratch: &mut Scratch,
+    ) -> Balancing {
+        let plain = CellKey { offload, ..self.space.plain_cell(group) };
+        let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
+        let key = (family_of(group), offload);
+        if !scratch.floors.contains_key(&key) {
+            let flags = self.floor_flags(group);
+            let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
+            let legal = self.legal_modes(&layout, &cell, scratch);
+            let family = RecomputeFamily::new(&legal, &cell);
+            if scratch.floors.len() >= KEPT_FLOORS {
+                scratch.floors.clear();
+            }
+            scratch.floors.insert(key, Floors { cell, legal, family });
+        }
+        let price = |(zero, shard, overlap)| {
+            self.cost.sharding(&layout_of(group, &plain, 1, Schedule::OneFOneB, zero, shard, overlap))
+        };
+        let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
+        let sharding = Sharding::least(shardings.iter());
+        let floors = &scratch.floors[&key];
+        let all = every.then(|| RecomputeFamily::every(&floors.legal, &floors.cell));
+        let family = all.as_ref().unwrap_or(&floors.family);
+        let tables = TablesOf { cell: &floors.cell, sharding: &sharding, hop: Hop::default() };
+        let capabilities = self.space.capabilities();
+        let mut balancing =
+            scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
+        balancing.problem.pipeline = scratch.builder.busy(group.pipeline_parallel, group.micro_batches);
+        // Chunks of a deep pipeline may be empty.
+        balancing.problem.min_layers = 0;
+        balancing
+    }
+
+    /// Settles the layouts of a group that could matter; nothing if it is told to stop before the end.
     fn open(
         &self,
         group: &Group,
         bound: Picos,
         request: &Request,
         best: &Best,
+        observer: &dyn Observer,
         scratch: &mut Scratch,
-    ) -> Opened {
+    ) -> Option<Opened> {
         let mut opened = Opened::default();
         let class = class_of_group(group);
         let frozen = if request.exhaustive { Threshold::default() } else { best.threshold(class) };
         if frozen.excludes(bound) {
             opened.counters.drop("bound: degrees", self.space.count(group));
-            return opened;
+            return Some(opened);
         }
         let mut orders: Vec<(Schedule, u32)> = Vec::new();
         self.space.orders(group, |schedule, virtual_stages| orders.push((schedule, virtual_stages)));
@@ -659,9 +730,13 @@ impl Search<'_> {
                 opened.counters.drop(&format!("rule: {rule}"), layouts);
                 continue;
             }
+            if observer.stop() {
+                return None;
+            }
             let mut priced = self.price(&key, scratch);
             if states.offload != Some(key.offload) {
                 self.fill(&mut states, group, &key, &orders, &shardings, &priced.parameters);
+                states.hopeless = self.hopeless(group, key.offload, threshold(&own), scratch);
             }
             lines.clear();
             for (order, &(schedule, virtual_stages)) in orders.iter().enumerate() {
@@ -692,7 +767,7 @@ impl Search<'_> {
             }
         }
         scratch.cells = cells;
-        opened
+        Some(opened)
     }
 
     /// Prices all shardings of a group's orders.
@@ -755,23 +830,24 @@ impl Search<'_> {
             opened.counters.drop("bound: flags", count);
             return;
         }
-        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
-        if priced.family.is_none() {
-            let legal = self.legal_modes(&line.layout, &priced.cell, scratch);
-            priced.family = Some(RecomputeFamily::new(&legal, &priced.cell));
-        }
-        let Some(family) = priced.family.as_ref() else { return };
         let some = &states.some[line.order];
         let tables = TablesOf { cell: &priced.cell, sharding: &some.sharding, hop: line.hop };
         let capabilities = self.space.capabilities();
-        let mut balancing =
-            scratch.builder.build(self.cost, self.layers, &line.layout, tables, family, capabilities);
-        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
-            opened.counters.drop("recompute: no mode is legal", count);
-            return;
-        }
+        // Bounds need only the ways to recompute that could matter.
+        let mut hopeful = None;
         if !request.exhaustive {
+            if priced.hopeful.is_none() {
+                let legal = self.legal_modes(&line.layout, &priced.cell, scratch);
+                priced.hopeful = Some(RecomputeFamily::new(&states.hopeless.leave(&legal), &priced.cell));
+            }
+            let Some(family) = priced.hopeful.as_ref() else { return };
+            let balancing =
+                scratch.builder.build(self.cost, self.layers, &line.layout, tables, family, capabilities);
             let at_most = some.floor.at_most(limit.time());
+            if balancing.problem.modes.is_empty() {
+                opened.counters.drop("bound: recomputation", count);
+                return;
+            }
             let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, at_most) else {
                 opened.counters.drop("memory", count);
                 return;
@@ -780,6 +856,19 @@ impl Search<'_> {
                 opened.counters.drop("bound: memory and stages", count);
                 return;
             }
+            hopeful = Some(balancing);
+        }
+        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
+        if priced.family.is_none() {
+            let legal = self.legal_modes(&line.layout, &priced.cell, scratch);
+            priced.family = Some(RecomputeFamily::new(&legal, &priced.cell));
+        }
+        let Some(family) = priced.family.as_ref() else { return };
+        let mut balancing =
+            scratch.builder.build(self.cost, self.layers, &line.layout, tables, family, capabilities);
+        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
+            opened.counters.drop("recompute: no mode is legal", count);
+            return;
         }
         scratch.known.clear();
         (scratch.free, scratch.splits, scratch.recent) = (None, None, None);
@@ -787,8 +876,9 @@ impl Search<'_> {
         for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
             let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
             let limit = threshold(own);
+            let problems = (&mut hopeful, &mut balancing);
             if let Some(settled) =
-                self.settle(&layout, line, priced, one, &mut balancing, limit, request, scratch, opened)
+                self.settle(&layout, line, priced, one, problems, limit, request, scratch, opened)
             {
                 own.offer(settled.clone());
                 opened.settled.push(settled);
@@ -828,7 +918,15 @@ impl Search<'_> {
             .map(|layer| layer.forward.total() + layer.backward.total())
             .min()
             .unwrap_or_default();
-        Priced { cell, family: None, sum, parameters, forward_share: longest_forward, least_layer }
+        Priced {
+            cell,
+            family: None,
+            hopeful: None,
+            sum,
+            parameters,
+            forward_share: longest_forward,
+            least_layer,
+        }
     }
 
     /// A time that the passes of a layout take at least, wherever its layers are and whatever they
@@ -883,7 +981,7 @@ impl Search<'_> {
         line: &Line,
         priced: &Priced,
         states: &StateCost,
-        balancing: &mut Balancing,
+        (hopeful, balancing): (&mut Option<Balancing>, &mut Balancing),
         limit: Threshold,
         request: &Request,
         scratch: &mut Scratch,
@@ -907,14 +1005,10 @@ impl Search<'_> {
             return None;
         }
         let tables = TablesOf { cell: &priced.cell, sharding, hop: line.hop };
-        balancing.restate(layout, tables);
-        if balancing.problem.check().is_err() {
-            opened.counters.drop("recompute: no mode is legal", 1);
-            return None;
-        }
-        if !request.exhaustive {
+        if let Some(hopeful) = hopeful {
+            hopeful.restate(layout, tables);
             let at_most = floor.at_most(limit.time());
-            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, at_most) else {
+            let Some(relaxed) = scratch.relaxation.lower_bound(&hopeful.problem, at_most) else {
                 opened.counters.drop("memory", 1);
                 return None;
             };
@@ -922,6 +1016,13 @@ impl Search<'_> {
                 opened.counters.drop("bound: memory and stages", 1);
                 return None;
             }
+        }
+        balancing.restate(layout, tables);
+        if balancing.problem.check().is_err() {
+            opened.counters.drop("recompute: no mode is legal", 1);
+            return None;
+        }
+        if !request.exhaustive {
             let Some(chain) = scratch.balancer.lower_bound(&balancing.problem, None) else {
                 opened.counters.drop("memory", 1);
                 return None;
@@ -1083,12 +1184,13 @@ impl Search<'_> {
             if legal_plan(self.space.target(), context, &plan).is_err() {
                 continue;
             }
-            // Staging at the update is no part of the balancing problem; few frameworks have any.
-            if tables.sharding.staging > 0.0 {
+            // Staging at the update and what lies off the GPU are no part of the balancing problem; few
+            // plans have any.
+            if tables.sharding.staging > 0.0 || layout.offload != Offload::NONE {
                 let TablesOf { cell, sharding, hop } = tables;
                 let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
                 let whole = predict_with(self.cost, self.layers, &plan, &tables, &mut scratch.simulator);
-                if whole.allocated > self.cost.memory_limit() {
+                if !self.cost.fits(&whole) {
                     continue;
                 }
             }
@@ -1267,7 +1369,9 @@ impl Search<'_> {
 /// A priced cell.
 struct Priced {
     cell: CellCosts,
+    /// Once needed: its ways to recompute, and those that could matter.
     family: Option<RecomputeFamily>,
+    hopeful: Option<RecomputeFamily>,
     /// One micro-batch through all layers and ends.
     sum: Picos,
     /// All parameters, as if on one pipeline rank.

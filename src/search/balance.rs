@@ -49,8 +49,7 @@ impl RecomputeFamily {
             };
             // Under full, uniform, n the kept bytes are per group: not comparable with the others.
             let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
-            if grouped && cell.layers.windows(2).any(|pair| pair[0].full_kept != pair[1].full_kept) {
-                // A group must keep the same input whatever its layers are.
+            if !comes_in_groups(cell, recompute) {
                 continue;
             }
             let comparable =
@@ -63,6 +62,23 @@ impl RecomputeFamily {
         }
         Self { modes, block: legal.block }
     }
+
+    /// Every legal mode in one cell, but those that [`RecomputeFamily::new`] cannot compare either.
+    #[must_use]
+    pub fn every(legal: &LegalModes, cell: &CellCosts) -> Self {
+        let price = |&recompute: &Recompute| RecomputeMode {
+            recompute,
+            costs: cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect(),
+        };
+        let modes = legal.modes.iter().filter(|mode| comes_in_groups(cell, **mode)).map(price).collect();
+        Self { modes, block: legal.block }
+    }
+}
+
+/// Whether groups of layers that are recomputed together all keep the same input, whatever the layers.
+fn comes_in_groups(cell: &CellCosts, recompute: Recompute) -> bool {
+    let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
+    !grouped || cell.layers.windows(2).all(|pair| pair[0].full_kept == pair[1].full_kept)
 }
 
 /// The ways to recompute that a framework accepts beside a cell's flags.

@@ -130,6 +130,29 @@ impl Relaxation {
         best.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
     }
 
+    /// Names every way to recompute with which nothing fits or everything takes longer than `most`; one
+    /// [`Choice::Block`] stands for all counts.
+    pub fn hopeless(&mut self, problem: &Problem, most: Picos, mut each: impl FnMut(Choice)) {
+        self.prepare(problem);
+        // So far above that rounding does not bring it back.
+        let most = most.0 as f64 / SHRINK / SHRINK;
+        let busy = self.sort_modes(problem);
+        let rounds = problem.pipeline.micro_batches as f64 / f64::from(problem.pipeline.ranks);
+        for at in 0..self.by_extra.len() {
+            let (extra, mode) = self.by_extra[at];
+            let slow = busy + rounds * extra as f64 > most;
+            if slow || self.single(problem, mode, most).is_none_or(|bound| bound > most) {
+                each(Choice::Mode(mode as u16));
+            }
+        }
+        if let Some(block) = problem.block {
+            let two = [usize::from(block.rest), usize::from(block.full)];
+            if self.mixed(problem, Some(two), most).is_none_or(|bound| bound > most) {
+                each(Choice::Block(0));
+            }
+        }
+    }
+
     /// Sorts the offered modes by their recomputation; what an average rank is busy at least without any.
     fn sort_modes(&mut self, problem: &Problem) -> f64 {
         self.by_extra.clear();

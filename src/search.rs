@@ -9,6 +9,8 @@
 //! frozen per wave: the answer and all counters are the same at any thread count.
 
 pub mod balance;
+#[cfg(test)]
+mod levels;
 #[cfg(feature = "milp")]
 mod verify;
 

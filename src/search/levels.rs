@@ -1,0 +1,54 @@
+//! Every level of bounds against the layouts below it, all of them settled.
+
+use super::*;
+use crate::candidates::Axis;
+use crate::planner::Task;
+
+fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
+    let mut task = Task::shipped(model, "dgx-h100", gpus, batch, 4096).expect("ships");
+    task.job.memory_limit = Some(Bytes(limit));
+    task.restrictions.micro_batch_size = Axis { only: None, max: Some(2) };
+    task.restrictions.virtual_stages = Axis { only: None, max: Some(2) };
+    task
+}
+
+/// No bound on a group is above the time of any layout of it, and no way to recompute that a layout uses
+/// is called hopeless at the layout's own time.
+#[test]
+fn no_bound_on_a_group_is_above_its_layouts() {
+    let tasks = [
+        tight("llama3.1-8b", 16, 64, 20_000_000_000),
+        tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
+        tight("nemotron-h-8b", 8, 32, 30_000_000_000),
+    ];
+    let all = Request { top: usize::MAX, per_class: usize::MAX, exhaustive: true, ..Request::default() };
+    let (mut groups, mut recomputing, mut sharper) = (0, 0, 0);
+    for task in &tasks {
+        let prepared = task.prepare();
+        let cost = prepared.cost();
+        let space = Space::new(task.target, &prepared.context, &task.restrictions);
+        let search = Search { cost: &cost, layers: &prepared.layers, space: &space };
+        let mut scratch = Scratch::default();
+        for (first, group) in search.first_bounds(&space.groups()) {
+            let best = Best::new(&all);
+            let opened = search.open(&group, Picos::ZERO, &all, &best, &Silent, &mut scratch);
+            let settled = opened.expect("nobody told it to stop").settled;
+            let Some(least) = settled.iter().map(|settled| settled.time).min() else { continue };
+            assert!(first <= least, "{group:?}: first bound {first}, time {least}");
+            let second = search.second_bound(first, None, &group, &mut scratch).expect("something fits");
+            assert!(second <= least, "{group:?}: second bound {second}, time {least}");
+            sharper += u32::from(second > first);
+            groups += 1;
+            for one in settled.iter().step_by(31) {
+                let limit = Threshold { any: Some(one.time), own: None };
+                let hopeless = search.hopeless(&group, Offload::NONE, limit, &mut scratch);
+                for chunk in one.plan.chunks().iter().filter(|chunk| chunk.layers > 0) {
+                    let block = matches!(chunk.recompute, Recompute::FullBlock(_)) && hopeless.block;
+                    assert!(!block && !hopeless.modes.contains(&chunk.recompute), "{}", one.plan);
+                    recomputing += u32::from(chunk.recompute != Recompute::None);
+                }
+            }
+        }
+    }
+    assert!(groups > 30 && recomputing > 100 && sharper > 10, "{groups} {recomputing} {sharper}");
+}

@@ -13,7 +13,7 @@ use super::output::{layout_json, money, percent, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::cost::advice::BatchRamp;
-use crate::cost::money::{Pricing, run_cost, step_cost};
+use crate::cost::money::{Pricing, RunCost, run_cost, step_cost};
 use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
@@ -491,40 +491,81 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     let cost = step_cost(&run);
     writeln!(
         out,
-        "\nmoney: {} a GPU-hour, {} a step, {} per trillion tokens",
+        "\nmoney: {} a GPU-hour, {} a step, {} per trillion tokens; {} a step",
         money(crate::units::Dollars(cost.per_gpu_hour.0)),
         money(cost.per_step),
-        money(cost.per_trillion_tokens)
+        money(cost.per_trillion_tokens),
+        cost.energy_per_step,
     )?;
     if let Some(tokens) = job.tokens {
         match run_cost(&run, tokens) {
             Ok(c) => {
                 writeln!(
                     out,
-                    "the run: {tokens} tokens in {} steps, {:.1} days, {}, {:.2}M GPU-hours, {:.0} failures",
+                    "the run: {tokens} tokens in {} steps, {:.1} days, {}, {:.2}M GPU-hours",
                     c.steps,
                     c.days,
                     money(c.dollars.total),
                     c.gpu_hours / 1e6,
-                    c.failures
                 )?;
-                let g = &c.goodput;
-                writeln!(
-                    out,
-                    "  goodput {}: checkpoints {}, lost work {}, restarts {}; a failure every {}, a checkpoint every {} ({})",
-                    percent(g.effective_training_time_ratio),
-                    percent(g.checkpoint_share),
-                    percent(g.lost_work_share),
-                    percent(g.restart_share),
-                    g.mean_time_between_failures,
-                    g.interval,
-                    crate::units::Bytes(g.checkpoint_bytes.0),
-                )?;
+                run_items(out, &c)?;
             }
             Err(error) => writeln!(out, "the run: {error}")?,
         }
     }
     Ok(())
+}
+
+/// Where the days and the dollars of a run go, checkpoints, failures and energy.
+fn run_items(out: &mut impl Write, c: &RunCost) -> std::io::Result<()> {
+    let mut table = plain_table(&["  where", "days", "dollars"], 1);
+    let (time, dollars) = (&c.time, &c.dollars);
+    for (name, time, dollars) in [
+        ("training", time.training, dollars.training),
+        ("stragglers", time.stragglers, dollars.stragglers),
+        ("checkpoints", time.checkpoints, dollars.checkpoints),
+        ("lost work", time.lost_work, dollars.lost_work),
+        ("restarts", time.restarts, dollars.restarts),
+    ] {
+        table.add_row([format!("  {name}"), format!("{:.2}", time.0 / 86_400.0), money(dollars)]);
+    }
+    if dollars.electricity.0 > 0.0 {
+        table.add_row(["  electricity".to_owned(), String::new(), money(dollars.electricity)]);
+    }
+    writeln!(out, "{table}")?;
+    let g = &c.goodput;
+    writeln!(
+        out,
+        "  goodput {}: a failure every {} ({:.1} in the run, {} each), {} to restart",
+        percent(g.effective_training_time_ratio),
+        g.mean_time_between_failures,
+        c.failures,
+        money(c.per_failure),
+        g.restart,
+    )?;
+    writeln!(
+        out,
+        "  a checkpoint of {} every {} ({} steps; Young {}, Daly {}): written in {} at {}, training stops for {}",
+        g.checkpoint_bytes,
+        g.interval,
+        g.checkpoint_interval_steps,
+        g.young,
+        g.daly,
+        g.checkpoint_write,
+        g.checkpoint_bandwidth,
+        g.checkpoint_blocking,
+    )?;
+    let e = &c.energy;
+    writeln!(
+        out,
+        "  energy {}: accelerators {}, hosts {}, building {}; {} at the tariff{}",
+        e.total,
+        e.accelerators,
+        e.hosts,
+        e.building,
+        money(e.price),
+        if dollars.electricity.0 > 0.0 { ", billed on top" } else { ", contained in the price" },
+    )
 }
 
 /// What to change in the framework's own settings to get from one plan to another; nothing where it cannot

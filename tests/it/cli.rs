@@ -312,6 +312,34 @@ fn the_batch_ramp_of_a_launch_script_is_priced() {
     assert!(stderr(&output).contains("takes three whole numbers, found `32 32`"), "{}", stderr(&output));
 }
 
+/// A person reads every figure of a run that its JSON has.
+#[test]
+fn a_run_is_itemised_for_people_too() {
+    let job = ["explain", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "512", "-s", "8192", "--alone"];
+    let run = |more: &[&str]| stdout(&autoplan(&[&job[..], &["--tokens", "15T"], more].concat()));
+    let text = run(&[]);
+    let value: serde_json::Value = serde_json::from_str(&run(&["--format", "json"])).unwrap();
+    let time = &value["run"]["time"];
+    let mut days = 0.0;
+    for (name, key) in [
+        ("training", "training_s"),
+        ("stragglers", "stragglers_s"),
+        ("checkpoints", "checkpoints_s"),
+        ("lost work", "lost_work_s"),
+        ("restarts", "restarts_s"),
+    ] {
+        let expected = time[key].as_f64().unwrap() / 86_400.0;
+        let line = text.lines().find(|line| line.trim_start().starts_with(name) && line.contains('$'));
+        let line = line.unwrap_or_else(|| panic!("{name} is not in\n{text}"));
+        assert!(line.contains(&format!("{expected:.2} ")), "{line}: {expected}");
+        days += expected;
+    }
+    assert!((days / value["run"]["days"].as_f64().unwrap() - 1.0).abs() < 1e-9);
+    for part in ["Young", "Daly", "written in", "to restart", "energy", "building", "at the tariff"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+}
+
 /// The interval of least loss reaches the scripts: Young's `sqrt(2 C M)` in steps, to a fifth.
 #[test]
 fn exported_scripts_save_at_the_best_interval() {

@@ -402,6 +402,30 @@ pub enum PlanLaw {
 }
 
 impl Layout {
+    /// One GPU, one sequence: nothing is divided, overlapped or offloaded.
+    pub const ONE: Self = Self {
+        tensor_parallel: 1,
+        pipeline_parallel: 1,
+        virtual_stages: 1,
+        context_parallel: 1,
+        expert_parallel: 1,
+        expert_tensor_parallel: 1,
+        data_parallel: 1,
+        sequence_parallel: false,
+        micro_batch_size: 1,
+        gradient_accumulation_steps: 1,
+        zero_stage: 0,
+        shard_group: 1,
+        schedule: Schedule::OneFOneB,
+        context_comm: ContextComm::Ring,
+        dispatcher: None,
+        tensor_overlap: false,
+        data_overlap: false,
+        expert_overlap: false,
+        cuda_graphs: CudaGraphs::None,
+        offload: Offload::NONE,
+    };
+
     /// GPUs in use.
     #[must_use]
     pub fn gpus(&self) -> u64 {

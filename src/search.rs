@@ -334,10 +334,9 @@ struct Line {
 }
 
 /// The shardings of a group's orders: one stretch of them per order.
-#[derive(Default)]
 struct States {
     /// What they hold for.
-    offload: Option<Offload>,
+    offload: Offload,
     all: Vec<StateCost>,
     /// By order: no more bytes, traffic and time than any of its shardings.
     some: Vec<StateCost>,
@@ -721,7 +720,7 @@ impl Search<'_> {
         let threshold = |own: &Best| {
             if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }
         };
-        let mut states = States::default();
+        let mut known: Vec<States> = Vec::new();
         let mut lines: Vec<Line> = Vec::new();
         for &(total, key) in &cells {
             if threshold(&own).excludes(self.floor(Picos::ZERO).step(least_passes(total, group))) {
@@ -736,10 +735,12 @@ impl Search<'_> {
                 return None;
             }
             let mut priced = self.price(&key, scratch);
-            if states.offload != Some(key.offload) {
-                self.fill(&mut states, group, &key, &orders, &shardings, &priced.parameters);
-                states.hopeless = self.hopeless(group, key.offload, threshold(&own), scratch);
-            }
+            let at = known.iter().position(|states| states.offload == key.offload).unwrap_or_else(|| {
+                let hopeless = self.hopeless(group, key.offload, threshold(&own), scratch);
+                known.push(self.states(group, &key, &orders, &shardings, &priced.parameters, hopeless));
+                known.len() - 1
+            });
+            let states = &known[at];
             lines.clear();
             for (order, &(schedule, virtual_stages)) in orders.iter().enumerate() {
                 let some = &states.some[order];
@@ -758,7 +759,7 @@ impl Search<'_> {
                 self.settle_line(
                     line,
                     &mut priced,
-                    &states,
+                    states,
                     &shardings,
                     &threshold,
                     &mut own,
@@ -773,20 +774,18 @@ impl Search<'_> {
     }
 
     /// Prices all shardings of a group's orders.
-    fn fill(
+    fn states(
         &self,
-        states: &mut States,
         group: &Group,
         key: &CellKey,
         orders: &[(Schedule, u32)],
         shardings: &[(u8, u32, bool)],
         parameters: &LocalParameters,
-    ) {
+        hopeless: Hopeless,
+    ) -> States {
         let p = u64::from(group.pipeline_parallel);
-        states.offload = Some(key.offload);
-        states.all.clear();
-        states.some.clear();
-        states.fitting.clear();
+        let (all, some, fitting) = (Vec::new(), Vec::new(), Vec::new());
+        let mut states = States { offload: key.offload, all, some, fitting, hopeless };
         for &(schedule, virtual_stages) in orders {
             let from = states.all.len();
             let mut fitting = 0;
@@ -810,6 +809,7 @@ impl Search<'_> {
             });
             states.fitting.push(fitting);
         }
+        states
     }
 
     /// Settles the layouts of a line that could matter.

@@ -222,49 +222,6 @@ pub enum Objective {
     Closed,
 }
 
-/// Who found a solution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Solver {
-    /// [`dp`].
-    Dynamic,
-    /// The integer programme.
-    Milp,
-    /// The even split.
-    Even,
-}
-
-/// An assignment with its cost and what is known about anything better.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Solution {
-    /// Layers and recomputation.
-    pub assignment: Assignment,
-    /// Its cost.
-    pub evaluation: Evaluation,
-    /// What was minimised.
-    pub objective: Objective,
-    /// No assignment has a smaller objective than this.
-    pub lower_bound: Picos,
-    /// Who found it.
-    pub solver: Solver,
-}
-
-impl Solution {
-    /// Value of what was minimised.
-    #[must_use]
-    pub fn value(&self) -> Picos {
-        match self.objective {
-            Objective::Chain => self.evaluation.chain,
-            Objective::Closed => self.evaluation.closed,
-        }
-    }
-    /// By what share of the objective any other assignment could at most be better.
-    #[must_use]
-    pub fn gap(&self) -> f64 {
-        let value = self.value().0;
-        if value == 0 { 0.0 } else { value.saturating_sub(self.lower_bound.0) as f64 / value as f64 }
-    }
-}
-
 /// Why an assignment is not one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {

@@ -6,7 +6,7 @@ use super::{
     Context, Judge, Refusal, Target, accelerate, bridge, deepspeed, legal_plan, megatron, torchtitan,
 };
 use crate::layers::Layers;
-use crate::plan::{Chunk, ContextComm, CudaGraphs, Layout, Offload, Plan, Recompute, Schedule};
+use crate::plan::{Chunk, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
 use crate::spec::job::Job;
 use crate::spec::model::Model;
@@ -177,32 +177,10 @@ pub fn inexpressible(
     if !target.exports() {
         return None;
     }
-    let layout = Layout {
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        virtual_stages: 1,
-        context_parallel: 1,
-        expert_parallel: 1,
-        expert_tensor_parallel: 1,
-        data_parallel: 1,
-        sequence_parallel: false,
-        micro_batch_size: 1,
-        gradient_accumulation_steps: 1,
-        zero_stage: 0,
-        shard_group: 1,
-        schedule: Schedule::OneFOneB,
-        context_comm: ContextComm::Ring,
-        dispatcher: None,
-        tensor_overlap: false,
-        data_overlap: false,
-        expert_overlap: false,
-        cuda_graphs: CudaGraphs::None,
-        offload: Offload::NONE,
-    };
     let job = Job { gpus: 1, global_batch_size: 1, ..job.clone() };
     let chunk = Chunk { layers: model.layer_count(), recompute: Recompute::None };
     // One GPU holds any model as far as the laws of plans go.
-    let plan = Plan::new(layout, vec![chunk], 1, 1, model.layer_count()).ok()?;
+    let plan = Plan::new(Layout::ONE, vec![chunk], 1, 1, model.layer_count()).ok()?;
     let request = ExportRequest {
         model,
         job: &job,

@@ -20,7 +20,7 @@ use super::splits::{Completions, Splits};
 use super::tables::{Interval, ModeCost, Tables};
 use super::{
     Assignment, Block, Choice, Counts, Evaluation, Fixed, Freedom, Kind, MAX_KINDS, Objective, Problem,
-    Solution, Solver, evaluate, shared_bytes,
+    evaluate, shared_bytes,
 };
 use crate::units::Picos;
 
@@ -140,14 +140,6 @@ impl Balancer {
         };
         search.read_cuts(policy, &mut self.assignment);
         Outcome::Found(Picos(value))
-    }
-
-    /// [`Balancer::solve`] with its answer evaluated; `None` if nothing fits.
-    pub fn solution(&mut self, problem: &Problem, objective: Objective) -> Option<Solution> {
-        let Outcome::Found(value) = self.solve(problem, objective, None) else { return None };
-        let assignment = self.assignment.clone();
-        let evaluation = evaluate(problem, &assignment).ok()?;
-        Some(Solution { assignment, evaluation, objective, lower_bound: value, solver: Solver::Dynamic })
     }
 
     /// A lower bound on [`Evaluation::chain`] over all splits and all recomputation, whatever

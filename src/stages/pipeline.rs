@@ -29,8 +29,6 @@ pub struct Pipeline {
     pub split_backward: bool,
     /// Every rank runs all its forward passes before any backward pass (GPipe).
     pub two_sweeps: bool,
-    /// The schedule, where it is one that can be simulated.
-    pub shape: Option<Shape>,
     /// The chain bound and its mirror image, averaged over ranks: weights of every chunk, times the
     /// number of ranks. Empty where there are no chains.
     pub average: Vec<[Weights; 2]>,
@@ -95,7 +93,7 @@ impl Pipeline {
     #[must_use]
     pub fn of(shape: Shape) -> Self {
         let (p, m) = (shape.ranks, u64::from(shape.micro_batches));
-        let pipeline = match shape.schedule {
+        match shape.schedule {
             Schedule::OneFOneB => Self::one_f_one_b(p, m),
             Schedule::GPipe => Self::gpipe(p, m),
             Schedule::Interleaved => Self::interleaved(p, shape.virtual_stages, m, shape.group()),
@@ -104,8 +102,7 @@ impl Pipeline {
                 let in_flight = (0..p).map(|rank| in_flight_vectors(shape, rank).concat()).collect();
                 Self::by_work(m, p, placement, in_flight)
             }
-        };
-        Self { shape: Some(shape), ..pipeline }
+        }
     }
 
     /// One forward, one backward; also one stage alone.
@@ -211,7 +208,6 @@ impl Pipeline {
             }),
             split_backward: true,
             two_sweeps: false,
-            shape: None,
             average: Vec::new(),
             chain_hops: 0,
         }
@@ -251,7 +247,6 @@ impl Pipeline {
             form,
             split_backward: false,
             two_sweeps: false,
-            shape: None,
             average,
             chain_hops: hops,
         }
@@ -339,18 +334,13 @@ impl Pipeline {
             longest = longest.max(t);
             sum += t;
         }
-        Picos(self.closed_value(longest, sum))
-    }
-
-    /// The closed form from the longest rank and the sum of all.
-    pub(crate) fn closed_value(&self, longest: u64, sum: u64) -> u64 {
         let m = self.micro_batches;
         if self.chunks_per_rank == 1 {
-            return m.saturating_sub(1) * longest + sum;
+            return Picos(m.saturating_sub(1) * longest + sum);
         }
         let (p, v) = (u128::from(self.ranks), u128::from(self.chunks_per_rank));
         let fill = u128::from(sum) * (p - 1) / (p * v);
-        m * longest + u64::try_from(fill).unwrap_or(u64::MAX)
+        Picos(m * longest + u64::try_from(fill).unwrap_or(u64::MAX))
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Choice, Freedom, Kind, MAX_KINDS, Problem};
+use super::{Block, Choice, Freedom, Kind, MAX_KINDS, Problem};
 use crate::units::Picos;
 
 /// Whatever it is, the bound is to be as high as is known.
@@ -30,8 +30,8 @@ pub struct Relaxation {
     steps: Vec<(f64, u32)>,
     prices: Vec<f64>,
     modes: Vec<usize>,
-    /// Offered modes with the recomputation of one micro-batch through all layers, least first.
-    by_extra: Vec<(u64, usize)>,
+    /// Offered modes with what an average rank is busy with at least under each, least first.
+    by_least: Vec<(f64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
     /// By rank, for one set of modes: bytes free beside transients, those left for layers, and the work
@@ -105,10 +105,8 @@ impl Relaxation {
             Freedom::PerStage => best = self.mixed(problem, None, most),
             Freedom::Global => {
                 let busy = self.sort_modes(problem);
-                let rounds = problem.pipeline.micro_batches as f64 / f64::from(problem.pipeline.ranks);
-                for at in 0..self.by_extra.len() {
-                    let (extra, mode) = self.by_extra[at];
-                    let least = busy + rounds * extra as f64;
+                for at in 0..self.by_least.len() {
+                    let (least, mode) = self.by_least[at];
                     // Neither this mode nor one that recomputes more can lower the bound any further.
                     if best.is_some_and(|best| best <= enough || best <= least) {
                         break;
@@ -122,8 +120,7 @@ impl Relaxation {
                 if let Some(block) = problem.block
                     && best.is_none_or(|best| best > enough && best > busy)
                 {
-                    let two = [usize::from(block.rest), usize::from(block.full)];
-                    best = lesser(best, self.mixed(problem, Some(two), best.unwrap_or(most).min(most)));
+                    best = lesser(best, self.mixed(problem, Some(block), best.unwrap_or(most).min(most)));
                 }
             }
         }
@@ -136,36 +133,36 @@ impl Relaxation {
         self.prepare(problem);
         // So far above that rounding does not bring it back.
         let most = most.0 as f64 / SHRINK / SHRINK;
-        let busy = self.sort_modes(problem);
-        let rounds = problem.pipeline.micro_batches as f64 / f64::from(problem.pipeline.ranks);
-        for at in 0..self.by_extra.len() {
-            let (extra, mode) = self.by_extra[at];
-            let slow = busy + rounds * extra as f64 > most;
-            if slow || self.single(problem, mode, most).is_none_or(|bound| bound > most) {
+        self.sort_modes(problem);
+        for at in 0..self.by_least.len() {
+            let (least, mode) = self.by_least[at];
+            if least > most || self.single(problem, mode, most).is_none_or(|bound| bound > most) {
                 each(Choice::Mode(mode as u16));
             }
         }
-        if let Some(block) = problem.block {
-            let two = [usize::from(block.rest), usize::from(block.full)];
-            if self.mixed(problem, Some(two), most).is_none_or(|bound| bound > most) {
-                each(Choice::Block(0));
-            }
+        if let Some(block) = problem.block
+            && self.mixed(problem, Some(block), most).is_none_or(|bound| bound > most)
+        {
+            each(Choice::Block(0));
         }
     }
 
-    /// Sorts the offered modes by their recomputation; what an average rank is busy at least without any.
+    /// Sorts the offered modes by what an average rank is busy with at least; what it is busy with where
+    /// nothing is recomputed.
     fn sort_modes(&mut self, problem: &Problem) -> f64 {
-        self.by_extra.clear();
-        for (at, mode) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
-            let extra = self.counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
-            self.by_extra.push((extra, at));
-        }
-        self.by_extra.sort_unstable();
         let time = |(count, kind): (&u64, &Kind)| count * (kind.forward.0 + kind.backward.0);
         let layers: u64 = self.counts.iter().zip(&problem.kinds).map(time).sum();
         let ends: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
         let idle: f64 = self.ranks.iter().map(|rank| rank.idle).sum();
-        (problem.pipeline.micro_batches as f64 * (layers as f64 + ends) + idle) / self.ranks.len() as f64
+        let (m, ranks) = (problem.pipeline.micro_batches as f64, self.ranks.len() as f64);
+        let busy = (m * (layers as f64 + ends) + idle) / ranks;
+        self.by_least.clear();
+        for (at, mode) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
+            let extra: u64 = self.counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
+            self.by_least.push((busy + m / ranks * extra as f64, at));
+        }
+        self.by_least.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        busy
     }
 
     /// [`Relaxation::lower_bound`] of assignments that recompute everywhere as `choice` says, by modes or
@@ -173,9 +170,7 @@ impl Relaxation {
     pub fn bound_of(&mut self, problem: &Problem, choice: Choice) -> Option<Picos> {
         let bound = match (choice, problem.block) {
             (Choice::Mode(mode), _) => self.single(problem, usize::from(mode), f64::INFINITY),
-            (Choice::Block(_), Some(block)) => {
-                self.mixed(problem, Some([usize::from(block.rest), usize::from(block.full)]), f64::INFINITY)
-            }
+            (Choice::Block(_), Some(block)) => self.mixed(problem, Some(block), f64::INFINITY),
             (Choice::Block(_), None) => None,
         };
         bound.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
@@ -240,13 +235,13 @@ impl Relaxation {
         self.bottleneck(problem, &[mode], most)
     }
 
-    /// Every layer in a mode of its own: all offered ones, or two. Above `most` the bound need not be
+    /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Above `most` the bound need not be
     /// exact.
-    fn mixed(&mut self, problem: &Problem, only: Option<[usize; 2]>, most: f64) -> Option<f64> {
+    fn mixed(&mut self, problem: &Problem, only: Option<Block>, most: f64) -> Option<f64> {
         let mut modes = std::mem::take(&mut self.modes);
         modes.clear();
         match only {
-            Some(two) => modes.extend(two),
+            Some(block) => modes.extend([usize::from(block.rest), usize::from(block.full)]),
             None => {
                 let block = problem.block.map(|b| [usize::from(b.full), usize::from(b.rest)]);
                 modes.extend(

@@ -2,9 +2,7 @@
 
 use autoplan::frameworks::{COMMON_PLAN_RULES, Context, Target, legal, legal_plan};
 use autoplan::layers::Layers;
-use autoplan::plan::{
-    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
-};
+use autoplan::plan::{Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
@@ -85,28 +83,7 @@ pub fn context(text: &str, job: &Job) -> Context {
 
 /// A layout of 64 GPUs with everything off.
 pub fn plain() -> Layout {
-    Layout {
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        virtual_stages: 1,
-        context_parallel: 1,
-        expert_parallel: 1,
-        expert_tensor_parallel: 1,
-        data_parallel: 64,
-        sequence_parallel: false,
-        micro_batch_size: 1,
-        gradient_accumulation_steps: 4,
-        zero_stage: 0,
-        shard_group: 1,
-        schedule: Schedule::OneFOneB,
-        context_comm: ContextComm::Ring,
-        dispatcher: None,
-        tensor_overlap: false,
-        data_overlap: false,
-        expert_overlap: false,
-        cuda_graphs: CudaGraphs::None,
-        offload: Offload::NONE,
-    }
+    Layout { data_parallel: 64, gradient_accumulation_steps: 4, ..Layout::ONE }
 }
 
 /// Degrees set, data parallelism and accumulation filled in for the job, states sharded over all ranks.

@@ -30,9 +30,7 @@ use autoplan::layers::{
     parameter_count,
 };
 use autoplan::memory::{LowPrecision, moment_bytes, plain_layer_activations, states, zero_bytes};
-use autoplan::plan::{
-    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
-};
+use autoplan::plan::{Chunk, ContextComm, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::{Accelerator, Architecture, Cluster, Format};
 use autoplan::spec::job::{Job, Optimizer, Phase, Precision, Routing, Training};
 use autoplan::spec::model::{Activation, Model};
@@ -183,28 +181,7 @@ fn layer_flops(model: &Model, sequence: u64) -> f64 {
 }
 
 fn layout() -> Layout {
-    Layout {
-        tensor_parallel: 1,
-        pipeline_parallel: 1,
-        virtual_stages: 1,
-        context_parallel: 1,
-        expert_parallel: 1,
-        expert_tensor_parallel: 1,
-        data_parallel: 1,
-        sequence_parallel: false,
-        micro_batch_size: 1,
-        gradient_accumulation_steps: 1,
-        zero_stage: 0,
-        shard_group: 1,
-        schedule: Schedule::OneFOneB,
-        context_comm: ContextComm::Ring,
-        dispatcher: None,
-        tensor_overlap: false,
-        data_overlap: true,
-        expert_overlap: false,
-        cuda_graphs: CudaGraphs::None,
-        offload: Offload::NONE,
-    }
+    Layout { data_overlap: true, ..Layout::ONE }
 }
 
 fn job(gpus: u32, sequence_length: u32) -> Job {

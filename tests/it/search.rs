@@ -12,7 +12,7 @@ use autoplan::frameworks::{
     Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal, legal_plan,
 };
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Plan, Schedule};
+use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan, Schedule};
 use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
 use autoplan::search::{Answer, Request, Search, Silent};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -120,19 +120,9 @@ fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout))
                                 expert_parallel,
                                 expert_tensor_parallel,
                                 data_parallel,
-                                sequence_parallel: false,
                                 micro_batch_size,
                                 gradient_accumulation_steps,
-                                zero_stage: 0,
-                                shard_group: 1,
-                                schedule: Schedule::OneFOneB,
-                                context_comm: ContextComm::Ring,
-                                dispatcher: None,
-                                tensor_overlap: false,
-                                data_overlap: false,
-                                expert_overlap: false,
-                                cuda_graphs: CudaGraphs::None,
-                                offload: Offload::NONE,
+                                ..Layout::ONE
                             };
                             naive_flags(world, context, base, &mut each);
                         }

@@ -233,7 +233,7 @@ fn dynamic_programme_equals_brute_force() {
 }
 
 /// Simulated time of an assignment with its data-parallel tail.
-fn simulated(problem: &Problem, evaluation: &Evaluation) -> u64 {
+fn simulated(problem: &Problem, shape: Shape, evaluation: &Evaluation) -> u64 {
     let weight = vec![Picos::ZERO; evaluation.forward.len()];
     let load = Load {
         forward: &evaluation.forward,
@@ -241,10 +241,10 @@ fn simulated(problem: &Problem, evaluation: &Evaluation) -> u64 {
         weight: &weight,
         hop: problem.hop,
     };
-    Simulator::default().run(problem.pipeline.shape.unwrap(), load).0 + evaluation.tail.0
+    Simulator::default().run(shape, load).0 + evaluation.tail.0
 }
 
-fn several_chunks(seed: u64) -> Problem {
+fn several_chunks(seed: u64) -> (Problem, Shape) {
     let mut random = Random(seed ^ 0x5eed);
     let (ranks, virtual_stages) = [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)][random.within(0, 4) as usize];
     let micro_batches = ranks * random.within(1, 6) as u32;
@@ -256,7 +256,7 @@ fn several_chunks(seed: u64) -> Problem {
     if problem.min_layers == 0 && chunks > 6 {
         problem.min_layers = u32::from(layers >= chunks);
     }
-    problem
+    (problem, shape)
 }
 
 /// Several chunks per rank against every split of small models into at most 8 chunks: the list of
@@ -267,12 +267,12 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     let (mut balancer, mut relaxation) = (Balancer::new(), Relaxation::default());
     let (mut infeasible, mut compared, mut unlisted, mut excess) = (0, 0, 0, Vec::new());
     for seed in 0..400 {
-        let problem = several_chunks(seed);
+        let (problem, shape) = several_chunks(seed);
         let relaxed = relaxation.lower_bound(&problem, ANY);
         let mut fastest: Option<u64> = None;
         let bound = balancer.lower_bound(&problem, None);
         oracle::every_assignment(&problem, |_, evaluation| {
-            let time = simulated(&problem, evaluation);
+            let time = simulated(&problem, shape, evaluation);
             assert!(evaluation.bound.0 <= time, "seed {seed}");
             assert!(bound.is_some_and(|bound| bound <= evaluation.bound), "seed {seed}: {bound:?}");
             assert!(relaxed.is_some_and(|relaxed| relaxed.0 <= time), "seed {seed}: {relaxed:?} > {time}");
@@ -282,7 +282,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         let listed = balancer.completions(&problem, &mut splits, &|_| true);
         let times = listed.list.iter().map(|assignment| {
             let evaluation = evaluate(&problem, assignment).expect("what is listed fits");
-            (simulated(&problem, &evaluation), evaluation.bound)
+            (simulated(&problem, shape, &evaluation), evaluation.bound)
         });
         let times: Vec<(u64, Picos)> = times.collect();
         let quickest = times.iter().map(|time| time.0).min();
@@ -302,7 +302,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         let mut even = balancer.splits(&problem, false);
         if let Some(even) = balancer.completions(&problem, &mut even, &|_| true).list.first() {
             compared += 1;
-            let even = simulated(&problem, &evaluate(&problem, even).unwrap());
+            let even = simulated(&problem, shape, &evaluate(&problem, even).unwrap());
             assert!(quickest.is_some_and(|quickest| quickest <= even), "seed {seed}");
         }
         match quickest {

@@ -3,9 +3,7 @@
 
 use crate::frameworks::{Context, Judge, Target, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{
-    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
-};
+use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute};
 use crate::spec::SpecError;
 use crate::spec::cluster::Architecture;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -348,24 +346,13 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
     Ok(Layout {
         tensor_parallel: tp,
         pipeline_parallel: pp,
-        virtual_stages: 1,
         context_parallel: cp,
         expert_parallel: ep,
-        expert_tensor_parallel: 1,
         data_parallel: dp,
-        sequence_parallel: false,
-        micro_batch_size: 1,
-        gradient_accumulation_steps: 1,
-        zero_stage: 0,
-        shard_group: 1,
-        schedule: Schedule::OneFOneB,
         context_comm: ContextComm::AllToAll,
         dispatcher,
         tensor_overlap,
-        data_overlap: false,
-        expert_overlap: false,
-        cuda_graphs: CudaGraphs::None,
-        offload: Offload::NONE,
+        ..Layout::ONE
     })
 }
 

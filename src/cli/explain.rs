@@ -226,7 +226,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
                 Some([gpus]) => Some(*gpus),
                 Some(_) => return Err(Failure::Usage("explain takes one number of GPUs".into())),
             };
-            let mut launched = Launched::read(path, kind, (gpus, args.job.seq_len), &args.launch)?;
+            let architecture = Some(machine.accelerator.architecture);
+            let sizes = (gpus, args.job.seq_len);
+            let mut launched = Launched::read(path, kind, sizes, architecture, &args.launch)?;
             launched.print_notes();
             ramp = ramp.or(launched.ramp);
             launched.job.tokens = args.job.tokens;

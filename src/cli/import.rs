@@ -18,6 +18,7 @@ use crate::frameworks::megatron::import as megatron;
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
+use crate::spec::cluster::Architecture;
 use crate::spec::hf::import_with_notes;
 use crate::spec::job::Job;
 use crate::spec::model::Model;
@@ -192,6 +193,7 @@ impl Launched {
         path: &Path,
         kind: Kind,
         (gpus, seq_len): (Option<u32>, Option<u32>),
+        architecture: Option<Architecture>,
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
         let text = spec::read_text(path)?;
@@ -212,7 +214,7 @@ impl Launched {
             return Ok(Self { target: Target::DeepSpeed, model, job, plan, ramp: None, unknown, assumed });
         }
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
-        let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size };
+        let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size, architecture };
         let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
@@ -276,7 +278,8 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         (None, None) => LaunchFormat::Json,
         _ => LaunchFormat::Ron,
     });
-    let launched = Launched::read(&args.file, kind, (args.gpus, args.seq_len), &args.launch)?;
+    let architecture = machine.as_ref().map(|machine| machine.accelerator.architecture);
+    let launched = Launched::read(&args.file, kind, (args.gpus, args.seq_len), architecture, &args.launch)?;
     launched.print_notes();
     let text = match (format, machine) {
         (LaunchFormat::Ron, None) => {

@@ -417,7 +417,7 @@ fn lists_and_completions_print() {
 
 /// A launch that runs today, a little slower than it could.
 const LAUNCH: &str = "#!/bin/bash
-GPUS_PER_NODE=8
+export CUDA_DEVICE_MAX_CONNECTIONS=1 GPUS_PER_NODE=8
 ARGS=(
     --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
     --group-query-attention --num-query-groups 8 --swiglu --disable-bias-linear
@@ -464,6 +464,14 @@ fn a_launch_script_is_explained_with_the_flags_to_change() {
     let output = autoplan(&["explain", script, "--cluster", "dgx-h100", "--gpus", "24"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains(".sh:9: 24 ranks do not divide"), "{}", stderr(&output));
+    // Before Blackwell the framework stops without its variable.
+    std::fs::write(script, LAUNCH.replace("export CUDA_DEVICE_MAX_CONNECTIONS=1 ", "")).unwrap();
+    let output = autoplan(&["explain", script, "--cluster", "dgx-h100"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(text.contains(".sh:9: ") && text.contains("need CUDA_DEVICE_MAX_CONNECTIONS=1"), "{text}");
+    let output = autoplan(&["explain", script, "--cluster", "dgx-b200"]);
+    assert!(output.status.success(), "{}", stderr(&output));
 }
 
 #[test]

@@ -8,13 +8,14 @@ use autoplan::frameworks::shell::ImportError;
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
+use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::Precision;
 use autoplan::spec::model::{Block, Mixer, Model};
 
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
 
 fn import(text: &str, name: &str, gpus: Option<u32>) -> Result<Imported, ImportError> {
-    import_given(text, Given { name, gpus, vocabulary: None })
+    import_given(text, Given { name, gpus, vocabulary: None, architecture: None })
 }
 
 /// A layout without what does not show: how sequences would be exchanged if they were split.
@@ -357,6 +358,79 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     ("torch-fsdp2", "--use-torch-fsdp2", "--use-torch-fsdp2", "excludes pipeline stages"),
     ("megatron-fsdp", "--use-megatron-fsdp", "--use-megatron-fsdp", "needs --ckpt-format fsdp_dtensor"),
     (
+        "megatron-fsdp",
+        "--use-megatron-fsdp --ckpt-format fsdp_dtensor --megatron-fsdp-version 2",
+        "--megatron-fsdp-version",
+        "excludes --use-distributed-optimizer",
+    ),
+    (
+        "megatron-fsdp",
+        "--num-experts 8 --moe-single-grouped-weight --use-megatron-fsdp --ckpt-format fsdp_dtensor",
+        "--use-megatron-fsdp",
+        "exclude each other",
+    ),
+    ("learning-rates", "--lr 1e-4 --min-lr 3e-4", "--min-lr", "above --lr"),
+    (
+        "hierarchical-heads",
+        "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 4 1 --group-query-attention --num-query-groups 8",
+        "--hierarchical",
+        "8 heads and 2 key/value heads per rank",
+    ),
+    (
+        "hybrid-context",
+        "--context-parallel-size 2 --hybrid-context-parallel",
+        "--hybrid-context-parallel",
+        "excludes pipeline stages",
+    ),
+    (
+        "layout-alone",
+        "--pipeline-model-parallel-layout 'Et*16|t*16L' --account-for-loss-in-pipeline-split",
+        "--account-for-loss",
+        "exclude each other",
+    ),
+    (
+        "rope-fusion",
+        "--multi-latent-attention --rope-type rope --position-embedding-type rope",
+        "--rope-type",
+        "needs --no-rope-fusion",
+    ),
+    (
+        "messages-at-ends",
+        "--overlap-p2p-communication-warmup-flush",
+        "--overlap-p2p-communication-warmup",
+        "needs virtual stages",
+    ),
+    (
+        "deferred-embedding",
+        "--defer-embedding-wgrad-compute --no-gradient-accumulation-fusion",
+        "--no-gradient-accumulation-fusion",
+        "exclude each other",
+    ),
+    (
+        "gather-with-step",
+        "--overlap-grad-reduce --overlap-param-gather --overlap-param-gather-with-optimizer-step --num-virtual-stages-per-pipeline-rank 2",
+        "--overlap-param-gather-with",
+        "needs --ckpt-format torch",
+    ),
+    (
+        "precision-aware",
+        "--optimizer-cpu-offload --use-precision-aware-optimizer --fp8-format hybrid --fp8-recipe blockwise --fp8-param-gather",
+        "--fp8-param-gather",
+        "only with --fp8-recipe delayed",
+    ),
+    (
+        "delayed-scaling",
+        "--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16 --num-layers-at-start-in-bf16 17",
+        "--num-layers-at-start",
+        "more than the 16 layers of a stage",
+    ),
+    (
+        "offload-modules",
+        "--fine-grained-activation-offloading --offload-modules core_attn --transformer-impl local",
+        "--transformer-impl",
+        "needs Transformer Engine",
+    ),
+    (
         "precision-aware",
         "--main-grads-dtype bf16",
         "--main-grads-dtype",
@@ -472,8 +546,91 @@ fn every_rule_between_flags_refuses_what_it_says() {
         assert!(line.contains(flag), "{rule}: line {} `{line}`: {error}", error.line);
     }
     for rule in FLAG_RULES {
-        assert!(BROKEN_FLAGS.iter().any(|case| case.0 == rule.name), "no flags break the rule {}", rule.name);
+        let flags = BROKEN_FLAGS.iter().any(|case| case.0 == rule.name);
+        let environment = BROKEN_ENVIRONMENTS.iter().any(|case| case.0 == rule.name);
+        assert!(flags || environment, "nothing breaks the rule {}", rule.name);
     }
+}
+
+/// Variables and flags that break one rule together on a Hopper cluster, the flag that is pointed at, and what is
+/// said of it.
+const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
+    ("connections", "", "", "--tensor-model-parallel-size", "the script does not export it"),
+    ("connections", "CUDA_DEVICE_MAX_CONNECTIONS=8", "", "--tensor-model", "the script sets it to 8"),
+    (
+        "torch-fsdp2",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--tensor-model-parallel-size 4 => ;--sequence-parallel => ;--pipeline-model-parallel-size 2 => ;\
+         --use-distributed-optimizer => --use-torch-fsdp2",
+        "--use-torch-fsdp2",
+        "above 1, or not set",
+    ),
+    (
+        "torch-fsdp2",
+        "",
+        "--tensor-model-parallel-size 4 => ;--sequence-parallel => ;--pipeline-model-parallel-size 2 => ;\
+         --use-distributed-optimizer => --use-torch-fsdp2\n--ckpt-format torch",
+        "--ckpt-format",
+        "torch_dist or torch_dcp",
+    ),
+    (
+        "megatron-fsdp",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--swiglu => --swiglu\n--use-megatron-fsdp",
+        "--use-megatron-fsdp",
+        "above 1, or not set",
+    ),
+    (
+        "graph-modules",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "--swiglu => --swiglu\n--cuda-graph-impl transformer_engine\n--cuda-graph-modules attn",
+        "--cuda-graph-impl",
+        "NCCL_GRAPH_REGISTER=0",
+    ),
+    (
+        "offload-modules",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--swiglu => --swiglu\n--fine-grained-activation-offloading\n--offload-modules core_attn",
+        "--fine-grained",
+        "NVTE_CPU_OFFLOAD_V1=1",
+    ),
+];
+
+/// The changed script after exports of these variables.
+fn with_environment(variables: &str, change: &str) -> String {
+    let exports: String = variables.split_whitespace().map(|v| format!("export {v}\n")).collect();
+    exports + &script(change)
+}
+
+#[test]
+fn variables_are_part_of_a_launch() {
+    let on = |text: &str, architecture| {
+        import_given(text, Given { name: "x", gpus: None, vocabulary: None, architecture })
+    };
+    let hopper = Some(Architecture::Hopper);
+    for &(rule, variables, change, flag, part) in BROKEN_ENVIRONMENTS {
+        let text = with_environment(variables, change);
+        let error = on(&text, hopper).expect_err(rule);
+        let source = FLAG_RULES.iter().find(|r| r.name == rule).map(|r| r.source).expect(rule);
+        assert!(error.message.contains(part) && error.message.contains(source), "{rule}: {error}");
+        let line = text.lines().nth(error.line - 1).unwrap();
+        assert!(line.contains(flag), "{rule}: line {} `{line}`: {error}", error.line);
+    }
+    let said =
+        |imported: &Imported| imported.assumed.iter().any(|n| n.contains("CUDA_DEVICE_MAX_CONNECTIONS"));
+    let (right, none) = (with_environment("CUDA_DEVICE_MAX_CONNECTIONS=1", ""), script(""));
+    assert!(!said(&on(&right, hopper).unwrap()));
+    assert!(!said(&on(&none, Some(Architecture::Blackwell)).unwrap()));
+    // Where the GPUs are not known, or there is no script that could set a variable, it is a note.
+    assert!(said(&on(&none, None).unwrap()) && !said(&on(&right, None).unwrap()));
+    let arguments = serde_json::to_string(&COMMAND.split(' ').collect::<Vec<_>>()).unwrap();
+    let given = Given { name: "x", gpus: Some(64), vocabulary: None, architecture: hopper };
+    assert!(said(&import_given(&arguments, given).unwrap()));
+    // A value that only the running shell knows may be right.
+    on(&with_environment("CUDA_DEVICE_MAX_CONNECTIONS=$(connections)", ""), hopper).unwrap();
+    // Expert overlap and FSDP want more connections: the framework warns.
+    let change = "--swiglu => --swiglu\n--use-megatron-fsdp\n--ckpt-format fsdp_dtensor";
+    assert!(said(&on(&script(change), hopper).unwrap()));
 }
 
 /// Writes these scripts for the validator; see docs/exports.md.
@@ -483,8 +640,22 @@ fn write_flag_cases() {
     let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
     let folder = std::path::Path::new(&folder).join("flags");
     std::fs::create_dir_all(&folder).unwrap();
-    for (at, &(rule, flags, ..)) in BROKEN_FLAGS.iter().enumerate() {
-        std::fs::write(folder.join(format!("{at:02}-{rule}.sh")), with_flags(flags)).unwrap();
+    let of_flags = BROKEN_FLAGS.iter().map(|&(rule, flags, ..)| {
+        // Nothing else is wrong with them.
+        let connections = if flags.contains("fsdp") { "" } else { "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" };
+        (rule, format!("{connections}{}", with_flags(flags)))
+    });
+    let environments = BROKEN_ENVIRONMENTS;
+    let of_variables = environments.iter().map(|&(rule, v, change, ..)| (rule, with_environment(v, change)));
+    for (at, (rule, text)) in of_flags.chain(of_variables).enumerate() {
+        let dry = "--tokenizer-type NullTokenizer --mock-data --lr 1e-4 --train-iters 10";
+        let dry =
+            if text.contains("--train-iters") { "--tokenizer-type NullTokenizer --mock-data" } else { dry };
+        std::fs::write(
+            folder.join(format!("{at:02}-{rule}.sh")),
+            text.replace("--swiglu", &format!("--swiglu\n{dry}")),
+        )
+        .unwrap();
     }
 }
 

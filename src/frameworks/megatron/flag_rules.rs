@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::super::shell::is_unknown;
 use crate::plan::Layout;
+use crate::spec::cluster::Architecture;
 
 /// One rule between flags.
 pub struct FlagRule {
@@ -26,6 +28,10 @@ pub(super) struct Command<'a> {
     pub layout: &'a Layout,
     /// Decoder layers.
     pub layers: u32,
+    /// Silicon of the GPUs, where the cluster is known.
+    pub architecture: Option<Architecture>,
+    /// The command of a script, which sets its environment, not a list of arguments.
+    pub script: bool,
 }
 
 impl Command<'_> {
@@ -44,6 +50,43 @@ impl Command<'_> {
     fn number(&self, flag: &str) -> Option<u32> {
         self.values(flag).first()?.parse().ok()
     }
+    fn real(&self, flag: &str) -> Option<f64> {
+        self.values(flag).first()?.parse().ok()
+    }
+    /// Whether a variable may have this value: only a running shell knows some.
+    fn may_be(&self, variable: &str, value: &str) -> bool {
+        self.environment.get(variable).is_some_and(|v| v == value || is_unknown(v))
+    }
+    fn is_set(&self, variable: &str, value: &str) -> bool {
+        self.environment.get(variable).is_some_and(|v| v == value)
+    }
+    /// One connection per device must order tensor- and context-parallel messages.
+    fn orders_messages(&self) -> bool {
+        let free = ["--use-torch-fsdp2", "--use-megatron-fsdp", "--overlap-moe-expert-parallel-comm"];
+        let split = self.layout.tensor_parallel > 1 || self.layout.context_parallel > 1;
+        split && !free.iter().any(|flag| self.has(flag))
+    }
+}
+
+const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
+
+/// What stops the launch in surroundings that are not known, or is slow in those that are.
+pub(super) fn warnings(c: &Command) -> Vec<String> {
+    let mut found = Vec::new();
+    let before_blackwell = c.architecture != Some(Architecture::Blackwell);
+    let split = c.layout.tensor_parallel > 1 || c.layout.context_parallel > 1;
+    let known = c.script && c.architecture.is_some();
+    if before_blackwell && c.orders_messages() && !known && !c.may_be(CONNECTIONS, "1") {
+        found.push(format!(
+            "tensor and context parallelism need {CONNECTIONS}=1 on GPUs before Blackwell: Megatron-LM stops without it"
+        ));
+    }
+    if before_blackwell && c.script && split && !c.orders_messages() {
+        found.push(format!(
+            "before Blackwell, tensor and context parallelism are fastest with {CONNECTIONS}=1, FSDP and expert overlap with more"
+        ));
+    }
+    found
 }
 
 fn refuse(wrong: bool, flag: &'static str, text: impl Into<String>) -> Result<(), Complaint> {
@@ -66,6 +109,113 @@ const CONFIG: &str = "core/transformer/transformer_config.py __post_init__";
 
 /// Rules between flags, in the order in which they are asked.
 pub static FLAG_RULES: &[FlagRule] = &[
+    FlagRule {
+        name: "connections",
+        source: ARGUMENTS,
+        check: |c| {
+            let known = c.script && c.architecture.is_some_and(|a| a != Architecture::Blackwell);
+            let flags = ["--tensor-model-parallel-size", "--context-parallel-size"];
+            let flag = flags.into_iter().find(|f| c.number(f).is_some_and(|n| n > 1)).unwrap_or(flags[0]);
+            let said = match c.environment.get(CONNECTIONS) {
+                Some(value) => format!("the script sets it to {value}"),
+                None => "the script does not export it".to_owned(),
+            };
+            refuse(
+                known && c.orders_messages() && !c.may_be(CONNECTIONS, "1"),
+                flag,
+                format!("tensor and context parallelism before Blackwell need {CONNECTIONS}=1; {said}"),
+            )
+        },
+    },
+    FlagRule {
+        name: "learning-rates",
+        source: ARGUMENTS,
+        check: |c| {
+            let (Some(most), Some(least)) = (c.real("--lr"), c.real("--min-lr")) else { return Ok(()) };
+            refuse(least > most, "--min-lr", "--min-lr is above --lr")
+        },
+    },
+    FlagRule {
+        name: "hierarchical-heads",
+        source: "TE attention/dot_product_attention/context_parallel.py, heads divisible by cp",
+        check: |c| {
+            let flag = "--hierarchical-context-parallel-sizes";
+            let (Some(first), Some(heads)) = (c.number(flag), c.number("--num-attention-heads")) else {
+                return Ok(());
+            };
+            let tp = c.layout.tensor_parallel;
+            let grouped = c.has("--group-query-attention");
+            let keys = c.number("--num-query-groups").filter(|_| grouped).unwrap_or(heads);
+            let (heads, keys) = (heads / tp, (keys / tp).max(1));
+            refuse(
+                c.is("--cp-comm-type", "a2a+p2p") && first > 0 && (heads % first != 0 || keys % first != 0),
+                flag,
+                format!(
+                    "{heads} heads and {keys} key/value heads per rank do not divide among groups of {first}"
+                ),
+            )
+        },
+    },
+    FlagRule {
+        name: "hybrid-context",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--hybrid-context-parallel";
+            excludes(c, flag, "--use-megatron-fsdp")?;
+            refuse(
+                c.has(flag) && c.layout.pipeline_parallel > 1,
+                flag,
+                format!("{flag} excludes pipeline stages"),
+            )?;
+            needs(c, flag, "--calculate-per-token-loss")
+        },
+    },
+    FlagRule {
+        name: "messages-at-ends",
+        source: "core/model_parallel_config.py __post_init__, overlap_p2p_comm_warmup_flush",
+        check: |c| {
+            let flag = "--overlap-p2p-communication-warmup-flush";
+            excludes(c, flag, "--no-overlap-p2p-communication")?;
+            refuse(c.has(flag) && c.layout.virtual_stages == 1, flag, format!("{flag} needs virtual stages"))
+        },
+    },
+    FlagRule {
+        name: "deferred-embedding",
+        source: "core/model_parallel_config.py __post_init__, defer_embedding_wgrad_compute",
+        check: |c| {
+            let flag = "--defer-embedding-wgrad-compute";
+            refuse(
+                c.has(flag) && c.layout.pipeline_parallel == 1,
+                flag,
+                format!("{flag} needs pipeline stages"),
+            )?;
+            excludes(c, flag, "--no-gradient-accumulation-fusion")
+        },
+    },
+    FlagRule {
+        name: "layout-alone",
+        source: CONFIG,
+        check: |c| {
+            let flag = "--pipeline-model-parallel-layout";
+            excludes(c, flag, "--account-for-embedding-in-pipeline-split")?;
+            excludes(c, flag, "--account-for-loss-in-pipeline-split")
+        },
+    },
+    FlagRule {
+        name: "rope-fusion",
+        source: "core/transformer/transformer_config.py MLATransformerConfig __post_init__",
+        check: |c| {
+            // Rotary positions are fused unless it is switched off.
+            let rotary =
+                c.is("--position-embedding-type", "rope") || c.has("--use-rotary-position-embeddings");
+            let latent = c.has("--multi-latent-attention") && c.is("--rope-type", "rope");
+            refuse(
+                latent && rotary && !c.has("--no-rope-fusion"),
+                "--rope-type",
+                "latent attention fuses only yarn positions: --rope-type rope needs --no-rope-fusion",
+            )
+        },
+    },
     FlagRule {
         name: "batch-schedules",
         source: ARGUMENTS,
@@ -176,7 +326,14 @@ pub static FLAG_RULES: &[FlagRule] = &[
             let flag = "--overlap-param-gather-with-optimizer-step";
             needs(c, flag, "--use-distributed-optimizer")?;
             needs(c, flag, "--overlap-param-gather")?;
-            refuse(c.has(flag) && c.layout.virtual_stages == 1, flag, format!("{flag} needs virtual stages"))
+            refuse(
+                c.has(flag) && c.layout.virtual_stages == 1,
+                flag,
+                format!("{flag} needs virtual stages"),
+            )?;
+            // Checkpoints are distributed ones unless another format is named.
+            let format = "--ckpt-format";
+            refuse(c.has(flag) && !c.is(format, "torch"), flag, format!("{flag} needs {format} torch"))
         },
     },
     FlagRule {
@@ -192,6 +349,15 @@ pub static FLAG_RULES: &[FlagRule] = &[
             refuse(l.expert_parallel > 1, flag, format!("{flag} excludes expert parallelism"))?;
             excludes(c, flag, "--use-distributed-optimizer")?;
             excludes(c, flag, "--fp16")?;
+            let one = c.is_set(CONNECTIONS, "1");
+            refuse(one, flag, format!("{flag} needs {CONNECTIONS} above 1, or not set"))?;
+            let format = "--ckpt-format";
+            let known = c.is(format, "torch_dist") || c.is(format, "torch_dcp");
+            refuse(
+                c.has(format) && !known,
+                format,
+                format!("{flag} needs {format} torch_dist or torch_dcp"),
+            )?;
             needs(c, flag, "--no-gradient-accumulation-fusion")?;
             needs(c, flag, "--untie-embeddings-and-output-weights")
         },
@@ -204,13 +370,21 @@ pub static FLAG_RULES: &[FlagRule] = &[
             if !c.has(flag) {
                 return Ok(());
             }
-            let one = c.environment.get("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|n| n == "1");
-            refuse(one, flag, format!("{flag} needs CUDA_DEVICE_MAX_CONNECTIONS above 1, or not set"))?;
+            let one = c.is_set(CONNECTIONS, "1");
+            refuse(one, flag, format!("{flag} needs {CONNECTIONS} above 1, or not set"))?;
             refuse(
                 !c.is("--ckpt-format", "fsdp_dtensor"),
                 if c.has("--ckpt-format") { "--ckpt-format" } else { flag },
                 format!("{flag} needs --ckpt-format fsdp_dtensor"),
             )?;
+            let second = c.is("--megatron-fsdp-version", "2") && c.has("--use-distributed-optimizer");
+            refuse(
+                second,
+                "--megatron-fsdp-version",
+                "--megatron-fsdp-version 2 excludes --use-distributed-optimizer",
+            )?;
+            excludes(c, flag, "--moe-single-grouped-weight")?;
+            excludes(c, flag, "--moe-single-grouped-bias")?;
             let whole = c.is("--data-parallel-sharding-strategy", "no_shard");
             let meta = "--init-model-with-meta-device";
             refuse(whole && c.has(meta), meta, format!("{meta} needs weights that are sharded"))
@@ -227,6 +401,12 @@ pub static FLAG_RULES: &[FlagRule] = &[
                 refuse(low && !c.has(aware), flag, format!("{flag} below fp32 needs {aware}"))?;
             }
             needs(c, "--optimizer-cpu-offload", aware)?;
+            let delayed = !c.has("--fp8-recipe") || c.is("--fp8-recipe", "delayed");
+            refuse(
+                c.has("--optimizer-cpu-offload") && c.has("--fp8-param-gather") && !delayed,
+                "--fp8-param-gather",
+                "--optimizer-cpu-offload gathers FP8 weights only with --fp8-recipe delayed",
+            )?;
             let other = c.has("--optimizer") && !c.is("--optimizer", "adam");
             refuse(c.has(aware) && other, "--optimizer", format!("{aware} needs --optimizer adam"))
         },
@@ -246,7 +426,7 @@ pub static FLAG_RULES: &[FlagRule] = &[
     },
     FlagRule {
         name: "delayed-scaling",
-        source: CONFIG,
+        source: "core/transformer/transformer_config.py __post_init__, fp8_recipe and first_last_layers_bf16",
         check: |c| {
             // The recipe is the delayed one unless another is named.
             let delayed =
@@ -259,7 +439,14 @@ pub static FLAG_RULES: &[FlagRule] = &[
                 "delayed FP8 scaling excludes recomputing moe_act and layernorm",
             )?;
             let ends = "--first-last-layers-bf16";
-            refuse(delayed && c.has(ends), ends, "delayed FP8 scaling has no first and last layers in BF16")
+            refuse(delayed && c.has(ends), ends, "delayed FP8 scaling has no first and last layers in BF16")?;
+            let per_stage = c.layers / c.layout.pipeline_parallel;
+            for flag in ["--num-layers-at-start-in-bf16", "--num-layers-at-end-in-bf16"] {
+                let many = c.number(flag).is_some_and(|n| n > per_stage);
+                let text = format!("{flag} is more than the {per_stage} layers of a stage");
+                refuse(c.has(ends) && many, flag, text)?;
+            }
+            Ok(())
         },
     },
     FlagRule {
@@ -343,6 +530,13 @@ pub static FLAG_RULES: &[FlagRule] = &[
         source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl",
         check: |c| {
             let (kind, flag) = ("--cuda-graph-impl", "--cuda-graph-modules");
+            let grows = c.environment.get("PYTORCH_CUDA_ALLOC_CONF");
+            let grows = grows.is_some_and(|conf| conf.contains("expandable_segments:True"));
+            refuse(
+                c.is(kind, "transformer_engine") && grows && !c.may_be("NCCL_GRAPH_REGISTER", "0"),
+                kind,
+                "graphs beside expandable segments need NCCL_GRAPH_REGISTER=0",
+            )?;
             let whole = c.is(kind, "full_iteration");
             refuse(whole && c.has(flag), flag, "a graph of the whole iteration takes no modules")?;
             refuse(
@@ -390,6 +584,8 @@ pub static FLAG_RULES: &[FlagRule] = &[
         check: |c| {
             let (on, flag) = ("--fine-grained-activation-offloading", "--offload-modules");
             needs(c, on, flag)?;
+            let other = c.has("--transformer-impl") && !c.is("--transformer-impl", "transformer_engine");
+            refuse(c.has(on) && other, "--transformer-impl", format!("{on} needs Transformer Engine"))?;
             excludes(c, on, "--cpu-offloading-num-layers")?;
             refuse(
                 c.lists(flag, "attn_proj") && !c.lists(flag, "core_attn"),
@@ -398,7 +594,13 @@ pub static FLAG_RULES: &[FlagRule] = &[
             )?;
             let inside = c.lists(flag, "expert_fc1") || c.lists(flag, "moe_act");
             let whole = c.lists("--recompute-modules", "moe");
-            refuse(inside && whole, flag, "nothing inside a recomputed moe module can be offloaded")
+            refuse(inside && whole, flag, "nothing inside a recomputed moe module can be offloaded")?;
+            let variable = "NVTE_CPU_OFFLOAD_V1";
+            refuse(
+                c.has(on) && c.script && !c.may_be(variable, "1"),
+                on,
+                format!("{on} needs {variable}=1, and the script does not export it"),
+            )
         },
     },
     FlagRule {

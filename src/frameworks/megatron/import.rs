@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use super::super::export::one_line;
 use super::super::shell::{Files, ImportError, Launch, Word, is_unknown, no_files, read_launch};
 use super::super::{Context, Judge, Target, legal_plan};
-use super::flag_rules::{Command, FLAG_RULES};
+use super::flag_rules::{Command, FLAG_RULES, warnings};
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
 use crate::plan::{
@@ -418,6 +418,8 @@ pub struct Given<'a> {
     pub gpus: Option<u32>,
     /// Entries of the vocabulary, where a tokenizer's file holds them.
     pub vocabulary: Option<u64>,
+    /// Silicon of the GPUs, where the cluster is known.
+    pub architecture: Option<Architecture>,
 }
 
 /// Reads a launch script or an argument list that needs no other file.
@@ -522,8 +524,9 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     model
         .validate()
         .map_err(|fault| ImportError::new(line, format!("{}: {}", fault.field, fault.message)))?;
-    // The hardware is not known yet; only rules on number formats ask for it.
-    let context = Context::new(&model, &Layers::new(&model), &job, Architecture::Blackwell, 8);
+    // Only rules on number formats ask for the hardware.
+    let architecture = given.architecture.unwrap_or(Architecture::Blackwell);
+    let context = Context::new(&model, &Layers::new(&model), &job, architecture, 8);
     if let Err(refusal) = legal_plan(target, &context, &plan) {
         if refusal.judge == Judge::SetUp {
             let line = f.line_of(flags_of_rule(refusal.rule));
@@ -534,12 +537,15 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     }
     if target == Target::Megatron {
         let (environment, layers) = (&launch.environment, model.layer_count());
-        let command = Command { given: &f.given, environment, layout: plan.layout(), layers };
+        let (architecture, script) = (given.architecture, launch.script.is_some());
+        let layout = plan.layout();
+        let command = Command { given: &f.given, environment, layout, layers, architecture, script };
         for rule in FLAG_RULES {
             if let Err((flag, text)) = (rule.check)(&command) {
                 return Err(ImportError::new(f.line(flag), format!("{text} ({})", rule.source)));
             }
         }
+        assumed.extend(warnings(&command));
     }
     let mut unknown: Vec<(usize, String)> = f
         .map

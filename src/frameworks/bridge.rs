@@ -214,6 +214,8 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
             Some(rank) => add("q_lora_rank", &rank),
             None => add("q_lora_rank", &"None"),
         }
+        // The provider's own default is plain attention (models/mla_provider.py, order of its bases).
+        add("multi_latent_attention", &"True");
         add("kv_lora_rank", &a.kv_lora_rank);
         add("qk_head_dim", &a.qk_nope_dim);
         add("qk_pos_emb_head_dim", &a.qk_rope_dim);

@@ -307,7 +307,8 @@ fn expected(question: &Question) -> serde_json::Value {
     })
 }
 
-/// Writes cases for the validators: `AUTOPLAN_CASES` names the folder, `AUTOPLAN_TARGET` a target.
+/// Writes cases for the validators: `AUTOPLAN_CASES` names the folder, `AUTOPLAN_TARGET` a target, `AUTOPLAN_SEED`
+/// which of the random sequences.
 /// Legal plans of many sizes, and as many random ones for the comparison of verdicts.
 #[test]
 #[ignore = "writes files for validators that are not part of this repository"]
@@ -315,6 +316,7 @@ fn write_cases() {
     let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
     let only = std::env::var("AUTOPLAN_TARGET").ok();
     let count: usize = std::env::var("AUTOPLAN_COUNT").map_or(200, |n| n.parse().unwrap());
+    let seed: u64 = std::env::var("AUTOPLAN_SEED").map_or(11, |n| n.parse().unwrap());
     let models = models();
     for target in Target::ALL.into_iter().filter(|t| t.exports()) {
         if only.as_deref().is_some_and(|name| name != target.name()) {
@@ -323,7 +325,7 @@ fn write_cases() {
         let folder = Path::new(&folder).join(target.name());
         std::fs::create_dir_all(&folder).unwrap();
         let mut manifest = String::new();
-        let mut random = Random::new(11);
+        let mut random = Random::new(seed);
         let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
         let mut written = 0;
         let mut sizes: BTreeMap<u32, usize> = BTreeMap::new();

@@ -616,11 +616,16 @@ pub fn layout_of(
 }
 
 /// Offload choices for `--fix offload=...` and for remedies.
-pub const OFFLOADS: [(&str, Offload); 6] = [
+pub const OFFLOADS: [(&str, Offload); 8] = [
     ("none", Offload::NONE),
     ("optimizer", Offload { optimizer: Place::Cpu, ..Offload::NONE }),
     ("optimizer-nvme", Offload { optimizer: Place::Nvme, ..Offload::NONE }),
     ("parameters", Offload { optimizer: Place::Cpu, parameters: Place::Cpu, activations: false }),
+    (
+        "parameters+optimizer-nvme",
+        Offload { optimizer: Place::Nvme, parameters: Place::Cpu, activations: false },
+    ),
+    ("parameters-nvme", Offload { optimizer: Place::Nvme, parameters: Place::Nvme, activations: false }),
     ("activations", Offload { activations: true, ..Offload::NONE }),
     ("optimizer+activations", Offload { optimizer: Place::Cpu, parameters: Place::Gpu, activations: true }),
 ];

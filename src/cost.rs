@@ -191,8 +191,10 @@ pub struct LayerCost {
     pub full_extra: Times,
     /// Bytes kept when the whole layer is recomputed: its input.
     pub full_kept: Bytes,
-    /// Bytes kept in host memory for the backward pass.
+    /// Bytes kept in host memory for the backward pass without recomputation.
     pub offloaded: Bytes,
+    /// Bytes kept in host memory when the whole layer is recomputed.
+    pub full_offloaded: Bytes,
     /// Parameters on this rank.
     pub parameters: LocalParameters,
     /// Working set of its backward pass beyond what is kept.

@@ -9,6 +9,7 @@ use super::replay::{Order, Passes};
 use super::timing::Prices;
 use super::{Given, Ledger, Sequence, rank_of, spans};
 use crate::cost::step::Prediction;
+use crate::frameworks::profile::OffloadedActivations;
 use crate::plan::{ContextComm, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule};
 use crate::spec::cluster::{Architecture, AttentionKernel};
 use crate::spec::job::{Optimizer, Precision, Routing, Training};
@@ -562,7 +563,7 @@ impl<'a> Holdings<'a> {
             // Every depth leaves its layer, the joined input and a softmax over the vocabulary.
             let unfused = self.given.profile.kernels.loss_bytes.0 > 10.0;
             let softmax = if unfused { 4.0 } else { 2.0 } * share.tokens * local;
-            let layer_kept = if self.layout.offload.activations { self.input(share) } else { layer.kept() };
+            let layer_kept = self.left(layer, self.input(share));
             end.kept += modules as f64 * (layer_kept + softmax + 8.0 * h as f64 * share.sequence);
             end.working = end.working.max(layer.working);
         }
@@ -750,12 +751,17 @@ impl Holdings<'_> {
 
     /// What a layer leaves for its backward pass.
     fn left(&self, layer: &Layer, input: f64) -> f64 {
-        if self.layout.offload.activations { input } else { layer.kept() }
+        if self.offloads(OffloadedActivations::Kept) { input } else { layer.kept() }
+    }
+
+    /// Whether this goes to host memory.
+    fn offloads(&self, what: OffloadedActivations) -> bool {
+        self.layout.offload.activations && self.given.profile.memory.offloaded_activations == what
     }
 
     /// Kept bytes of a chunk per micro-batch, its largest working set, and the most that may be.
     fn chunk(&self, blocks: &[usize], recompute: Recompute, input: f64) -> (f64, f64, f64) {
-        let offloaded = self.layout.offload.activations;
+        let offloaded = self.offloads(OffloadedActivations::Kept);
         let (mut kept, mut working, mut most) = (0.0, 0.0_f64, 0.0_f64);
         let mut plain = |kept: &mut f64, block: usize, modules: Modules| {
             let layer = &self.layers[block];
@@ -779,16 +785,17 @@ impl Holdings<'_> {
                 (whole, 1)
             }
         };
-        // Layers that are recomputed whole: of every group one input is kept, and all of it is rebuilt at
-        // once.
+        // Layers that are recomputed whole: of every group one input is kept, here or in host memory, and all of
+        // it is rebuilt at once.
+        let stays = if self.offloads(OffloadedActivations::Inputs) { 0.0 } else { input };
         for group_of in blocks[..whole].chunks(group) {
-            kept += input;
+            kept += stays;
             let rebuilt: f64 = group_of.iter().map(|&block| self.left(&self.layers[block], input)).sum();
             for &block in group_of {
                 let layer = &self.layers[block];
                 let full = group as f64 * self.left(layer, input);
-                working = working.max(layer.working + (rebuilt - input).max(0.0));
-                most = most.max(layer.working + (full - input).max(0.0));
+                working = working.max(layer.working + (rebuilt - stays).max(0.0));
+                most = most.max(layer.working + (full - stays).max(0.0));
             }
         }
         (kept, working, most.max(working))
@@ -803,13 +810,17 @@ impl Holdings<'_> {
         2.0 * self.given.model.hidden as f64 * tokens / divided
     }
 
-    /// Bytes of a layer that wait in host memory for its backward pass, or of its input alone.
+    /// Bytes of a layer that wait in host memory for its backward pass.
     fn moved(&self, layer: &Layer, at: u32, recompute: Recompute, input: f64) -> f64 {
-        match recompute {
-            Recompute::FullUniform(n) if at % n.max(1) > 0 => 0.0,
-            Recompute::FullUniform(_) => input,
-            Recompute::FullBlock(n) if at < n => input,
-            _ => (layer.kept() - input).max(0.0),
+        let (whole, first) = match recompute {
+            Recompute::FullUniform(n) => (true, at % n.max(1) == 0),
+            Recompute::FullBlock(n) => (at < n, true),
+            Recompute::None | Recompute::Selective(_) => (false, false),
+        };
+        match self.given.profile.memory.offloaded_activations {
+            OffloadedActivations::Kept if !whole => (layer.kept() - input).max(0.0),
+            OffloadedActivations::Inputs if whole && first => input,
+            _ => 0.0,
         }
     }
 
@@ -936,7 +947,10 @@ impl Holdings<'_> {
         if layout.offload.activations {
             let used = sequence.order.iter().copied().chain(sequence.further.map(|(block, _)| block));
             let largest = used.map(|block| self.layers[block].kept()).fold(0.0, f64::max);
-            bytes += 2.0 * largest;
+            bytes += match profile.memory.offloaded_activations {
+                OffloadedActivations::Kept => 2.0 * largest,
+                OffloadedActivations::Inputs => 3.0 * input,
+            };
         }
         if layout.pipeline_parallel > 1 {
             // One message each way, two where they overlap with computation.

@@ -10,7 +10,7 @@ use crate::cost::{
     PerParameter, Sharding, StateClass, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Scale};
-use crate::frameworks::profile::{DataMode, Profile};
+use crate::frameworks::profile::{DataMode, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
     head_parameters, norm_parameters,
@@ -434,10 +434,14 @@ impl<'a> CostModel<'a> {
             if library { Bytes::from_f64(self.profile.experts.library_buffers) } else { Bytes::ZERO };
         buffers += WORKSPACE;
         if key.offload.activations {
-            // Activations of two layers stay on the GPU while they move.
             let plain = crate::plan::Offload { activations: false, ..key.offload };
             let plain = self.cell_with(&CellKey { offload: plain, ..*key }, parts);
-            buffers += plain.layers.iter().map(|layer| layer.kept).max().unwrap_or_default() * 2;
+            // While they move, activations of two layers stay on the GPU; of inputs the newest and two behind it.
+            buffers += match self.profile.memory.offloaded_activations {
+                OffloadedActivations::Kept => plain.layers.iter().map(|layer| layer.kept * 2).max(),
+                OffloadedActivations::Inputs => plain.layers.iter().map(|layer| layer.full_kept * 3).max(),
+            }
+            .unwrap_or_default();
             let trunk = &parts.trunks[&trunk_key];
             return self.cell_of_parts(layers, head, trunk, buffers);
         }
@@ -716,12 +720,16 @@ impl<'a> CostModel<'a> {
             full_extra: full_extra.times(),
             full_kept: Bytes::from_f64(input),
             offloaded: Bytes::ZERO,
+            full_offloaded: Bytes::ZERO,
             parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
             weight_shapes: shapes,
         };
         if c.key.offload.activations {
-            self.offload_activations(&mut cost, c.floor);
+            match self.profile.memory.offloaded_activations {
+                OffloadedActivations::Kept => self.offload_activations(&mut cost, c.floor),
+                OffloadedActivations::Inputs => self.offload_inputs(&mut cost, c.floor),
+            }
         }
         cost
     }
@@ -1664,6 +1672,20 @@ impl<'a> CostModel<'a> {
         }
     }
 
+    /// Of a layer that is recomputed, the input goes to the host. Every layer of a group that is recomputed together
+    /// is charged as if its input went.
+    fn offload_inputs(&self, cost: &mut LayerCost, floor: bool) {
+        let bytes = cost.full_kept;
+        let back = bytes.0 as f64 / self.accelerator.host_link.0;
+        // Of a floor it is not known how the passes divide.
+        let hidden =
+            if floor { f64::INFINITY } else { OFFLOAD_HIDDEN_SHARE * cost.forward.total().seconds().0 };
+        let down = (back - hidden).max(0.0);
+        cost.full_extra.add(Item::Offload, Seconds(down + back).picos());
+        cost.full_offloaded = bytes;
+        cost.full_kept = Bytes::ZERO;
+    }
+
     // ---- states ----
 
     /// Prices the states of one data-parallel arrangement.
@@ -1849,11 +1871,14 @@ impl<'a> CostModel<'a> {
             s.update = if offload.optimizer == Place::Gpu {
                 picos * (traffic / d + 6.0) / self.device.bandwidth
             } else {
-                // Gradients go down, weights come up, and the host walks the states in between.
-                let link = self.host_share(offload.optimizer);
+                // Gradients go down, weights come up, and the host walks the states in between, where they lie.
+                let link = self.accelerator.host_link.0;
                 let per_gpu = f64::from(self.cluster.gpus_per_node);
-                let host = self.cluster.host.memory_bandwidth.0 / per_gpu;
-                picos * ((passing + 2.0) / d / link + traffic / d / host + 6.0 / self.device.bandwidth)
+                let states = match offload.optimizer {
+                    Place::Nvme => self.host_share(Place::Nvme),
+                    Place::Gpu | Place::Cpu => self.cluster.host.memory_bandwidth.0 / per_gpu,
+                };
+                picos * ((passing + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
             };
         }
         s

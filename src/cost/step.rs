@@ -590,10 +590,10 @@ fn off_gpu(
             let of = |(i, at): (usize, usize)| {
                 let layer = &tables.cell.layers[layers.order[at] as usize];
                 match chunk.recompute {
-                    // Layers that are recomputed whole leave nothing but their input.
-                    Recompute::FullUniform(n) if i as u32 % n == 0 => layer.full_kept,
+                    // Layers that are recomputed whole leave nothing but the input of their group.
+                    Recompute::FullUniform(n) if i as u32 % n == 0 => layer.full_offloaded,
                     Recompute::FullUniform(_) => Bytes::ZERO,
-                    Recompute::FullBlock(n) if (i as u32) < n => layer.full_kept,
+                    Recompute::FullBlock(n) if (i as u32) < n => layer.full_offloaded,
                     _ => layer.offloaded,
                 }
             };

@@ -408,6 +408,9 @@ pub struct Memory {
     /// Dummy weight gradients are cached per shape (Transformer Engine 2.3 and later).
     #[serde(default)]
     pub gradient_pool: bool,
+    /// What goes to host memory where activations are offloaded.
+    #[serde(default)]
+    pub offloaded_activations: OffloadedActivations,
     /// Bytes per local parameter of staging at the update; the peak is this or activations, whichever
     /// is larger.
     #[serde(default)]
@@ -416,6 +419,17 @@ pub struct Memory {
     pub fragmentation: f64,
     /// Context, communicators and workspaces: bytes outside the allocator.
     pub fixed: f64,
+}
+
+/// What goes to host memory where activations are offloaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum OffloadedActivations {
+    /// What layers keep for their backward pass, except their input; both ways under computation.
+    #[default]
+    Kept,
+    /// The inputs of layers that are recomputed whole: down under the next layer's forward pass, back when the
+    /// layer is computed again, which waits for them.
+    Inputs,
 }
 
 /// Bytes of training state per parameter without moments.

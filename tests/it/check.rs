@@ -378,7 +378,7 @@ fn plans_of_a_search_pass() {
 fn any_layout() -> impl Strategy<Value = (Layout, Recompute, u64, usize)> {
     let degrees = (0u32..4, 0u32..4, 1u32..4, 0u32..3, 0u32..3, 1u32..4);
     let flags = (0usize..7, 0u8..4, any::<[bool; 5]>(), 0usize..3, 0usize..3);
-    (degrees, flags, 0usize..12, any::<u64>(), 0usize..4).prop_map(|(degrees, flags, mode, seed, profile)| {
+    (degrees, flags, 0usize..12, any::<u64>(), 0usize..5).prop_map(|(degrees, flags, mode, seed, profile)| {
         let (tp, pp, vpp, dp, ep, rounds) = degrees;
         let (tp, pp, dp) = (1 << tp, 1 << pp, 1 << dp);
         let (schedule, zero_stage, [sp, overlap, data, offload, gather], comm, cp) = flags;
@@ -411,7 +411,7 @@ fn any_layout() -> impl Strategy<Value = (Layout, Recompute, u64, usize)> {
             tensor_overlap: overlap && sp && tp > 1,
             data_overlap: data,
             context_comm: [ContextComm::Ring, ContextComm::AllGather, ContextComm::AllToAll][comm],
-            offload: Offload { activations: offload && mode == 0, ..Offload::NONE },
+            offload: Offload { activations: offload, ..Offload::NONE },
             dispatcher: Some(if gather {
                 autoplan::plan::Dispatcher::AllGather
             } else {
@@ -440,7 +440,7 @@ proptest! {
             "llama3.2-1b", "mixtral-8x7b", "deepseek-v2-lite", "nemotron-h-8b",
             "deepseek-v3", "gpt3-175b", "gpt-oss-20b", "olmo2-32b",
         ];
-        const PROFILES: [&str; 4] = ["megatron", "torchtitan", "nemo", "nanotron"];
+        const PROFILES: [&str; 5] = ["megatron", "torchtitan", "nemo", "nanotron", "deepspeed"];
         let model = MODELS[(seed >> 8) as usize % MODELS.len()];
         let mut task = task(model, "dgx-h100", 1, 1, 4096, "megatron");
         task.profile = Profile::find(PROFILES[profile]).unwrap();

@@ -14,7 +14,7 @@ use autoplan::cost::{CellKey, Item, LayerCost};
 use autoplan::frameworks::Target;
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::{AttentionCount, Layers, model_flops, packed_model_flops, parameter_count};
-use autoplan::plan::{ContextComm, CudaGraphs, Offload, Place, Recompute};
+use autoplan::plan::{ContextComm, CudaGraphs, Offload, Place, Plan, Recompute};
 use autoplan::planner::Task;
 use autoplan::search::{Request, Silent};
 use autoplan::spec::cluster::{Accelerator, Cluster};
@@ -369,6 +369,97 @@ fn offloaded_states_move_at_the_bandwidth_of_the_link() {
     within("update", before, walk + moved / 25e9, 3.0);
     // In host memory: the states, 12 B a weight, and the gradients, 4 B, of both GPUs.
     within("host memory", solution.answer.found[0].prediction.off_gpu.states.0 as f64, 16.0 * 13.016e9, 0.1);
+}
+
+/// States on local drives are read and written there: 34 B a weight at the drives' rate, an eighth of 40 GB/s for each
+/// GPU, instead of the memory's, an eighth of 614 GB/s.
+#[test]
+fn states_on_drives_move_at_the_bandwidth_of_the_drives() {
+    let mut task = Task::shipped("llama3.1-8b", "dgx-h100", 8, 8, 4096).unwrap();
+    (task.target, task.profile) = (Target::DeepSpeed, Profile::find("deepspeed").unwrap());
+    task.restrictions.zero_stage = Axis { only: Some(vec![3]), max: None };
+    let best = |task: &Task, offload: Offload| {
+        let mut task = task.clone();
+        task.restrictions.offload = Some(vec![offload]);
+        let prepared = task.prepare();
+        let found = prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.swap_remove(0);
+        assert!(prepared.check(&found.plan, &found.prediction).passed());
+        found
+    };
+    let off = |optimizer, parameters| Offload { optimizer, parameters, activations: false };
+    let weights = parameter_count(&task.model).total as f64;
+    let update = |place| {
+        let found = best(&task, off(place, Place::Gpu));
+        found.prediction.times.0[StepItem::OptimizerUpdate as usize].seconds().0
+    };
+    let walk = |bandwidth: f64| 34.0 * weights / bandwidth;
+    within("update", update(Place::Nvme) - update(Place::Cpu), walk(40e9) - walk(614e9), 1.0);
+
+    // Weights on drives too: 2 B beside the 12 B of states, and nothing in host memory.
+    let found = best(&task, off(Place::Nvme, Place::Nvme));
+    within("drives", found.prediction.off_gpu.drives.0 as f64, 14.0 * weights, 0.1);
+    assert_eq!(found.prediction.off_gpu.states, Bytes::ZERO);
+    let plan = found.plan;
+    // Weights come back for both passes of every micro-batch.
+    let traffic = |task: &Task| task.prepare().predict(&plan).times.total().seconds().0;
+    let before = traffic(&task);
+    let (size, bandwidth) = task.machine.cluster.host.nvme.unwrap();
+    task.machine.cluster.host.nvme = Some((size, Bandwidth(bandwidth.0 / 2.0)));
+    let passes = 2.0 * f64::from(plan.layout().gradient_accumulation_steps);
+    let slower = walk(40e9) + passes * 2.0 * weights / 40e9;
+    within("half the drives", traffic(&task) - before, slower, 5.0);
+    task.machine.cluster.host.nvme = None;
+    assert!(!task.prepare().cost().fits(&task.prepare().predict(&plan)), "there are no drives");
+}
+
+/// Where host memory holds neither weights nor states, drives do.
+#[test]
+fn drives_open_where_host_memory_is_too_small() {
+    let mut task = Task::shipped("qwen3-32b", "dgx-a100-40gb", 8, 8, 8192).unwrap();
+    (task.target, task.profile) = (Target::DeepSpeed, Profile::find("deepspeed").unwrap());
+    let places = |task: &Task| {
+        let solution = task.prepare().solve(&Request { top: 1, ..Request::default() }, &Silent);
+        solution.answer.found.first().map(|best| best.plan.layout().offload)
+    };
+    let off = |parameters| Offload { optimizer: Place::Nvme, parameters, activations: false };
+    // 66 GB of weights fit, 524 GB of states and gradients do not.
+    task.machine.cluster.host.memory = Bytes(200_000_000_000);
+    assert_eq!(places(&task), Some(off(Place::Cpu)));
+    task.machine.cluster.host.memory = Bytes(50_000_000_000);
+    assert_eq!(places(&task), Some(off(Place::Nvme)));
+    task.machine.cluster.host.nvme = None;
+    assert_eq!(places(&task), None);
+}
+
+/// DeepSpeed offloads the inputs of layers that it recomputes, `2 h` bytes a token and layer: eight GPUs with a sequence
+/// of 8,192 each send 17 GB to their host; the copies back, 67 MB a layer, are waited for.
+#[test]
+fn offloaded_inputs_are_held_by_the_host_and_waited_for() {
+    let mut task = Task::shipped("llama3.1-8b", "dgx-h100", 8, 64, 8192).unwrap();
+    (task.target, task.profile) = (Target::DeepSpeed, Profile::find("deepspeed").unwrap());
+    let one = || Axis { only: Some(vec![1]), max: None };
+    let r = &mut task.restrictions;
+    (r.tensor_parallel, r.pipeline_parallel, r.context_parallel) = (one(), one(), one());
+    r.micro_batch_size = one();
+    r.zero_stage = Axis { only: Some(vec![2]), max: None };
+    r.offload = Some(vec![Offload { activations: true, ..Offload::NONE }]);
+    let prepared = task.prepare();
+    let found = prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.swap_remove(0);
+    assert_eq!(found.plan.common_recompute(), Some(Recompute::FullUniform(1)));
+    assert!(prepared.check(&found.plan, &found.prediction).passed());
+    let input = 2.0 * 4096.0 * 8192.0;
+    within("inputs", found.prediction.off_gpu.activations.0 as f64, input * 32.0 * 8.0, 0.1);
+
+    let mut layout = *found.plan.layout();
+    layout.offload = Offload::NONE;
+    let chunks = found.plan.chunks().to_vec();
+    let plain = Plan::new(layout, chunks, 8, 64, 32).unwrap();
+    let plain = prepared.predict(&plain);
+    // Of 32 inputs three stay: the newest, and two on their way.
+    let saved = plain.allocated.0 as f64 - found.prediction.allocated.0 as f64;
+    within("memory", saved, 29.0 * input, 10.0);
+    let waited = found.prediction.times.total().seconds().0 - plain.times.total().seconds().0;
+    within("time", waited, 8.0 * 32.0 * input / 55e9, 5.0);
 }
 
 /// Llama 3.1 8B keeps `8 h + 2 d (a + 2 g) + 2 a d + 4 a + 6 f` bytes a token and layer, of which the input of

@@ -180,10 +180,24 @@ fn zero(request: &ExportRequest, layers: &Layers) -> Value {
     if let Some(place) = place(l.offload.optimizer) {
         insert(&mut z, "offload_optimizer", place);
     }
-    if let Some(place) = place(l.offload.parameters) {
+    if let Some(mut place) = place(l.offload.parameters) {
+        if l.offload.parameters == Place::Nvme {
+            place["buffer_size"] = json!(swap_buffer(request, layers));
+        }
         insert(&mut z, "offload_param", place);
     }
     Value::Object(z)
+}
+
+/// Elements of a buffer that weights pass through on their way from the drives: each must hold the largest shard of
+/// one tensor (runtime/swap_tensor/partitioned_param_swapper.py).
+fn swap_buffer(request: &ExportRequest, layers: &Layers) -> u64 {
+    const DEFAULT: u64 = 100_000_000;
+    let (model, l) = (request.model, request.plan.layout());
+    // No tensor of a layer is larger than the layer; experts of a layer are few stacked tensors.
+    let layer = layers.kinds.iter().map(|k| k.parameters.total()).max().unwrap_or_default();
+    let largest = layer.max(model.vocabulary * embedding_width(model));
+    largest.div_ceil(u64::from(l.data_parallel * l.context_parallel)).max(DEFAULT)
 }
 
 /// Buckets as large as one layer on one rank: large enough to fill the network, small enough that one

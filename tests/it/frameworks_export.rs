@@ -4,7 +4,7 @@ use std::process::Command;
 
 use autoplan::frameworks::Target;
 use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, Format, Prediction, export};
-use autoplan::plan::{Dispatcher, Plan, Recompute, Schedule};
+use autoplan::plan::{Dispatcher, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::Job;
 use autoplan::spec::model::Model;
@@ -103,6 +103,42 @@ fn megatron_arguments_say_what_the_plan_says() {
     ] {
         assert!(has(&words, sequence), "{sequence:?} in {words:?}");
     }
+}
+
+/// What a target's named file says of a plan.
+fn text_of(target: Target, name: &str, model_text: &str, job: &Job, plan: &Plan) -> String {
+    let files = write(Destination::Framework(target), &model(model_text), job, plan, Format::Script).unwrap();
+    files.into_iter().find(|file| file.name == name).unwrap().text
+}
+
+#[test]
+fn recipes_say_that_attention_is_latent() {
+    let job = job(64, 256);
+    let layout = fill(&job, |l| l.dispatcher = Some(Dispatcher::AllToAll));
+    let plan = spread(layout, &job, 61, Recompute::None);
+    let recipe = text_of(Target::Bridge, "autoplan_recipe.py", LATENT_MOE, &job, &plan);
+    assert!(recipe.contains("multi_latent_attention=True,"), "{recipe}");
+    let plan = spread(fill(&job, |_| {}), &job, 80, Recompute::None);
+    let recipe = text_of(Target::Bridge, "autoplan_recipe.py", DENSE, &job, &plan);
+    assert!(!recipe.contains("latent"), "{recipe}");
+}
+
+/// The swapper of DeepSpeed takes no shard larger than its buffer.
+#[test]
+fn buffers_of_weights_on_drives_hold_the_largest_shard() {
+    let job = job(8, 8);
+    let layout = fill(&job, |l| {
+        l.zero_stage = 3;
+        l.offload = Offload { optimizer: Place::Nvme, parameters: Place::Nvme, activations: false };
+    });
+    let plan = spread(layout, &job, 80, Recompute::FullUniform(1));
+    let text = text_of(Target::DeepSpeed, "ds_config.json", DENSE, &job, &plan);
+    let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let weights = &config["zero_optimization"]["offload_param"];
+    assert_eq!(weights["device"], "nvme");
+    // The embedding has 128,256 rows of 8,192: an eighth of it is the largest shard.
+    assert!(weights["buffer_size"].as_u64().unwrap() >= 128_256 * 8192 / 8, "{text}");
+    assert_eq!(config["zero_optimization"]["offload_optimizer"]["device"], "nvme");
 }
 
 #[test]

@@ -561,7 +561,7 @@ const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
         "torch-fsdp2",
         "CUDA_DEVICE_MAX_CONNECTIONS=1",
         "--tensor-model-parallel-size 4 => ;--sequence-parallel => ;--pipeline-model-parallel-size 2 => ;\
-         --use-distributed-optimizer => --use-torch-fsdp2",
+         --use-distributed-optimizer => --use-torch-fsdp2\n--no-gradient-accumulation-fusion\n--untie-embeddings-and-output-weights",
         "--use-torch-fsdp2",
         "above 1, or not set",
     ),
@@ -569,7 +569,7 @@ const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
         "torch-fsdp2",
         "",
         "--tensor-model-parallel-size 4 => ;--sequence-parallel => ;--pipeline-model-parallel-size 2 => ;\
-         --use-distributed-optimizer => --use-torch-fsdp2\n--ckpt-format torch",
+         --use-distributed-optimizer => --use-torch-fsdp2\n--no-gradient-accumulation-fusion\n--untie-embeddings-and-output-weights\n--ckpt-format torch",
         "--ckpt-format",
         "torch_dist or torch_dcp",
     ),
@@ -642,7 +642,11 @@ fn write_flag_cases() {
     std::fs::create_dir_all(&folder).unwrap();
     let of_flags = BROKEN_FLAGS.iter().map(|&(rule, flags, ..)| {
         // Nothing else is wrong with them.
-        let connections = if flags.contains("fsdp") { "" } else { "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" };
+        let connections = if flags.contains("fsdp") {
+            ""
+        } else {
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1 NVTE_CPU_OFFLOAD_V1=1\n"
+        };
         (rule, format!("{connections}{}", with_flags(flags)))
     });
     let environments = BROKEN_ENVIRONMENTS;

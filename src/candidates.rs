@@ -212,6 +212,10 @@ const CELL_RULES: &[&str] = &[
     "cuda-graphs-dropless",
 ];
 
+/// Rules that look at degrees, the order of passes, the dispatcher and the overlap of the experts' exchange
+/// only.
+const ORDER_RULES: &[&str] = &["expert-overlap"];
+
 impl<'a> Space<'a> {
     /// The space of a job under a framework.
     #[must_use]
@@ -458,6 +462,17 @@ impl<'a> Space<'a> {
         let layout = layout_of(g, cell, 1, Schedule::OneFOneB, 0, 1, false);
         let refusal = legal(self.target, self.context, &layout).err()?;
         CELL_RULES.contains(&refusal.rule).then_some(refusal.rule)
+    }
+
+    /// Whether the framework runs passes in an order, with or without overlap of the experts' exchange.
+    #[must_use]
+    pub fn allows_order(&self, g: &Group, (schedule, v, expert_overlap): (Schedule, u32, bool)) -> bool {
+        let plain = self.plain_cell(g);
+        self.flags(g).dispatchers.into_iter().any(|dispatcher| {
+            let cell = CellKey { dispatcher, expert_overlap, ..plain };
+            let layout = layout_of(g, &cell, v, schedule, 0, 1, false);
+            broken_rule(self.target, self.context, &layout, ORDER_RULES).is_none()
+        })
     }
 
     /// Every schedule of a group with its numbers of chunks per rank.

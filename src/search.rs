@@ -3,10 +3,11 @@
 //! `T(layout)` is the predicted step time of the best of a short, fixed list of completions (placements
 //! of layers with recomputation). With one chunk per rank: the optimum of the chain bound, the optimum of
 //! the closed form, and the even split. With several: the even split, a few near it that spread the load
-//! of the ends, and one that relieves ranks without memory ([`crate::stages::Splits`]). Layouts are visited group by group in the order of an admissible lower bound and
-//! dropped as soon as a bound reaches the k-th best `T`; what is printed is exact, and the gap says so.
-//! Groups are opened in waves whose size depends on nothing but the wave's number, with the threshold
-//! frozen per wave: the answer and all counters are the same at any thread count.
+//! of the ends, and one that relieves ranks without memory ([`crate::stages::Splits`]). Layouts are visited
+//! group by group in the order of an admissible lower bound and dropped as soon as a bound reaches the
+//! k-th best `T`; what is printed is exact, and the gap says so. Groups are opened in waves whose size
+//! depends on nothing but the wave's number, with the threshold frozen per wave: the answer and all
+//! counters are the same at any thread count.
 
 pub mod balance;
 #[cfg(test)]
@@ -34,8 +35,8 @@ use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Layout, Offload, Plan, Recompute, Schedule};
 use crate::stages::relax::Relaxation;
 use crate::stages::{
-    Assignment, Balancer, Choice, Completions, Evaluation, Fixed, Kind, Objective as SplitObjective,
-    Outcome as Balanced, Problem, Splits, evaluate_into,
+    Assignment, Balancer, Evaluation, Fixed, Kind, Objective as SplitObjective, Outcome as Balanced, Problem,
+    Splits, Way, evaluate_into,
 };
 use crate::units::{Bytes, Picos};
 #[cfg(feature = "milp")]
@@ -324,13 +325,18 @@ pub struct Search<'a> {
 struct Line {
     /// Least time of the whole step.
     least: Picos,
+    /// About what it takes: where ranks have several chunks, no bound knows how long they wait.
+    estimate: Picos,
     /// Least time of all passes.
     passes: Picos,
-    /// Which schedule and number of chunks, in the order of generation.
+    /// Which cell, and which schedule and number of chunks, in the order of generation.
+    cell: usize,
     order: usize,
     /// One of the layouts, unsharded.
     layout: Layout,
     hop: Hop,
+    /// The balancing problem of one layout after the other.
+    balancing: Balancing,
 }
 
 /// The shardings of a group's orders: one stretch of them per order.
@@ -407,7 +413,7 @@ struct Scratch {
     cells: Vec<(Picos, CellKey)>,
     legal_modes: HashMap<CellKey, Arc<LegalModes>>,
     relaxation: Relaxation,
-    floors: HashMap<(Family, Offload), Floors>,
+    floors: HashMap<(Family, Offload, Option<bool>), Floors>,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
@@ -415,12 +421,23 @@ struct Scratch {
     ranks: Vec<RankLoad>,
     /// Schedules simulated for the current line.
     known: Vec<Simulated>,
+    /// Ways to recompute that could matter in the current group.
+    ways: Vec<(Picos, Way)>,
     /// Completions of the current line without a memory limit.
     free: Option<Vec<Assignment>>,
     /// Splits of the current line over several chunks per rank.
     splits: Option<Splits>,
     /// The last problem of the current line over several chunks per rank, and its completions.
-    recent: Option<(Vec<Kind>, Vec<Fixed>, Completions)>,
+    recent: Option<(Vec<Kind>, Vec<Fixed>, Vec<Assignment>)>,
+}
+
+/// A group with a time that nothing of it goes below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Bounded {
+    bound: Picos,
+    group: Group,
+    /// Whether this is the third and last bound.
+    third: bool,
 }
 
 /// What came of one group.
@@ -434,6 +451,10 @@ struct Opened {
 const REFINED_AT_ONCE: usize = 512;
 /// Groups opened at once even if one without a second bound might come first: work for several threads.
 const OPENED_AT_LEAST: usize = 8;
+/// Groups seen at a glance before any is opened, each of another class, for every class that is asked for;
+/// and how many cells of each.
+const GLANCED_AT: usize = 8;
+const CELLS_AT_A_GLANCE: usize = 8;
 /// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 4096;
 
@@ -473,15 +494,19 @@ impl Search<'_> {
         ordered.sort_unstable();
 
         let mut best = Best::new(request);
-        // Groups whose second bound is known, by that bound; and the next group that has only a first.
-        let mut pool: BinaryHeap<Reverse<(Picos, Group)>> = BinaryHeap::new();
+        // Times that the best certainly do not exceed, found at a glance.
+        let mut incumbents: Option<Best> = None;
+        // Groups whose second bound is known, by that bound or a third; and the next group that has only a
+        // first.
+        let mut pool: BinaryHeap<Reverse<Bounded>> = BinaryHeap::new();
         let (mut at, mut wave, mut settled) = (0, 0, 0);
         let mut stop = Stop::Proved;
-        let mut batch: Vec<(Picos, Group)> = Vec::new();
+        let mut batch: Vec<Bounded> = Vec::new();
         let open = loop {
-            let kth = best.any_threshold().filter(|_| !request.exhaustive);
+            let kth = [Some(&best), incumbents.as_ref()].into_iter().flatten();
+            let kth = kth.filter_map(Best::any_threshold).min().filter(|_| !request.exhaustive);
             let first = ordered.get(at).map(|o| o.0);
-            let second = pool.peek().map(|Reverse(o)| o.0);
+            let second = pool.peek().map(|Reverse(next)| next.bound);
             let open = [first, second].into_iter().flatten().min();
             let Some(least) = open else { break None };
             if kth.is_some_and(|kth| least > kth) {
@@ -505,7 +530,7 @@ impl Search<'_> {
                     ordered[at..end].par_iter().map_init(Scratch::default, refine).collect();
                 for ((_, group), bound) in ordered[at..end].iter().zip(bounds) {
                     match bound {
-                        Some(bound) => pool.push(Reverse((bound, *group))),
+                        Some(bound) => pool.push(Reverse(Bounded { bound, group: *group, third: false })),
                         None => {
                             settled += self.space.count(group);
                             counters.drop("memory", self.space.count(group));
@@ -518,16 +543,56 @@ impl Search<'_> {
             batch.clear();
             while batch.len() < wave_size(wave)
                 && let Some(&Reverse(next)) = pool.peek()
-                && (batch.len() < OPENED_AT_LEAST || first.is_none_or(|first| next.0 <= first))
-                && kth.is_none_or(|kth| next.0 <= kth)
+                && (batch.len() < OPENED_AT_LEAST || first.is_none_or(|first| next.bound <= first))
+                && kth.is_none_or(|kth| next.bound <= kth)
             {
                 batch.push(next);
                 pool.pop();
             }
+            let sharp = batch.iter().take_while(|next| next.third || request.exhaustive).count();
+            if sharp < batch.len().min(OPENED_AT_LEAST) {
+                let sharpen = |scratch: &mut Scratch, next: &Bounded| match next.third {
+                    true => Some(next.bound),
+                    false => self.third_bound(next, kth, scratch),
+                };
+                let bounds: Vec<Option<Picos>> =
+                    batch.par_iter().map_init(Scratch::default, sharpen).collect();
+                for (next, bound) in batch.iter().zip(bounds) {
+                    match bound {
+                        Some(bound) => pool.push(Reverse(Bounded { bound, third: true, ..*next })),
+                        None => {
+                            settled += self.space.count(&next.group);
+                            counters.drop("memory", self.space.count(&next.group));
+                        }
+                    }
+                }
+                continue;
+            }
+            pool.extend(batch.drain(sharp..).map(Reverse));
+            if incumbents.is_none() {
+                let mut glanced = Best::new(request);
+                if !request.exhaustive {
+                    let first = promising(&pool, &batch, GLANCED_AT * request.top.min(64));
+                    let glance = |scratch: &mut Scratch, next: &Bounded| {
+                        self.open(next, request, Threshold::default(), true, observer, scratch)
+                    };
+                    let seen: Vec<Option<Opened>> =
+                        first.par_iter().map_init(Scratch::default, glance).collect();
+                    let settled = seen.into_iter().flatten().flat_map(|one| one.settled);
+                    settled.for_each(|settled| glanced.offer(settled));
+                }
+                incumbents = Some(glanced);
+                pool.extend(batch.drain(..).map(Reverse));
+                continue;
+            }
             let opened: Vec<Option<Opened>> = batch
                 .par_iter()
-                .map_init(Scratch::default, |scratch, (bound, group)| {
-                    self.open(group, *bound, request, &best, observer, scratch)
+                .map_init(Scratch::default, |scratch, next| {
+                    let class = class_of_group(&next.group);
+                    let incumbent = incumbents.as_ref().map(|found| found.threshold(class));
+                    let frozen = best.threshold(class).min(incumbent.unwrap_or_default());
+                    let frozen = if request.exhaustive { Threshold::default() } else { frozen };
+                    self.open(next, request, frozen, false, observer, scratch)
                 })
                 .collect();
             for (one, next) in opened.into_iter().zip(&batch) {
@@ -538,14 +603,14 @@ impl Search<'_> {
                 };
                 counters.add(&one.counters);
                 one.settled.into_iter().for_each(|s| best.offer(s));
-                settled += self.space.count(&next.1);
+                settled += self.space.count(&next.group);
             }
             wave += 1;
             let first = best.firsts.first().map(|f| f.0);
             observer.progress(settled, counters.candidates, first, Some(least));
         };
         let rest = ordered[at..].iter().map(|(_, group)| group);
-        let rest: Vec<&Group> = rest.chain(pool.iter().map(|Reverse((_, group))| group)).collect();
+        let rest: Vec<&Group> = rest.chain(pool.iter().map(|Reverse(next)| &next.group)).collect();
         let reason = if stop == Stop::Interrupted { "not visited" } else { "bound: degrees" };
         counters.drop(reason, rest.into_par_iter().map(|g| self.space.count(g)).sum());
         let first = best.firsts.first().map(|f| f.0);
@@ -623,7 +688,7 @@ impl Search<'_> {
         offload: Offload,
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        let balancing = self.floor_problem(group, offload, false, scratch);
+        let balancing = self.floor_problem(group, offload, None, false, scratch);
         if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
             return Some(Picos::ZERO);
         }
@@ -637,32 +702,83 @@ impl Search<'_> {
         if !self.looped() || self.space.capabilities().recompute.per_stage {
             return hopeless;
         }
-        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, true, scratch);
+        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, None, true, scratch);
         if problem.modes.is_empty() || problem.check().is_err() {
             return hopeless;
         }
         let most = *self.floor(Picos::ZERO).at_most(Some(time)).end();
-        scratch.relaxation.hopeless(&problem, most, |choice| match choice {
-            Choice::Mode(mode) => drop(hopeless.modes.insert(modes[usize::from(mode)])),
-            Choice::Block(_) => hopeless.block = true,
-        });
+        scratch.relaxation.ways(&problem, most, &mut scratch.ways);
+        let listed = |way: Way| scratch.ways.iter().any(|(_, listed)| *listed == way);
+        for (at, _) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
+            if !listed(Way::Mode(at as u16)) {
+                hopeless.modes.insert(modes[at]);
+            }
+        }
+        hopeless.block = problem.block.is_some() && !listed(Way::Block);
         hopeless
     }
 
-    /// The balancing problem of no layout of a group that costs more than any of them, with `every` legal
-    /// way to recompute or those alone that may be best.
+    /// [`Search::second_bound`], order by order of the passes and with and without overlap of the experts'
+    /// exchange: what a fast layout of one kind and a lean one of another have in common is less than
+    /// either.
+    fn third_bound(
+        &self,
+        &Bounded { bound: second, ref group, .. }: &Bounded,
+        most: Option<Picos>,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
+        if !self.looped() {
+            return Some(second);
+        }
+        let offloads = self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE]);
+        let floor = self.floor(Picos::ZERO);
+        let range = floor.passes(second)..=*floor.at_most(most).end();
+        let mut orders: Vec<(Schedule, u32)> = Vec::new();
+        self.space.orders(group, |schedule, virtual_stages| orders.push((schedule, virtual_stages)));
+        let overlaps = self.space.flags(group).expert_overlap;
+        let mut least: Option<Picos> = None;
+        for (&offload, &(schedule, virtual_stages)) in
+            offloads.iter().flat_map(|offload| orders.iter().map(move |order| (offload, order)))
+        {
+            for &overlap in &overlaps {
+                let one = (schedule, virtual_stages, overlap);
+                if !self.space.allows_order(group, one) {
+                    continue;
+                }
+                let Balancing { problem, .. } = self.floor_problem(group, offload, Some(one), false, scratch);
+                if problem.modes.is_empty() || problem.check().is_err() {
+                    continue;
+                }
+                let Some(passes) = scratch.relaxation.lower_bound(&problem, range.clone()) else { continue };
+                if passes <= *range.start() {
+                    return Some(second);
+                }
+                least = Some(least.map_or(passes, |least| least.min(passes)));
+            }
+        }
+        least.map(|passes| second.max(floor.step(passes)))
+    }
+
+    /// The balancing problem of no layout of a group that costs more than any of them, of all of them or
+    /// of those with one order of the passes and with or without overlap of the experts' exchange; with
+    /// `every` legal way to recompute or those alone that may be best.
     fn floor_problem(
         &self,
         group: &Group,
         offload: Offload,
+        one: Option<(Schedule, u32, bool)>,
         every: bool,
         scratch: &mut Scratch,
     ) -> Balancing {
-        let plain = CellKey { offload, ..self.space.plain_cell(group) };
-        let layout = layout_of(group, &plain, 1, Schedule::OneFOneB, 0, 1, false);
-        let key = (family_of(group), offload);
+        let (schedule, virtual_stages, overlap) = one.unwrap_or((Schedule::OneFOneB, 1, false));
+        let plain = CellKey { offload, expert_overlap: overlap, ..self.space.plain_cell(group) };
+        let layout = layout_of(group, &plain, virtual_stages, schedule, 0, 1, false);
+        let key = (family_of(group), offload, one.map(|one| one.2));
         if !scratch.floors.contains_key(&key) {
-            let flags = self.floor_flags(group);
+            let mut flags = self.floor_flags(group);
+            if one.is_some() {
+                flags.expert_overlap = vec![overlap];
+            }
             let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
             let legal = self.legal_modes(&layout, &cell, scratch);
             let family = RecomputeFamily::new(&legal, &cell);
@@ -672,7 +788,7 @@ impl Search<'_> {
             scratch.floors.insert(key, Floors { cell, legal, family });
         }
         let price = |(zero, shard, overlap)| {
-            self.cost.sharding(&layout_of(group, &plain, 1, Schedule::OneFOneB, zero, shard, overlap))
+            self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
         };
         let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
         let sharding = Sharding::least(shardings.iter());
@@ -683,25 +799,30 @@ impl Search<'_> {
         let capabilities = self.space.capabilities();
         let mut balancing =
             scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
-        balancing.problem.pipeline = scratch.builder.busy(group.pipeline_parallel, group.micro_batches);
-        // Chunks of a deep pipeline may be empty.
-        balancing.problem.min_layers = 0;
+        let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
+        if one.is_none() {
+            balancing.problem.pipeline = scratch.builder.busy(ranks, micro_batches);
+            // Chunks of a deep pipeline may be empty.
+            balancing.problem.min_layers = 0;
+        } else if schedule == Schedule::OneFOneB {
+            balancing.problem.pipeline = scratch.builder.either_pass(ranks, micro_batches);
+        }
         balancing
     }
 
     /// Settles the layouts of a group that could matter; nothing if it is told to stop before the end.
+    /// A mere `glance` settles what looks best, and drops nothing.
     fn open(
         &self,
-        group: &Group,
-        bound: Picos,
+        &Bounded { bound, ref group, .. }: &Bounded,
         request: &Request,
-        best: &Best,
+        frozen: Threshold,
+        glance: bool,
         observer: &dyn Observer,
         scratch: &mut Scratch,
     ) -> Option<Opened> {
         let mut opened = Opened::default();
         let class = class_of_group(group);
-        let frozen = if request.exhaustive { Threshold::default() } else { best.threshold(class) };
         if frozen.excludes(bound) {
             opened.counters.drop("bound: degrees", self.space.count(group));
             return Some(opened);
@@ -713,17 +834,13 @@ impl Search<'_> {
         let mut cells = std::mem::take(&mut scratch.cells);
         cells.clear();
         self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
-        // The most promising first, so that the rest falls under a low threshold.
         cells.sort_unstable();
-        // Found here: the threshold may fall within the group, in an order that nothing else changes.
-        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
-        let threshold = |own: &Best| {
-            if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }
-        };
         let mut known: Vec<States> = Vec::new();
+        let mut priced: Vec<Priced> = Vec::new();
         let mut lines: Vec<Line> = Vec::new();
-        for &(total, key) in &cells {
-            if threshold(&own).excludes(self.floor(Picos::ZERO).step(least_passes(total, group))) {
+        let step = if glance { cells.len().div_ceil(CELLS_AT_A_GLANCE).max(1) } else { 1 };
+        for &(total, key) in cells.iter().step_by(step) {
+            if frozen.excludes(self.floor(Picos::ZERO).step(least_passes(total, group))) {
                 opened.counters.drop("bound: flags", layouts);
                 continue;
             }
@@ -732,45 +849,127 @@ impl Search<'_> {
                 continue;
             }
             if observer.stop() {
+                scratch.cells = cells;
                 return None;
             }
-            let mut priced = self.price(&key, scratch);
-            let at = known.iter().position(|states| states.offload == key.offload).unwrap_or_else(|| {
-                let hopeless = self.hopeless(group, key.offload, threshold(&own), scratch);
-                known.push(self.states(group, &key, &orders, &shardings, &priced.parameters, hopeless));
-                known.len() - 1
-            });
-            let states = &known[at];
-            lines.clear();
-            for (order, &(schedule, virtual_stages)) in orders.iter().enumerate() {
-                let some = &states.some[order];
-                if !request.exhaustive && states.fitting[order] == 0 {
-                    opened.counters.drop("memory", shardings.len() as u64);
-                    continue;
-                }
-                let layout = layout_of(group, &key, virtual_stages, schedule, 0, 1, false);
-                let hop = self.cost.hop(&layout);
-                let passes = self.least_makespan(&layout, &priced, hop);
-                let least = some.floor.step(passes);
-                lines.push(Line { least, passes, order, layout, hop });
-            }
-            lines.sort_unstable_by_key(|line| (line.least, line.order));
-            for line in &lines {
-                self.settle_line(
-                    line,
-                    &mut priced,
-                    states,
-                    &shardings,
-                    &threshold,
-                    &mut own,
-                    request,
-                    scratch,
-                    &mut opened,
-                );
-            }
+            let mut cell = self.price(&key, scratch);
+            cell.states =
+                known.iter().position(|states| states.offload == key.offload).unwrap_or_else(|| {
+                    let hopeless = self.hopeless(group, key.offload, frozen, scratch);
+                    known.push(self.states(group, &key, &orders, &shardings, &cell.parameters, hopeless));
+                    known.len() - 1
+                });
+            self.lines(
+                group,
+                &key,
+                &cell,
+                priced.len(),
+                &orders,
+                frozen,
+                request,
+                scratch,
+                &known,
+                &mut lines,
+                &mut opened,
+            );
+            priced.push(cell);
         }
         scratch.cells = cells;
+        // The most promising first, so that the rest falls under a low threshold, in an order that nothing
+        // else changes.
+        lines.sort_by_key(|line| (line.estimate, line.cell, line.order));
+        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
+        for line in &mut lines {
+            if observer.stop() {
+                return None;
+            }
+            let cell = &priced[line.cell];
+            let states = &known[cell.states];
+            self.settle_line(
+                line,
+                cell,
+                states,
+                &shardings,
+                (frozen, class),
+                &mut own,
+                request,
+                scratch,
+                &mut opened,
+            );
+            if glance && !opened.settled.is_empty() {
+                break;
+            }
+        }
         Some(opened)
+    }
+
+    /// The lines of a cell that could matter.
+    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
+    fn lines(
+        &self,
+        group: &Group,
+        key: &CellKey,
+        priced: &Priced,
+        cell: usize,
+        orders: &[(Schedule, u32)],
+        limit: Threshold,
+        request: &Request,
+        scratch: &mut Scratch,
+        known: &[States],
+        lines: &mut Vec<Line>,
+        opened: &mut Opened,
+    ) {
+        let states = &known[priced.states];
+        let count = states.all.len() as u64 / orders.len().max(1) as u64;
+        let capabilities = self.space.capabilities();
+        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
+        let mut family: Option<RecomputeFamily> = None;
+        for (order, &(schedule, virtual_stages)) in orders.iter().enumerate() {
+            let some = &states.some[order];
+            if !request.exhaustive && states.fitting[order] == 0 {
+                opened.counters.drop("memory", count);
+                continue;
+            }
+            let layout = layout_of(group, key, virtual_stages, schedule, 0, 1, false);
+            if !self.space.allows_order(group, (schedule, virtual_stages, key.expert_overlap)) {
+                opened.counters.drop("rule: expert-overlap", count);
+                continue;
+            }
+            let hop = self.cost.hop(&layout);
+            let passes = self.least_makespan(&layout, priced, hop);
+            let mut least = some.floor.step(passes);
+            if limit.excludes(least) {
+                opened.counters.drop("bound: flags", count);
+                continue;
+            }
+            let family = family.get_or_insert_with(|| {
+                let legal = self.legal_modes(&layout, &priced.cell, scratch);
+                RecomputeFamily::new(&states.hopeless.leave(&legal), &priced.cell)
+            });
+            let tables = TablesOf { cell: &priced.cell, sharding: &some.sharding, hop };
+            let balancing =
+                scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
+            if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
+                opened.counters.drop("bound: recomputation", count);
+                continue;
+            }
+            if !request.exhaustive {
+                let range = Picos::ZERO..=*some.floor.at_most(limit.time()).end();
+                let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, range) else {
+                    opened.counters.drop("memory", count);
+                    continue;
+                };
+                least = least.max(some.floor.step(relaxed));
+                if limit.excludes(least) {
+                    opened.counters.drop("bound: memory and stages", count);
+                    continue;
+                }
+            }
+            let (p, v) = (u64::from(layout.pipeline_parallel), u64::from(virtual_stages));
+            let wait = if v > 1 { priced.sum.0 * (p - 1) / (p * v) } else { 0 };
+            let estimate = least + Picos(wait);
+            lines.push(Line { least, estimate, passes, cell, order, layout, hop, balancing });
+        }
     }
 
     /// Prices all shardings of a group's orders.
@@ -816,60 +1015,21 @@ impl Search<'_> {
     #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
     fn settle_line(
         &self,
-        line: &Line,
-        priced: &mut Priced,
+        line: &mut Line,
+        priced: &Priced,
         states: &States,
         shardings: &[(u8, u32, bool)],
-        threshold: &dyn Fn(&Best) -> Threshold,
+        (frozen, class): (Threshold, Class),
         own: &mut Best,
         request: &Request,
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) {
-        let count = shardings.len() as u64;
-        let limit = threshold(own);
-        if limit.excludes(line.least) {
-            opened.counters.drop("bound: flags", count);
-            return;
-        }
-        let some = &states.some[line.order];
-        let tables = TablesOf { cell: &priced.cell, sharding: &some.sharding, hop: line.hop };
-        let capabilities = self.space.capabilities();
-        // Bounds need only the ways to recompute that could matter.
-        let mut hopeful = None;
-        if !request.exhaustive {
-            if priced.hopeful.is_none() {
-                let legal = self.legal_modes(&line.layout, &priced.cell, scratch);
-                priced.hopeful = Some(RecomputeFamily::new(&states.hopeless.leave(&legal), &priced.cell));
-            }
-            let Some(family) = priced.hopeful.as_ref() else { return };
-            let balancing =
-                scratch.builder.build(self.cost, self.layers, &line.layout, tables, family, capabilities);
-            let at_most = some.floor.at_most(limit.time());
-            if balancing.problem.modes.is_empty() {
-                opened.counters.drop("bound: recomputation", count);
-                return;
-            }
-            let Some(relaxed) = scratch.relaxation.lower_bound(&balancing.problem, at_most) else {
-                opened.counters.drop("memory", count);
-                return;
-            };
-            if limit.excludes(some.floor.step(relaxed)) {
-                opened.counters.drop("bound: memory and stages", count);
-                return;
-            }
-            hopeful = Some(balancing);
-        }
-        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
-        if priced.family.is_none() {
-            let legal = self.legal_modes(&line.layout, &priced.cell, scratch);
-            priced.family = Some(RecomputeFamily::new(&legal, &priced.cell));
-        }
-        let Some(family) = priced.family.as_ref() else { return };
-        let mut balancing =
-            scratch.builder.build(self.cost, self.layers, &line.layout, tables, family, capabilities);
-        if balancing.problem.modes.is_empty() || balancing.problem.check().is_err() {
-            opened.counters.drop("recompute: no mode is legal", count);
+        let limit = |own: &Best| {
+            if request.exhaustive { Threshold::default() } else { frozen.min(own.threshold(class)) }
+        };
+        if limit(own).excludes(line.least) {
+            opened.counters.drop("bound: memory and stages", shardings.len() as u64);
             return;
         }
         scratch.known.clear();
@@ -877,11 +1037,8 @@ impl Search<'_> {
         let from = line.order * shardings.len();
         for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
             let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
-            let limit = threshold(own);
-            let problems = (&mut hopeful, &mut balancing);
-            if let Some(settled) =
-                self.settle(&layout, line, priced, one, problems, limit, request, scratch, opened)
-            {
+            let limit = limit(own);
+            if let Some(settled) = self.settle(&layout, line, priced, one, limit, request, scratch, opened) {
                 own.offer(settled.clone());
                 opened.settled.push(settled);
             }
@@ -920,15 +1077,7 @@ impl Search<'_> {
             .map(|layer| layer.forward.total() + layer.backward.total())
             .min()
             .unwrap_or_default();
-        Priced {
-            cell,
-            family: None,
-            hopeful: None,
-            sum,
-            parameters,
-            forward_share: longest_forward,
-            least_layer,
-        }
+        Priced { cell, states: 0, sum, parameters, forward_share: longest_forward, least_layer }
     }
 
     /// A time that the passes of a layout take at least, wherever its layers are and whatever they
@@ -980,10 +1129,9 @@ impl Search<'_> {
     fn settle(
         &self,
         layout: &Layout,
-        line: &Line,
+        line: &mut Line,
         priced: &Priced,
         states: &StateCost,
-        (hopeful, balancing): (&mut Option<Balancing>, &mut Balancing),
         limit: Threshold,
         request: &Request,
         scratch: &mut Scratch,
@@ -1007,10 +1155,16 @@ impl Search<'_> {
             return None;
         }
         let tables = TablesOf { cell: &priced.cell, sharding, hop: line.hop };
-        if let Some(hopeful) = hopeful {
-            hopeful.restate(layout, tables);
-            let at_most = floor.at_most(limit.time());
-            let Some(relaxed) = scratch.relaxation.lower_bound(&hopeful.problem, at_most) else {
+        line.balancing.restate(layout, tables);
+        let problem = &line.balancing.problem;
+        if problem.check().is_err() {
+            opened.counters.drop("recompute: no mode is legal", 1);
+            return None;
+        }
+        // Of no interest is what takes longer than what certainly does not matter.
+        let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
+        if !request.exhaustive {
+            let Some(relaxed) = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time())) else {
                 opened.counters.drop("memory", 1);
                 return None;
             };
@@ -1019,34 +1173,15 @@ impl Search<'_> {
                 return None;
             }
         }
-        balancing.restate(layout, tables);
-        if balancing.problem.check().is_err() {
-            opened.counters.drop("recompute: no mode is legal", 1);
-            return None;
-        }
-        if !request.exhaustive {
-            let Some(chain) = scratch.balancer.lower_bound(&balancing.problem, None) else {
-                opened.counters.drop("memory", 1);
-                return None;
-            };
-            if limit.excludes_layout(floor.step(chain), layout) {
-                opened.counters.drop("bound: stages", 1);
-                return None;
-            }
-        }
-        let Completions { list, fits } = if layout.virtual_stages > 1 {
-            let worth = |bound| request.exhaustive || !limit.excludes_layout(floor.step(bound), layout);
-            self.chunked(layout, &balancing.problem, request, scratch, &worth)
+        let worth = |bound| request.exhaustive || !limit.excludes_layout(floor.step(bound), layout);
+        let list = if layout.virtual_stages > 1 {
+            self.chunked(layout, problem, request, scratch, &worth)
         } else {
-            let list = self.completions(layout, &balancing.problem, request, scratch);
-            Completions { fits: !list.is_empty(), list }
+            self.completions(layout, problem, request, most, scratch)
         };
-        if !fits {
-            opened.counters.drop("memory", 1);
-            return None;
-        }
-        let settled = self.fastest(layout, &list, balancing, tables, limit, scratch, opened);
-        opened.counters.drop("bound: completions", u64::from(settled.is_none()));
+        let settled = self.fastest(layout, &list, &line.balancing, tables, limit, scratch, opened);
+        let reason = if request.exhaustive { "memory" } else { "bound: completions" };
+        opened.counters.drop(reason, u64::from(settled.is_none()));
         opened.counters.evaluated += u64::from(settled.is_some());
         settled
     }
@@ -1067,32 +1202,33 @@ impl Search<'_> {
         states / ranks > self.cost.memory_limit().0
     }
 
-    /// The fixed list of completions whose fastest is `T`: the optimum of the chain bound, the optimum of
-    /// the closed form, and the even split with the cheapest recomputation that fits.
+    /// The fixed list of completions whose fastest is `T`, one chunk per rank: the optimum of the chain
+    /// bound, the optimum of the closed form with the same recomputation, and the even split with the one
+    /// that has the least chain bound. None of them if no chain bound is `most` or less.
     fn completions(
         &self,
         layout: &Layout,
         problem: &Problem,
         request: &Request,
+        most: Picos,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
-        // a memory limit fits, it is the optimum with one.
+        // a memory limit fits, it is the optimum with one; and what was found under a higher threshold
+        // holds under this one.
         if layout.zero_stage < 2 {
             if scratch.free.is_none() {
                 let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
-                scratch.free = Some(self.solve(layout, &unlimited, request, scratch));
+                scratch.free = Some(self.solve(layout, &unlimited, request, most, scratch));
             }
             let free = scratch.free.take().unwrap_or_default();
-            let fits = !free.is_empty()
-                && free
-                    .iter()
-                    .all(|assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok());
-            let found = if fits { free.clone() } else { self.solve(layout, problem, request, scratch) };
+            let fits = |assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok();
+            let fits = free.iter().all(fits);
+            let found = if fits { free.clone() } else { self.solve(layout, problem, request, most, scratch) };
             scratch.free = Some(free);
             return found;
         }
-        self.solve(layout, problem, request, scratch)
+        self.solve(layout, problem, request, most, scratch)
     }
 
     fn solve(
@@ -1100,25 +1236,27 @@ impl Search<'_> {
         layout: &Layout,
         problem: &Problem,
         request: &Request,
+        most: Picos,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
         let mut list: Vec<Assignment> = Vec::new();
         let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
-        if layout.pipeline_parallel == 1 {
-            if let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, None) {
+        let below = (most < Picos(u64::MAX)).then_some(most + Picos(1));
+        if uneven || layout.pipeline_parallel == 1 {
+            let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, below) else {
+                return list;
+            };
+            list.push(scratch.balancer.assignment().clone());
+        }
+        if layout.pipeline_parallel > 1 {
+            if uneven
+                && let Balanced::Found(_) = scratch.balancer.solve_alike(problem, SplitObjective::Closed)
+            {
                 list.push(scratch.balancer.assignment().clone());
             }
-            return list;
+            list.extend(scratch.balancer.even(problem).map(|(assignment, _)| assignment));
+            list.dedup();
         }
-        if uneven {
-            for objective in [SplitObjective::Chain, SplitObjective::Closed] {
-                if let Balanced::Found(_) = scratch.balancer.solve(problem, objective, None) {
-                    list.push(scratch.balancer.assignment().clone());
-                }
-            }
-        }
-        list.extend(scratch.balancer.even(problem).map(|(assignment, _)| assignment));
-        list.dedup();
         list
     }
 
@@ -1130,7 +1268,7 @@ impl Search<'_> {
         request: &Request,
         scratch: &mut Scratch,
         worth: &dyn Fn(Picos) -> bool,
-    ) -> Completions {
+    ) -> Vec<Assignment> {
         let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
         // in neither. What was found under a higher threshold holds under this one.
@@ -1148,13 +1286,13 @@ impl Search<'_> {
         found
     }
 
-    /// The even split with the cheapest recomputation that fits, if any does.
+    /// The even split with the recomputation that fits and has the least bound, if any does.
     fn even(&self, layout: &Layout, problem: &Problem, scratch: &mut Scratch) -> Option<Assignment> {
         if layout.virtual_stages == 1 {
             return scratch.balancer.even(problem).map(|(assignment, _)| assignment);
         }
         let mut even = scratch.balancer.splits(problem, false);
-        scratch.balancer.completions(problem, &mut even, &|_| true).list.pop()
+        scratch.balancer.completions(problem, &mut even, &|_| true).pop()
     }
 
     /// The fastest of a list of completions under the simulation, if it can matter.
@@ -1371,9 +1509,8 @@ impl Search<'_> {
 /// A priced cell.
 struct Priced {
     cell: CellCosts,
-    /// Once needed: its ways to recompute, and those that could matter.
-    family: Option<RecomputeFamily>,
-    hopeful: Option<RecomputeFamily>,
+    /// Which of the group's states.
+    states: usize,
     /// One micro-batch through all layers and ends.
     sum: Picos,
     /// All parameters, as if on one pipeline rank.
@@ -1382,6 +1519,16 @@ struct Priced {
     forward_share: f64,
     /// Time of the fastest layer.
     least_layer: Picos,
+}
+
+/// So many groups with the least bounds, each of another class.
+fn promising(pool: &BinaryHeap<Reverse<Bounded>>, next: &[Bounded], most: usize) -> Vec<Bounded> {
+    let mut all: Vec<Bounded> = pool.iter().map(|Reverse(next)| *next).chain(next.iter().copied()).collect();
+    all.sort_unstable();
+    let mut seen: HashSet<Class> = HashSet::new();
+    all.retain(|next| seen.insert(class_of_group(&next.group)));
+    all.truncate(most);
+    all
 }
 
 /// What the passes of a group take at least if one micro-batch takes `total`: every rank runs all

@@ -25,8 +25,8 @@ mod tables;
 use crate::units::{Bytes, Picos};
 
 pub use dp::{Balancer, Outcome};
-pub use pipeline::{Pipeline, RankOrder};
-pub use splits::{Completions, Splits};
+pub use pipeline::{Pipeline, RankOrder, Weights};
+pub use splits::Splits;
 
 use std::sync::Arc;
 
@@ -220,6 +220,17 @@ pub enum Objective {
     Chain,
     /// [`Evaluation::closed`].
     Closed,
+}
+
+/// How a whole model may recompute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Way {
+    /// All layers in one mode.
+    Mode(u16),
+    /// As many whole layers of every chunk as it takes.
+    Block,
+    /// Every rank as it needs.
+    PerRank,
 }
 
 /// Why an assignment is not one.

@@ -11,7 +11,9 @@ use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding}
 use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, Target};
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
-use crate::stages::{self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, Pipeline, Problem, Tail};
+use crate::stages::{
+    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, Pipeline, Problem, Tail, Weights,
+};
 use crate::units::{Bytes, Picos};
 
 /// A way to recompute that a layout offers, priced for every layer kind.
@@ -183,6 +185,7 @@ const KEPT_PIPELINES: usize = 512;
 pub struct ProblemBuilder {
     pipelines: std::collections::HashMap<Shape, Arc<Pipeline>>,
     busy: std::collections::HashMap<(u32, u32), Arc<Pipeline>>,
+    either_pass: std::collections::HashMap<(u32, u32), Arc<Pipeline>>,
 }
 
 /// A balancing problem with the meaning of its modes.
@@ -216,6 +219,25 @@ impl ProblemBuilder {
             self.busy.clear();
         }
         self.busy.entry((ranks, micro_batches)).or_insert_with(build).clone()
+    }
+
+    /// "One forward, one backward" where only the time of both passes together is known: of the chain bound
+    /// and its mirror image, the mean.
+    pub fn either_pass(&mut self, ranks: u32, micro_batches: u32) -> Arc<Pipeline> {
+        let build = || {
+            let mut pipeline = Pipeline::one_f_one_b(ranks, u64::from(micro_batches));
+            for rows in pipeline.form.iter_mut().flat_map(|form| &mut form.ranks) {
+                let [one, other] = *rows;
+                let mean = one.forward.midpoint(other.forward).min(one.backward.midpoint(other.backward));
+                *rows = [Weights { forward: mean, backward: mean }; 2];
+            }
+            Arc::new(pipeline)
+        };
+        if self.either_pass.len() >= KEPT_PIPELINES && !self.either_pass.contains_key(&(ranks, micro_batches))
+        {
+            self.either_pass.clear();
+        }
+        self.either_pass.entry((ranks, micro_batches)).or_insert_with(build).clone()
     }
 
     /// The balancing problem of a layout.

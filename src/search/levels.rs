@@ -30,14 +30,23 @@ fn no_bound_on_a_group_is_above_its_layouts() {
         let search = Search { cost: &cost, layers: &prepared.layers, space: &space };
         let mut scratch = Scratch::default();
         for (first, group) in search.first_bounds(&space.groups()) {
-            let best = Best::new(&all);
-            let opened = search.open(&group, Picos::ZERO, &all, &best, &Silent, &mut scratch);
+            let opened = search.open(
+                &Bounded { bound: Picos::ZERO, group, third: true },
+                &all,
+                Threshold::default(),
+                false,
+                &Silent,
+                &mut scratch,
+            );
             let settled = opened.expect("nobody told it to stop").settled;
             let Some(least) = settled.iter().map(|settled| settled.time).min() else { continue };
             assert!(first <= least, "{group:?}: first bound {first}, time {least}");
             let second = search.second_bound(first, None, &group, &mut scratch).expect("something fits");
             assert!(second <= least, "{group:?}: second bound {second}, time {least}");
-            sharper += u32::from(second > first);
+            let next = Bounded { bound: second, group, third: false };
+            let third = search.third_bound(&next, None, &mut scratch).expect("something fits");
+            assert!(third <= least, "{group:?}: third bound {third}, time {least}");
+            sharper += u32::from(second > first) + u32::from(third > second);
             groups += 1;
             for one in settled.iter().step_by(31) {
                 let limit = Threshold { any: Some(one.time), own: None };
@@ -50,5 +59,5 @@ fn no_bound_on_a_group_is_above_its_layouts() {
             }
         }
     }
-    assert!(groups > 30 && recomputing > 100 && sharper > 10, "{groups} {recomputing} {sharper}");
+    assert!(groups > 30 && recomputing > 100 && sharper > 20, "{groups} {recomputing} {sharper}");
 }

@@ -1,4 +1,4 @@
-//! Several chunks per rank: placing layers under levels and ceilings.
+//! Several chunks per rank: placing layers under levels.
 //!
 //! A step then takes mostly what the fullest rank takes, summed over its chunks, and those chunks lie
 //! far apart in the model: a layer cannot go from one rank to another without shifting every boundary in
@@ -9,14 +9,14 @@
 //! 1. The lowest level of chunk times is found under which everything can be placed.
 //! 2. Splits with two levels are placed: chunks of one contiguous band up to the upper level, those before
 //!    and after it about one layer less, the last chunk at a level of its own.
-//! 3. Where memory lacks, ranks get lower ceilings until the rest of the model fits elsewhere.
 //!
 //! [`super::splits`] makes its list of completions of these. Lower bounds on all assignments are here too.
 
 use super::relax::Relaxation;
 use super::splits::Pick;
 use super::tables::{Interval, ModeCost, Tables};
-use super::{Assignment, Choice, Evaluation, Problem, evaluate_into, shared_bytes};
+use super::{Assignment, Choice, Evaluation, Problem, evaluate_into, measure, shared_bytes};
+use crate::units::Picos;
 
 /// Scratch memory.
 #[derive(Debug, Default)]
@@ -25,8 +25,6 @@ pub(super) struct ChunkWork {
     /// Reach of the lower level from the front, and how far it reaches back from the end.
     forward: Vec<u32>,
     backward: Vec<u32>,
-    /// By rank: the highest time of a chunk.
-    ceiling: Vec<u64>,
     kept: Vec<u64>,
     trial: Assignment,
     evaluation: Evaluation,
@@ -34,7 +32,7 @@ pub(super) struct ChunkWork {
 }
 
 /// How recomputation is chosen while layers are placed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Policy {
     All(Choice),
     Cheapest,
@@ -66,13 +64,6 @@ pub(super) struct Chunked<'a> {
     work: &'a mut ChunkWork,
 }
 
-impl ChunkWork {
-    /// Room to measure an assignment.
-    pub fn trial(&mut self) -> (&mut Evaluation, &mut Assignment) {
-        (&mut self.evaluation, &mut self.trial)
-    }
-}
-
 impl<'a> Chunked<'a> {
     pub fn new(problem: &'a Problem, tables: &'a Tables, work: &'a mut ChunkWork) -> Self {
         Self { problem, tables, work }
@@ -80,10 +71,6 @@ impl<'a> Chunked<'a> {
 
     fn chunks(&self) -> usize {
         self.problem.fixed.len()
-    }
-
-    pub fn problem(&self) -> &'a Problem {
-        self.problem
     }
 
     /// Bytes that grow with the layers of a rank that exceeds its limit by so much.
@@ -96,13 +83,11 @@ impl<'a> Chunked<'a> {
     /// Splits of two levels, whatever the memory and without recomputation: the best few by the load of
     /// the fullest rank.
     pub fn level_splits(&mut self) -> Vec<Vec<u32>> {
-        let policy = Policy::Cheapest;
         let least: u32 = (0..self.chunks()).map(|k| self.problem.least(k)).sum();
         if self.tables.layers < least {
             return Vec::new();
         }
-        self.reset_ranks();
-        let Some(lowest) = self.lowest_level(policy) else { return Vec::new() };
+        let Some(lowest) = self.lowest_level() else { return Vec::new() };
         let chunks = self.chunks();
         let open = self.problem.fixed.iter().filter(|fixed| !fixed.closed).count() as u32;
         let layer = lowest / u64::from(self.tables.layers / open.max(1) + 1).max(1);
@@ -115,15 +100,15 @@ impl<'a> Chunked<'a> {
         for high in [lowest, lowest + layer / 2] {
             let low = high.saturating_sub(layer);
             for last in [low, high, low.saturating_sub(layer)] {
-                self.prepare(low, last, policy);
+                self.prepare(low, last);
                 for start in (0..chunks).step_by(stride) {
                     let levels = Levels { high, low, last, start };
-                    if !self.place(levels, policy) {
+                    if !self.place(levels) {
                         continue;
                     }
                     load.fill((0, 0));
                     for k in 0..chunks {
-                        let time = self.time(k, self.work.cuts[k], self.work.cuts[k + 1], policy);
+                        let time = self.time(k, self.work.cuts[k], self.work.cuts[k + 1]);
                         let rank = &mut load[pipeline.rank_of_chunk[k] as usize];
                         *rank = (rank.0 + time, rank.1.max(time));
                     }
@@ -137,32 +122,18 @@ impl<'a> Chunked<'a> {
         }
         let mut splits = Vec::new();
         for levels in pick.into_list() {
-            self.prepare(levels.low, levels.last, policy);
-            if self.place(levels, policy) {
+            self.prepare(levels.low, levels.last);
+            if self.place(levels) {
                 splits.push(self.work.cuts.windows(2).map(|pair| pair[1] - pair[0]).collect());
             }
         }
         splits
     }
 
-    fn reset_ranks(&mut self) {
-        let ranks = self.problem.pipeline.ranks as usize;
-        self.work.ceiling.clear();
-        self.work.ceiling.resize(ranks, u64::MAX);
-    }
-
-    /// Time of a chunk with an interval of layers, as the levels see it.
-    fn time(&self, chunk: usize, from: u32, to: u32, policy: Policy) -> u64 {
+    /// Time of a chunk with an interval of layers, nothing recomputed.
+    fn time(&self, chunk: usize, from: u32, to: u32) -> u64 {
         let fixed = &self.problem.fixed[chunk];
-        let time = fixed.forward.0 + fixed.backward.0 + self.tables.time(from, to);
-        match policy {
-            Policy::All(Choice::Mode(mode)) => time + self.tables.extra(mode, from, to),
-            Policy::All(choice) => {
-                let interval = self.tables.interval(self.problem, fixed, from, to);
-                time + self.recompute(chunk, (from, to), &interval, choice).extra
-            }
-            Policy::Cheapest => time,
-        }
+        fixed.forward.0 + fixed.backward.0 + self.tables.time(from, to)
     }
 
     fn recompute(&self, chunk: usize, at: (u32, u32), interval: &Interval, choice: Choice) -> ModeCost {
@@ -182,6 +153,26 @@ impl<'a> Chunked<'a> {
         let recompute = pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]).collect();
         let assignment = Assignment { layers, recompute };
         evaluate_into(self.problem, &assignment, &mut self.work.evaluation).is_ok().then_some(assignment)
+    }
+
+    /// Lower bound on the makespan of given layer counts, every rank with the choice that `policy` leaves it.
+    pub fn bound(&mut self, layers: &[u32], policy: Policy) -> Option<Picos> {
+        let mut trial = std::mem::take(&mut self.work.trial);
+        trial.layers.clear();
+        trial.layers.extend_from_slice(layers);
+        trial.recompute.clear();
+        match policy {
+            Policy::All(choice) => trial.recompute.resize(layers.len(), choice),
+            Policy::Cheapest => {
+                let pipeline = &*self.problem.pipeline;
+                let choice = |rank: u32| self.rank(rank as usize, policy).choice;
+                let choices: Vec<Choice> = (0..pipeline.ranks).map(choice).collect();
+                trial.recompute.extend(pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]));
+            }
+        }
+        let measured = measure(self.problem, &trial, &mut self.work.evaluation);
+        self.work.trial = trial;
+        measured.ok().map(|()| self.work.evaluation.bound)
     }
 
     /// Cost of a rank under the cuts in `work.cuts`.
@@ -249,31 +240,22 @@ impl<'a> Chunked<'a> {
 
     /// How far a chunk reaches from `from` under a level: at least its fewest layers, at most `cap`.
     /// Also the smallest time that was refused, and whether the fewest layers fit under the level.
-    fn reach(
-        &self,
-        k: usize,
-        from: u32,
-        cap: u32,
-        level: u64,
-        policy: Policy,
-        guess: u32,
-    ) -> (u32, u64, bool) {
+    fn reach(&self, k: usize, from: u32, cap: u32, level: u64, guess: u32) -> (u32, u64, bool) {
         let least = from + self.problem.least(k);
         let cap = if self.problem.fixed[k].closed { from } else { cap.max(least) };
-        let level = level.min(self.work.ceiling[self.problem.pipeline.rank_of_chunk[k] as usize]);
         let mut refused = u64::MAX;
         let mut to = (from + guess).clamp(least, cap);
-        let mut time = self.time(k, from, to, policy);
+        let mut time = self.time(k, from, to);
         while time > level && to > least {
             refused = time;
             to -= 1;
-            time = self.time(k, from, to, policy);
+            time = self.time(k, from, to);
         }
         if time > level {
             return (to, time, false);
         }
         while to < cap && refused == u64::MAX {
-            let next = self.time(k, from, to + 1, policy);
+            let next = self.time(k, from, to + 1);
             if next > level {
                 refused = next;
             } else {
@@ -284,14 +266,13 @@ impl<'a> Chunked<'a> {
     }
 
     /// The same from the end: how far back a chunk reaches from `to`.
-    fn reach_back(&self, k: usize, to: u32, level: u64, policy: Policy) -> u32 {
+    fn reach_back(&self, k: usize, to: u32, level: u64) -> u32 {
         let least = self.problem.least(k).min(to);
         if self.problem.fixed[k].closed {
             return to;
         }
-        let level = level.min(self.work.ceiling[self.problem.pipeline.rank_of_chunk[k] as usize]);
         let mut from = to - least;
-        while from > 0 && self.time(k, from - 1, to, policy) <= level {
+        while from > 0 && self.time(k, from - 1, to) <= level {
             from -= 1;
         }
         from
@@ -303,17 +284,14 @@ impl<'a> Chunked<'a> {
     }
 
     /// Whether everything can be placed under one level, and the smallest time refused.
-    fn fits_under(&self, level: u64, policy: Policy) -> Result<(), u64> {
+    fn fits_under(&self, level: u64) -> Result<(), u64> {
         let layers = self.tables.layers;
         let mut reserved = self.reserved(0);
         let (mut from, mut refused, mut guess) = (0, u64::MAX, layers / self.chunks() as u32);
         for k in 0..self.chunks() {
             reserved -= self.problem.least(k);
-            let (to, next, fits) = self.reach(k, from, layers - reserved, level, policy, guess);
-            // A ceiling may refuse less than the level.
-            if next > level {
-                refused = refused.min(next);
-            }
+            let (to, next, fits) = self.reach(k, from, layers - reserved, level, guess);
+            refused = refused.min(next);
             if !fits {
                 return Err(next);
             }
@@ -323,13 +301,13 @@ impl<'a> Chunked<'a> {
         if from == layers { Ok(()) } else { Err(refused) }
     }
 
-    /// The lowest level under which everything can be placed, if the ceilings allow any.
-    fn lowest_level(&self, policy: Policy) -> Option<u64> {
+    /// The lowest level under which everything can be placed, if any.
+    fn lowest_level(&self) -> Option<u64> {
         let chunks = self.chunks() as u64;
         let ends: u64 = self.problem.fixed.iter().skip(1).map(|f| f.forward.0 + f.backward.0).sum();
-        let mut low = (self.time(0, 0, self.tables.layers, policy) / 2 + ends / 2) / chunks;
+        let mut low = (self.time(0, 0, self.tables.layers) / 2 + ends / 2) / chunks;
         let top = u64::MAX / 4;
-        self.fits_under(top, policy).ok()?;
+        self.fits_under(top).ok()?;
         let mut high = None;
         let mut step = low / 4 + 1;
         for round in 0_u32.. {
@@ -344,18 +322,18 @@ impl<'a> Chunked<'a> {
                 }
                 _ => low,
             };
-            match self.fits_under(level, policy) {
+            match self.fits_under(level) {
                 Ok(()) if level == low => return Some(low),
                 Ok(()) => high = Some(level),
-                // A refused time is above the level; ceilings may refuse below it.
-                Err(next) => low = next.max(level + 1),
+                // A refused time is above the level.
+                Err(next) => low = next,
             }
         }
         high
     }
 
     /// Fills `work.cuts` with a split of two levels; false if it does not place everything.
-    fn place(&mut self, levels: Levels, policy: Policy) -> bool {
+    fn place(&mut self, levels: Levels) -> bool {
         let (chunks, layers) = (self.chunks(), self.tables.layers);
         let Levels { high, low, last, start } = levels;
         let level_of = |k: usize| if k + 1 == chunks { last } else { low };
@@ -370,7 +348,7 @@ impl<'a> Chunked<'a> {
             band &= from < self.work.backward[k];
             reserved -= self.problem.least(k);
             let level = if band && k + 1 < chunks { high } else { level_of(k) };
-            let (to, _, _) = self.reach(k, from, layers - reserved, level, policy, guess);
+            let (to, _, _) = self.reach(k, from, layers - reserved, level, guess);
             guess = to - from;
             from = to;
             cuts.push(to);
@@ -380,7 +358,7 @@ impl<'a> Chunked<'a> {
     }
 
     /// Prepares [`Chunked::place`] for a lower level and a level of the last chunk.
-    fn prepare(&mut self, low: u64, last: u64, policy: Policy) {
+    fn prepare(&mut self, low: u64, last: u64) {
         let (chunks, layers) = (self.chunks(), self.tables.layers);
         let mut forward = std::mem::take(&mut self.work.forward);
         let mut backward = std::mem::take(&mut self.work.backward);
@@ -389,7 +367,7 @@ impl<'a> Chunked<'a> {
         let (mut from, mut reserved, mut guess) = (0, self.reserved(0), layers / chunks as u32);
         for k in 0..chunks {
             reserved -= self.problem.least(k);
-            let (to, _, _) = self.reach(k, from, layers - reserved, low, policy, guess);
+            let (to, _, _) = self.reach(k, from, layers - reserved, low, guess);
             guess = to - from;
             from = to;
             forward.push(to);
@@ -398,52 +376,10 @@ impl<'a> Chunked<'a> {
         backward.resize(chunks + 1, layers);
         for k in (0..chunks).rev() {
             let level = if k + 1 == chunks { last } else { low };
-            backward[k] = self.reach_back(k, backward[k + 1], level, policy);
+            backward[k] = self.reach_back(k, backward[k + 1], level);
         }
         self.work.forward = forward;
         self.work.backward = backward;
-    }
-
-    /// A split in which ranks that lack memory hold less, if one is found.
-    pub fn lower_ceilings(&mut self, policy: Policy) -> Option<Vec<u32>> {
-        self.reset_ranks();
-        self.ceilings_that_fit(policy)?;
-        Some(self.work.cuts.windows(2).map(|pair| pair[1] - pair[0]).collect())
-    }
-
-    /// Leaves a split under the last ceilings in the cuts.
-    fn ceilings_that_fit(&mut self, policy: Policy) -> Option<()> {
-        let ranks = self.problem.pipeline.ranks as usize;
-        let mut least = u64::MAX;
-        let mut patience = 4;
-        while patience > 0 {
-            let lowest = self.lowest_level(policy)?;
-            self.prepare(lowest, lowest, policy);
-            if !self.place(Levels { high: lowest, low: lowest, last: lowest, start: 0 }, policy) {
-                return None;
-            }
-            let mut excess = 0_u64;
-            for rank in 0..ranks {
-                let over = self.rank(rank, policy).excess;
-                excess = excess.saturating_add(over);
-                if over > 0 {
-                    let times = self.problem.pipeline.orders[rank].chunks.iter().map(|&k| {
-                        let k = k as usize;
-                        self.time(k, self.work.cuts[k], self.work.cuts[k + 1], policy)
-                    });
-                    self.work.ceiling[rank] = times.max().unwrap_or(0).saturating_sub(1);
-                }
-            }
-            if excess == 0 {
-                return Some(());
-            }
-            if excess < least {
-                least = excess;
-                patience = 4;
-            }
-            patience -= 1;
-        }
-        None
     }
 
     pub fn set_cuts(&mut self, layers: &[u32]) {
@@ -458,18 +394,11 @@ impl<'a> Chunked<'a> {
 
     /// Whether the model could fit at all: even if every layer went to the chunk of each rank that has
     /// the fewest micro-batches in flight on average.
-    pub fn memory_may_suffice(&self, policy: Policy) -> bool {
+    fn memory_may_suffice(&self) -> bool {
         let problem = self.problem;
-        let kept = |kind: usize| match policy {
-            Policy::All(Choice::Mode(mode)) if problem.modes[usize::from(mode)].group == 1 => {
-                self.tables.mode(mode)[kind].kept
-            }
-            Policy::All(Choice::Mode(_)) => 0,
-            _ => (0..problem.modes.len() as u16)
-                .map(|mode| self.tables.mode(mode)[kind].kept)
-                .min()
-                .unwrap_or(0),
-        };
+        let modes = 0..problem.modes.len() as u16;
+        let kept =
+            |kind: usize| modes.clone().map(|mode| self.tables.mode(mode)[kind].kept).min().unwrap_or(0);
         let (mut room, mut layers) = (0_u128, 0_u128);
         let mut least = [u128::MAX; super::MAX_KINDS];
         for order in &problem.pipeline.orders {
@@ -574,7 +503,7 @@ fn bound_of_all(problem: &Problem, tables: &Tables) -> u64 {
 pub(super) fn least_bound(problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Option<u64> {
     let search = Chunked::new(problem, tables, work);
     let least: u32 = (0..search.chunks()).map(|k| problem.least(k)).sum();
-    if tables.layers < least || !search.memory_may_suffice(Policy::Cheapest) {
+    if tables.layers < least || !search.memory_may_suffice() {
         return None;
     }
     Some(bound_of_all(problem, tables))

@@ -16,7 +16,7 @@
 
 use super::chunked::{self, ChunkWork};
 use super::pipeline::{Form, Weights};
-use super::splits::{Completions, Splits};
+use super::splits::Splits;
 use super::tables::{Interval, ModeCost, Tables};
 use super::{
     Assignment, Block, Choice, Counts, Evaluation, Fixed, Freedom, Kind, MAX_KINDS, Objective, Problem,
@@ -142,6 +142,19 @@ impl Balancer {
         Outcome::Found(Picos(value))
     }
 
+    /// [`Balancer::solve`] with the recomputation of the last [`Outcome::Found`]; where ranks choose for
+    /// themselves, with any.
+    pub fn solve_alike(&mut self, problem: &Problem, objective: Objective) -> Outcome {
+        let policy = match (problem.freedom, self.assignment.recompute.first()) {
+            (Freedom::Global, Some(&choice)) => Policy::All(choice),
+            _ => Policy::Cheapest,
+        };
+        let mut search = Search::new(problem, &mut self.work, objective);
+        let Some(value) = search.optimum(policy, FREE) else { return Outcome::Infeasible };
+        search.read_cuts(policy, &mut self.assignment);
+        Outcome::Found(Picos(value))
+    }
+
     /// A lower bound on [`Evaluation::chain`] over all splits and all recomputation, whatever
     /// [`Problem::freedom`] says: for one chunk per rank, time without recomputation plus the smallest
     /// bottleneck that memory allows; for several, the work of the fullest rank or the average chain.
@@ -181,7 +194,7 @@ impl Balancer {
         problem: &Problem,
         splits: &mut Splits,
         worth: &dyn Fn(Picos) -> bool,
-    ) -> Completions {
+    ) -> Vec<Assignment> {
         self.work.tables.load(problem);
         splits.completions(problem, &self.work.tables, &mut self.chunks, worth)
     }

@@ -9,7 +9,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Block, Choice, Freedom, Kind, MAX_KINDS, Problem};
+use super::{Block, Freedom, Kind, MAX_KINDS, Problem, Way};
 use crate::units::Picos;
 
 /// Whatever it is, the bound is to be as high as is known.
@@ -30,6 +30,8 @@ pub struct Relaxation {
     steps: Vec<(f64, u32)>,
     prices: Vec<f64>,
     modes: Vec<usize>,
+    /// The mode that was best in the last problem: likely the best of one like it.
+    hint: usize,
     /// Offered modes with what an average rank is busy with at least under each, least first.
     by_least: Vec<(f64, usize)>,
     hull: Vec<(f64, f64)>,
@@ -83,6 +85,11 @@ fn ratio(present: &[Present], cost: impl Fn(&Present) -> f64) -> f64 {
     present.iter().map(ratio).fold(0.0, f64::max)
 }
 
+/// A bound in whole picoseconds.
+fn floor(time: f64) -> Picos {
+    Picos((time.max(0.0) * SHRINK) as u64)
+}
+
 /// Floating point: give away far more than its error.
 const SHRINK: f64 = 1.0 - 1e-9;
 /// Newton's method ends after this many steps; it has always converged before.
@@ -104,7 +111,13 @@ impl Relaxation {
         match problem.freedom {
             Freedom::PerStage => best = self.mixed(problem, None, most),
             Freedom::Global => {
-                let busy = self.sort_modes(problem);
+                if problem.modes.get(self.hint).is_some_and(|mode| mode.offered) {
+                    best = self.single(problem, self.hint, most);
+                    if best.is_some_and(|best| best <= enough) {
+                        return best.map(floor);
+                    }
+                }
+                let (tried, busy) = (self.hint, self.sort_modes(problem));
                 for at in 0..self.by_least.len() {
                     let (least, mode) = self.by_least[at];
                     // Neither this mode nor one that recomputes more can lower the bound any further.
@@ -115,7 +128,13 @@ impl Relaxation {
                         best = lesser(best, Some(least));
                         break;
                     }
-                    best = lesser(best, self.single(problem, mode, best.unwrap_or(most).min(most)));
+                    if mode == tried {
+                        continue;
+                    }
+                    let bound = self.single(problem, mode, best.unwrap_or(most).min(most));
+                    if bound.is_some_and(|bound| best.is_none_or(|best| bound < best)) {
+                        (best, self.hint) = (bound, mode);
+                    }
                 }
                 if let Some(block) = problem.block
                     && best.is_none_or(|best| best > enough && best > busy)
@@ -124,27 +143,56 @@ impl Relaxation {
                 }
             }
         }
-        best.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
+        best.map(floor)
     }
 
-    /// Names every way to recompute with which nothing fits or everything takes longer than `most`; one
-    /// [`Choice::Block`] stands for all counts.
-    pub fn hopeless(&mut self, problem: &Problem, most: Picos, mut each: impl FnMut(Choice)) {
+    /// Lists the ways to recompute with which something fits and need not take longer than `most`, each with
+    /// a time that nothing goes below, least first. Whether anything may fit at all.
+    pub fn ways(&mut self, problem: &Problem, most: Picos, into: &mut Vec<(Picos, Way)>) -> bool {
         self.prepare(problem);
+        into.clear();
         // So far above that rounding does not bring it back.
-        let most = most.0 as f64 / SHRINK / SHRINK;
-        self.sort_modes(problem);
-        for at in 0..self.by_least.len() {
-            let (least, mode) = self.by_least[at];
-            if least > most || self.single(problem, mode, most).is_none_or(|bound| bound > most) {
-                each(Choice::Mode(mode as u16));
+        let above = most.0 as f64 / SHRINK / SHRINK;
+        let mut fits = false;
+        let mut offer = |bound: Option<f64>, way: Way| {
+            let Some(bound) = bound else { return };
+            fits = true;
+            if bound <= above {
+                into.push((floor(bound), way));
+            }
+        };
+        match problem.freedom {
+            Freedom::PerStage => offer(self.mixed(problem, None, above), Way::PerRank),
+            Freedom::Global => {
+                let busy = self.sort_modes(problem);
+                for at in 0..self.by_least.len() {
+                    let (least, mode) = self.by_least[at];
+                    if least > above {
+                        offer(Some(least), Way::Mode(mode as u16));
+                        break;
+                    }
+                    offer(self.single(problem, mode, above), Way::Mode(mode as u16));
+                }
+                if let Some(block) = problem.block {
+                    let bound =
+                        if busy > above { Some(busy) } else { self.mixed(problem, Some(block), above) };
+                    offer(bound, Way::Block);
+                }
             }
         }
-        if let Some(block) = problem.block
-            && self.mixed(problem, Some(block), most).is_none_or(|bound| bound > most)
-        {
-            each(Choice::Block(0));
-        }
+        into.sort_unstable();
+        fits
+    }
+
+    /// [`Relaxation::lower_bound`] of assignments that recompute in one way. The problem must have been
+    /// [`Relaxation::prepare`]d.
+    pub(super) fn bound_of(&mut self, problem: &Problem, way: Way) -> Option<Picos> {
+        let bound = match way {
+            Way::Mode(mode) => self.single(problem, usize::from(mode), f64::INFINITY),
+            Way::Block => self.mixed(problem, Some(problem.block?), f64::INFINITY),
+            Way::PerRank => self.mixed(problem, None, f64::INFINITY),
+        };
+        bound.map(floor)
     }
 
     /// Sorts the offered modes by what an average rank is busy with at least; what it is busy with where
@@ -165,19 +213,8 @@ impl Relaxation {
         busy
     }
 
-    /// [`Relaxation::lower_bound`] of assignments that recompute everywhere as `choice` says, by modes or
-    /// by whole layers. The problem must have been [`Relaxation::prepare`]d.
-    pub fn bound_of(&mut self, problem: &Problem, choice: Choice) -> Option<Picos> {
-        let bound = match (choice, problem.block) {
-            (Choice::Mode(mode), _) => self.single(problem, usize::from(mode), f64::INFINITY),
-            (Choice::Block(_), Some(block)) => self.mixed(problem, Some(block), f64::INFINITY),
-            (Choice::Block(_), None) => None,
-        };
-        bound.map(|time| Picos((time.max(0.0) * SHRINK) as u64))
-    }
-
     /// Reads what does not depend on recomputation.
-    pub fn prepare(&mut self, problem: &Problem) {
+    pub(super) fn prepare(&mut self, problem: &Problem) {
         let pipeline = &*problem.pipeline;
         let m = pipeline.micro_batches as f64;
         // The chain bound separates over ranks only with one chunk each; else the busy time counts.

@@ -1,6 +1,7 @@
 //! Tables of one problem that solvers look up: counts of layers in an interval, costs of modes.
 
-use super::{Counts, Fixed, Problem};
+use super::chunked::Policy;
+use super::{Choice, Counts, Fixed, Problem};
 
 /// One kind of layer in one recompute mode.
 #[derive(Debug, Clone, Copy, Default)]
@@ -123,18 +124,6 @@ impl Tables {
         self.time[to as usize] - self.time[from as usize]
     }
 
-    /// Time that a mode adds to an interval.
-    #[inline]
-    pub fn extra(&self, mode: u16, from: u32, to: u32) -> u64 {
-        let costs = self.mode(mode);
-        if self.kinds == 1 {
-            return u64::from(to - from) * costs[0].extra;
-        }
-        let width = self.layers as usize + 1;
-        let rows = self.prefix.chunks_exact(width).zip(costs);
-        rows.map(|(row, cost)| u64::from(row[to as usize] - row[from as usize]) * cost.extra).sum()
-    }
-
     /// What an interval costs on a chunk.
     #[inline]
     pub fn interval(&self, problem: &Problem, fixed: &Fixed, from: u32, to: u32) -> Interval {
@@ -196,5 +185,24 @@ impl Tables {
             }
         }
         total
+    }
+
+    /// Whether no chunk recomputes for less time under one policy than under another.
+    pub fn recomputes_no_less(&self, problem: &Problem, one: Policy, other: Policy) -> bool {
+        let extra = |choice: Choice| match (choice, problem.block) {
+            (Choice::Block(_), Some(block)) => (self.mode(block.full), self.mode(block.rest)),
+            (Choice::Block(_), None) => (self.mode(0), self.mode(0)),
+            (Choice::Mode(mode), _) => (self.mode(mode), self.mode(mode)),
+        };
+        match (one, other) {
+            (Policy::All(Choice::Block(one)), Policy::All(Choice::Block(other))) => one >= other,
+            (Policy::All(one), Policy::All(other)) => {
+                // The least of the one's layers, the most of the other's.
+                let (one, other) = (extra(one).1, extra(other).0);
+                let kinds = self.totals.iter().zip(one.iter().zip(other)).filter(|(n, _)| **n > 0);
+                { kinds }.all(|(_, (one, other))| one.extra >= other.extra)
+            }
+            _ => false,
+        }
     }
 }

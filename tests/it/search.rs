@@ -248,34 +248,32 @@ fn naive_time(
     let mut balancer = Balancer::new();
     let mut list: Vec<Assignment> = Vec::new();
     let single = layout.virtual_stages == 1;
-    if single && (layout.pipeline_parallel == 1 || k.uneven_stages && !even_only) {
-        for objective in [Objective::Chain, Objective::Closed] {
-            if let Outcome::Found(_) = balancer.solve(problem, objective, None) {
-                list.push(balancer.assignment().clone());
-            }
-            if layout.pipeline_parallel == 1 {
-                break;
-            }
+    let whole = layout.pipeline_parallel == 1;
+    if single
+        && (whole || k.uneven_stages && !even_only)
+        && let Outcome::Found(_) = balancer.solve(problem, Objective::Chain, None)
+    {
+        list.push(balancer.assignment().clone());
+        if !whole && let Outcome::Found(_) = balancer.solve_alike(problem, Objective::Closed) {
+            list.push(balancer.assignment().clone());
         }
     }
     if single {
         list.extend(balancer.even(problem).map(|found| found.0));
     } else {
         let mut splits = balancer.splits(problem, k.uneven_stages && !even_only);
-        list.extend(balancer.completions(problem, &mut splits, &|_| true).list);
-        // The even split is among them wherever it fits, with the least recomputation of all.
+        list.extend(balancer.completions(problem, &mut splits, &|_| true));
+        // The even split is among them wherever it fits, with the recomputation of the least bound.
         let even = problem.even_layers();
         let longest = even.iter().copied().max().unwrap_or(0);
         let mut choices: Vec<Choice> = (0..problem.modes.len()).map(|m| Choice::Mode(m as u16)).collect();
         if let Some(block) = problem.block {
             choices.extend((block.counts.0..=block.counts.1.min(longest)).map(Choice::Block));
         }
-        let total = |assignment: &Assignment| {
-            Some(evaluate(problem, assignment).ok()?.backward.into_iter().sum::<Picos>())
-        };
+        let bound = |assignment: &Assignment| Some(evaluate(problem, assignment).ok()?.bound);
         let all = choices.into_iter().map(|choice| vec![choice; even.len()]);
-        let least = all.filter_map(|recompute| total(&Assignment { layers: even.clone(), recompute })).min();
-        let listed = list.iter().filter(|a| a.layers == even).filter_map(total).min();
+        let least = all.filter_map(|recompute| bound(&Assignment { layers: even.clone(), recompute })).min();
+        let listed = list.iter().filter(|a| a.layers == even).filter_map(bound).min();
         assert!(least.is_none_or(|least| listed.is_some_and(|listed| listed <= least)), "{layout:?}");
     }
     let mut best: Option<(Picos, Plan)> = None;

@@ -164,8 +164,8 @@ set -euo pipefail
 MEGATRON_LM=${{MEGATRON_LM:-$PWD}}
 
 {body}
-# Ranks meet on the first node of the job.
-HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# Ranks meet on the first node of the job; sed reads the whole list, a closed pipe would end the script.
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 LAUNCHER=(
     --nnodes {nodes}
     --nproc-per-node {per_node}

@@ -18,8 +18,8 @@ mod verify;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
@@ -440,6 +440,30 @@ struct Bounded {
     third: bool,
 }
 
+/// Work memory that threads share: what one has priced is known to the next.
+#[derive(Default)]
+struct Scratches(Mutex<Vec<Scratch>>);
+
+impl Scratches {
+    fn take(&self) -> Held<'_> {
+        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Held { scratch: free.pop().unwrap_or_default(), home: self }
+    }
+}
+
+/// Work memory that goes back when it is no longer needed.
+struct Held<'a> {
+    scratch: Scratch,
+    home: &'a Scratches,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let mut free = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
+        free.push(std::mem::take(&mut self.scratch));
+    }
+}
+
 /// What came of one group.
 #[derive(Default)]
 struct Opened {
@@ -455,8 +479,8 @@ const OPENED_AT_LEAST: usize = 8;
 /// and how many cells of each.
 const GLANCED_AT: usize = 8;
 const CELLS_AT_A_GLANCE: usize = 8;
-/// Priced floors that a thread keeps.
-const KEPT_FLOORS: usize = 4096;
+/// Priced floors, and lists of ways to recompute, that a thread keeps.
+const KEPT_FLOORS: usize = 512;
 
 /// Groups opened per wave: few at first, so that good plans are found before much is opened.
 fn wave_size(wave: u32) -> usize {
@@ -493,6 +517,7 @@ impl Search<'_> {
         let mut ordered = self.first_bounds(&groups);
         ordered.sort_unstable();
 
+        let scratches = Scratches::default();
         let mut best = Best::new(request);
         // Times that the best certainly do not exceed, found at a glance.
         let mut incumbents: Option<Best> = None;
@@ -520,14 +545,14 @@ impl Search<'_> {
                 // Some group without a second bound might come first.
                 let end = (at + REFINED_AT_ONCE).min(ordered.len());
                 let end = at + ordered[at..end].partition_point(|o| kth.is_none_or(|kth| o.0 <= kth));
-                let refine = |scratch: &mut Scratch, (bound, group): &(Picos, Group)| {
+                let refine = |held: &mut Held<'_>, (bound, group): &(Picos, Group)| {
                     if request.exhaustive {
                         return Some(*bound);
                     }
-                    self.second_bound(*bound, kth, group, scratch)
+                    self.second_bound(*bound, kth, group, &mut held.scratch)
                 };
                 let bounds: Vec<Option<Picos>> =
-                    ordered[at..end].par_iter().map_init(Scratch::default, refine).collect();
+                    ordered[at..end].par_iter().map_init(|| scratches.take(), refine).collect();
                 for ((_, group), bound) in ordered[at..end].iter().zip(bounds) {
                     match bound {
                         Some(bound) => pool.push(Reverse(Bounded { bound, group: *group, third: false })),
@@ -551,12 +576,12 @@ impl Search<'_> {
             }
             let sharp = batch.iter().take_while(|next| next.third || request.exhaustive).count();
             if sharp < batch.len().min(OPENED_AT_LEAST) {
-                let sharpen = |scratch: &mut Scratch, next: &Bounded| match next.third {
+                let sharpen = |held: &mut Held<'_>, next: &Bounded| match next.third {
                     true => Some(next.bound),
-                    false => self.third_bound(next, kth, scratch),
+                    false => self.third_bound(next, kth, &mut held.scratch),
                 };
                 let bounds: Vec<Option<Picos>> =
-                    batch.par_iter().map_init(Scratch::default, sharpen).collect();
+                    batch.par_iter().map_init(|| scratches.take(), sharpen).collect();
                 for (next, bound) in batch.iter().zip(bounds) {
                     match bound {
                         Some(bound) => pool.push(Reverse(Bounded { bound, third: true, ..*next })),
@@ -573,11 +598,11 @@ impl Search<'_> {
                 let mut glanced = Best::new(request);
                 if !request.exhaustive {
                     let first = promising(&pool, &batch, GLANCED_AT * request.top.min(64));
-                    let glance = |scratch: &mut Scratch, next: &Bounded| {
-                        self.open(next, request, Threshold::default(), true, observer, scratch)
+                    let glance = |held: &mut Held<'_>, next: &Bounded| {
+                        self.open(next, request, Threshold::default(), true, observer, &mut held.scratch)
                     };
                     let seen: Vec<Option<Opened>> =
-                        first.par_iter().map_init(Scratch::default, glance).collect();
+                        first.par_iter().map_init(|| scratches.take(), glance).collect();
                     let settled = seen.into_iter().flatten().flat_map(|one| one.settled);
                     settled.for_each(|settled| glanced.offer(settled));
                 }
@@ -587,13 +612,16 @@ impl Search<'_> {
             }
             let opened: Vec<Option<Opened>> = batch
                 .par_iter()
-                .map_init(Scratch::default, |scratch, next| {
-                    let class = class_of_group(&next.group);
-                    let incumbent = incumbents.as_ref().map(|found| found.threshold(class));
-                    let frozen = best.threshold(class).min(incumbent.unwrap_or_default());
-                    let frozen = if request.exhaustive { Threshold::default() } else { frozen };
-                    self.open(next, request, frozen, false, observer, scratch)
-                })
+                .map_init(
+                    || scratches.take(),
+                    |held, next| {
+                        let class = class_of_group(&next.group);
+                        let incumbent = incumbents.as_ref().map(|found| found.threshold(class));
+                        let frozen = best.threshold(class).min(incumbent.unwrap_or_default());
+                        let frozen = if request.exhaustive { Threshold::default() } else { frozen };
+                        self.open(next, request, frozen, false, observer, &mut held.scratch)
+                    },
+                )
                 .collect();
             for (one, next) in opened.into_iter().zip(&batch) {
                 let Some(one) = one else {
@@ -1192,6 +1220,9 @@ impl Search<'_> {
         let (target, context) = (self.space.target(), self.space.context());
         let only = self.space.restrictions().recompute.as_deref();
         let make = || Arc::new(LegalModes::new(target, context, layout, cell, only));
+        if scratch.legal_modes.len() >= KEPT_FLOORS && !scratch.legal_modes.contains_key(&key) {
+            scratch.legal_modes.clear();
+        }
         scratch.legal_modes.entry(key).or_insert_with(make).clone()
     }
 

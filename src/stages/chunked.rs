@@ -14,8 +14,8 @@
 
 use super::relax::Relaxation;
 use super::splits::Pick;
-use super::tables::{Interval, ModeCost, Tables};
-use super::{Assignment, Choice, Evaluation, Problem, evaluate_into, measure, shared_bytes};
+use super::tables::{ModeCost, Tables};
+use super::{Assignment, Choice, Counts, Evaluation, Problem, measure, shared_bytes};
 use crate::units::Picos;
 
 /// Scratch memory.
@@ -26,6 +26,8 @@ pub(super) struct ChunkWork {
     forward: Vec<u32>,
     backward: Vec<u32>,
     kept: Vec<u64>,
+    /// Layers by kind of the chunks of the rank that is looked at.
+    counts: Vec<Counts>,
     trial: Assignment,
     evaluation: Evaluation,
     pub relaxation: Relaxation,
@@ -136,23 +138,34 @@ impl<'a> Chunked<'a> {
         fixed.forward.0 + fixed.backward.0 + self.tables.time(from, to)
     }
 
-    fn recompute(&self, chunk: usize, at: (u32, u32), interval: &Interval, choice: Choice) -> ModeCost {
+    fn recompute(&self, chunk: usize, at: (u32, u32), counts: &Counts, choice: Choice) -> ModeCost {
         let fixed = &self.problem.fixed[chunk];
         match choice {
-            Choice::Mode(mode) => self.tables.in_mode(self.problem, fixed, &interval.counts, mode),
+            Choice::Mode(mode) => self.tables.in_mode(self.problem, fixed, counts, mode),
             Choice::Block(n) => self.tables.in_block(self.problem, fixed, at, n),
         }
     }
 
-    /// Given layer counts, every rank with the choice that `policy` leaves it, if that fits.
-    pub fn assignment(&mut self, layers: Vec<u32>, policy: Policy) -> Option<Assignment> {
-        self.set_cuts(&layers);
-        let pipeline = &*self.problem.pipeline;
-        let choices: Vec<Choice> =
-            (0..pipeline.ranks as usize).map(|rank| self.rank(rank, policy).choice).collect();
-        let recompute = pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]).collect();
-        let assignment = Assignment { layers, recompute };
-        evaluate_into(self.problem, &assignment, &mut self.work.evaluation).is_ok().then_some(assignment)
+    /// Given layer counts, every rank with the choice that `policy` leaves it.
+    pub fn assignment(&mut self, layers: Vec<u32>, policy: Policy) -> Assignment {
+        let mut recompute = Vec::with_capacity(layers.len());
+        self.choices(&layers, policy, &mut recompute);
+        Assignment { layers, recompute }
+    }
+
+    /// What every chunk recomputes.
+    fn choices(&mut self, layers: &[u32], policy: Policy, into: &mut Vec<Choice>) {
+        into.clear();
+        match policy {
+            Policy::All(choice) => into.resize(layers.len(), choice),
+            Policy::Cheapest => {
+                self.set_cuts(layers);
+                let pipeline = &*self.problem.pipeline;
+                let choice = |rank: u32| self.rank(rank as usize, policy).choice;
+                let choices: Vec<Choice> = (0..pipeline.ranks).map(choice).collect();
+                into.extend(pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]));
+            }
+        }
     }
 
     /// Lower bound on the makespan of given layer counts, every rank with the choice that `policy` leaves it.
@@ -160,16 +173,7 @@ impl<'a> Chunked<'a> {
         let mut trial = std::mem::take(&mut self.work.trial);
         trial.layers.clear();
         trial.layers.extend_from_slice(layers);
-        trial.recompute.clear();
-        match policy {
-            Policy::All(choice) => trial.recompute.resize(layers.len(), choice),
-            Policy::Cheapest => {
-                let pipeline = &*self.problem.pipeline;
-                let choice = |rank: u32| self.rank(rank as usize, policy).choice;
-                let choices: Vec<Choice> = (0..pipeline.ranks).map(choice).collect();
-                trial.recompute.extend(pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]));
-            }
-        }
+        self.choices(layers, policy, &mut trial.recompute);
         let measured = measure(self.problem, &trial, &mut self.work.evaluation);
         self.work.trial = trial;
         measured.ok().map(|()| self.work.evaluation.bound)
@@ -181,10 +185,12 @@ impl<'a> Chunked<'a> {
         let order = &problem.pipeline.orders[rank];
         let (mut held, mut gathered, mut touches) = (0, 0, 0);
         let mut longest = 0;
+        self.work.counts.clear();
         for &chunk in &order.chunks {
             let k = chunk as usize;
             let (from, to) = (self.work.cuts[k], self.work.cuts[k + 1]);
             let interval = self.tables.interval(problem, &problem.fixed[k], from, to);
+            self.work.counts.push(interval.counts);
             held += interval.held;
             gathered = gathered.max(interval.gathered);
             touches |= interval.touches;
@@ -195,11 +201,10 @@ impl<'a> Chunked<'a> {
         let mut consider = |search: &mut Self, choice: Choice| {
             let (mut extra, mut transient) = (0, 0);
             search.work.kept.clear();
-            for &chunk in &order.chunks {
+            for (&chunk, counts) in order.chunks.iter().zip(&search.work.counts) {
                 let k = chunk as usize;
                 let at = (search.work.cuts[k], search.work.cuts[k + 1]);
-                let interval = search.tables.interval(problem, &problem.fixed[k], at.0, at.1);
-                let cost = search.recompute(k, at, &interval, choice);
+                let cost = search.recompute(k, at, counts, choice);
                 extra += cost.extra;
                 transient = transient.max(cost.transient);
                 search.work.kept.push(cost.kept);

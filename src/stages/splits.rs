@@ -78,10 +78,10 @@ impl Splits {
         let (mut least, mut fitting) = (Picos(u64::MAX), vec![false; policies.len()]);
         for split in &mut self.list {
             let fastest = split.fastest(problem, tables, work, &policies, &mut fitting);
-            let Some((bound, assignment)) = fastest else { continue };
+            let Some((bound, policy)) = fastest else { continue };
             least = least.min(bound);
             if worth(bound) {
-                found.push(assignment);
+                found.push(Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy));
             }
         }
         // Without even the even split there are more chunks than layers.
@@ -123,7 +123,7 @@ impl Split {
         work: &mut ChunkWork,
         policies: &[Priced],
         fitting: &mut [bool],
-    ) -> Option<(Picos, Assignment)> {
+    ) -> Option<(Picos, Policy)> {
         let ranks = problem.pipeline.ranks as usize;
         let mut search = Chunked::new(problem, tables, work);
         search.set_cuts(&self.layers);
@@ -150,8 +150,7 @@ impl Split {
                 best = Some((bound, policy));
             }
         }
-        let (bound, policy) = best?;
-        Some((bound, search.assignment(self.layers.clone(), policy)?))
+        best
     }
 
     /// The lower bound on the makespan.
@@ -446,7 +445,7 @@ impl<'a> Relief<'a> {
                 }
             }
             if fits {
-                return search.assignment(counts, policy);
+                return Some(search.assignment(counts, policy));
             }
         }
         None

@@ -178,7 +178,7 @@ impl<'a> From<&'a Tables> for TablesOf<'a> {
 }
 
 /// Shapes whose pipelines are kept.
-const KEPT_PIPELINES: usize = 512;
+const KEPT_PIPELINES: usize = 96;
 
 /// Builds balancing problems and reads their answers.
 #[derive(Debug, Default)]

@@ -459,8 +459,10 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.parts.forget_beyond(KEPT_PARTS);
         let mut free = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
-        free.push(std::mem::take(&mut self.scratch));
+        free.push(scratch);
     }
 }
 
@@ -480,7 +482,9 @@ const OPENED_AT_LEAST: usize = 8;
 const GLANCED_AT: usize = 8;
 const CELLS_AT_A_GLANCE: usize = 8;
 /// Priced floors, and lists of ways to recompute, that a thread keeps.
-const KEPT_FLOORS: usize = 512;
+const KEPT_FLOORS: usize = 128;
+/// Parts of cells that a thread keeps.
+const KEPT_PARTS: usize = 1024;
 
 /// Groups opened per wave: few at first, so that good plans are found before much is opened.
 fn wave_size(wave: u32) -> usize {

@@ -129,6 +129,21 @@ pub struct Parts {
     floors: HashMap<(u32, u32, u32), Trunk>,
 }
 
+impl Parts {
+    /// Forgets all of a table that holds more than `most` entries.
+    pub fn forget_beyond(&mut self, most: usize) {
+        if self.trunks.len() > most {
+            self.trunks.clear();
+        }
+        if self.routed.len() > most {
+            self.routed.clear();
+        }
+        if self.floors.len() > most {
+            self.floors.clear();
+        }
+    }
+}
+
 /// The values that a cell's flags may take: what a floor over flags is taken over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flags {

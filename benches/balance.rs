@@ -115,7 +115,7 @@ fn balance(c: &mut Criterion) {
             let chunked = set(4, 500);
             spread(&format!("four chunks per rank, {name}, {freedom:?}"), &chunked, |problem| {
                 let mut splits = balancer.splits(problem, true);
-                black_box(balancer.completions(problem, &mut splits, &|_| true));
+                black_box(balancer.completions(problem, &mut splits, Picos(u64::MAX)));
             });
             let limits = Limits { seconds: 2.0, nodes: 2_000, gap: 0.0 };
             spread(&format!("integer programme, {name}, {freedom:?}"), &single[..20], |problem| {

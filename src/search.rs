@@ -424,11 +424,18 @@ struct Scratch {
     /// Ways to recompute that could matter in the current group.
     ways: Vec<(Picos, Way)>,
     /// Completions of the current line without a memory limit.
-    free: Option<Vec<Assignment>>,
+    free: Option<Completions>,
     /// Splits of the current line over several chunks per rank.
     splits: Option<Splits>,
     /// The last problem of the current line over several chunks per rank, and its completions.
-    recent: Option<(Vec<Kind>, Vec<Fixed>, Vec<Assignment>)>,
+    recent: Option<(Vec<Kind>, Vec<Fixed>, Completions)>,
+}
+
+/// Completions that were found under a threshold.
+struct Completions {
+    /// Those whose passes may take as little as this are among them.
+    most: Picos,
+    list: Vec<Assignment>,
 }
 
 /// A group with a time that nothing of it goes below.
@@ -1205,9 +1212,8 @@ impl Search<'_> {
                 return None;
             }
         }
-        let worth = |bound| request.exhaustive || !limit.excludes_layout(floor.step(bound), layout);
         let list = if layout.virtual_stages > 1 {
-            self.chunked(layout, problem, request, scratch, &worth)
+            self.chunked(layout, problem, request, most, scratch)
         } else {
             self.completions(layout, problem, request, most, scratch)
         };
@@ -1252,14 +1258,14 @@ impl Search<'_> {
         // a memory limit fits, it is the optimum with one; and what was found under a higher threshold
         // holds under this one.
         if layout.zero_stage < 2 {
-            if scratch.free.is_none() {
+            let free = scratch.free.take().filter(|known| most <= known.most).unwrap_or_else(|| {
                 let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
-                scratch.free = Some(self.solve(layout, &unlimited, request, most, scratch));
-            }
-            let free = scratch.free.take().unwrap_or_default();
+                Completions { most, list: self.solve(layout, &unlimited, request, most, scratch) }
+            });
             let fits = |assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok();
-            let fits = free.iter().all(fits);
-            let found = if fits { free.clone() } else { self.solve(layout, problem, request, most, scratch) };
+            let fits = free.list.iter().all(fits);
+            let found =
+                if fits { free.list.clone() } else { self.solve(layout, problem, request, most, scratch) };
             scratch.free = Some(free);
             return found;
         }
@@ -1295,14 +1301,14 @@ impl Search<'_> {
         list
     }
 
-    /// The completions of a layout with several chunks per rank whose bounds are `worth` a simulation.
+    /// The completions of a layout with several chunks per rank whose bounds are `most` or less.
     fn chunked(
         &self,
         layout: &Layout,
         problem: &Problem,
         request: &Request,
+        most: Picos,
         scratch: &mut Scratch,
-        worth: &dyn Fn(Picos) -> bool,
     ) -> Vec<Assignment> {
         let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
@@ -1310,15 +1316,17 @@ impl Search<'_> {
         if let Some((kinds, fixed, found)) = &scratch.recent
             && *kinds == problem.kinds
             && *fixed == problem.fixed
+            && most <= found.most
         {
-            return found.clone();
+            return found.list.clone();
         }
         let kept = scratch.splits.take().filter(|_| layout.zero_stage < 2);
         let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, uneven));
-        let found = scratch.balancer.completions(problem, &mut splits, worth);
+        let list = scratch.balancer.completions(problem, &mut splits, most);
         scratch.splits = (layout.zero_stage < 2).then_some(splits);
-        scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found.clone()));
-        found
+        let found = Completions { most, list: list.clone() };
+        scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found));
+        list
     }
 
     /// The even split with the recomputation that fits and has the least bound, if any does.
@@ -1327,7 +1335,7 @@ impl Search<'_> {
             return scratch.balancer.even(problem).map(|(assignment, _)| assignment);
         }
         let mut even = scratch.balancer.splits(problem, false);
-        scratch.balancer.completions(problem, &mut even, &|_| true).pop()
+        scratch.balancer.completions(problem, &mut even, Picos(u64::MAX)).pop()
     }
 
     /// The fastest of a list of completions under the simulation, if it can matter.

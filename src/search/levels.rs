@@ -61,3 +61,45 @@ fn no_bound_on_a_group_is_above_its_layouts() {
     }
     assert!(groups > 30 && recomputing > 100 && sharper > 20, "{groups} {recomputing} {sharper}");
 }
+
+/// Whatever has to be beaten, a group yields every layout that does not take longer, with the plan that it
+/// has where nothing has to be beaten.
+#[test]
+fn a_threshold_drops_nothing_below_it() {
+    let tasks = [
+        tight("llama3.1-8b", 16, 64, 20_000_000_000),
+        tight("llama3.2-1b", 8, 16, 60_000_000_000),
+        tight("nemotron-h-8b", 8, 16, 75_000_000_000),
+        tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
+    ];
+    let all = Request { top: usize::MAX, per_class: usize::MAX, ..Request::default() };
+    let mut below = 0;
+    for task in &tasks {
+        let prepared = task.prepare();
+        let cost = prepared.cost();
+        let space = Space::new(task.target, &prepared.context, &task.restrictions);
+        let search = Search { cost: &cost, layers: &prepared.layers, space: &space };
+        let mut scratch = Scratch::default();
+        for group in space.groups() {
+            let next = Bounded { bound: Picos::ZERO, group, third: true };
+            let mut settled = |exhaustive: bool, any: Option<Picos>| {
+                let request = Request { exhaustive, ..all.clone() };
+                let limit = Threshold { any, own: None };
+                let opened = search.open(&next, &request, limit, false, &Silent, &mut scratch);
+                let mut settled = opened.expect("nobody told it to stop").settled;
+                settled.retain(|one| any.is_none_or(|any| one.time <= any));
+                settled.sort_by(|a, b| a.key().cmp(&b.key()));
+                settled.into_iter().map(|one| (one.time, one.plan)).collect::<Vec<_>>()
+            };
+            let everything = settled(true, None);
+            for (time, _) in everything.iter().take(24).chain(everything.iter().skip(24).step_by(97)) {
+                let found = settled(false, Some(*time));
+                let expected = &everything[..everything.partition_point(|(other, _)| other <= time)];
+                assert_eq!(found.len(), expected.len(), "{group:?}, threshold {time}");
+                assert!(found == expected, "{group:?}, threshold {time}");
+                below += found.len();
+            }
+        }
+    }
+    assert!(below > 10_000, "{below}");
+}

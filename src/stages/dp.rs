@@ -186,17 +186,11 @@ impl Balancer {
     }
 
     /// The completions of a problem with several chunks per rank, one of which is to be chosen by
-    /// simulation: a fixed list, from which only those are left out whose lower bound on the makespan is
-    /// not `worth` one. `splits` are those of this problem or of one that differs from it in held bytes
-    /// alone.
-    pub fn completions(
-        &mut self,
-        problem: &Problem,
-        splits: &mut Splits,
-        worth: &dyn Fn(Picos) -> bool,
-    ) -> Vec<Assignment> {
+    /// simulation: a fixed list, from which only those are left out whose lower bound on the makespan
+    /// exceeds `most`. `splits` are those of this problem or of one that differs from it in held bytes alone.
+    pub fn completions(&mut self, problem: &Problem, splits: &mut Splits, most: Picos) -> Vec<Assignment> {
         self.work.tables.load(problem);
-        splits.completions(problem, &self.work.tables, &mut self.chunks, worth)
+        splits.completions(problem, &self.work.tables, &mut self.chunks, most)
     }
 
     /// The even split with the cheapest recomputation that fits, if any does.

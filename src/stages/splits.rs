@@ -60,19 +60,19 @@ impl Splits {
         Self { list, uneven }
     }
 
-    /// The completions of one problem whose lower bounds are worth a simulation: every split with the
+    /// The completions of one problem whose lower bounds are `most` or less: every split with the
     /// recomputation that fits and has the least bound, and a split relieved where memory lacks.
     pub(super) fn completions(
         &mut self,
         problem: &Problem,
         tables: &Tables,
         work: &mut ChunkWork,
-        worth: &dyn Fn(Picos) -> bool,
+        most: Picos,
     ) -> Vec<Assignment> {
         let longest = self.list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
         let mut policies = policies(problem, tables, longest);
-        // What is not worth it without waiting is not with it.
-        policies.retain(|&(extra, _)| worth(busy(problem, tables, extra)));
+        // What takes longer without waiting does so with it.
+        policies.retain(|&(extra, _)| busy(problem, tables, extra) <= most);
         let mut found = Vec::new();
         // Least bound of all splits, and which policies fit on some split.
         let (mut least, mut fitting) = (Picos(u64::MAX), vec![false; policies.len()]);
@@ -80,7 +80,7 @@ impl Splits {
             let fastest = split.fastest(problem, tables, work, &policies, &mut fitting);
             let Some((bound, policy)) = fastest else { continue };
             least = least.min(bound);
-            if worth(bound) {
+            if bound <= most {
                 found.push(Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy));
             }
         }
@@ -90,7 +90,7 @@ impl Splits {
             policies.retain(|&(extra, _)| {
                 !fitting.next().is_some_and(|fits| *fits) && busy(problem, tables, extra) < least
             });
-            found.extend(relieved(problem, tables, work, &policies, least, worth));
+            found.extend(relieved(problem, tables, work, &policies, least, most));
         }
         found
     }
@@ -176,14 +176,14 @@ fn busy(problem: &Problem, tables: &Tables, extra: u64) -> Picos {
 }
 
 /// A split in which ranks that lack memory hold fewer layers: of the `policies`, in the order of their
-/// relaxed bounds, the first that can be made to fit and may stay below `least`.
+/// relaxed bounds, the first that can be made to fit and may stay below `least` and not above `most`.
 fn relieved(
     problem: &Problem,
     tables: &Tables,
     work: &mut ChunkWork,
     policies: &[Priced],
     least: Picos,
-    worth: &dyn Fn(Picos) -> bool,
+    most: Picos,
 ) -> Option<Assignment> {
     if policies.is_empty() {
         return None;
@@ -201,7 +201,7 @@ fn relieved(
     };
     let bounds = policies.iter().map(|&(_, policy)| (bound(policy).unwrap_or(Picos(u64::MAX)), policy));
     let mut bounds: Vec<(Picos, Policy)> =
-        bounds.filter(|(bound, _)| *bound < least && worth(*bound)).collect();
+        bounds.filter(|(bound, _)| *bound < least && *bound <= most).collect();
     bounds.sort_unstable();
     work.relaxation = relaxation;
     let relief = Relief::new(problem, tables);

@@ -262,7 +262,7 @@ fn naive_time(
         list.extend(balancer.even(problem).map(|found| found.0));
     } else {
         let mut splits = balancer.splits(problem, k.uneven_stages && !even_only);
-        list.extend(balancer.completions(problem, &mut splits, &|_| true));
+        list.extend(balancer.completions(problem, &mut splits, Picos(u64::MAX)));
         // The even split is among them wherever it fits, with the recomputation of the least bound.
         let even = problem.even_layers();
         let longest = even.iter().copied().max().unwrap_or(0);

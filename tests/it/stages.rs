@@ -279,7 +279,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
             fastest = Some(fastest.map_or(time, |fastest| fastest.min(time)));
         });
         let mut splits = balancer.splits(&problem, true);
-        let listed = balancer.completions(&problem, &mut splits, &|_| true);
+        let listed = balancer.completions(&problem, &mut splits, Picos(u64::MAX));
         let times = listed.iter().map(|assignment| {
             let evaluation = evaluate(&problem, assignment).expect("what is listed fits");
             (simulated(&problem, shape, &evaluation), evaluation.bound)
@@ -288,8 +288,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         let quickest = times.iter().map(|time| time.0).min();
         // What is left out for its bound is exactly what the bound says.
         if let Some(limit) = times.iter().map(|time| time.1).min() {
-            let worth = |bound: Picos| bound <= limit;
-            let fewer = balancer.completions(&problem, &mut splits, &worth);
+            let fewer = balancer.completions(&problem, &mut splits, limit);
             assert!(listed.iter().zip(&times).all(|(a, t)| t.1 > limit || fewer.contains(a)), "seed {seed}");
             let bound = |a: &Assignment| evaluate(&problem, a).expect("what is listed fits").bound;
             assert!(fewer.iter().all(|a| bound(a) > limit || listed.contains(a)), "seed {seed}");
@@ -300,7 +299,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
             continue;
         };
         let mut even = balancer.splits(&problem, false);
-        if let Some(even) = balancer.completions(&problem, &mut even, &|_| true).first() {
+        if let Some(even) = balancer.completions(&problem, &mut even, Picos(u64::MAX)).first() {
             compared += 1;
             let even = simulated(&problem, shape, &evaluate(&problem, even).unwrap());
             assert!(quickest.is_some_and(|quickest| quickest <= even), "seed {seed}");
@@ -410,7 +409,7 @@ fn timings() {
                         matches!(balancer.solve(&problem, Objective::Chain, None), Outcome::Found(_))
                     } else {
                         let mut splits = balancer.splits(&problem, true);
-                        !balancer.completions(&problem, &mut splits, &|_| true).is_empty()
+                        !balancer.completions(&problem, &mut splits, Picos(u64::MAX)).is_empty()
                     };
                     times.push(start.elapsed().as_nanos() as u64);
                     found += u32::from(fits);

@@ -76,6 +76,7 @@ fn problem(seed: u64, kinds: usize, virtual_stages: u32, freedom: Freedom) -> Pr
         hop: us(10),
         min_layers: 1,
         tail: None,
+        hopeless: 0..0,
     };
     problem.check().expect("a sound problem");
     problem

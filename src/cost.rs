@@ -322,6 +322,27 @@ impl Sharding {
             jitter: 1.0,
         })
     }
+
+    /// States that take no fewer bytes than any of `all`; none if any causes traffic during the passes.
+    #[must_use]
+    pub fn most<'a>(all: impl Iterator<Item = &'a Self>) -> Option<Self> {
+        let mut most: Option<Self> = None;
+        for one in all {
+            let traffic = |class: &PerParameter| class.micro_gather > 0.0 || class.micro_reduce > 0.0;
+            if one.classes.iter().any(traffic) {
+                return None;
+            }
+            let most = most.get_or_insert_with(|| one.clone());
+            for (into, from) in most.classes.iter_mut().zip(&one.classes) {
+                into.weights = into.weights.max(from.weights);
+                into.gradients = into.gradients.max(from.gradients);
+                into.optimizer = into.optimizer.max(from.optimizer);
+                into.gathered = into.gathered.max(from.gathered);
+            }
+            most.most_gathered = most.most_gathered.max(one.most_gathered);
+        }
+        most
+    }
 }
 
 /// Overlap of per-micro-batch weight traffic with computation.

@@ -32,7 +32,7 @@ use crate::cost::step::{
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::{legal, legal_plan};
 use crate::layers::Layers;
-use crate::plan::{CudaGraphs, Layout, Offload, Plan, Recompute, Schedule};
+use crate::plan::{CudaGraphs, Layout, Offload, Plan, Schedule};
 use crate::stages::relax::Relaxation;
 use crate::stages::{
     Assignment, Balancer, Evaluation, Fixed, Kind, Objective as SplitObjective, Outcome as Balanced, Problem,
@@ -42,7 +42,7 @@ use crate::units::{Bytes, Picos};
 #[cfg(feature = "milp")]
 pub use verify::Verified;
 
-use balance::{Balancing, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf, first_rank_tail};
+use balance::{Balancing, Hopeless, LegalModes, ProblemBuilder, RecomputeFamily, TablesOf, first_rank_tail};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -337,6 +337,8 @@ struct Line {
     hop: Hop,
     /// The balancing problem of one layout after the other.
     balancing: Balancing,
+    /// Splits of all of them over several chunks per rank, where they differ in held bytes alone.
+    splits: Option<Splits>,
 }
 
 /// The shardings of a group's orders: one stretch of them per order.
@@ -346,27 +348,12 @@ struct States {
     all: Vec<StateCost>,
     /// By order: no more bytes, traffic and time than any of its shardings.
     some: Vec<StateCost>,
+    /// By order: no fewer bytes than any of its shardings, where none has traffic during the passes.
+    most: Vec<Option<Sharding>>,
     /// By order: how many of them leave room on an average rank.
     fitting: Vec<u32>,
     /// Ways to recompute with which no layout of the group can matter.
     hopeless: Hopeless,
-}
-
-/// Ways to recompute with which no layout of a group can matter.
-#[derive(Debug, Default)]
-struct Hopeless {
-    modes: HashSet<Recompute>,
-    block: bool,
-}
-
-impl Hopeless {
-    /// The others.
-    fn leave(&self, legal: &LegalModes) -> LegalModes {
-        LegalModes {
-            modes: legal.modes.iter().copied().filter(|mode| !self.modes.contains(mode)).collect(),
-            block: legal.block.filter(|_| !self.block),
-        }
-    }
 }
 
 /// What cells of a family cost at least under any flags.
@@ -983,7 +970,7 @@ impl Search<'_> {
             }
             let family = family.get_or_insert_with(|| {
                 let legal = self.legal_modes(&layout, &priced.cell, scratch);
-                RecomputeFamily::new(&states.hopeless.leave(&legal), &priced.cell)
+                RecomputeFamily::new(&legal, &priced.cell).without(&states.hopeless, &priced.cell)
             });
             let tables = TablesOf { cell: &priced.cell, sharding: &some.sharding, hop };
             let balancing =
@@ -1006,8 +993,30 @@ impl Search<'_> {
             }
             let (p, v) = (u64::from(layout.pipeline_parallel), u64::from(virtual_stages));
             let wait = if v > 1 { priced.sum.0 * (p - 1) / (p * v) } else { 0 };
-            let estimate = least + Picos(wait);
-            lines.push(Line { least, estimate, passes, cell, order, layout, hop, balancing });
+            let mut estimate = least + Picos(wait);
+            let (mut balancing, mut kept) = (balancing, None);
+            if let Some(most) = &states.most[order]
+                && v > 1
+                && !request.exhaustive
+            {
+                let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
+                let highest = *some.floor.at_most(limit.time()).end();
+                let mut splits = scratch.balancer.splits(&balancing.problem, uneven);
+                let bound = scratch.balancer.least_of_splits(&balancing.problem, &mut splits, highest);
+                // None is relieved if one fits with the fullest states.
+                let tables = TablesOf { cell: &priced.cell, sharding: most, hop };
+                balancing.restate(&layout, tables);
+                if scratch.balancer.any_fits(&balancing.problem, &mut splits) {
+                    let Some(bound) = bound else {
+                        opened.counters.drop("bound: splits", count);
+                        continue;
+                    };
+                    least = least.max(some.floor.step(bound));
+                    estimate = least;
+                }
+                kept = Some(splits);
+            }
+            lines.push(Line { least, estimate, passes, cell, order, layout, hop, balancing, splits: kept });
         }
     }
 
@@ -1022,8 +1031,8 @@ impl Search<'_> {
         hopeless: Hopeless,
     ) -> States {
         let p = u64::from(group.pipeline_parallel);
-        let (all, some, fitting) = (Vec::new(), Vec::new(), Vec::new());
-        let mut states = States { offload: key.offload, all, some, fitting, hopeless };
+        let (all, some, most, fitting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut states = States { offload: key.offload, all, some, most, fitting, hopeless };
         for &(schedule, virtual_stages) in orders {
             let from = states.all.len();
             let mut fitting = 0;
@@ -1045,6 +1054,9 @@ impl Search<'_> {
                 fits: true,
                 held: true,
             });
+            let shardings = all.iter().filter(|one| one.fits && one.held).map(|one| &one.sharding);
+            let most = Sharding::most(shardings);
+            states.most.push(most);
             states.fitting.push(fitting);
         }
         states
@@ -1072,7 +1084,7 @@ impl Search<'_> {
             return;
         }
         scratch.known.clear();
-        (scratch.free, scratch.splits, scratch.recent) = (None, None, None);
+        (scratch.free, scratch.splits, scratch.recent) = (None, line.splits.take(), None);
         let from = line.order * shardings.len();
         for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
             let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
@@ -1202,7 +1214,8 @@ impl Search<'_> {
         }
         // Of no interest is what takes longer than what certainly does not matter.
         let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
-        if !request.exhaustive {
+        // For several chunks per rank the completions have sharper bounds of their own.
+        if !request.exhaustive && layout.virtual_stages == 1 {
             let Some(relaxed) = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time())) else {
                 opened.counters.drop("memory", 1);
                 return None;

@@ -15,6 +15,7 @@
 mod chunked;
 pub mod dp;
 pub mod layout;
+mod loads;
 #[cfg(feature = "milp")]
 pub mod milp;
 pub mod pipeline;
@@ -28,6 +29,7 @@ pub use dp::{Balancer, Outcome};
 pub use pipeline::{Pipeline, RankOrder, Weights};
 pub use splits::Splits;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Most kinds of layers that a problem may hold.
@@ -156,6 +158,9 @@ pub struct Problem {
     pub modes: Vec<Mode>,
     /// Recomputation of the first layers of every chunk, where the framework has it.
     pub block: Option<Block>,
+    /// Modes that are not offered, because nothing of interest uses them, and yet say whether anything fits:
+    /// where nothing does, ranks with several chunks are relieved.
+    pub hopeless: Range<u16>,
     /// Whether ranks may differ in recomputation.
     pub freedom: Freedom,
     /// What chunks cost beside their layers; one entry per chunk, in model order.
@@ -362,6 +367,10 @@ impl Problem {
             if block.counts.0 == 0 {
                 return bad("block recomputation of no layer");
             }
+        }
+        let hopeless = usize::from(self.hopeless.start)..usize::from(self.hopeless.end);
+        if self.modes.get(hopeless).is_none_or(|modes| modes.iter().any(|mode| mode.offered)) {
+            return bad("a hopeless mode is offered or unknown");
         }
         if self.shared.len() > 64 {
             return bad("more than 64 shared groups");

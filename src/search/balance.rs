@@ -1,5 +1,6 @@
 //! One cell's tables, and the balancing problem of one layout in it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::cost::model::CostModel;
@@ -25,6 +26,25 @@ pub struct RecomputeMode {
     pub costs: Vec<ModeCost>,
 }
 
+impl RecomputeMode {
+    fn new(cell: &CellCosts, recompute: Recompute) -> Self {
+        Self { recompute, costs: cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect() }
+    }
+
+    fn mode(&self, offered: bool) -> Mode {
+        Mode {
+            extra: self.costs.iter().map(|c| c.extra.total()).collect(),
+            kept: self.costs.iter().map(|c| c.kept).collect(),
+            transient: self.costs.iter().map(|c| c.transient).collect(),
+            group: match self.recompute {
+                Recompute::FullUniform(n) => n,
+                _ => 1,
+            },
+            offered,
+        }
+    }
+}
+
 /// What the layouts of one cell offer in recomputation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecomputeFamily {
@@ -32,6 +52,18 @@ pub struct RecomputeFamily {
     pub modes: Vec<RecomputeMode>,
     /// Whether the first `n` layers of every chunk may be recomputed wholly, and which `n`.
     pub block: Option<(u32, u32)>,
+    /// Modes that nothing of interest uses; whether layers would fit with them still says whether ranks are
+    /// to be relieved.
+    pub hopeless: Vec<RecomputeMode>,
+}
+
+/// Ways to recompute with which no layout of a group can matter.
+#[derive(Debug, Default)]
+pub struct Hopeless {
+    /// Which of the modes.
+    pub modes: HashSet<Recompute>,
+    /// Whether recomputation of the first layers of every chunk.
+    pub block: bool,
 }
 
 /// The longest group of layers that full, uniform recomputation is tried with.
@@ -62,18 +94,27 @@ impl RecomputeFamily {
             modes.retain(|m| !(comparable(m) && no_better(&m.costs, &costs)));
             modes.push(RecomputeMode { recompute, costs });
         }
-        Self { modes, block: legal.block }
+        Self { modes, block: legal.block, hopeless: Vec::new() }
+    }
+
+    /// The same with some ways marked as hopeless.
+    #[must_use]
+    pub fn without(mut self, hopeless: &Hopeless, cell: &CellCosts) -> Self {
+        self.hopeless = self.modes.extract_if(.., |mode| hopeless.modes.contains(&mode.recompute)).collect();
+        // Of given counts nobody knows what they keep before layers are placed.
+        if hopeless.block && self.block.is_some_and(|(_, most)| most == u32::MAX) {
+            self.block = None;
+            self.hopeless.push(RecomputeMode::new(cell, Recompute::FullUniform(1)));
+        }
+        self
     }
 
     /// Every legal mode in one cell, but those that [`RecomputeFamily::new`] cannot compare either.
     #[must_use]
     pub fn every(legal: &LegalModes, cell: &CellCosts) -> Self {
-        let price = |&recompute: &Recompute| RecomputeMode {
-            recompute,
-            costs: cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect(),
-        };
+        let price = |&recompute: &Recompute| RecomputeMode::new(cell, recompute);
         let modes = legal.modes.iter().filter(|mode| comes_in_groups(cell, **mode)).map(price).collect();
-        Self { modes, block: legal.block }
+        Self { modes, block: legal.block, hopeless: Vec::new() }
     }
 }
 
@@ -258,37 +299,25 @@ impl ProblemBuilder {
         let mut table: Vec<Mode> = Vec::new();
         for mode in &family.modes {
             modes.push(mode.recompute);
-            table.push(Mode {
-                extra: mode.costs.iter().map(|c| c.extra.total()).collect(),
-                kept: mode.costs.iter().map(|c| c.kept).collect(),
-                transient: mode.costs.iter().map(|c| c.transient).collect(),
-                group: match mode.recompute {
-                    Recompute::FullUniform(n) => n,
-                    _ => 1,
-                },
-                offered: true,
-            });
+            table.push(mode.mode(true));
         }
         let block = family.block.map(|counts| {
             let mut index = |recompute: Recompute| {
                 if let Some(at) = modes.iter().position(|m| *m == recompute) {
                     return at as u16;
                 }
-                let costs: Vec<ModeCost> =
-                    cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
                 modes.push(recompute);
-                table.push(Mode {
-                    extra: costs.iter().map(|c| c.extra.total()).collect(),
-                    kept: costs.iter().map(|c| c.kept).collect(),
-                    transient: costs.iter().map(|c| c.transient).collect(),
-                    group: 1,
-                    // Only as a part of block recomputation.
-                    offered: false,
-                });
+                // Only as a part of block recomputation.
+                table.push(RecomputeMode::new(cell, recompute).mode(false));
                 (modes.len() - 1) as u16
             };
             Block { full: index(Recompute::FullUniform(1)), rest: index(Recompute::None), counts }
         });
+        let hopeless = modes.len() as u16..(modes.len() + family.hopeless.len()) as u16;
+        for mode in &family.hopeless {
+            modes.push(mode.recompute);
+            table.push(mode.mode(false));
+        }
         let fixed = fixed(layout, TablesOf { cell, sharding, hop }, &shapes);
         let problem = Problem {
             pipeline: self.pipeline(shape(layout)),
@@ -296,6 +325,7 @@ impl ProblemBuilder {
             runs: layers.runs.iter().map(|run| stages::Run { kind: run.kind, count: run.count }).collect(),
             modes: table,
             block,
+            hopeless,
             freedom: if capabilities.recompute.per_stage { Freedom::PerStage } else { Freedom::Global },
             fixed,
             rank_bytes: cell.buffers + hop.buffers,

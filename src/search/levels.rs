@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::candidates::Axis;
+use crate::plan::Recompute;
 use crate::planner::Task;
 
 fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {

@@ -12,10 +12,11 @@
 //!
 //! [`super::splits`] makes its list of completions of these. Lower bounds on all assignments are here too.
 
+use super::loads::Loads;
 use super::relax::Relaxation;
 use super::splits::Pick;
-use super::tables::{ModeCost, Tables};
-use super::{Assignment, Choice, Counts, Evaluation, Problem, measure, shared_bytes};
+use super::tables::Tables;
+use super::{Assignment, Choice, Evaluation, Problem, measure};
 use crate::units::Picos;
 
 /// Scratch memory.
@@ -25,9 +26,8 @@ pub(super) struct ChunkWork {
     /// Reach of the lower level from the front, and how far it reaches back from the end.
     forward: Vec<u32>,
     backward: Vec<u32>,
-    kept: Vec<u64>,
-    /// Layers by kind of the chunks of the rank that is looked at.
-    counts: Vec<Counts>,
+    /// Loads of the split that is being relieved.
+    pub loads: Loads,
     trial: Assignment,
     evaluation: Evaluation,
     pub relaxation: Relaxation,
@@ -38,16 +38,6 @@ pub(super) struct ChunkWork {
 pub(super) enum Policy {
     All(Choice),
     Cheapest,
-}
-
-/// One rank with the chunks it has.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RankCost {
-    /// Recomputation of one micro-batch.
-    extra: u64,
-    /// Bytes beyond the limit.
-    pub excess: u64,
-    pub choice: Choice,
 }
 
 /// A split with two levels.
@@ -73,13 +63,6 @@ impl<'a> Chunked<'a> {
 
     fn chunks(&self) -> usize {
         self.problem.fixed.len()
-    }
-
-    /// Bytes that grow with the layers of a rank that exceeds its limit by so much.
-    pub fn need(&self, rank: usize, excess: u64) -> u64 {
-        let order = &self.problem.pipeline.orders[rank];
-        let ends: u64 = order.chunks.iter().map(|&k| self.problem.fixed[k as usize].held.0).sum();
-        (self.problem.limit.0 + excess).saturating_sub(self.problem.rank_bytes.0 + ends)
     }
 
     /// Splits of two levels, whatever the memory and without recomputation: the best few by the load of
@@ -138,14 +121,6 @@ impl<'a> Chunked<'a> {
         fixed.forward.0 + fixed.backward.0 + self.tables.time(from, to)
     }
 
-    fn recompute(&self, chunk: usize, at: (u32, u32), counts: &Counts, choice: Choice) -> ModeCost {
-        let fixed = &self.problem.fixed[chunk];
-        match choice {
-            Choice::Mode(mode) => self.tables.in_mode(self.problem, fixed, counts, mode),
-            Choice::Block(n) => self.tables.in_block(self.problem, fixed, at, n),
-        }
-    }
-
     /// Given layer counts, every rank with the choice that `policy` leaves it.
     pub fn assignment(&mut self, layers: Vec<u32>, policy: Policy) -> Assignment {
         let mut recompute = Vec::with_capacity(layers.len());
@@ -159,10 +134,12 @@ impl<'a> Chunked<'a> {
         match policy {
             Policy::All(choice) => into.resize(layers.len(), choice),
             Policy::Cheapest => {
-                self.set_cuts(layers);
                 let pipeline = &*self.problem.pipeline;
-                let choice = |rank: u32| self.rank(rank as usize, policy).choice;
-                let choices: Vec<Choice> = (0..pipeline.ranks).map(choice).collect();
+                let mut loads = Loads::of(self.problem, self.tables, layers);
+                loads.hold(self.problem);
+                let ranks = 0..pipeline.ranks as usize;
+                let choice = |rank| loads.rank(self.problem, self.tables, rank, policy).choice;
+                let choices: Vec<Choice> = ranks.map(choice).collect();
                 into.extend(pipeline.rank_of_chunk.iter().map(|&rank| choices[rank as usize]));
             }
         }
@@ -177,70 +154,6 @@ impl<'a> Chunked<'a> {
         let measured = measure(self.problem, &trial, &mut self.work.evaluation);
         self.work.trial = trial;
         measured.ok().map(|()| self.work.evaluation.bound)
-    }
-
-    /// Cost of a rank under the cuts in `work.cuts`.
-    pub fn rank(&mut self, rank: usize, policy: Policy) -> RankCost {
-        let problem = self.problem;
-        let order = &problem.pipeline.orders[rank];
-        let (mut held, mut gathered, mut touches) = (0, 0, 0);
-        let mut longest = 0;
-        self.work.counts.clear();
-        for &chunk in &order.chunks {
-            let k = chunk as usize;
-            let (from, to) = (self.work.cuts[k], self.work.cuts[k + 1]);
-            let interval = self.tables.interval(problem, &problem.fixed[k], from, to);
-            self.work.counts.push(interval.counts);
-            held += interval.held;
-            gathered = gathered.max(interval.gathered);
-            touches |= interval.touches;
-            longest = longest.max(to - from);
-        }
-        let steady = problem.rank_bytes.0 + held + gathered + shared_bytes(&problem.shared, touches);
-        let mut best: Option<RankCost> = None;
-        let mut consider = |search: &mut Self, choice: Choice| {
-            let (mut extra, mut transient) = (0, 0);
-            search.work.kept.clear();
-            for (&chunk, counts) in order.chunks.iter().zip(&search.work.counts) {
-                let k = chunk as usize;
-                let at = (search.work.cuts[k], search.work.cuts[k + 1]);
-                let cost = search.recompute(k, at, counts, choice);
-                extra += cost.extra;
-                transient = transient.max(cost.transient);
-                search.work.kept.push(cost.kept);
-            }
-            let kept = &search.work.kept;
-            let in_flight = order
-                .in_flight
-                .chunks_exact(order.chunks.len())
-                .map(|counts| counts.iter().zip(kept).map(|(&n, kept)| u64::from(n) * kept).sum::<u64>())
-                .max()
-                .unwrap_or(0);
-            let excess = (steady + in_flight + transient).saturating_sub(problem.limit.0);
-            if best.is_none_or(|best| (excess, extra) < (best.excess, best.extra)) {
-                best = Some(RankCost { extra, excess, choice });
-            }
-            excess == 0
-        };
-        match policy {
-            Policy::All(choice) => {
-                consider(self, choice);
-            }
-            Policy::Cheapest => {
-                for at in 0..self.tables.modes.len() {
-                    let fits = consider(self, Choice::Mode(self.tables.modes[at]));
-                    if fits && (at == 0 || self.tables.kinds == 1) {
-                        break;
-                    }
-                }
-                if let Some(block) = problem.block {
-                    // More layers only cost more.
-                    let most = block.counts.1.min(longest.max(block.counts.0));
-                    let _ = (block.counts.0..=most).any(|n| consider(self, Choice::Block(n)));
-                }
-            }
-        }
-        best.unwrap_or(RankCost { extra: 0, excess: u64::MAX, choice: Choice::Mode(0) })
     }
 
     /// How far a chunk reaches from `from` under a level: at least its fewest layers, at most `cap`.
@@ -385,16 +298,6 @@ impl<'a> Chunked<'a> {
         }
         self.work.forward = forward;
         self.work.backward = backward;
-    }
-
-    pub fn set_cuts(&mut self, layers: &[u32]) {
-        self.work.cuts.clear();
-        self.work.cuts.push(0);
-        let mut at = 0;
-        for &n in layers {
-            at += n;
-            self.work.cuts.push(at);
-        }
     }
 
     /// Whether the model could fit at all: even if every layer went to the chunk of each rank that has

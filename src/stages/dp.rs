@@ -193,6 +193,19 @@ impl Balancer {
         splits.completions(problem, &self.work.tables, &mut self.chunks, most)
     }
 
+    /// The least bound of the [`Balancer::completions`] if none of them is relieved, where it is `most` or
+    /// less.
+    pub fn least_of_splits(&mut self, problem: &Problem, splits: &mut Splits, most: Picos) -> Option<Picos> {
+        self.work.tables.load(problem);
+        splits.least_bound(problem, &self.work.tables, &mut self.chunks, most)
+    }
+
+    /// Whether any of the splits fits in memory, so that none is relieved.
+    pub fn any_fits(&mut self, problem: &Problem, splits: &mut Splits) -> bool {
+        self.work.tables.load(problem);
+        splits.any_fits(problem, &self.work.tables)
+    }
+
     /// The even split with the cheapest recomputation that fits, if any does.
     pub fn even(&mut self, problem: &Problem) -> Option<(Assignment, Evaluation)> {
         let layers = problem.even_layers();

@@ -184,13 +184,15 @@ impl Relaxation {
         fits
     }
 
-    /// [`Relaxation::lower_bound`] of assignments that recompute in one way. The problem must have been
-    /// [`Relaxation::prepare`]d.
-    pub(super) fn bound_of(&mut self, problem: &Problem, way: Way) -> Option<Picos> {
+    /// [`Relaxation::lower_bound`] of assignments that recompute in one way; above `most` it need not be the
+    /// highest that is known. The problem must have been [`Relaxation::prepare`]d.
+    pub(super) fn bound_of(&mut self, problem: &Problem, way: Way, most: Picos) -> Option<Picos> {
+        // So far above that rounding does not bring it back.
+        let most = most.0 as f64 / SHRINK / SHRINK;
         let bound = match way {
-            Way::Mode(mode) => self.single(problem, usize::from(mode), f64::INFINITY),
-            Way::Block => self.mixed(problem, Some(problem.block?), f64::INFINITY),
-            Way::PerRank => self.mixed(problem, None, f64::INFINITY),
+            Way::Mode(mode) => self.single(problem, usize::from(mode), most),
+            Way::Block => self.mixed(problem, Some(problem.block?), most),
+            Way::PerRank => self.mixed(problem, None, most),
         };
         bound.map(floor)
     }

@@ -11,11 +11,11 @@
 //! even split alone, 3.1 %.
 //!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.
-//! Where no split fits with one that might take less, one more is listed, in which ranks that lack memory
-//! hold fewer layers.
+//! Where no split fits with any, another is listed, in which ranks that lack memory hold fewer layers.
 
 use super::chunked::{ChunkWork, Chunked, Policy};
-use super::tables::Tables;
+use super::loads::Loads;
+use super::tables::{ModeCost, Tables};
 use super::{Assignment, Block, Choice, Freedom, Problem, Way};
 use crate::units::Picos;
 
@@ -24,18 +24,34 @@ use crate::units::Picos;
 #[derive(Debug, Clone, Default)]
 pub struct Splits {
     list: Vec<Split>,
+    /// What the problem offers, the least recomputation first.
+    policies: Vec<Priced>,
+    /// What else decides whether anything fits.
+    hopeless: Vec<Policy>,
+    /// What a layer costs at least in any of them, by kind.
+    least: Vec<ModeCost>,
     uneven: bool,
 }
 
 #[derive(Debug, Clone)]
 struct Split {
     layers: Vec<u32>,
+    loads: Loads,
+    /// The rank that lacked memory last: it lacks it first.
+    lacking: usize,
     /// Lower bounds on the makespan, once computed.
     bounds: Vec<(Choice, Picos)>,
 }
 
-/// Recomputation of one micro-batch on all ranks together at least, and what recomputes so.
-type Priced = (u64, Policy);
+/// A policy, ordered by the recomputation of one micro-batch on all ranks together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Priced {
+    extra: u64,
+    policy: Policy,
+    /// What an average rank is busy with at least: a little less, so that it is below every relaxed bound
+    /// whatever their rounding.
+    busy: Picos,
+}
 
 impl Splits {
     pub(super) fn new(problem: &Problem, tables: &Tables, work: &mut ChunkWork, uneven: bool) -> Self {
@@ -44,7 +60,8 @@ impl Splits {
             let placed = layers.iter().sum::<u32>() == tables.layers;
             let enough = layers.iter().enumerate().all(|(k, &n)| n >= problem.least(k));
             if placed && enough && list.iter().all(|split| split.layers != layers) {
-                list.push(Split { bounds: Vec::new(), layers });
+                let loads = Loads::of(problem, tables, &layers);
+                list.push(Split { layers, loads, lacking: 0, bounds: Vec::new() });
             }
         };
         add(problem.even_layers());
@@ -57,11 +74,19 @@ impl Splits {
             };
             found.into_iter().for_each(add);
         }
-        Self { list, uneven }
+        let longest = list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
+        let hopeless = problem.hopeless.clone().map(|mode| Policy::All(Choice::Mode(mode))).collect();
+        Self {
+            policies: policies(problem, tables, longest),
+            hopeless,
+            least: tables.least(problem),
+            list,
+            uneven,
+        }
     }
 
     /// The completions of one problem whose lower bounds are `most` or less: every split with the
-    /// recomputation that fits and has the least bound, and a split relieved where memory lacks.
+    /// recomputation that fits and has the least bound, or a split relieved if none fits.
     pub(super) fn completions(
         &mut self,
         problem: &Problem,
@@ -69,15 +94,13 @@ impl Splits {
         work: &mut ChunkWork,
         most: Picos,
     ) -> Vec<Assignment> {
-        let longest = self.list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
-        let mut policies = policies(problem, tables, longest);
         // What takes longer without waiting does so with it.
-        policies.retain(|&(extra, _)| busy(problem, tables, extra) <= most);
+        let policies = &self.policies[..self.policies.partition_point(|priced| priced.busy <= most)];
         let mut found = Vec::new();
-        // Least bound of all splits, and which policies fit on some split.
-        let (mut least, mut fitting) = (Picos(u64::MAX), vec![false; policies.len()]);
+        let mut least = Picos(u64::MAX);
         for split in &mut self.list {
-            let fastest = split.fastest(problem, tables, work, &policies, &mut fitting);
+            split.loads.hold(problem);
+            let fastest = split.fastest(problem, tables, work, policies, most);
             let Some((bound, policy)) = fastest else { continue };
             least = least.min(bound);
             if bound <= most {
@@ -85,67 +108,139 @@ impl Splits {
             }
         }
         // Without even the even split there are more chunks than layers.
-        if self.uneven && !self.list.is_empty() {
-            let mut fitting = fitting.iter();
-            policies.retain(|&(extra, _)| {
-                !fitting.next().is_some_and(|fits| *fits) && busy(problem, tables, extra) < least
-            });
-            found.extend(relieved(problem, tables, work, &policies, least, most));
+        if self.uneven && !self.list.is_empty() && least == Picos(u64::MAX) && !self.fit(problem, tables) {
+            found.extend(self.relieved(problem, tables, work, most));
         }
         found
+    }
+
+    /// The least bound of the completions that are not relieved, if it is `most` or less.
+    pub(super) fn least_bound(
+        &mut self,
+        problem: &Problem,
+        tables: &Tables,
+        work: &mut ChunkWork,
+        most: Picos,
+    ) -> Option<Picos> {
+        let mut least: Option<Picos> = None;
+        for split in &mut self.list {
+            split.loads.hold(problem);
+            let highest = least.unwrap_or(most);
+            let fastest = split.fastest(problem, tables, work, &self.policies, highest);
+            least = fastest.map(|fastest| fastest.0).filter(|bound| *bound <= highest).or(least);
+        }
+        least
+    }
+
+    /// Whether any split fits in any way, so that none is relieved.
+    pub(super) fn any_fits(&mut self, problem: &Problem, tables: &Tables) -> bool {
+        self.list.iter_mut().for_each(|split| split.loads.hold(problem));
+        self.fit(problem, tables)
+    }
+
+    /// Whether any split fits in any way.
+    fn fit(&mut self, problem: &Problem, tables: &Tables) -> bool {
+        let Self { list, policies, hopeless, least, .. } = self;
+        // What recomputes most fits first.
+        let ways = || hopeless.iter().copied().chain(policies.iter().rev().map(|priced| priced.policy));
+        let fits = |split: &mut Split| {
+            !split.loads.lack_always(problem, tables, least)
+                && ways().any(|policy| split.fits(problem, tables, policy))
+        };
+        list.iter_mut().any(fits)
+    }
+
+    /// A split in which ranks that lack memory hold fewer layers, if what keeps least can be made to fit: of
+    /// all policies, in the order of their relaxed bounds, the first that can. None if its bound is
+    /// certainly above `most`.
+    fn relieved(
+        &self,
+        problem: &Problem,
+        tables: &Tables,
+        work: &mut ChunkWork,
+        most: Picos,
+    ) -> Option<Assignment> {
+        let least = work.relaxation.lower_bound(problem, most..=most);
+        if least.is_none_or(|least| least > most) {
+            return None;
+        }
+        let relief = Relief::new(problem, tables);
+        let ways = self.policies.iter().map(|priced| priced.policy).chain(self.hopeless.iter().copied());
+        let leanest = ways.min_by_key(|&one| relief.peak(one))?;
+        let lean = relief.split(work, leanest)?;
+        let mut relaxation = std::mem::take(&mut work.relaxation);
+        relaxation.prepare(problem);
+        // Of whole layers all counts share a bound.
+        let mut block = None;
+        let mut bound = |policy: Policy| match policy {
+            Policy::All(Choice::Mode(mode)) => relaxation.bound_of(problem, Way::Mode(mode), most),
+            Policy::All(Choice::Block(_)) => {
+                *block.get_or_insert_with(|| relaxation.bound_of(problem, Way::Block, most))
+            }
+            Policy::Cheapest => relaxation.bound_of(problem, Way::PerRank, most),
+        };
+        let policies = self.policies.iter().take_while(|priced| priced.busy <= most);
+        let roomy = policies.map(|priced| priced.policy).filter(|&policy| relief.has_room(policy));
+        let bounds = roomy.filter_map(|policy| Some((bound(policy)?, policy)));
+        let mut bounds: Vec<(Picos, Policy)> = bounds.filter(|(bound, _)| *bound <= most).collect();
+        bounds.sort_unstable();
+        work.relaxation = relaxation;
+        bounds.into_iter().find_map(|(_, policy)| match policy == leanest {
+            true => Some(lean.clone()),
+            false => relief.split(work, policy),
+        })
     }
 }
 
 /// Every policy that a problem offers, the least recomputation first.
 fn policies(problem: &Problem, tables: &Tables, longest: u32) -> Vec<Priced> {
+    let pipeline = &*problem.pipeline;
+    let ends: u64 = problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0).sum();
+    let all = tables.time(0, tables.layers) + ends;
+    let price = |extra: u64, policy: Policy| {
+        let busy = (all + extra) * pipeline.micro_batches / u64::from(pipeline.ranks);
+        Priced { extra, policy, busy: Picos(busy.saturating_sub(2 + (busy >> 28))) }
+    };
     if problem.freedom == Freedom::PerStage {
-        return vec![(0, Policy::Cheapest)];
+        return vec![price(0, Policy::Cheapest)];
     }
     let none = super::Fixed::default();
     let extra = |mode: u16| tables.in_mode(problem, &none, &tables.totals, mode).extra;
-    let modes = tables.modes.iter().map(|&mode| (extra(mode), Policy::All(Choice::Mode(mode))));
+    let modes = tables.modes.iter().map(|&mode| price(extra(mode), Policy::All(Choice::Mode(mode))));
     let mut list: Vec<Priced> = modes.collect();
     if let Some(Block { rest, counts: (fewest, most), .. }) = problem.block {
         let counts = fewest..=most.min(longest.max(fewest));
-        list.extend(counts.map(|n| (extra(rest), Policy::All(Choice::Block(n)))));
+        list.extend(counts.map(|n| price(extra(rest), Policy::All(Choice::Block(n)))));
     }
     list.sort_unstable();
     list
 }
 
 impl Split {
-    /// Of the policies that fit, the one with the least bound on the makespan. Notes which fit; not of
-    /// those that certainly take longer.
+    /// Of the policies that fit, the one with the least bound on the makespan; of those above `most` it need
+    /// not be the least.
     fn fastest(
         &mut self,
         problem: &Problem,
         tables: &Tables,
         work: &mut ChunkWork,
         policies: &[Priced],
-        fitting: &mut [bool],
+        most: Picos,
     ) -> Option<(Picos, Policy)> {
-        let ranks = problem.pipeline.ranks as usize;
-        let mut search = Chunked::new(problem, tables, work);
-        search.set_cuts(&self.layers);
-        // The rank that lacked memory last lacks it first.
-        let mut lacking = 0;
         let mut best: Option<(Picos, Policy)> = None;
-        for (&(extra, policy), noted) in policies.iter().zip(fitting) {
-            if best.is_some_and(|(bound, _)| bound < busy(problem, tables, extra)) {
+        for &Priced { busy, policy, .. } in policies {
+            let enough = best.map_or(most, |(bound, _)| bound.min(most));
+            if busy > enough {
                 break;
             }
             let no_better = |(_, other)| policy > other && tables.recomputes_no_less(problem, policy, other);
-            if best.is_some_and(no_better) {
+            if best.is_some_and(no_better)
+                || matches!(policy, Policy::All(choice) if self.loads.busy(problem, tables, choice) > enough)
+                || !self.fits(problem, tables, policy)
+            {
                 continue;
             }
-            let fails = std::iter::once(lacking).chain(0..ranks);
-            let fails = { fails }.find(|&rank| search.rank(rank, policy).excess > 0);
-            if let Some(rank) = fails {
-                lacking = rank;
-                continue;
-            }
-            *noted = true;
-            let bound = self.bound(&mut search, policy)?;
+            let bound = self.bound(problem, tables, work, policy)?;
             if best.is_none_or(|least| (bound, policy) < least) {
                 best = Some((bound, policy));
             }
@@ -153,8 +248,22 @@ impl Split {
         best
     }
 
+    /// Whether every rank has the memory.
+    fn fits(&mut self, problem: &Problem, tables: &Tables, policy: Policy) -> bool {
+        let lacking = self.loads.lacking(problem, tables, policy, self.lacking);
+        self.lacking = lacking.unwrap_or(self.lacking);
+        lacking.is_none()
+    }
+
     /// The lower bound on the makespan.
-    fn bound(&mut self, search: &mut Chunked<'_>, policy: Policy) -> Option<Picos> {
+    fn bound(
+        &mut self,
+        problem: &Problem,
+        tables: &Tables,
+        work: &mut ChunkWork,
+        policy: Policy,
+    ) -> Option<Picos> {
+        let mut search = Chunked::new(problem, tables, work);
         let Policy::All(choice) = policy else { return search.bound(&self.layers, policy) };
         if let Some((_, bound)) = self.bounds.iter().find(|(known, _)| *known == choice) {
             return Some(*bound);
@@ -163,49 +272,6 @@ impl Split {
         self.bounds.push((choice, bound));
         Some(bound)
     }
-}
-
-/// What an average rank is busy with at least, where one micro-batch recomputes for `extra` on all ranks
-/// together: a little less, so that it is below every relaxed bound whatever their rounding.
-fn busy(problem: &Problem, tables: &Tables, extra: u64) -> Picos {
-    let pipeline = &*problem.pipeline;
-    let ends: u64 = problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0).sum();
-    let all = tables.time(0, tables.layers) + ends + extra;
-    let busy = all * pipeline.micro_batches / u64::from(pipeline.ranks);
-    Picos(busy.saturating_sub(2 + (busy >> 28)))
-}
-
-/// A split in which ranks that lack memory hold fewer layers: of the `policies`, in the order of their
-/// relaxed bounds, the first that can be made to fit and may stay below `least` and not above `most`.
-fn relieved(
-    problem: &Problem,
-    tables: &Tables,
-    work: &mut ChunkWork,
-    policies: &[Priced],
-    least: Picos,
-    most: Picos,
-) -> Option<Assignment> {
-    if policies.is_empty() {
-        return None;
-    }
-    let mut relaxation = std::mem::take(&mut work.relaxation);
-    relaxation.prepare(problem);
-    // Of whole layers all counts share a bound.
-    let mut block = None;
-    let mut bound = |policy: Policy| match policy {
-        Policy::All(Choice::Mode(mode)) => relaxation.bound_of(problem, Way::Mode(mode)),
-        Policy::All(Choice::Block(_)) => {
-            *block.get_or_insert_with(|| relaxation.bound_of(problem, Way::Block))
-        }
-        Policy::Cheapest => relaxation.bound_of(problem, Way::PerRank),
-    };
-    let bounds = policies.iter().map(|&(_, policy)| (bound(policy).unwrap_or(Picos(u64::MAX)), policy));
-    let mut bounds: Vec<(Picos, Policy)> =
-        bounds.filter(|(bound, _)| *bound < least && *bound <= most).collect();
-    bounds.sort_unstable();
-    work.relaxation = relaxation;
-    let relief = Relief::new(problem, tables);
-    bounds.into_iter().find_map(|(_, policy)| relief.split(work, policy))
 }
 
 /// Time of one layer of a model of one kind, and of every chunk's ends.
@@ -306,6 +372,8 @@ struct Relief<'a> {
     layer: u64,
     /// Time of every chunk beside as many average layers as it has, all of it higher by the same.
     ends: Vec<u64>,
+    /// One layer more than the longest chunk of the even split.
+    longest: u64,
     /// Bytes left for layers, by rank.
     free: Vec<u64>,
     /// Micro-batches in flight on an average chunk when most are, by rank, times the chunks per rank.
@@ -318,8 +386,9 @@ impl<'a> Relief<'a> {
         let layer = tables.time(0, tables.layers) / layers;
         // How much longer the layers of every chunk of the even split take than average ones.
         let mut from = 0;
-        let longer: Vec<i64> = problem
-            .even_layers()
+        let even = problem.even_layers();
+        let longest = u64::from(even.iter().copied().max().unwrap_or(1).max(1) + 1);
+        let longer: Vec<i64> = even
             .iter()
             .map(|&n| {
                 from += n;
@@ -344,7 +413,7 @@ impl<'a> Relief<'a> {
             }
             free.push(problem.limit.0.saturating_sub(used));
         }
-        Self { problem, tables, layer, ends, free, in_flight }
+        Self { problem, tables, layer, ends, longest, free, in_flight }
     }
 
     /// Bytes that an average layer holds, and keeps per micro-batch under a policy.
@@ -357,13 +426,12 @@ impl<'a> Relief<'a> {
             });
             kept.min().unwrap_or(0)
         };
-        let longest = problem.even_layers().into_iter().max().unwrap_or(1).max(1) + 1;
         let kept = |kind: usize| match (policy, problem.block) {
             (Policy::All(Choice::Mode(mode)), _) => least(kind, &mut std::iter::once(mode)),
             (Policy::All(Choice::Block(n)), Some(block)) => {
                 let (full, rest) = (tables.mode(block.full)[kind].kept, tables.mode(block.rest)[kind].kept);
-                let n = u64::from(n.min(longest));
-                (n * full.min(rest) + (u64::from(longest) - n) * rest) / u64::from(longest)
+                let n = u64::from(n).min(self.longest);
+                (n * full.min(rest) + (self.longest - n) * rest) / self.longest
             }
             _ => least(kind, &mut (0..problem.modes.len() as u16)),
         };
@@ -376,19 +444,51 @@ impl<'a> Relief<'a> {
         (held / layers, all_kept / layers)
     }
 
+    /// About the bytes beside states of the rank with the most micro-batches in flight, if it holds as many
+    /// layers as the others.
+    fn peak(&self, policy: Policy) -> u64 {
+        let (_, kept) = self.bytes(policy);
+        let pipeline = &*self.problem.pipeline;
+        let in_flight = self.in_flight.iter().copied().max().unwrap_or(0);
+        let chunks = u64::from(pipeline.ranks) * u64::from(pipeline.chunks_per_rank);
+        let transient = |mode: u16| self.tables.mode(mode).iter().map(|cost| cost.transient).max();
+        let transient = match (policy, self.problem.block) {
+            (Policy::All(Choice::Mode(mode)), _) => transient(mode),
+            (Policy::All(Choice::Block(_)), Some(block)) => transient(block.full).max(transient(block.rest)),
+            _ => None,
+        };
+        kept * in_flight * u64::from(self.tables.layers) / chunks.max(1) + transient.unwrap_or(0)
+    }
+
+    /// About the most layers that each rank can hold under a policy, rather too many.
+    fn caps(&self, policy: Policy) -> impl Iterator<Item = u32> {
+        let (held, kept) = self.bytes(policy);
+        let chunks = u64::from(self.problem.pipeline.chunks_per_rank.max(1));
+        let layers = u64::from(self.tables.layers);
+        let most = move |(&free, &in_flight): (&u64, &u64)| {
+            let each = held + kept * in_flight / chunks;
+            (free + each / 2).checked_div(each).unwrap_or(layers).min(layers) as u32
+        };
+        self.free.iter().zip(&self.in_flight).map(most)
+    }
+
+    /// Whether all ranks together can hold the model under a policy, as far as averages tell.
+    fn has_room(&self, policy: Policy) -> bool {
+        self.caps(policy).map(u64::from).sum::<u64>() >= u64::from(self.tables.layers)
+    }
+
+    /// Bytes that grow with the layers of a rank that exceeds its limit by so much.
+    fn need(&self, rank: usize, excess: u64) -> u64 {
+        let order = &self.problem.pipeline.orders[rank];
+        let ends: u64 = order.chunks.iter().map(|&k| self.problem.fixed[k as usize].held.0).sum();
+        (self.problem.limit.0 + excess).saturating_sub(self.problem.rank_bytes.0 + ends)
+    }
+
     /// A split that fits under a policy, if one is found.
     fn split(&self, work: &mut ChunkWork, policy: Policy) -> Option<Assignment> {
         let (problem, tables) = (self.problem, self.tables);
         let (pipeline, layer, ends) = (&*problem.pipeline, self.layer, &self.ends);
-        let mut search = Chunked::new(problem, tables, work);
-        // About the most layers that each rank can hold, rather too many.
-        let (held, kept) = self.bytes(policy);
-        let most = |(&free, &in_flight): (&u64, &u64)| {
-            let each = held + kept * in_flight / u64::from(pipeline.chunks_per_rank.max(1));
-            let most = (free + each / 2).checked_div(each).unwrap_or(u64::from(tables.layers));
-            most.min(u64::from(tables.layers)) as u32
-        };
-        let mut caps: Vec<u32> = self.free.iter().zip(&self.in_flight).map(most).collect();
+        let mut caps: Vec<u32> = self.caps(policy).collect();
         let ranks = pipeline.ranks as usize;
         let mut counts = vec![0; problem.chunks()];
         let mut loads = vec![0; ranks];
@@ -433,19 +533,20 @@ impl<'a> Relief<'a> {
             for (rank, order) in pipeline.orders.iter().enumerate() {
                 spread(totals[rank], order.chunks.as_slice(), ends, layer, problem, &mut counts);
             }
-            search.set_cuts(&counts);
+            work.loads.place(problem, tables, &counts);
+            work.loads.hold(problem);
             let mut fits = true;
             for rank in 0..ranks {
-                let excess = search.rank(rank, policy).excess;
+                let excess = work.loads.rank(problem, tables, rank, policy).excess;
                 if excess > 0 {
                     fits = false;
-                    let share = search.need(rank, excess) / u64::from(totals[rank].max(1));
+                    let share = self.need(rank, excess) / u64::from(totals[rank].max(1));
                     let fewer = (excess / share.max(1)).clamp(1, u64::from(tables.layers));
                     caps[rank] = totals[rank].checked_sub(fewer as u32)?;
                 }
             }
             if fits {
-                return Some(search.assignment(counts, policy));
+                return Some(Chunked::new(problem, tables, work).assignment(counts, policy));
             }
         }
         None

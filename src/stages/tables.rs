@@ -52,6 +52,8 @@ pub(super) struct Tables {
     time: Vec<u64>,
     /// Costs of each mode, kind by kind.
     table: Vec<ModeCost>,
+    /// Work memory: recomputation of the whole model in each mode.
+    priced: Vec<(u64, u16)>,
 }
 
 impl Tables {
@@ -91,15 +93,17 @@ impl Tables {
                 transient: mode.transient[kind].0,
             }));
         }
+        let mut priced = std::mem::take(&mut self.priced);
+        priced.clear();
+        for (at, _) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
+            let costs = &self.table[at * self.kinds..][..self.kinds];
+            let extra = costs.iter().zip(&self.totals).map(|(cost, &n)| cost.extra * u64::from(n)).sum();
+            priced.push((extra, at as u16));
+        }
+        priced.sort_unstable();
         self.modes.clear();
-        let all = 0..problem.modes.len() as u16;
-        self.modes.extend(all.filter(|&mode| problem.modes[usize::from(mode)].offered));
-        let (table, totals, kinds) = (&self.table, &self.totals, self.kinds);
-        let cost = |mode: u16| -> u64 {
-            let costs = &table[usize::from(mode) * kinds..][..kinds];
-            costs.iter().zip(totals).map(|(cost, &n)| cost.extra * u64::from(n)).sum()
-        };
-        self.modes.sort_unstable_by_key(|&mode| (cost(mode), mode));
+        self.modes.extend(priced.iter().map(|(_, mode)| mode));
+        self.priced = priced;
     }
 
     /// Layers by kind in an interval.
@@ -146,6 +150,20 @@ impl Tables {
             }
         }
         sum
+    }
+
+    /// No more than any mode costs, by kind, whether whole chunks may use it or not.
+    pub fn least(&self, problem: &Problem) -> Vec<ModeCost> {
+        let all = |kind: usize| (0..problem.modes.len()).map(move |mode| (mode, mode * self.kinds + kind));
+        let least = |kind: usize| ModeCost {
+            extra: all(kind).map(|(_, at)| self.table[at].extra).min().unwrap_or(0),
+            kept: all(kind)
+                .map(|(mode, at)| self.table[at].kept / u64::from(problem.modes[mode].group.max(1)))
+                .min()
+                .unwrap_or(0),
+            transient: all(kind).map(|(_, at)| self.table[at].transient).min().unwrap_or(0),
+        };
+        (0..self.kinds).map(least).collect()
     }
 
     /// Costs of a mode by kind.

@@ -94,6 +94,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
         runs,
         modes,
         block,
+        hopeless: 0..0,
         freedom: if random.chance(50) { Freedom::Global } else { Freedom::PerStage },
         fixed,
         rank_bytes: Bytes(random.within(0, 20)),
@@ -383,6 +384,7 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, virtual_stages: u32, 
         hop: us(10),
         min_layers: if chunks > layers as usize { 0 } else { random.within(0, 1) as u32 },
         tail: None,
+        hopeless: 0..0,
     };
     let even = Assignment { layers: problem.even_layers(), recompute: vec![Choice::Mode(0); chunks] };
     let need = evaluate(&problem, &even).unwrap().memory.iter().max().copied().unwrap();

@@ -1,0 +1,243 @@
+//! What a split over several chunks per rank puts on every rank: tabulated once, so that a way to recompute
+//! costs little more than a product per rank.
+
+use super::chunked::Policy;
+use super::tables::{ModeCost, Tables};
+use super::{Choice, Counts, Problem, RankOrder, shared_bytes};
+use crate::units::Picos;
+
+/// Loads of all ranks under one split.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Loads {
+    /// First layer of every chunk, and the end of the last.
+    cuts: Vec<u32>,
+    ranks: Vec<RankLoad>,
+    /// Work memory: costs of the chunks of one rank.
+    chunks: Vec<ModeCost>,
+}
+
+/// Load of one rank.
+#[derive(Debug, Clone, Default)]
+struct RankLoad {
+    counts: Counts,
+    /// Most layers of a chunk.
+    longest: u32,
+    /// If all layers are of one kind and nothing else is kept: which, and the most of their micro-batches
+    /// in flight, summed over layers.
+    alike: Option<(usize, u64)>,
+    /// Both passes of one micro-batch without recomputation, ends included.
+    time: u64,
+    /// What passes before the rank can start and after it ends, at least.
+    idle: u64,
+    /// Bytes whatever is recomputed.
+    steady: u64,
+    /// Largest transient of the ends.
+    transient: u64,
+}
+
+/// A rank under one way to recompute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct RankCost {
+    /// Bytes beyond the limit.
+    pub excess: u64,
+    /// Recomputation of one micro-batch.
+    pub extra: u64,
+    pub choice: Choice,
+}
+
+impl Loads {
+    /// The loads of a split; of bytes [`Loads::hold`] takes care.
+    pub fn of(problem: &Problem, tables: &Tables, layers: &[u32]) -> Self {
+        let mut loads = Self::default();
+        loads.place(problem, tables, layers);
+        loads
+    }
+
+    /// As [`Loads::of`], in place.
+    pub fn place(&mut self, problem: &Problem, tables: &Tables, layers: &[u32]) {
+        self.cuts.clear();
+        self.cuts.push(0);
+        let mut at = 0;
+        for &n in layers {
+            at += n;
+            self.cuts.push(at);
+        }
+        self.ranks.clear();
+        let (mut before, mut hops) = (0, 0);
+        for (rank, order) in problem.pipeline.orders.iter().enumerate() {
+            let mut load = RankLoad { idle: before + hops * problem.hop.0, ..RankLoad::default() };
+            let mut keeps = false;
+            for &chunk in &order.chunks {
+                let k = chunk as usize;
+                let (from, to) = (self.cuts[k], self.cuts[k + 1]);
+                let fixed = &problem.fixed[k];
+                load.time += fixed.forward.0 + fixed.backward.0 + tables.time(from, to);
+                load.longest = load.longest.max(to - from);
+                load.transient = load.transient.max(fixed.transient.0);
+                keeps |= fixed.kept.0 > 0;
+                let counts = tables.counts(from, to);
+                for (sum, count) in load.counts.iter_mut().zip(&counts[..tables.kinds]) {
+                    *sum += count;
+                }
+            }
+            let mut kinds = (0..tables.kinds).filter(|&kind| load.counts[kind] > 0);
+            if let (Some(kind), None, false) = (kinds.next(), kinds.next(), keeps) {
+                let sum = |in_flight: &[u32]| {
+                    let chunks = in_flight.iter().zip(&order.chunks);
+                    let layers = |k: u32| self.cuts[k as usize + 1] - self.cuts[k as usize];
+                    chunks.map(|(&n, &k)| u64::from(n) * u64::from(layers(k))).sum::<u64>()
+                };
+                let most = order.in_flight.chunks_exact(order.chunks.len()).map(sum).max();
+                load.alike = Some((kind, most.unwrap_or(0)));
+            }
+            // The first chunks of the ranks follow one another at both ends of the step, at its beginning
+            // alone where weight gradients may come last.
+            if order.chunks.first() == Some(&(rank as u32)) {
+                let (fixed, at) = (&problem.fixed[rank], (self.cuts[rank], self.cuts[rank + 1]));
+                if problem.pipeline.split_backward {
+                    let counts = tables.counts(at.0, at.1);
+                    let layers =
+                        problem.kinds.iter().zip(counts).map(|(kind, n)| u64::from(n) * kind.forward.0);
+                    before += fixed.forward.0 + layers.sum::<u64>();
+                    hops += 1;
+                } else {
+                    before += fixed.forward.0 + fixed.backward.0 + tables.time(at.0, at.1);
+                    hops += 2;
+                }
+            }
+            self.ranks.push(load);
+        }
+    }
+
+    /// Reads what the ranks hold; problems that share splits may differ in that.
+    pub fn hold(&mut self, problem: &Problem) {
+        for (load, order) in self.ranks.iter_mut().zip(&problem.pipeline.orders) {
+            let (mut held, mut gathered, mut touches) = (problem.rank_bytes.0, 0, 0);
+            for &chunk in &order.chunks {
+                let fixed = &problem.fixed[chunk as usize];
+                held += fixed.held.0;
+                gathered = gathered.max(fixed.gathered.0);
+                touches |= fixed.touches;
+            }
+            for (kind, &count) in problem.kinds.iter().zip(&load.counts).filter(|(_, n)| **n > 0) {
+                held += u64::from(count) * kind.held.0;
+                gathered = gathered.max(kind.gathered.0);
+                touches |= kind.touches;
+            }
+            load.steady = held + gathered + shared_bytes(&problem.shared, touches);
+        }
+    }
+
+    /// A time that the schedule takes at least where all layers recompute in one way: every rank is busy
+    /// with its own, and waits for the first chunks of those before it.
+    pub fn busy(&self, problem: &Problem, tables: &Tables, choice: Choice) -> Picos {
+        let mode = match (choice, problem.block) {
+            (Choice::Block(_), Some(block)) => block.rest,
+            (Choice::Mode(mode), _) => mode,
+            (Choice::Block(_), None) => return Picos::ZERO,
+        };
+        let costs = tables.mode(mode);
+        let m = problem.pipeline.micro_batches;
+        let busy = |load: &RankLoad| {
+            let extra = costs.iter().zip(&load.counts).map(|(cost, &n)| u64::from(n) * cost.extra);
+            load.idle + m * (load.time + extra.sum::<u64>())
+        };
+        Picos(self.ranks.iter().map(busy).max().unwrap_or(0))
+    }
+
+    /// The first rank from `guess` on, round and round, that lacks memory.
+    pub fn lacking(
+        &mut self,
+        problem: &Problem,
+        tables: &Tables,
+        policy: Policy,
+        guess: usize,
+    ) -> Option<usize> {
+        let ranks = self.ranks.len();
+        let lacks = |rank: &usize| self.rank(problem, tables, *rank, policy).excess > 0;
+        (guess..ranks).chain(0..guess.min(ranks)).find(lacks)
+    }
+
+    /// Cost of a rank.
+    pub fn rank(&mut self, problem: &Problem, tables: &Tables, rank: usize, policy: Policy) -> RankCost {
+        match policy {
+            Policy::All(choice) => self.cost(problem, tables, rank, choice),
+            Policy::Cheapest => self.cheapest(problem, tables, rank),
+        }
+    }
+
+    /// Whether some rank lacks memory in every way, where every layer keeps at least what is `least` of its
+    /// kind.
+    pub fn lack_always(&self, problem: &Problem, tables: &Tables, least: &[ModeCost]) -> bool {
+        let lacks = |(load, order): (&RankLoad, &RankOrder)| {
+            let kept = |&k: &u32| {
+                let counts = tables.counts(self.cuts[k as usize], self.cuts[k as usize + 1]);
+                let layers = least.iter().zip(counts).map(|(cost, n)| u64::from(n) * cost.kept);
+                problem.fixed[k as usize].kept.0 + layers.sum::<u64>()
+            };
+            let present = least.iter().zip(&load.counts).filter(|(_, n)| **n > 0);
+            let transient = present.map(|(cost, _)| cost.transient).max().unwrap_or(0);
+            // One state of the many: most ranks lack memory in the first.
+            let first = order.in_flight.iter().zip(&order.chunks);
+            let kept: u64 = first.map(|(&n, k)| u64::from(n) * kept(k)).sum();
+            load.steady + kept + load.transient.max(transient) > problem.limit.0
+        };
+        self.ranks.iter().zip(&problem.pipeline.orders).any(lacks)
+    }
+
+    fn cost(&mut self, problem: &Problem, tables: &Tables, rank: usize, choice: Choice) -> RankCost {
+        let load = &self.ranks[rank];
+        let beyond = |kept: u64, transient: u64| {
+            (load.steady + kept + load.transient.max(transient)).saturating_sub(problem.limit.0)
+        };
+        if let (Choice::Mode(mode), Some((kind, in_flight))) = (choice, load.alike)
+            && problem.modes[usize::from(mode)].group == 1
+        {
+            let cost = tables.mode(mode)[kind];
+            let extra = u64::from(load.counts[kind]) * cost.extra;
+            return RankCost { extra, excess: beyond(in_flight * cost.kept, cost.transient), choice };
+        }
+        let order = &problem.pipeline.orders[rank];
+        self.chunks.clear();
+        self.chunks.extend(order.chunks.iter().map(|&k| {
+            let fixed = &problem.fixed[k as usize];
+            let at = (self.cuts[k as usize], self.cuts[k as usize + 1]);
+            match choice {
+                Choice::Mode(mode) => tables.in_mode(problem, fixed, &tables.counts(at.0, at.1), mode),
+                Choice::Block(n) => tables.in_block(problem, fixed, at, n),
+            }
+        }));
+        let extra = self.chunks.iter().map(|chunk| chunk.extra).sum();
+        let transient = self.chunks.iter().map(|chunk| chunk.transient).max().unwrap_or(0);
+        let kept = |in_flight: &[u32]| {
+            let chunks = in_flight.iter().zip(&self.chunks);
+            chunks.map(|(&n, chunk)| u64::from(n) * chunk.kept).sum::<u64>()
+        };
+        let kept = order.in_flight.chunks_exact(order.chunks.len()).map(kept).max().unwrap_or(0);
+        RankCost { extra, excess: beyond(kept, transient), choice }
+    }
+
+    /// The choice with the fewest bytes beyond the limit, and of those the least recomputation.
+    fn cheapest(&mut self, problem: &Problem, tables: &Tables, rank: usize) -> RankCost {
+        let longest = self.ranks[rank].longest;
+        let mut best: Option<RankCost> = None;
+        let mut consider = |choice: Choice| {
+            let cost = self.cost(problem, tables, rank, choice);
+            if best.is_none_or(|best| (cost.excess, cost.extra) < (best.excess, best.extra)) {
+                best = Some(cost);
+            }
+            cost.excess == 0
+        };
+        for (at, &mode) in tables.modes.iter().enumerate() {
+            if consider(Choice::Mode(mode)) && (at == 0 || tables.kinds == 1) {
+                break;
+            }
+        }
+        if let Some(block) = problem.block {
+            // More layers only cost more.
+            let most = block.counts.1.min(longest.max(block.counts.0));
+            let _ = (block.counts.0..=most).any(|n| consider(Choice::Block(n)));
+        }
+        best.unwrap_or(RankCost { extra: 0, excess: u64::MAX, choice: Choice::Mode(0) })
+    }
+}

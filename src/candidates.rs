@@ -464,15 +464,22 @@ impl<'a> Space<'a> {
         CELL_RULES.contains(&refusal.rule).then_some(refusal.rule)
     }
 
-    /// Whether the framework runs passes in an order, with or without overlap of the experts' exchange.
+    /// The rule by which the framework does not run passes in an order, with or without overlap of the
+    /// experts' exchange, whatever dispatches their tokens.
     #[must_use]
-    pub fn allows_order(&self, g: &Group, (schedule, v, expert_overlap): (Schedule, u32, bool)) -> bool {
+    pub fn order_rule(
+        &self,
+        g: &Group,
+        (schedule, v, expert_overlap): (Schedule, u32, bool),
+    ) -> Option<&'static str> {
         let plain = self.plain_cell(g);
-        self.flags(g).dispatchers.into_iter().any(|dispatcher| {
+        let mut rules = self.flags(g).dispatchers.into_iter().map(|dispatcher| {
             let cell = CellKey { dispatcher, expert_overlap, ..plain };
             let layout = layout_of(g, &cell, v, schedule, 0, 1, false);
-            broken_rule(self.target, self.context, &layout, ORDER_RULES).is_none()
-        })
+            broken_rule(self.target, self.context, &layout, ORDER_RULES).map(|refusal| refusal.rule)
+        });
+        let first = rules.next()??;
+        rules.all(|rule| rule.is_some()).then_some(first)
     }
 
     /// Every schedule of a group with its numbers of chunks per rank.

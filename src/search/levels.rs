@@ -4,6 +4,7 @@ use super::*;
 use crate::candidates::Axis;
 use crate::plan::Recompute;
 use crate::planner::Task;
+use crate::units::Bytes;
 
 fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
     let mut task = Task::shipped(model, "dgx-h100", gpus, batch, 4096).expect("ships");

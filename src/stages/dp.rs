@@ -155,27 +155,12 @@ impl Balancer {
         Outcome::Found(Picos(value))
     }
 
-    /// A lower bound on [`Evaluation::chain`] over all splits and all recomputation, whatever
-    /// [`Problem::freedom`] says: for one chunk per rank, time without recomputation plus the smallest
-    /// bottleneck that memory allows; for several, the work of the fullest rank or the average chain.
-    /// `None` if nothing fits. Above `below` the exact value is of no interest and any
-    /// bound that is not below may be returned.
-    pub fn lower_bound(&mut self, problem: &Problem, below: Option<Picos>) -> Option<Picos> {
-        if problem.pipeline.chunks_per_rank > 1 {
-            self.work.tables.load(problem);
-            return chunked::least_bound(problem, &self.work.tables, &mut self.chunks).map(Picos);
-        }
-        let mut search = Search::new(problem, &mut self.work, Objective::Chain);
-        let base = search.least_sum(Policy::Cheapest, search.layers) + search.constant;
-        let most = below.map_or(FREE, |Picos(time)| time.saturating_sub(base));
-        match search.bottleneck(Policy::Cheapest, most, search.layers) {
-            Some(beta) => Some(Picos(base + beta)),
-            // Nothing below the threshold: either nothing at all, or something not below.
-            None if below.is_some() => {
-                search.walk(Policy::Cheapest, FREE, true).ok().map(|_| Picos(base.saturating_add(most)))
-            }
-            None => None,
-        }
+    /// A lower bound on [`Evaluation::bound`] over all splits of a problem with several chunks per rank and
+    /// all recomputation, whatever [`Problem::freedom`] says: the work of the fullest rank or the average
+    /// chain. `None` if nothing fits.
+    pub fn lower_bound(&mut self, problem: &Problem) -> Option<Picos> {
+        self.work.tables.load(problem);
+        chunked::least_bound(problem, &self.work.tables, &mut self.chunks).map(Picos)
     }
 
     /// Splits over several chunks per rank that are worth timing, whatever the memory: the even one, and

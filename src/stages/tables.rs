@@ -208,15 +208,15 @@ impl Tables {
     /// Whether no chunk recomputes for less time under one policy than under another.
     pub fn recomputes_no_less(&self, problem: &Problem, one: Policy, other: Policy) -> bool {
         let extra = |choice: Choice| match (choice, problem.block) {
-            (Choice::Block(_), Some(block)) => (self.mode(block.full), self.mode(block.rest)),
-            (Choice::Block(_), None) => (self.mode(0), self.mode(0)),
-            (Choice::Mode(mode), _) => (self.mode(mode), self.mode(mode)),
+            (Choice::Mode(mode), _) => Some((self.mode(mode), self.mode(mode))),
+            (Choice::Block(_), Some(block)) => Some((self.mode(block.full), self.mode(block.rest))),
+            (Choice::Block(_), None) => None,
         };
         match (one, other) {
             (Policy::All(Choice::Block(one)), Policy::All(Choice::Block(other))) => one >= other,
             (Policy::All(one), Policy::All(other)) => {
                 // The least of the one's layers, the most of the other's.
-                let (one, other) = (extra(one).1, extra(other).0);
+                let (Some((_, one)), Some((other, _))) = (extra(one), extra(other)) else { return false };
                 let kinds = self.totals.iter().zip(one.iter().zip(other)).filter(|(n, _)| **n > 0);
                 { kinds }.all(|(_, (one, other))| one.extra >= other.extra)
             }

@@ -1,0 +1,267 @@
+//! Bounds on groups of layouts, each sharper and dearer than the one before.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::balance::{Balancing, Hopeless, LegalModes, RecomputeFamily, TablesOf};
+use super::best::Threshold;
+use super::groups::Order;
+use super::{Bounded, KEPT_FLOORS, Scratch, Search};
+use crate::candidates::{Group, layout_of};
+use crate::cost::model::{Flags, Parts};
+use crate::cost::step::once_per_step;
+use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
+use crate::plan::{CudaGraphs, Offload, Schedule};
+use crate::stages::Way;
+use crate::units::Picos;
+
+/// What a whole step takes at least, given the time of its passes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Floor {
+    pub once: Picos,
+    pub jitter: f64,
+}
+
+impl Floor {
+    pub fn step(self, passes: Picos) -> Picos {
+        let sum = passes + self.once;
+        sum + sum.scale((self.jitter - 1.0).max(0.0))
+    }
+
+    /// Passes that certainly fit into a step of `time`.
+    pub fn passes(self, time: Picos) -> Picos {
+        // Far more than the rounding of a product in floating point.
+        let sum = time.scale(1.0 / self.jitter.max(1.0)).saturating_sub(Picos(2 + (time.0 >> 40)));
+        sum.saturating_sub(self.once)
+    }
+
+    /// For steps that matter up to `time`, passes that certainly do and passes that certainly do not: only
+    /// on which side of these a bound lies is of interest.
+    pub fn at_most(self, time: Option<Picos>) -> RangeInclusive<Picos> {
+        let Some(time) = time else { return Picos(u64::MAX)..=Picos(u64::MAX) };
+        let passes = self.passes(time);
+        passes..=passes + Picos(8 + (time.0 >> 38))
+    }
+}
+
+/// What cells of a family cost at least under any flags.
+pub(super) struct Floors {
+    cell: CellCosts,
+    legal: Arc<LegalModes>,
+    /// The Pareto set of what is legal, at floor costs.
+    family: RecomputeFamily,
+}
+
+impl Search<'_> {
+    /// A first bound on every group: computation and exchange at the best flags, whatever memory allows.
+    pub(super) fn first_bounds(&self, groups: &[Group]) -> Vec<(Picos, Group)> {
+        let mut families: Vec<(Family, &Group)> = groups.iter().map(|g| (family_of(g), g)).collect();
+        families.sort_unstable();
+        families.dedup_by_key(|(family, _)| *family);
+        let price = |parts: &mut Parts, (family, group): &(Family, &Group)| {
+            let flags = self.floor_flags(group);
+            (*family, self.cost.floor_total(&self.space.plain_cell(group), &flags, parts))
+        };
+        let floors: HashMap<Family, Picos> = families.par_iter().map_init(Parts::default, price).collect();
+        let bound = |g: &Group| {
+            let least = floors.get(&family_of(g)).copied().unwrap_or_default();
+            (self.floor(Picos::ZERO).step(least_passes(least, g)), *g)
+        };
+        groups.par_iter().map(bound).collect()
+    }
+
+    /// Flags of a group without the graphs that no cell of it may have.
+    fn floor_flags(&self, group: &Group) -> Flags {
+        let mut flags = self.space.flags(group);
+        let plain = self.space.plain_cell(group);
+        flags.cuda_graphs.retain(|&cuda_graphs| {
+            cuda_graphs != CudaGraphs::FullIteration
+                || self.space.cell_rule(group, &CellKey { cuda_graphs, ..plain }).is_none()
+        });
+        flags
+    }
+
+    /// A bound that knows of memory: what is recomputed at least, at the best flags and the sharding with
+    /// the fewest bytes. None if no layout of the group can fit. Above `most` it need not be exact.
+    pub(super) fn second_bound(
+        &self,
+        first: Picos,
+        most: Option<Picos>,
+        group: &Group,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
+        let offloads = self.offloads().iter();
+        let problems = offloads.map(|&offload| (offload, None));
+        self.relaxed_bound(first, most, group, problems, scratch)
+    }
+
+    /// [`Search::second_bound`], order by order of the passes and with and without overlap of the experts'
+    /// exchange: what a fast layout of one kind and a lean one of another have in common is less than
+    /// either.
+    pub(super) fn third_bound(
+        &self,
+        &Bounded { bound: second, ref group, .. }: &Bounded,
+        most: Option<Picos>,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
+        let orders = self.orders(group);
+        let allowed = |order: &Order| {
+            let order = *order;
+            let overlaps = [false, true].into_iter().zip(order.rules).filter(|(_, rule)| *rule == Ok(()));
+            overlaps.map(move |(overlap, _)| (order.schedule, order.virtual_stages, overlap))
+        };
+        let offloads = self.offloads().iter();
+        let problems = offloads
+            .flat_map(|&offload| orders.iter().flat_map(allowed).map(move |order| (offload, Some(order))));
+        self.relaxed_bound(second, most, group, problems, scratch)
+    }
+
+    /// The least relaxed bound of some of a group's problems that nothing of it costs less than, where it
+    /// is above `known`; none if memory holds none of them.
+    fn relaxed_bound(
+        &self,
+        known: Picos,
+        most: Option<Picos>,
+        group: &Group,
+        problems: impl Iterator<Item = (Offload, Option<(Schedule, u32, bool)>)>,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
+        if !self.looped() {
+            return Some(known);
+        }
+        let floor = self.floor(Picos::ZERO);
+        let range = floor.passes(known)..=*floor.at_most(most).end();
+        let mut least: Option<Picos> = None;
+        for (offload, one) in problems {
+            let Balancing { problem, .. } = self.floor_problem(group, offload, one, false, scratch);
+            // What cannot be bounded may be anything.
+            if problem.check().is_err() {
+                return Some(known);
+            }
+            let Some(passes) = scratch.relaxation.lower_bound(&problem, range.clone()) else { continue };
+            if passes <= *range.start() {
+                return Some(known);
+            }
+            least = Some(least.map_or(passes, |least| least.min(passes)));
+        }
+        least.map(|passes| known.max(floor.step(passes)))
+    }
+
+    fn offloads(&self) -> &[Offload] {
+        self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE])
+    }
+
+    /// Whether no schedule of the space splits backward passes: what floors hold for.
+    fn looped(&self) -> bool {
+        let looped = |s: &Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
+        self.space.capabilities().schedules.iter().all(looped)
+    }
+
+    /// The ways to recompute with which no layout of a group can take as little as `limit`.
+    pub(super) fn hopeless(
+        &self,
+        group: &Group,
+        offload: Offload,
+        limit: Threshold,
+        scratch: &mut Scratch,
+    ) -> Hopeless {
+        let mut hopeless = Hopeless::default();
+        let Some(time) = limit.time() else { return hopeless };
+        if !self.looped() || self.space.capabilities().recompute.per_stage {
+            return hopeless;
+        }
+        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, None, true, scratch);
+        if problem.check().is_err() {
+            return hopeless;
+        }
+        let most = *self.floor(Picos::ZERO).at_most(Some(time)).end();
+        scratch.relaxation.ways(&problem, most, &mut scratch.ways);
+        let listed = |way: Way| scratch.ways.iter().any(|(_, listed)| *listed == way);
+        for (at, _) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
+            if !listed(Way::Mode(at as u16)) {
+                hopeless.modes.insert(modes[at]);
+            }
+        }
+        hopeless.block = problem.block.is_some() && !listed(Way::Block);
+        hopeless
+    }
+
+    /// The balancing problem of no layout of a group that costs more than any of them, of all of them or
+    /// of those with one order of the passes and with or without overlap of the experts' exchange; with
+    /// `every` legal way to recompute or those alone that may be best.
+    fn floor_problem(
+        &self,
+        group: &Group,
+        offload: Offload,
+        one: Option<(Schedule, u32, bool)>,
+        every: bool,
+        scratch: &mut Scratch,
+    ) -> Balancing {
+        let (schedule, virtual_stages, overlap) = one.unwrap_or((Schedule::OneFOneB, 1, false));
+        let plain = CellKey { offload, expert_overlap: overlap, ..self.space.plain_cell(group) };
+        let layout = layout_of(group, &plain, virtual_stages, schedule, 0, 1, false);
+        let key = (family_of(group), offload, one.map(|one| one.2));
+        if !scratch.floors.contains_key(&key) {
+            let mut flags = self.floor_flags(group);
+            if one.is_some() {
+                flags.expert_overlap = vec![overlap];
+            }
+            let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
+            let legal = self.legal_modes(&layout, &cell, scratch);
+            let family = RecomputeFamily::new(&legal, &cell);
+            if scratch.floors.len() >= KEPT_FLOORS {
+                scratch.floors.clear();
+            }
+            scratch.floors.insert(key, Floors { cell, legal, family });
+        }
+        let price = |(zero, shard, overlap)| {
+            self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
+        };
+        let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
+        let sharding = Sharding::least(shardings.iter());
+        let floors = &scratch.floors[&key];
+        let all = every.then(|| RecomputeFamily::every(&floors.legal, &floors.cell));
+        let family = all.as_ref().unwrap_or(&floors.family);
+        let tables = TablesOf { cell: &floors.cell, sharding: &sharding, hop: Hop::default() };
+        let capabilities = self.space.capabilities();
+        let mut balancing =
+            scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
+        let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
+        if one.is_none() {
+            balancing.problem.pipeline = scratch.builder.busy(ranks, micro_batches);
+            // Chunks of a deep pipeline may be empty.
+            balancing.problem.min_layers = 0;
+        } else if schedule == Schedule::OneFOneB {
+            balancing.problem.pipeline = scratch.builder.either_pass(ranks, micro_batches);
+        }
+        balancing
+    }
+
+    pub(super) fn once(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u64) -> Floor {
+        // The fullest rank updates at least the average; rounding may take a picosecond off.
+        let update = once_per_step(sharding, parameters).update.saturating_sub(Picos(1)) / ranks;
+        Floor { once: update + sharding.step_overhead, jitter: sharding.jitter }
+    }
+
+    /// What every step takes beside its passes.
+    pub(super) fn floor(&self, once: Picos) -> Floor {
+        let (overhead, jitter) = self.cost.step_floor();
+        Floor { once: once + overhead, jitter }
+    }
+}
+
+/// What the passes of a group take at least if one micro-batch takes `total`: every rank runs all
+/// micro-batches, and one micro-batch passes through all ranks.
+pub(super) fn least_passes(total: Picos, g: &Group) -> Picos {
+    total.max(Picos(total.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel)))
+}
+
+/// TP, CP, micro-batch, EP, ETP.
+pub(super) type Family = (u32, u32, u32, u32, u32);
+
+fn family_of(g: &Group) -> Family {
+    (g.tensor_parallel, g.context_parallel, g.micro_batch_size, g.expert_parallel, g.expert_tensor_parallel)
+}

@@ -1,0 +1,74 @@
+//! What is said of the plans that are printed.
+
+use super::balance::{RecomputeFamily, TablesOf, first_rank_tail};
+use super::best::Settled;
+#[cfg(feature = "milp")]
+use super::verify;
+use super::{Found, Scratch, Search};
+use crate::cost::CellKey;
+use crate::cost::step::predict;
+use crate::plan::Plan;
+use crate::stages::{Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
+
+impl Search<'_> {
+    /// Prediction, even split and certificate of a plan that is printed.
+    pub(super) fn finish(&self, settled: Settled, verify: bool) -> Found {
+        let layout = *settled.plan.layout();
+        let prediction = predict(self.cost, self.layers, &settled.plan);
+        let mut scratch = Scratch::default();
+        let priced = self.price(&CellKey::from(&layout), &mut scratch);
+        let sharding = self.cost.sharding(&layout);
+        let hop = self.cost.hop(&layout);
+        let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop };
+        let context = self.space.context();
+        let legal = self.legal_modes(&layout, &priced.cell, &mut scratch);
+        let family = RecomputeFamily::new(&legal, &priced.cell);
+        let capabilities = self.space.capabilities();
+        let balancing = scratch.builder.build(self.cost, self.layers, &layout, tables, &family, capabilities);
+        let problem = &balancing.problem;
+        let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
+        let mut bound = self.least_makespan(&layout, &priced, hop);
+        #[cfg(not(feature = "milp"))]
+        let _ = verify;
+        #[cfg(feature = "milp")]
+        let mut verified = None;
+        if layout.virtual_stages == 1 {
+            #[cfg(feature = "milp")]
+            if verify
+                && layout.pipeline_parallel > 1
+                && self.layers.runs.len() <= verify::MOST_RUNS
+                && let Balanced::Found(chain) = scratch.balancer.solve(problem, SplitObjective::Chain, None)
+            {
+                verified = self.verify(&layout, &balancing, chain, tables, &mut scratch);
+            }
+            let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
+            if let Balanced::Found(chain) = scratch.balancer.solve(&tailed, SplitObjective::Chain, None) {
+                bound = bound.max(chain);
+            }
+        } else {
+            #[cfg(feature = "milp")]
+            if verify && let Some(least) = Self::least_by_programme(&layout, problem, tables) {
+                bound = bound.max(least);
+            }
+            if let Some(least) = scratch.balancer.lower_bound(problem) {
+                bound = bound.max(least);
+            }
+        }
+        let bound = floor.step(bound);
+        let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
+            evaluate_into(problem, &assignment, &mut scratch.evaluation).ok()?;
+            let chunks = balancing.chunks(&assignment);
+            let plan = Plan::new(layout, chunks, context.gpus, context.global_batch_size, context.layers);
+            Some(self.time(&layout, &assignment, &plan.ok()?, tables, &mut scratch))
+        });
+        let split_gap = (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0);
+        Found {
+            plan: settled.plan,
+            prediction,
+            even,
+            split_gap,
+            #[cfg(feature = "milp")]
+            verified,
+        }
+    }
+}

@@ -1,0 +1,460 @@
+//! Groups, opened: their cells, the lines of layouts that differ in nothing but sharding, and which of them
+//! could matter.
+
+use std::rc::Rc;
+
+use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf};
+use super::best::{Best, Class, Settled, Threshold, class_of_group};
+use super::bounds::{Floor, least_passes};
+use super::layouts::Sharded;
+use super::{Bounded, CELLS_AT_A_GLANCE, Counters, Observer, Request, Scratch, Search};
+use crate::candidates::{Group, layout_of};
+use crate::cost::step::state_bytes;
+use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
+use crate::plan::{Layout, Offload, Schedule};
+use crate::stages::Splits;
+use crate::units::Picos;
+
+/// Layouts of a group that differ in nothing but sharding.
+pub(super) struct Line {
+    /// Least time of the whole step.
+    least: Picos,
+    /// About what it takes: where ranks have several chunks, no bound knows how long they wait.
+    estimate: Picos,
+    /// Least time of all passes.
+    pub passes: Picos,
+    /// Which cell, and which schedule and number of chunks, in the order of generation.
+    at: (usize, usize),
+    pub cell: Rc<Priced>,
+    /// One of the layouts, unsharded.
+    layout: Layout,
+    pub hop: Hop,
+    /// The balancing problem of one layout after the other.
+    pub balancing: Balancing,
+    /// Splits of all of them over several chunks per rank, where they differ in held bytes alone.
+    splits: Option<Splits>,
+}
+
+/// The shardings of a group's orders: one stretch of them per order.
+struct States {
+    /// What they hold for.
+    offload: Offload,
+    all: Vec<StateCost>,
+    /// By order: no more bytes, traffic and time than any of its shardings.
+    some: Vec<StateCost>,
+    /// By order: no fewer bytes than any of its shardings, where none has traffic during the passes.
+    most: Vec<Option<Sharding>>,
+    /// By order: how many of them leave room on an average rank.
+    fitting: Vec<u32>,
+    /// Ways to recompute with which no layout of the group can matter.
+    hopeless: Hopeless,
+}
+
+/// What a sharding costs beside layers.
+pub(super) struct StateCost {
+    pub sharding: Sharding,
+    pub floor: Floor,
+    /// Whether the states alone fit into an average rank.
+    pub fits: bool,
+    /// Whether the host holds what lives there.
+    pub held: bool,
+}
+
+/// A priced cell.
+pub(super) struct Priced {
+    pub cell: CellCosts,
+    /// One micro-batch through all layers and ends.
+    sum: Picos,
+    /// All parameters, as if on one pipeline rank.
+    pub parameters: LocalParameters,
+    /// Largest share of a forward pass in the time of a layer or an end.
+    forward_share: f64,
+    /// Time of the fastest layer.
+    least_layer: Picos,
+}
+
+/// What came of one group.
+#[derive(Default)]
+pub(super) struct Opened {
+    pub settled: Vec<Settled>,
+    pub counters: Counters,
+}
+
+/// An order of passes that a group's layouts may have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Order {
+    pub schedule: Schedule,
+    pub virtual_stages: u32,
+    /// Without and with overlap of the experts' exchange: the rule that forbids it; of what no flag
+    /// offers, that there is none.
+    pub rules: [Result<(), &'static str>; 2],
+}
+
+/// A group as it is opened.
+pub(super) struct Opening<'a> {
+    pub group: &'a Group,
+    class: Class,
+    pub request: &'a Request,
+    /// What had to be beaten before.
+    frozen: Threshold,
+    orders: Vec<Order>,
+    shardings: Vec<(u8, u32, bool)>,
+}
+
+impl Opening<'_> {
+    /// What has to be beaten where these are the best of the group.
+    pub fn limit(&self, own: &Best) -> Threshold {
+        if self.request.exhaustive {
+            Threshold::default()
+        } else {
+            self.frozen.min(own.threshold(self.class))
+        }
+    }
+}
+
+impl Search<'_> {
+    /// The orders of passes of a group.
+    pub(super) fn orders(&self, group: &Group) -> Vec<Order> {
+        let overlaps = self.space.flags(group).expert_overlap;
+        let mut orders: Vec<Order> = Vec::new();
+        self.space.orders(group, |schedule, virtual_stages| {
+            let rule = |overlap| match overlaps.contains(&overlap) {
+                true => self.space.order_rule(group, (schedule, virtual_stages, overlap)).map_or(Ok(()), Err),
+                false => Err("expert-overlap"),
+            };
+            orders.push(Order { schedule, virtual_stages, rules: [rule(false), rule(true)] });
+        });
+        orders
+    }
+
+    /// Settles the layouts of a group that could matter; nothing if it is told to stop before the end.
+    /// A mere `glance` settles what looks best, and drops nothing.
+    pub(super) fn open(
+        &self,
+        &Bounded { bound, ref group, .. }: &Bounded,
+        request: &Request,
+        frozen: Threshold,
+        glance: bool,
+        observer: &dyn Observer,
+        scratch: &mut Scratch,
+    ) -> Option<Opened> {
+        let mut opened = Opened::default();
+        if frozen.excludes(bound) {
+            opened.counters.drop("bound: degrees", self.space.count(group));
+            return Some(opened);
+        }
+        let opening = Opening {
+            group,
+            class: class_of_group(group),
+            request,
+            frozen,
+            orders: self.orders(group),
+            shardings: self.space.shardings(group),
+        };
+        let layouts = (opening.orders.len() * opening.shardings.len()) as u64;
+        let mut cells = std::mem::take(&mut scratch.cells);
+        cells.clear();
+        self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
+        cells.sort_unstable();
+        let mut known: Vec<States> = Vec::new();
+        let mut lines: Vec<(usize, Line)> = Vec::new();
+        let step = if glance { cells.len().div_ceil(CELLS_AT_A_GLANCE).max(1) } else { 1 };
+        for (at, &(total, key)) in cells.iter().step_by(step).enumerate() {
+            if frozen.excludes(self.floor(Picos::ZERO).step(least_passes(total, group))) {
+                opened.counters.drop("bound: flags", layouts);
+                continue;
+            }
+            if let Some(rule) = self.space.cell_rule(group, &key) {
+                opened.counters.drop(&format!("rule: {rule}"), layouts);
+                continue;
+            }
+            if observer.stop() {
+                scratch.cells = cells;
+                return None;
+            }
+            let cell = Rc::new(self.price(&key, scratch));
+            let states = known.iter().position(|states| states.offload == key.offload).unwrap_or_else(|| {
+                let hopeless = self.hopeless(group, key.offload, frozen, scratch);
+                known.push(self.states(&opening, &key, &cell.parameters, hopeless));
+                known.len() - 1
+            });
+            let found = self.lines(&opening, &key, &cell, at, &known[states], scratch, &mut opened.counters);
+            lines.extend(found.into_iter().map(|line| (states, line)));
+        }
+        scratch.cells = cells;
+        // The most promising first, so that the rest falls under a low threshold, in an order that nothing
+        // else changes.
+        lines.sort_by_key(|(_, line)| (line.estimate, line.at));
+        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
+        for (states, line) in &mut lines {
+            if observer.stop() {
+                return None;
+            }
+            self.settle_line(&opening, line, &known[*states], &mut own, scratch, &mut opened);
+            if glance && !opened.settled.is_empty() {
+                break;
+            }
+        }
+        Some(opened)
+    }
+
+    /// The lines of a cell that could matter.
+    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
+    fn lines(
+        &self,
+        opening: &Opening<'_>,
+        key: &CellKey,
+        cell: &Rc<Priced>,
+        at: usize,
+        states: &States,
+        scratch: &mut Scratch,
+        counters: &mut Counters,
+    ) -> Vec<Line> {
+        let &Opening { group, request, frozen: limit, ref orders, ref shardings, .. } = opening;
+        let count = shardings.len() as u64;
+        let capabilities = self.space.capabilities();
+        // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
+        let mut family: Option<RecomputeFamily> = None;
+        let mut lines = Vec::new();
+        for (order, &Order { schedule, virtual_stages, rules }) in orders.iter().enumerate() {
+            let some = &states.some[order];
+            if !request.exhaustive && states.fitting[order] == 0 {
+                counters.drop("memory", count);
+                continue;
+            }
+            let layout = layout_of(group, key, virtual_stages, schedule, 0, 1, false);
+            if let Err(rule) = rules[usize::from(key.expert_overlap)] {
+                counters.drop(&format!("rule: {rule}"), count);
+                continue;
+            }
+            let hop = self.cost.hop(&layout);
+            let passes = self.least_makespan(&layout, cell, hop);
+            let least = some.floor.step(passes);
+            if limit.excludes(least) {
+                counters.drop("bound: flags", count);
+                continue;
+            }
+            let family = family.get_or_insert_with(|| {
+                let legal = self.legal_modes(&layout, &cell.cell, scratch);
+                RecomputeFamily::new(&legal, &cell.cell).without(&states.hopeless, &cell.cell)
+            });
+            let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop };
+            let balancing =
+                scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
+            if balancing.problem.check().is_err() {
+                counters.drop("bound: recomputation", count);
+                continue;
+            }
+            let (p, v) = (u64::from(layout.pipeline_parallel), u64::from(virtual_stages));
+            let wait = if v > 1 { cell.sum.0 * (p - 1) / (p * v) } else { 0 };
+            let mut line = Line {
+                least,
+                estimate: least + Picos(wait),
+                passes,
+                at: (at, order),
+                cell: cell.clone(),
+                layout,
+                hop,
+                balancing,
+                splits: None,
+            };
+            if !request.exhaustive
+                && let Err(reason) =
+                    self.bound_line(&mut line, some, states.most[order].as_ref(), opening, scratch)
+            {
+                counters.drop(reason, count);
+                continue;
+            }
+            lines.push(line);
+        }
+        lines
+    }
+
+    /// Raises the bound of a line by what is known of memory and stages, or says what excludes it. `some`
+    /// and `most` hold no more, and no less, than any of its shardings.
+    fn bound_line(
+        &self,
+        line: &mut Line,
+        some: &StateCost,
+        most: Option<&Sharding>,
+        opening: &Opening<'_>,
+        scratch: &mut Scratch,
+    ) -> Result<(), &'static str> {
+        let limit = opening.frozen;
+        let highest = *some.floor.at_most(limit.time()).end();
+        let relaxed = scratch.relaxation.lower_bound(&line.balancing.problem, Picos::ZERO..=highest);
+        let relaxed = some.floor.step(relaxed.ok_or("memory")?);
+        line.estimate += relaxed.saturating_sub(line.least);
+        line.least = line.least.max(relaxed);
+        if limit.excludes(line.least) {
+            return Err("bound: memory and stages");
+        }
+        let Some(most) = most.filter(|_| line.layout.virtual_stages > 1) else { return Ok(()) };
+        let uneven = self.space.capabilities().uneven_stages && !opening.request.even_stages;
+        let Line { balancing, cell, layout, hop, .. } = line;
+        let mut splits = scratch.balancer.splits(&balancing.problem, uneven);
+        let bound = scratch.balancer.least_of_splits(&balancing.problem, &mut splits, highest);
+        // None is relieved if one fits with the fullest states.
+        balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
+        if scratch.balancer.any_fits(&balancing.problem, &mut splits) {
+            line.least = line.least.max(some.floor.step(bound.ok_or("bound: splits")?));
+            line.estimate = line.least;
+        }
+        line.splits = Some(splits);
+        Ok(())
+    }
+
+    /// Prices all shardings of a group's orders.
+    fn states(
+        &self,
+        &Opening { group, ref orders, ref shardings, .. }: &Opening<'_>,
+        key: &CellKey,
+        parameters: &LocalParameters,
+        hopeless: Hopeless,
+    ) -> States {
+        let p = u64::from(group.pipeline_parallel);
+        let (all, some, most, fitting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut states = States { offload: key.offload, all, some, most, fitting, hopeless };
+        for &Order { schedule, virtual_stages, .. } in orders {
+            let from = states.all.len();
+            let mut fitting = 0;
+            for &(zero, shard, overlap) in shardings {
+                let layout = layout_of(group, key, virtual_stages, schedule, zero, shard, overlap);
+                let sharding = self.cost.sharding(&layout);
+                let floor = self.once(&sharding, parameters, p);
+                let fits = !self.states_exceed(&sharding, parameters, p);
+                let held = self.cost.host_holds(&sharding, parameters, group.pipeline_parallel);
+                fitting += u32::from(fits && held);
+                states.all.push(StateCost { sharding, floor, fits, held });
+            }
+            let all = &states.all[from..];
+            let once = all.iter().map(|one| one.floor.once).min().unwrap_or_default();
+            let jitter = all.first().map_or(1.0, |one| one.floor.jitter);
+            states.some.push(StateCost {
+                sharding: Sharding::least(all.iter().map(|one| &one.sharding)),
+                floor: Floor { once, jitter },
+                fits: true,
+                held: true,
+            });
+            let shardings = all.iter().filter(|one| one.fits && one.held).map(|one| &one.sharding);
+            let most = Sharding::most(shardings);
+            states.most.push(most);
+            states.fitting.push(fitting);
+        }
+        states
+    }
+
+    /// Whether the states alone exceed the memory of an average rank.
+    fn states_exceed(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u64) -> bool {
+        let states: u64 =
+            state_bytes(sharding, parameters).iter().map(|bytes| bytes.0.saturating_sub(1)).sum();
+        states / ranks > self.cost.memory_limit().0
+    }
+
+    /// Settles the layouts of a line that could matter.
+    fn settle_line(
+        &self,
+        opening: &Opening<'_>,
+        line: &mut Line,
+        states: &States,
+        own: &mut Best,
+        scratch: &mut Scratch,
+        opened: &mut Opened,
+    ) {
+        let shardings = &opening.shardings;
+        if opening.limit(own).excludes(line.least) {
+            opened.counters.drop("bound: memory and stages", shardings.len() as u64);
+            return;
+        }
+        scratch.known.clear();
+        (scratch.free, scratch.splits, scratch.recent) = (None, line.splits.take(), None);
+        let from = line.at.1 * shardings.len();
+        for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
+            let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
+            let one = Sharded { layout, states: one, limit: opening.limit(own) };
+            if let Some(settled) = self.settle(opening.request, line, &one, scratch, &mut opened.counters) {
+                own.offer(settled.clone());
+                opened.settled.push(settled);
+            }
+        }
+    }
+
+    pub(super) fn price(&self, key: &CellKey, scratch: &mut Scratch) -> Priced {
+        let cell = self.cost.cell_with(key, &mut scratch.parts);
+        let mut sum = Picos::ZERO;
+        let mut parameters = LocalParameters::default();
+        let mut longest_forward: f64 = 0.0;
+        let mut share = |forward: Picos, backward: Picos| {
+            if forward.0 + backward.0 > 0 {
+                let all = (forward + backward).0 as f64;
+                longest_forward = longest_forward.max(forward.0 as f64 / all);
+            }
+        };
+        for run in &self.layers.runs {
+            let layer = &cell.layers[run.kind as usize];
+            let (f, b) = (layer.forward.total(), layer.backward.total());
+            sum += (f + b) * u64::from(run.count);
+            share(f, b);
+            parameters = parameters.plus(&layer.parameters, u64::from(run.count));
+        }
+        for end in [&cell.embedding, &cell.head] {
+            let (f, b) = (end.forward.total(), end.backward.total());
+            sum += f + b;
+            share(f, b);
+            parameters = parameters.plus(&end.parameters, 1);
+        }
+        let least_layer = self
+            .layers
+            .runs
+            .iter()
+            .map(|run| &cell.layers[run.kind as usize])
+            .map(|layer| layer.forward.total() + layer.backward.total())
+            .min()
+            .unwrap_or_default();
+        Priced { cell, sum, parameters, forward_share: longest_forward, least_layer }
+    }
+
+    /// A time that the passes of a layout take at least, wherever its layers are and whatever they
+    /// recompute.
+    pub(super) fn least_makespan(&self, layout: &Layout, priced: &Priced, hop: Hop) -> Picos {
+        let (p, m) = (u64::from(layout.pipeline_parallel), u64::from(layout.gradient_accumulation_steps));
+        // Both neighbours of a rank boundary are busy in both passes.
+        let messages =
+            4 * (u64::from(layout.chunk_count()) - 1).min(u64::from(layout.chunk_count()) * (p - 1));
+        let overhead = priced.cell.micro_batch_overhead;
+        let busy = hop.busy * if layout.schedule == Schedule::OneFOneB { messages } else { 0 };
+        let all = priced.sum + busy + if layout.virtual_stages == 1 { overhead * p } else { Picos::ZERO };
+        let average = Picos(all.0 * m / p);
+        match layout.schedule {
+            Schedule::OneFOneB => {
+                // One micro-batch passes all ranks; the slowest rank does the rest. Rank `i` pays at least
+                // `m - 1 - (w - 1) share` of its own time, so the ranks cannot all stay below
+                // `all / sum of 1 / that`.
+                let share = priced.forward_share.min(0.5);
+                let inverse: f64 = (0..p)
+                    .map(|rank| {
+                        let warm = (p - rank).min(m) as f64;
+                        1.0 / (m as f64 - 1.0 - (warm - 1.0) * share).max(0.0)
+                    })
+                    .sum();
+                // Host time and messages divide otherwise between the passes: only layers and ends count.
+                let own = priced.sum.0 as f64;
+                let rest = if inverse.is_finite() && inverse > 0.0 { own / inverse } else { 0.0 };
+                let chain = all + hop.latency * (2 * (p - 1)) + Picos((rest * (1.0 - 1e-9)) as u64);
+                // The first rank starts micro-batch `j + p` after its backward pass of micro-batch `j`: every
+                // `p`-th passes all ranks there and back, one after the other.
+                let rounds = (all + hop.latency * (2 * (p - 1))) * m.div_ceil(p);
+                // Floating point: give away far more than its error.
+                chain.max(average).max(rounds)
+            }
+            Schedule::GPipe => all.max(Picos(all.0 + all.0 * (m - 1) / p)),
+            Schedule::Interleaved => {
+                // The first chunks fill the pipeline before a rank can start, and drain it after its end.
+                let chunks = layout.chunk_count();
+                let least = if chunks <= self.layers.count() { priced.least_layer.0 } else { 0 };
+                all.max(average + Picos(least * (p - 1) / 2))
+            }
+            _ => average,
+        }
+    }
+}

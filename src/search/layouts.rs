@@ -1,0 +1,363 @@
+//! Layouts, settled: their completions, and the time of the fastest.
+
+use std::sync::Arc;
+
+use super::balance::{LegalModes, TablesOf};
+use super::best::{Settled, Threshold};
+use super::bounds::Floor;
+use super::groups::{Line, StateCost};
+use super::{Counters, KEPT_FLOORS, Request, Scratch, Search};
+use crate::cost::schedule::Load;
+use crate::cost::step::{Tables, exposed, once_per_step, predict_with, shape};
+use crate::cost::{CellCosts, CellKey, LocalParameters};
+use crate::frameworks::{legal, legal_plan};
+use crate::plan::{Layout, Offload, Plan, Schedule};
+use crate::stages::{Assignment, Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
+use crate::units::{Bytes, Picos};
+
+/// A layout of a line, and what it has to beat.
+pub(super) struct Sharded<'a> {
+    pub layout: Layout,
+    pub states: &'a StateCost,
+    pub limit: Threshold,
+}
+
+/// Completions that were found under a threshold.
+pub(super) struct Completions {
+    /// Those whose passes may take as little as this are among them.
+    most: Picos,
+    list: Vec<Assignment>,
+}
+
+/// A simulated schedule.
+pub(super) struct Simulated {
+    schedule: Schedule,
+    forward: Vec<Picos>,
+    backward: Vec<Picos>,
+    makespan: Picos,
+    starts: Vec<Picos>,
+    ends: Vec<Picos>,
+}
+
+/// What the step's ends need of a rank: passes of one micro-batch, and parameters.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RankLoad {
+    forward: Picos,
+    backward: Picos,
+    parameters: LocalParameters,
+}
+
+impl Search<'_> {
+    /// `T` of a layout if it can matter.
+    pub(super) fn settle(
+        &self,
+        request: &Request,
+        line: &mut Line,
+        one: &Sharded<'_>,
+        scratch: &mut Scratch,
+        counters: &mut Counters,
+    ) -> Option<Settled> {
+        let Sharded { layout, states: StateCost { sharding, floor, fits, held }, limit } = one;
+        if limit.excludes_layout(floor.step(line.passes), layout) {
+            counters.drop("bound: layout", 1);
+            return None;
+        }
+        if let Err(refusal) = legal(self.space.target(), self.space.context(), layout) {
+            counters.drop(&format!("rule: {}", refusal.rule), 1);
+            return None;
+        }
+        if !held {
+            counters.drop("host memory", 1);
+            return None;
+        }
+        if !request.exhaustive && !fits {
+            counters.drop("memory", 1);
+            return None;
+        }
+        line.balancing.restate(layout, TablesOf { cell: &line.cell.cell, sharding, hop: line.hop });
+        let problem = &line.balancing.problem;
+        if problem.check().is_err() {
+            counters.drop("recompute: no mode is legal", 1);
+            return None;
+        }
+        // Of no interest is what takes longer than what certainly does not matter.
+        let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
+        let list = if layout.virtual_stages > 1 {
+            // Their bounds are sharper than a relaxed one.
+            self.chunked(layout, problem, request, most, scratch)
+        } else {
+            if !request.exhaustive {
+                let relaxed = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time()));
+                let reason = match relaxed {
+                    None => Some("memory"),
+                    Some(relaxed) => limit
+                        .excludes_layout(floor.step(relaxed), layout)
+                        .then_some("bound: memory and stages"),
+                };
+                if let Some(reason) = reason {
+                    counters.drop(reason, 1);
+                    return None;
+                }
+            }
+            self.completions(layout, problem, request, most, scratch)
+        };
+        let settled = self.fastest(&list, line, one, scratch, counters);
+        let reason = if request.exhaustive { "memory" } else { "bound: completions" };
+        counters.drop(reason, u64::from(settled.is_none()));
+        counters.evaluated += u64::from(settled.is_some());
+        settled
+    }
+
+    /// Ways to recompute beside a cell's flags; the micro-batch does not matter.
+    pub(super) fn legal_modes(
+        &self,
+        layout: &Layout,
+        cell: &CellCosts,
+        scratch: &mut Scratch,
+    ) -> Arc<LegalModes> {
+        let key = CellKey { micro_batch_size: 1, ..CellKey::from(layout) };
+        let (target, context) = (self.space.target(), self.space.context());
+        let only = self.space.restrictions().recompute.as_deref();
+        let make = || Arc::new(LegalModes::new(target, context, layout, cell, only));
+        if scratch.legal_modes.len() >= KEPT_FLOORS && !scratch.legal_modes.contains_key(&key) {
+            scratch.legal_modes.clear();
+        }
+        scratch.legal_modes.entry(key).or_insert_with(make).clone()
+    }
+
+    /// The fixed list of completions whose fastest is `T`, one chunk per rank: the optimum of the chain
+    /// bound, the optimum of the closed form with the same recomputation, and the even split with the one
+    /// that has the least chain bound. None of them if no chain bound is `most` or less.
+    fn completions(
+        &self,
+        layout: &Layout,
+        problem: &Problem,
+        request: &Request,
+        most: Picos,
+        scratch: &mut Scratch,
+    ) -> Vec<Assignment> {
+        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
+        // a memory limit fits, it is the optimum with one; and what was found under a higher threshold
+        // holds under this one.
+        if layout.zero_stage < 2 {
+            let free = scratch.free.take().filter(|known| most <= known.most).unwrap_or_else(|| {
+                let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
+                Completions { most, list: self.solve(layout, &unlimited, request, most, scratch) }
+            });
+            let fits = |assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok();
+            let fits = free.list.iter().all(fits);
+            let found =
+                if fits { free.list.clone() } else { self.solve(layout, problem, request, most, scratch) };
+            scratch.free = Some(free);
+            return found;
+        }
+        self.solve(layout, problem, request, most, scratch)
+    }
+
+    fn solve(
+        &self,
+        layout: &Layout,
+        problem: &Problem,
+        request: &Request,
+        most: Picos,
+        scratch: &mut Scratch,
+    ) -> Vec<Assignment> {
+        let mut list: Vec<Assignment> = Vec::new();
+        let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
+        let below = (most < Picos(u64::MAX)).then_some(most + Picos(1));
+        if uneven || layout.pipeline_parallel == 1 {
+            let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, below) else {
+                return list;
+            };
+            list.push(scratch.balancer.assignment().clone());
+        }
+        if layout.pipeline_parallel > 1 {
+            if uneven
+                && let Balanced::Found(_) = scratch.balancer.solve_alike(problem, SplitObjective::Closed)
+            {
+                list.push(scratch.balancer.assignment().clone());
+            }
+            list.extend(scratch.balancer.even(problem).map(|(assignment, _)| assignment));
+            list.dedup();
+        }
+        list
+    }
+
+    /// The completions of a layout with several chunks per rank whose bounds are `most` or less.
+    fn chunked(
+        &self,
+        layout: &Layout,
+        problem: &Problem,
+        request: &Request,
+        most: Picos,
+        scratch: &mut Scratch,
+    ) -> Vec<Assignment> {
+        let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
+        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
+        // in neither. What was found under a higher threshold holds under this one.
+        if let Some((kinds, fixed, found)) = &scratch.recent
+            && *kinds == problem.kinds
+            && *fixed == problem.fixed
+            && most <= found.most
+        {
+            return found.list.clone();
+        }
+        let kept = scratch.splits.take().filter(|_| layout.zero_stage < 2);
+        let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, uneven));
+        let list = scratch.balancer.completions(problem, &mut splits, most);
+        scratch.splits = (layout.zero_stage < 2).then_some(splits);
+        let found = Completions { most, list: list.clone() };
+        scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found));
+        list
+    }
+
+    /// The even split with the recomputation that fits and has the least bound, if any does.
+    pub(super) fn even(
+        &self,
+        layout: &Layout,
+        problem: &Problem,
+        scratch: &mut Scratch,
+    ) -> Option<Assignment> {
+        if layout.virtual_stages == 1 {
+            return scratch.balancer.even(problem).map(|(assignment, _)| assignment);
+        }
+        let mut even = scratch.balancer.splits(problem, false);
+        scratch.balancer.completions(problem, &mut even, Picos(u64::MAX)).pop()
+    }
+
+    /// The fastest of a list of completions under the simulation, if it can matter.
+    fn fastest(
+        &self,
+        list: &[Assignment],
+        line: &Line,
+        &Sharded { ref layout, states, limit }: &Sharded<'_>,
+        scratch: &mut Scratch,
+        counters: &mut Counters,
+    ) -> Option<Settled> {
+        let balancing = &line.balancing;
+        let tables = TablesOf { cell: &line.cell.cell, sharding: &states.sharding, hop: line.hop };
+        let mut best: Option<(Picos, Plan)> = None;
+        let context = self.space.context();
+        for assignment in list {
+            if evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_err() {
+                continue;
+            }
+            let least = scratch.evaluation.bound + tables.sharding.step_overhead;
+            let least = Floor { once: Picos::ZERO, jitter: tables.sharding.jitter }.step(least);
+            if limit.excludes_layout(least, layout) {
+                continue;
+            }
+            let chunks = balancing.chunks(assignment);
+            let made = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
+            let Ok(plan) = made else { continue };
+            if legal_plan(self.space.target(), context, &plan).is_err() {
+                continue;
+            }
+            // Staging at the update and what lies off the GPU are no part of the balancing problem; few
+            // plans have any.
+            if tables.sharding.staging > 0.0 || layout.offload != Offload::NONE {
+                let TablesOf { cell, sharding, hop } = tables;
+                let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
+                let whole = predict_with(self.cost, self.layers, &plan, &tables, &mut scratch.simulator);
+                if !self.cost.fits(&whole) {
+                    continue;
+                }
+            }
+            counters.simulated += 1;
+            let time = self.time(layout, assignment, &plan, tables, scratch);
+            if best.as_ref().is_none_or(|(t, other)| (time, &plan) < (*t, other)) {
+                best = Some((time, plan));
+            }
+        }
+        let (time, plan) = best?;
+        Some(Settled { time, plan })
+    }
+
+    /// Step time of a plan whose evaluation is in `scratch`: that of [`crate::cost::step::predict`], to
+    /// the picosecond.
+    pub(super) fn time(
+        &self,
+        layout: &Layout,
+        assignment: &Assignment,
+        plan: &Plan,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Picos {
+        let TablesOf { cell, sharding, hop } = tables;
+        let (p, last) = (layout.pipeline_parallel as usize, assignment.layers.len() - 1);
+        if !matches!(layout.schedule, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved) {
+            // Other schedules split backward passes.
+            let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
+            return predict_with(self.cost, self.layers, plan, &tables, &mut scratch.simulator).step();
+        }
+        let evaluation = &scratch.evaluation;
+        let same = |run: &&Simulated| {
+            run.schedule == layout.schedule
+                && run.forward == evaluation.forward
+                && run.backward == evaluation.backward
+        };
+        let at = scratch.known.iter().position(|run| same(&run));
+        let at = at.unwrap_or_else(|| {
+            let load = Load {
+                forward: &evaluation.forward,
+                backward: &evaluation.backward,
+                weight: &evaluation.backward,
+                hop: hop.latency,
+            };
+            let makespan = scratch.simulator.run(shape(layout), load);
+            scratch.known.push(Simulated {
+                schedule: layout.schedule,
+                forward: evaluation.forward.clone(),
+                backward: evaluation.backward.clone(),
+                makespan,
+                starts: scratch.simulator.starts.clone(),
+                ends: scratch.simulator.ends.clone(),
+            });
+            scratch.known.len() - 1
+        });
+        let run = &scratch.known[at];
+        let ranks = &mut scratch.ranks;
+        ranks.clear();
+        ranks.resize(p, RankLoad::default());
+        let mut next = 0;
+        for (k, &layers) in assignment.layers.iter().enumerate() {
+            let rank = layout.rank_of_chunk(k as u32);
+            let neighbours = [k.checked_sub(1), (k < last).then_some(k + 1)];
+            let messages =
+                neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count()
+                    as u64;
+            let load = &mut ranks[rank as usize];
+            load.forward += run.forward[k] - hop.busy * messages;
+            load.backward += run.backward[k] - hop.busy * messages;
+            for _ in 0..layers {
+                let kind = self.layers.order[next] as usize;
+                load.parameters = load.parameters.plus(&cell.layers[kind].parameters, 1);
+                next += 1;
+            }
+            if k == 0 {
+                load.parameters = load.parameters.plus(&cell.embedding.parameters, 1);
+            }
+            if k == last {
+                load.parameters = load.parameters.plus(&cell.head.parameters, 1);
+                if layout.rank_of_chunk(0) != rank {
+                    load.parameters = load.parameters.plus(&cell.tied_copy, 1);
+                }
+            }
+        }
+        let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, run.makespan, Picos::ZERO);
+        for (r, load) in ranks.iter().enumerate() {
+            let once = once_per_step(sharding, &load.parameters);
+            let exposed = |traffic, floor, hidden, window| {
+                exposed(traffic, floor, hidden, sharding.interference, window)
+            };
+            let gather =
+                exposed(once.gather, sharding.exposed_floor.1, sharding.hidden_share.1, load.forward);
+            let reduce =
+                exposed(once.reduce, sharding.exposed_floor.0, sharding.hidden_share.0, load.backward);
+            gather_wait = gather_wait.max(gather.saturating_sub(run.starts[r]));
+            flush = flush.max(run.ends[r] + reduce);
+            update = update.max(once.update);
+        }
+        Floor { once: gather_wait + update + sharding.step_overhead, jitter: sharding.jitter }.step(flush)
+    }
+}

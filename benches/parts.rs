@@ -11,7 +11,7 @@ use autoplan::cost::step::{Tables, predict_with};
 use autoplan::frameworks::legal;
 use autoplan::plan::Schedule;
 use autoplan::planner::Task;
-use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily};
+use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, Ways};
 use autoplan::search::{Request, Silent};
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{Balancer, Objective};
@@ -36,9 +36,9 @@ fn layout(c: &mut Criterion, name: &str, task: &mut Task) {
     let mut parts = Parts::default();
     let tables = Tables::new(&cost, &layout);
     let modes = LegalModes::new(task.target, &prepared.context, &layout, &tables.cell, None);
-    let family = RecomputeFamily::new(&modes, &tables.cell);
+    let ways = Ways::new(&RecomputeFamily::new(&modes, &tables.cell), &tables.cell);
     let mut builder = ProblemBuilder::default();
-    let balancing = builder.build(&cost, &prepared.layers, &layout, &tables, &family, space.capabilities());
+    let balancing = builder.build(&cost, &prepared.layers, &layout, &tables, &ways, space.capabilities());
 
     let mut group = c.benchmark_group(name);
     group.throughput(Throughput::Elements(1));
@@ -51,7 +51,7 @@ fn layout(c: &mut Criterion, name: &str, task: &mut Task) {
     });
     group.bench_function("recompute modes", |b| b.iter(|| RecomputeFamily::new(&modes, &tables.cell)));
     group.bench_function("balancing problem", |b| {
-        b.iter(|| builder.build(&cost, &prepared.layers, &layout, &tables, &family, space.capabilities()));
+        b.iter(|| builder.build(&cost, &prepared.layers, &layout, &tables, &ways, space.capabilities()));
     });
     let mut relaxation = Relaxation::default();
     group.bench_function("relaxed bound", |b| {

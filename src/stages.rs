@@ -155,7 +155,7 @@ pub struct Problem {
     /// The layers in model order.
     pub runs: Vec<Run>,
     /// Ways to recompute, at least one.
-    pub modes: Vec<Mode>,
+    pub modes: Arc<[Mode]>,
     /// Recomputation of the first layers of every chunk, where the framework has it.
     pub block: Option<Block>,
     /// Modes that are not offered, because nothing of interest uses them, and yet say whether anything fits:
@@ -344,7 +344,7 @@ impl Problem {
         if self.block.is_none() && !self.modes.iter().any(|mode| mode.offered) {
             return bad("no way to recompute, not even none");
         }
-        for mode in &self.modes {
+        for mode in self.modes.iter() {
             if [mode.extra.len(), mode.kept.len(), mode.transient.len()] != [kinds; 3] {
                 return bad("a recompute mode does not list every kind");
             }

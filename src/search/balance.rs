@@ -1,6 +1,7 @@
 //! One cell's tables, and the balancing problem of one layout in it.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::cost::model::CostModel;
@@ -115,6 +116,41 @@ impl RecomputeFamily {
         let price = |&recompute: &Recompute| RecomputeMode::new(cell, recompute);
         let modes = legal.modes.iter().filter(|mode| comes_in_groups(cell, **mode)).map(price).collect();
         Self { modes, block: legal.block, hopeless: Vec::new() }
+    }
+}
+
+/// The ways to recompute of a family in plain integers, shared by all problems of a cell.
+#[derive(Debug, Clone)]
+pub struct Ways {
+    modes: Arc<[Mode]>,
+    /// What each mode stands for.
+    meanings: Arc<[Recompute]>,
+    block: Option<Block>,
+    hopeless: Range<u16>,
+}
+
+impl Ways {
+    /// Those of a family in the cell that it was priced for.
+    #[must_use]
+    pub fn new(family: &RecomputeFamily, cell: &CellCosts) -> Self {
+        let mut meanings: Vec<Recompute> = family.modes.iter().map(|mode| mode.recompute).collect();
+        let mut modes: Vec<Mode> = family.modes.iter().map(|mode| mode.mode(true)).collect();
+        let block = family.block.map(|counts| {
+            let mut index = |recompute: Recompute| {
+                if let Some(at) = meanings.iter().position(|m| *m == recompute) {
+                    return at as u16;
+                }
+                meanings.push(recompute);
+                // Only as a part of block recomputation.
+                modes.push(RecomputeMode::new(cell, recompute).mode(false));
+                (meanings.len() - 1) as u16
+            };
+            Block { full: index(Recompute::FullUniform(1)), rest: index(Recompute::None), counts }
+        });
+        let hopeless = modes.len() as u16..(modes.len() + family.hopeless.len()) as u16;
+        meanings.extend(family.hopeless.iter().map(|mode| mode.recompute));
+        modes.extend(family.hopeless.iter().map(|mode| mode.mode(false)));
+        Self { modes: modes.into(), meanings: meanings.into(), block, hopeless }
     }
 }
 
@@ -235,7 +271,7 @@ pub struct Balancing {
     /// The problem in plain integers.
     pub problem: Problem,
     /// What each mode stands for.
-    pub modes: Vec<Recompute>,
+    pub modes: Arc<[Recompute]>,
     /// Distinct weight shapes.
     shapes: Vec<(u64, u64)>,
 }
@@ -288,44 +324,21 @@ impl ProblemBuilder {
         layers: &Layers,
         layout: &Layout,
         tables: impl Into<TablesOf<'t>>,
-        family: &RecomputeFamily,
+        ways: &Ways,
         capabilities: &Capabilities,
     ) -> Balancing {
         let TablesOf { cell, sharding, hop } = tables.into();
         let chunks = layout.chunk_count();
         let shapes = distinct_shapes(cell);
         let kinds = kinds(cell, sharding, &shapes);
-        let mut modes: Vec<Recompute> = Vec::new();
-        let mut table: Vec<Mode> = Vec::new();
-        for mode in &family.modes {
-            modes.push(mode.recompute);
-            table.push(mode.mode(true));
-        }
-        let block = family.block.map(|counts| {
-            let mut index = |recompute: Recompute| {
-                if let Some(at) = modes.iter().position(|m| *m == recompute) {
-                    return at as u16;
-                }
-                modes.push(recompute);
-                // Only as a part of block recomputation.
-                table.push(RecomputeMode::new(cell, recompute).mode(false));
-                (modes.len() - 1) as u16
-            };
-            Block { full: index(Recompute::FullUniform(1)), rest: index(Recompute::None), counts }
-        });
-        let hopeless = modes.len() as u16..(modes.len() + family.hopeless.len()) as u16;
-        for mode in &family.hopeless {
-            modes.push(mode.recompute);
-            table.push(mode.mode(false));
-        }
         let fixed = fixed(layout, TablesOf { cell, sharding, hop }, &shapes);
         let problem = Problem {
             pipeline: self.pipeline(shape(layout)),
             kinds,
             runs: layers.runs.iter().map(|run| stages::Run { kind: run.kind, count: run.count }).collect(),
-            modes: table,
-            block,
-            hopeless,
+            modes: ways.modes.clone(),
+            block: ways.block,
+            hopeless: ways.hopeless.clone(),
             freedom: if capabilities.recompute.per_stage { Freedom::PerStage } else { Freedom::Global },
             fixed,
             rank_bytes: cell.buffers + hop.buffers,
@@ -335,7 +348,7 @@ impl ProblemBuilder {
             min_layers: u32::from(!capabilities.empty_stages || chunks <= layers.count()),
             tail: None,
         };
-        Balancing { problem, modes, shapes }
+        Balancing { problem, modes: ways.meanings.clone(), shapes }
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::balance::{Balancing, Hopeless, LegalModes, RecomputeFamily, TablesOf};
+use super::balance::{Balancing, Hopeless, LegalModes, RecomputeFamily, TablesOf, Ways};
 use super::best::Threshold;
 use super::groups::Order;
 use super::{Bounded, KEPT_FLOORS, Scratch, Search};
@@ -52,7 +52,7 @@ pub(super) struct Floors {
     cell: CellCosts,
     legal: Arc<LegalModes>,
     /// The Pareto set of what is legal, at floor costs.
-    family: RecomputeFamily,
+    ways: Ways,
 }
 
 impl Search<'_> {
@@ -211,11 +211,11 @@ impl Search<'_> {
             }
             let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
             let legal = self.legal_modes(&layout, &cell, scratch);
-            let family = RecomputeFamily::new(&legal, &cell);
+            let ways = Ways::new(&RecomputeFamily::new(&legal, &cell), &cell);
             if scratch.floors.len() >= KEPT_FLOORS {
                 scratch.floors.clear();
             }
-            scratch.floors.insert(key, Floors { cell, legal, family });
+            scratch.floors.insert(key, Floors { cell, legal, ways });
         }
         let price = |(zero, shard, overlap)| {
             self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
@@ -223,12 +223,13 @@ impl Search<'_> {
         let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
         let sharding = Sharding::least(shardings.iter());
         let floors = &scratch.floors[&key];
-        let all = every.then(|| RecomputeFamily::every(&floors.legal, &floors.cell));
-        let family = all.as_ref().unwrap_or(&floors.family);
+        let all =
+            every.then(|| Ways::new(&RecomputeFamily::every(&floors.legal, &floors.cell), &floors.cell));
+        let ways = all.as_ref().unwrap_or(&floors.ways);
         let tables = TablesOf { cell: &floors.cell, sharding: &sharding, hop: Hop::default() };
         let capabilities = self.space.capabilities();
         let mut balancing =
-            scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
+            scratch.builder.build(self.cost, self.layers, &layout, tables, ways, capabilities);
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
         if one.is_none() {
             balancing.problem.pipeline = scratch.builder.busy(ranks, micro_batches);

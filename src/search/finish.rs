@@ -1,6 +1,6 @@
 //! What is said of the plans that are printed.
 
-use super::balance::{RecomputeFamily, TablesOf, first_rank_tail};
+use super::balance::{RecomputeFamily, TablesOf, Ways, first_rank_tail};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
@@ -22,9 +22,9 @@ impl Search<'_> {
         let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop };
         let context = self.space.context();
         let legal = self.legal_modes(&layout, &priced.cell, &mut scratch);
-        let family = RecomputeFamily::new(&legal, &priced.cell);
+        let ways = Ways::new(&RecomputeFamily::new(&legal, &priced.cell), &priced.cell);
         let capabilities = self.space.capabilities();
-        let balancing = scratch.builder.build(self.cost, self.layers, &layout, tables, &family, capabilities);
+        let balancing = scratch.builder.build(self.cost, self.layers, &layout, tables, &ways, capabilities);
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);

@@ -3,7 +3,7 @@
 
 use std::rc::Rc;
 
-use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf};
+use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways};
 use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
@@ -214,7 +214,7 @@ impl Search<'_> {
         let count = shardings.len() as u64;
         let capabilities = self.space.capabilities();
         // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
-        let mut family: Option<RecomputeFamily> = None;
+        let mut ways: Option<Ways> = None;
         let mut lines = Vec::new();
         for (order, &Order { schedule, virtual_stages, rules }) in orders.iter().enumerate() {
             let some = &states.some[order];
@@ -234,13 +234,14 @@ impl Search<'_> {
                 counters.drop("bound: flags", count);
                 continue;
             }
-            let family = family.get_or_insert_with(|| {
+            let ways = ways.get_or_insert_with(|| {
                 let legal = self.legal_modes(&layout, &cell.cell, scratch);
-                RecomputeFamily::new(&legal, &cell.cell).without(&states.hopeless, &cell.cell)
+                let family = RecomputeFamily::new(&legal, &cell.cell);
+                Ways::new(&family.without(&states.hopeless, &cell.cell), &cell.cell)
             });
             let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop };
             let balancing =
-                scratch.builder.build(self.cost, self.layers, &layout, tables, family, capabilities);
+                scratch.builder.build(self.cost, self.layers, &layout, tables, ways, capabilities);
             if balancing.problem.check().is_err() {
                 counters.drop("bound: recomputation", count);
                 continue;

@@ -74,7 +74,7 @@ impl Search<'_> {
             offered: true,
         };
         let relaxed = Problem {
-            modes: vec![cheapest],
+            modes: [cheapest].into(),
             block: None,
             freedom: Freedom::Global,
             limit: Bytes(u64::MAX / 16),

@@ -86,7 +86,7 @@ impl Tables {
             self.time.push(time);
         }
         self.table.clear();
-        for mode in &problem.modes {
+        for mode in problem.modes.iter() {
             self.table.extend((0..self.kinds).map(|kind| ModeCost {
                 extra: mode.extra[kind].0,
                 kept: mode.kept[kind].0,

@@ -13,7 +13,7 @@ use autoplan::frameworks::{
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan, Schedule};
-use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, TablesOf};
+use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Request, Search, Silent};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
@@ -237,10 +237,10 @@ fn naive_time(
     let k = world.target.capabilities();
     let tables = Tables::new(cost, layout);
     let legal = LegalModes::new(world.target, context, layout, &tables.cell, None);
-    let family = RecomputeFamily::new(&legal, &tables.cell);
+    let ways = Ways::new(&RecomputeFamily::new(&legal, &tables.cell), &tables.cell);
     let mut builder = ProblemBuilder::default();
     let parts = TablesOf { cell: &tables.cell, sharding: &tables.sharding, hop: tables.hop };
-    let balancing = builder.build(cost, layers, layout, parts, &family, k);
+    let balancing = builder.build(cost, layers, layout, parts, &ways, k);
     let problem = &balancing.problem;
     if problem.modes.is_empty() || problem.check().is_err() {
         return None;

@@ -9,7 +9,7 @@ use autoplan::layers::Layers;
 use autoplan::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
 };
-use autoplan::search::balance::{Balancing, ProblemBuilder, RecomputeFamily, RecomputeMode};
+use autoplan::search::balance::{Balancing, ProblemBuilder, RecomputeFamily, RecomputeMode, Ways};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
@@ -109,8 +109,14 @@ pub fn build(bench: &Bench, layout: &Layout, offered: &[Recompute], block: Optio
     };
     let family = RecomputeFamily { modes: offered.iter().map(price).collect(), block, hopeless: Vec::new() };
     let capabilities = Target::Megatron.capabilities();
-    let balancing =
-        ProblemBuilder::default().build(&cost, &bench.layers, layout, &tables, &family, capabilities);
+    let balancing = ProblemBuilder::default().build(
+        &cost,
+        &bench.layers,
+        layout,
+        &tables,
+        &Ways::new(&family, &tables.cell),
+        capabilities,
+    );
     balancing.problem.check().unwrap();
     balancing
 }

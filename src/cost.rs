@@ -323,7 +323,8 @@ impl Sharding {
         })
     }
 
-    /// States that take no fewer bytes than any of `all`; none if any causes traffic during the passes.
+    /// States that take no fewer bytes of a GPU than any of `all`, and what else the first of them says; none
+    /// if any causes traffic during the passes, or if there is none.
     #[must_use]
     pub fn most<'a>(all: impl Iterator<Item = &'a Self>) -> Option<Self> {
         let mut most: Option<Self> = None;

@@ -3,7 +3,8 @@
 //! `T(layout)` is the predicted step time of the best of a short, fixed list of completions (placements
 //! of layers with recomputation). With one chunk per rank: the optimum of the chain bound, the optimum of
 //! the closed form, and the even split. With several: the even split, a few near it that spread the load
-//! of the ends, and one that relieves ranks without memory ([`crate::stages::Splits`]). Layouts are visited
+//! of the ends, or where none of these fits one that relieves ranks without memory
+//! ([`crate::stages::Splits`]). Layouts are visited
 //! group by group in the order of an admissible lower bound and dropped as soon as a bound reaches the
 //! k-th best `T`; what is printed is exact, and the gap says so. Groups are opened in waves whose size
 //! depends on nothing but the wave's number, with the threshold frozen per wave: the answer and all
@@ -57,8 +58,8 @@ pub struct Request {
     pub exhaustive: bool,
     /// Only the even split.
     pub even_stages: bool,
-    /// How many of the best plans the integer programme looks at: it checks their split, and tightens the
-    /// bound on any other where a rank has several chunks.
+    /// How many of the best plans the integer programme looks at, deep pipelines only if they are the best:
+    /// it checks their split, and tightens the bound on any other where a rank has several chunks.
     pub verified: usize,
 }
 
@@ -250,6 +251,9 @@ const KEPT_FLOORS: usize = 128;
 /// Parts of cells that a thread keeps.
 const KEPT_PARTS: usize = 1024;
 
+/// Chunks of a pipeline up to which the integer programme takes a fraction of a second.
+const DEEP: u32 = 64;
+
 /// Groups opened per wave: few at first, so that good plans are found before much is opened.
 fn wave_size(wave: u32) -> usize {
     (16usize << wave.min(6)).min(1024)
@@ -414,7 +418,12 @@ impl Search<'_> {
             _ => 0.0,
         };
         let found = best.into_sorted().into_par_iter().enumerate();
-        let found = found.map(|(at, s)| self.finish(s, at < request.verified)).collect();
+        let found = found.map(|(at, settled)| {
+            // A deep pipeline takes the programme about a second: only the best plan is worth that.
+            let shallow = settled.plan.layout().chunk_count() <= DEEP;
+            self.finish(settled, at < request.verified && (at == 0 || shallow))
+        });
+        let found = found.collect();
         Answer { found, counters, optimality_gap, stop }
     }
 }

@@ -7,7 +7,7 @@
 //! data as well ([`Pipeline`]).
 //!
 //! * [`dp`]: what the search calls: exact for one chunk per rank, in microseconds; for several chunks
-//!   good splits, chosen by short simulations.
+//!   a short list of good splits.
 //! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
@@ -71,7 +71,7 @@ pub struct Mode {
     /// Consecutive layers of a chunk that keep one input together: 1, or `n` of "full, uniform, n".
     /// Beyond 1, `kept` is the same for all kinds.
     pub group: u32,
-    /// Whole chunks may use it; otherwise it is there for [`Block`] alone.
+    /// Whole chunks may use it; otherwise it is there for [`Block`], or is one of [`Problem::hopeless`].
     pub offered: bool,
 }
 

@@ -102,7 +102,8 @@ impl RecomputeFamily {
     #[must_use]
     pub fn without(mut self, hopeless: &Hopeless, cell: &CellCosts) -> Self {
         self.hopeless = self.modes.extract_if(.., |mode| hopeless.modes.contains(&mode.recompute)).collect();
-        // Of given counts nobody knows what they keep before layers are placed.
+        // With all layers of every chunk recomputed, a block keeps what whole-layer recomputation keeps; not
+        // so one of given counts.
         if hopeless.block && self.block.is_some_and(|(_, most)| most == u32::MAX) {
             self.block = None;
             self.hopeless.push(RecomputeMode::new(cell, Recompute::FullUniform(1)));

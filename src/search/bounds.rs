@@ -160,7 +160,9 @@ impl Search<'_> {
         self.space.capabilities().schedules.iter().all(looped)
     }
 
-    /// The ways to recompute with which no layout of a group can take as little as `limit`.
+    /// The ways to recompute with which no layout of a group can take as little as `limit`. With one chunk
+    /// per rank, where completions are chosen by the chain bound alone, that is taken to hold for it too:
+    /// so it does wherever the fullest rank is not busy for longer than the chain.
     pub(super) fn hopeless(
         &self,
         group: &Group,

@@ -295,10 +295,12 @@ impl Search<'_> {
         let Line { balancing, cell, layout, hop, .. } = line;
         let mut splits = scratch.balancer.splits(&balancing.problem, uneven);
         let bound = scratch.balancer.least_of_splits(&balancing.problem, &mut splits, highest);
-        // None is relieved if one fits with the fullest states.
+        // None is relieved if all are even, or if one fits with the fullest states.
         balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
-        if scratch.balancer.any_fits(&balancing.problem, &mut splits) {
-            line.least = line.least.max(some.floor.step(bound.ok_or("bound: splits")?));
+        if !uneven || scratch.balancer.any_fits(&balancing.problem, &mut splits) {
+            // Where nothing has to be beaten, only memory is left.
+            let reason = if limit.time().is_none() { "memory" } else { "bound: splits" };
+            line.least = line.least.max(some.floor.step(bound.ok_or(reason)?));
             line.estimate = line.least;
         }
         line.splits = Some(splits);

@@ -102,7 +102,8 @@ impl Search<'_> {
             self.completions(layout, problem, request, most, scratch)
         };
         let settled = self.fastest(&list, line, one, scratch, counters);
-        let reason = if request.exhaustive { "memory" } else { "bound: completions" };
+        // Where nothing has to be beaten, only memory is left.
+        let reason = if limit.time().is_none() { "memory" } else { "bound: completions" };
         counters.drop(reason, u64::from(settled.is_none()));
         counters.evaluated += u64::from(settled.is_some());
         settled
@@ -127,7 +128,7 @@ impl Search<'_> {
 
     /// The fixed list of completions whose fastest is `T`, one chunk per rank: the optimum of the chain
     /// bound, the optimum of the closed form with the same recomputation, and the even split with the one
-    /// that has the least chain bound. None of them if no chain bound is `most` or less.
+    /// that has the least chain bound. No uneven one if no chain bound is `most` or less.
     fn completions(
         &self,
         layout: &Layout,

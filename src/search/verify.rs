@@ -76,6 +76,7 @@ impl Search<'_> {
         let relaxed = Problem {
             modes: [cheapest].into(),
             block: None,
+            hopeless: 0..0,
             freedom: Freedom::Global,
             limit: Bytes(u64::MAX / 16),
             tail: first_rank_tail(layout, tables),

@@ -65,7 +65,9 @@ impl Loads {
         self.ranks.clear();
         let (mut before, mut hops) = (0, 0);
         for (rank, order) in problem.pipeline.orders.iter().enumerate() {
-            let mut load = RankLoad { idle: before + hops * problem.hop.0, ..RankLoad::default() };
+            let first = order.chunks.first() == Some(&(rank as u32));
+            let idle = if first { before + hops * problem.hop.0 } else { 0 };
+            let mut load = RankLoad { idle, ..RankLoad::default() };
             let mut keeps = false;
             for &chunk in &order.chunks {
                 let k = chunk as usize;
@@ -92,7 +94,7 @@ impl Loads {
             }
             // The first chunks of the ranks follow one another at both ends of the step, at its beginning
             // alone where weight gradients may come last.
-            if order.chunks.first() == Some(&(rank as u32)) {
+            if first {
                 let (fixed, at) = (&problem.fixed[rank], (self.cuts[rank], self.cuts[rank + 1]));
                 if problem.pipeline.split_backward {
                     let counts = tables.counts(at.0, at.1);
@@ -226,17 +228,18 @@ impl Loads {
             if best.is_none_or(|best| (cost.excess, cost.extra) < (best.excess, best.extra)) {
                 best = Some(cost);
             }
-            cost.excess == 0
+            cost
         };
-        for (at, &mode) in tables.modes.iter().enumerate() {
-            if consider(Choice::Mode(mode)) && (at == 0 || tables.kinds == 1) {
+        for &mode in &tables.modes {
+            let cost = consider(Choice::Mode(mode));
+            if cost.excess == 0 && (cost.extra == 0 || tables.kinds == 1) {
                 break;
             }
         }
         if let Some(block) = problem.block {
             // More layers only cost more.
             let most = block.counts.1.min(longest.max(block.counts.0));
-            let _ = (block.counts.0..=most).any(|n| consider(Choice::Block(n)));
+            let _ = (block.counts.0..=most).any(|n| consider(Choice::Block(n)).excess == 0);
         }
         best.unwrap_or(RankCost { extra: 0, excess: u64::MAX, choice: Choice::Mode(0) })
     }

@@ -274,8 +274,8 @@ impl Relaxation {
         self.bottleneck(problem, &[mode], most)
     }
 
-    /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Above `most` the bound need not be
-    /// exact.
+    /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Above
+    /// `most` the bound need not be exact.
     fn mixed(&mut self, problem: &Problem, only: Option<Block>, most: f64) -> Option<f64> {
         let mut modes = std::mem::take(&mut self.modes);
         modes.clear();

@@ -165,8 +165,12 @@ impl Splits {
             return None;
         }
         let relief = Relief::new(problem, tables);
-        let ways = self.policies.iter().map(|priced| priced.policy).chain(self.hopeless.iter().copied());
-        let leanest = ways.min_by_key(|&one| relief.peak(one))?;
+        // Of whole layers recomputed in part, that of all of them keeps least.
+        let mode = |policy: &Policy| !matches!(policy, Policy::All(Choice::Block(_)));
+        let whole = problem.block.map(|block| Policy::All(Choice::Mode(block.full)));
+        let policies = self.policies.iter().map(|priced| priced.policy).filter(mode);
+        let ways = policies.chain(whole).chain(self.hopeless.iter().copied());
+        let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)))?;
         let lean = relief.split(work, leanest)?;
         let mut relaxation = std::mem::take(&mut work.relaxation);
         relaxation.prepare(problem);
@@ -179,16 +183,19 @@ impl Splits {
             }
             Policy::Cheapest => relaxation.bound_of(problem, Way::PerRank, most),
         };
+        // Hopeless ways take part: which way is the first must not depend on what is hopeless.
         let policies = self.policies.iter().take_while(|priced| priced.busy <= most);
-        let roomy = policies.map(|priced| priced.policy).filter(|&policy| relief.has_room(policy));
+        let policies = policies.map(|priced| priced.policy).chain(self.hopeless.iter().copied());
+        let roomy = policies.filter(|&policy| relief.has_room(policy));
         let bounds = roomy.filter_map(|policy| Some((bound(policy)?, policy)));
         let mut bounds: Vec<(Picos, Policy)> = bounds.filter(|(bound, _)| *bound <= most).collect();
         bounds.sort_unstable();
         work.relaxation = relaxation;
-        bounds.into_iter().find_map(|(_, policy)| match policy == leanest {
-            true => Some(lean.clone()),
-            false => relief.split(work, policy),
-        })
+        let first = bounds.into_iter().find_map(|(_, policy)| {
+            let split = if policy == leanest { Some(lean.clone()) } else { relief.split(work, policy) };
+            Some((policy, split?))
+        });
+        first.filter(|(policy, _)| !self.hopeless.contains(policy)).map(|(_, split)| split)
     }
 }
 
@@ -240,7 +247,7 @@ impl Split {
             {
                 continue;
             }
-            let bound = self.bound(problem, tables, work, policy)?;
+            let Some(bound) = self.bound(problem, tables, work, policy) else { continue };
             if best.is_none_or(|least| (bound, policy) < least) {
                 best = Some((bound, policy));
             }
@@ -442,6 +449,13 @@ impl<'a> Relief<'a> {
         }
         let layers = u64::from(tables.layers).max(1);
         (held / layers, all_kept / layers)
+    }
+
+    /// Recomputation of the whole model, about.
+    fn extra(&self, policy: Policy) -> u64 {
+        let Policy::All(Choice::Mode(mode)) = policy else { return 0 };
+        let costs = self.tables.mode(mode).iter().zip(&self.tables.totals);
+        costs.map(|(cost, &n)| u64::from(n) * cost.extra).sum()
     }
 
     /// About the bytes beside states of the rank with the most micro-batches in flight, if it holds as many

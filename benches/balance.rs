@@ -67,7 +67,7 @@ fn problem(seed: u64, kinds: usize, virtual_stages: u32, freedom: Freedom) -> Pr
         kinds: scale.iter().map(kind).collect(),
         runs,
         modes: (0..12).map(mode).collect(),
-        block: Some(Block { full: 11, rest: 0, counts: (1, LAYERS) }),
+        block: Some(Block { full: 11, rest: 0, counts: (1, LAYERS), hopeless: false }),
         freedom,
         fixed,
         rank_bytes: mb(1_000),

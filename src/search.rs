@@ -15,6 +15,7 @@ mod best;
 mod bounds;
 mod finish;
 mod groups;
+mod kept;
 mod layouts;
 #[cfg(test)]
 mod levels;
@@ -22,7 +23,7 @@ mod levels;
 mod verify;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -45,7 +46,8 @@ use balance::{LegalModes, ProblemBuilder};
 use best::{Best, Class, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::Opened;
-use layouts::{Completions, RankLoad, Simulated};
+use kept::Kept;
+use layouts::{Completions, RankPasses, Simulated};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -183,18 +185,18 @@ struct Scratch {
     parts: Parts,
     /// Cells of the current group with a bound on one micro-batch.
     cells: Vec<(Picos, CellKey)>,
-    legal_modes: HashMap<CellKey, Arc<LegalModes>>,
+    legal_modes: Kept<CellKey, Arc<LegalModes>, KEPT_FLOORS>,
     relaxation: Relaxation,
-    floors: HashMap<(Family, Offload, Option<bool>), Floors>,
+    floors: Kept<(Family, Offload, Option<bool>), Floors, KEPT_FLOORS>,
     simulator: Simulator,
     balancer: Balancer,
     builder: ProblemBuilder,
     evaluation: Evaluation,
-    ranks: Vec<RankLoad>,
+    ranks: Vec<RankPasses>,
     /// Schedules simulated for the current line.
     known: Vec<Simulated>,
     /// Ways to recompute that could matter in the current group.
-    ways: Vec<(Picos, Way)>,
+    ways: Vec<Way>,
     /// Completions of the current line without a memory limit.
     free: Option<Completions>,
     /// Splits of the current line over several chunks per rank.
@@ -296,17 +298,6 @@ impl Search<'_> {
         // Groups whose second bound is known, by that bound or a third; and the next group that has only a
         // first.
         let mut pool: BinaryHeap<Reverse<Bounded>> = BinaryHeap::new();
-        // A group with a sharper bound, or none if nothing of it fits.
-        let note = |group: &Group,
-                    bound: Option<Picos>,
-                    third: bool,
-                    pool: &mut BinaryHeap<Reverse<Bounded>>,
-                    counters: &mut Counters| {
-            match bound {
-                Some(bound) => pool.push(Reverse(Bounded { bound, group: *group, third })),
-                None => counters.drop("memory", self.space.count(group)),
-            }
-        };
         let (mut at, mut wave) = (0, 0);
         let mut stop = Stop::Proved;
         let mut batch: Vec<Bounded> = Vec::new();
@@ -337,7 +328,7 @@ impl Search<'_> {
                 let bounds: Vec<Option<Picos>> =
                     ordered[at..end].par_iter().map_init(|| scratches.take(), refine).collect();
                 for ((_, group), bound) in ordered[at..end].iter().zip(bounds) {
-                    note(group, bound, false, &mut pool, &mut counters);
+                    self.note(group, bound, false, &mut pool, &mut counters);
                 }
                 at = end;
                 continue;
@@ -360,7 +351,7 @@ impl Search<'_> {
                 let bounds: Vec<Option<Picos>> =
                     batch.par_iter().map_init(|| scratches.take(), sharpen).collect();
                 for (next, bound) in batch.iter().zip(bounds) {
-                    note(&next.group, bound, true, &mut pool, &mut counters);
+                    self.note(&next.group, bound, true, &mut pool, &mut counters);
                 }
                 continue;
             }
@@ -425,6 +416,21 @@ impl Search<'_> {
         });
         let found = found.collect();
         Answer { found, counters, optimality_gap, stop }
+    }
+
+    /// Puts a group with a sharper bound back; one without, nothing of which fits, is dropped.
+    fn note(
+        &self,
+        group: &Group,
+        bound: Option<Picos>,
+        third: bool,
+        pool: &mut BinaryHeap<Reverse<Bounded>>,
+        counters: &mut Counters,
+    ) {
+        match bound {
+            Some(bound) => pool.push(Reverse(Bounded { bound, group: *group, third })),
+            None => counters.drop("memory", self.space.count(group)),
+        }
     }
 }
 

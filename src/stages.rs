@@ -84,6 +84,8 @@ pub struct Block {
     pub rest: u16,
     /// Fewest and most recomputed layers of a chunk to try, at least 1.
     pub counts: (u32, u32),
+    /// Whether it is not offered, as the modes of [`Problem::hopeless`] are not.
+    pub hopeless: bool,
 }
 
 /// Whether stages may differ in what they recompute.
@@ -341,7 +343,7 @@ impl Problem {
         if self.fixed.len() != self.chunks() {
             return bad("fixed costs are not one per chunk");
         }
-        if self.block.is_none() && !self.modes.iter().any(|mode| mode.offered) {
+        if self.block.is_none_or(|block| block.hopeless) && !self.modes.iter().any(|mode| mode.offered) {
             return bad("no way to recompute, not even none");
         }
         for mode in self.modes.iter() {
@@ -466,17 +468,6 @@ pub fn evaluate_into(
 
 /// [`evaluate_into`] whatever the memory limit.
 fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) -> Result<(), Violation> {
-    measure_parts(problem, assignment, into)?;
-    let pipeline = &*problem.pipeline;
-    let (chain, bound) = pipeline.chain_and_bound(&into.forward, &into.backward, problem.hop);
-    into.chain = chain + into.tail;
-    into.bound = bound + into.tail;
-    into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
-    Ok(())
-}
-
-/// The part of [`measure`] that knows no bounds: passes, memory and tail.
-fn measure_parts(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) -> Result<(), Violation> {
     check_shape(problem, assignment)?;
     let pipeline = &*problem.pipeline;
     let chunks = problem.chunks();
@@ -573,6 +564,10 @@ fn measure_parts(problem: &Problem, assignment: &Assignment, into: &mut Evaluati
     }
     into.memory.drain(..chunks);
     into.tail = Picos(problem.tail.as_ref().map_or(0, |tail| tail.at(&first_rank)));
+    let (chain, bound) = pipeline.chain_and_bound(&into.forward, &into.backward, problem.hop);
+    into.chain = chain + into.tail;
+    into.bound = bound + into.tail;
+    into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
     Ok(())
 }
 
@@ -607,7 +602,9 @@ fn check_shape(problem: &Problem, assignment: &Assignment) -> Result<(), Violati
         let choice = assignment.recompute[chunk];
         let offered = match (choice, problem.block) {
             (Choice::Mode(mode), _) => problem.modes.get(usize::from(mode)).is_some_and(|mode| mode.offered),
-            (Choice::Block(n), Some(block)) => (block.counts.0..=block.counts.1).contains(&n),
+            (Choice::Block(n), Some(block)) => {
+                !block.hopeless && (block.counts.0..=block.counts.1).contains(&n)
+            }
             (Choice::Block(_), None) => false,
         };
         if !offered {

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::kept::Kept;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
@@ -56,6 +57,8 @@ pub struct RecomputeFamily {
     /// Modes that nothing of interest uses; whether layers would fit with them still says whether ranks are
     /// to be relieved.
     pub hopeless: Vec<RecomputeMode>,
+    /// Whether [`RecomputeFamily::block`] is no better.
+    pub hopeless_block: bool,
 }
 
 /// Ways to recompute with which no layout of a group can matter.
@@ -95,19 +98,14 @@ impl RecomputeFamily {
             modes.retain(|m| !(comparable(m) && no_better(&m.costs, &costs)));
             modes.push(RecomputeMode { recompute, costs });
         }
-        Self { modes, block: legal.block, hopeless: Vec::new() }
+        Self { modes, block: legal.block, hopeless: Vec::new(), hopeless_block: false }
     }
 
     /// The same with some ways marked as hopeless.
     #[must_use]
-    pub fn without(mut self, hopeless: &Hopeless, cell: &CellCosts) -> Self {
+    pub fn without(mut self, hopeless: &Hopeless) -> Self {
         self.hopeless = self.modes.extract_if(.., |mode| hopeless.modes.contains(&mode.recompute)).collect();
-        // With all layers of every chunk recomputed, a block keeps what whole-layer recomputation keeps; not
-        // so one of given counts.
-        if hopeless.block && self.block.is_some_and(|(_, most)| most == u32::MAX) {
-            self.block = None;
-            self.hopeless.push(RecomputeMode::new(cell, Recompute::FullUniform(1)));
-        }
+        self.hopeless_block = hopeless.block;
         self
     }
 
@@ -116,7 +114,7 @@ impl RecomputeFamily {
     pub fn every(legal: &LegalModes, cell: &CellCosts) -> Self {
         let price = |&recompute: &Recompute| RecomputeMode::new(cell, recompute);
         let modes = legal.modes.iter().filter(|mode| comes_in_groups(cell, **mode)).map(price).collect();
-        Self { modes, block: legal.block, hopeless: Vec::new() }
+        Self { modes, block: legal.block, hopeless: Vec::new(), hopeless_block: false }
     }
 }
 
@@ -146,7 +144,12 @@ impl Ways {
                 modes.push(RecomputeMode::new(cell, recompute).mode(false));
                 (meanings.len() - 1) as u16
             };
-            Block { full: index(Recompute::FullUniform(1)), rest: index(Recompute::None), counts }
+            Block {
+                full: index(Recompute::FullUniform(1)),
+                rest: index(Recompute::None),
+                counts,
+                hopeless: family.hopeless_block,
+            }
         });
         let hopeless = modes.len() as u16..(modes.len() + family.hopeless.len()) as u16;
         meanings.extend(family.hopeless.iter().map(|mode| mode.recompute));
@@ -261,9 +264,9 @@ const KEPT_PIPELINES: usize = 96;
 /// Builds balancing problems and reads their answers.
 #[derive(Debug, Default)]
 pub struct ProblemBuilder {
-    pipelines: std::collections::HashMap<Shape, Arc<Pipeline>>,
-    busy: std::collections::HashMap<(u32, u32), Arc<Pipeline>>,
-    either_pass: std::collections::HashMap<(u32, u32), Arc<Pipeline>>,
+    pipelines: Kept<Shape, Arc<Pipeline>, KEPT_PIPELINES>,
+    busy: Kept<(u32, u32), Arc<Pipeline>, KEPT_PIPELINES>,
+    either_pass: Kept<(u32, u32), Arc<Pipeline>, KEPT_PIPELINES>,
 }
 
 /// A balancing problem with the meaning of its modes.
@@ -279,11 +282,7 @@ pub struct Balancing {
 
 impl ProblemBuilder {
     fn pipeline(&mut self, shape: Shape) -> Arc<Pipeline> {
-        let build = || Arc::new(Pipeline::of(shape));
-        if self.pipelines.len() >= KEPT_PIPELINES && !self.pipelines.contains_key(&shape) {
-            self.pipelines.clear();
-        }
-        self.pipelines.entry(shape).or_insert_with(build).clone()
+        self.pipelines.get(shape, || Arc::new(Pipeline::of(shape))).clone()
     }
 
     /// One chunk per rank with the micro-batches in flight of "one forward, one backward", bounded by
@@ -293,10 +292,7 @@ impl ProblemBuilder {
             let in_flight = (0..ranks).map(|rank| vec![(ranks - rank).min(micro_batches)]).collect();
             Arc::new(Pipeline::by_work(u64::from(micro_batches), ranks, (0..ranks).collect(), in_flight))
         };
-        if self.busy.len() >= KEPT_PIPELINES && !self.busy.contains_key(&(ranks, micro_batches)) {
-            self.busy.clear();
-        }
-        self.busy.entry((ranks, micro_batches)).or_insert_with(build).clone()
+        self.busy.get((ranks, micro_batches), build).clone()
     }
 
     /// "One forward, one backward" where only the time of both passes together is known: of the chain bound
@@ -311,11 +307,7 @@ impl ProblemBuilder {
             }
             Arc::new(pipeline)
         };
-        if self.either_pass.len() >= KEPT_PIPELINES && !self.either_pass.contains_key(&(ranks, micro_batches))
-        {
-            self.either_pass.clear();
-        }
-        self.either_pass.entry((ranks, micro_batches)).or_insert_with(build).clone()
+        self.either_pass.get((ranks, micro_batches), build).clone()
     }
 
     /// The balancing problem of a layout.

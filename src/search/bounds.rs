@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::balance::{Balancing, Hopeless, LegalModes, RecomputeFamily, TablesOf, Ways};
 use super::best::Threshold;
 use super::groups::Order;
-use super::{Bounded, KEPT_FLOORS, Scratch, Search};
+use super::{Bounded, Scratch, Search};
 use crate::candidates::{Group, layout_of};
 use crate::cost::model::{Flags, Parts};
 use crate::cost::step::once_per_step;
@@ -108,10 +108,10 @@ impl Search<'_> {
         scratch: &mut Scratch,
     ) -> Option<Picos> {
         let orders = self.orders(group);
-        let allowed = |order: &Order| {
-            let order = *order;
-            let overlaps = [false, true].into_iter().zip(order.rules).filter(|(_, rule)| *rule == Ok(()));
-            overlaps.map(move |(overlap, _)| (order.schedule, order.virtual_stages, overlap))
+        let overlaps = self.space.flags(group).expert_overlap;
+        let allowed = |&Order { schedule, virtual_stages, rules }: &Order| {
+            let overlaps = overlaps.iter().filter(move |&&overlap| rules[usize::from(overlap)].is_none());
+            overlaps.map(move |&overlap| (schedule, virtual_stages, overlap))
         };
         let offloads = self.offloads().iter();
         let problems = offloads
@@ -160,9 +160,7 @@ impl Search<'_> {
         self.space.capabilities().schedules.iter().all(looped)
     }
 
-    /// The ways to recompute with which no layout of a group can take as little as `limit`. With one chunk
-    /// per rank, where completions are chosen by the chain bound alone, that is taken to hold for it too:
-    /// so it does wherever the fullest rank is not busy for longer than the chain.
+    /// The ways to recompute with which no layout of a group can take as little as `limit`.
     pub(super) fn hopeless(
         &self,
         group: &Group,
@@ -181,7 +179,7 @@ impl Search<'_> {
         }
         let most = *self.floor(Picos::ZERO).at_most(Some(time)).end();
         scratch.relaxation.ways(&problem, most, &mut scratch.ways);
-        let listed = |way: Way| scratch.ways.iter().any(|(_, listed)| *listed == way);
+        let listed = |way: Way| scratch.ways.contains(&way);
         for (at, _) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
             if !listed(Way::Mode(at as u16)) {
                 hopeless.modes.insert(modes[at]);
@@ -206,7 +204,8 @@ impl Search<'_> {
         let plain = CellKey { offload, expert_overlap: overlap, ..self.space.plain_cell(group) };
         let layout = layout_of(group, &plain, virtual_stages, schedule, 0, 1, false);
         let key = (family_of(group), offload, one.map(|one| one.2));
-        if !scratch.floors.contains_key(&key) {
+        let mut kept = std::mem::take(&mut scratch.floors);
+        let floors = kept.get(key, || {
             let mut flags = self.floor_flags(group);
             if one.is_some() {
                 flags.expert_overlap = vec![overlap];
@@ -214,17 +213,13 @@ impl Search<'_> {
             let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
             let legal = self.legal_modes(&layout, &cell, scratch);
             let ways = Ways::new(&RecomputeFamily::new(&legal, &cell), &cell);
-            if scratch.floors.len() >= KEPT_FLOORS {
-                scratch.floors.clear();
-            }
-            scratch.floors.insert(key, Floors { cell, legal, ways });
-        }
+            Floors { cell, legal, ways }
+        });
         let price = |(zero, shard, overlap)| {
             self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
         };
         let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
         let sharding = Sharding::least(shardings.iter());
-        let floors = &scratch.floors[&key];
         let all =
             every.then(|| Ways::new(&RecomputeFamily::every(&floors.legal, &floors.cell), &floors.cell));
         let ways = all.as_ref().unwrap_or(&floors.ways);
@@ -232,6 +227,7 @@ impl Search<'_> {
         let capabilities = self.space.capabilities();
         let mut balancing =
             scratch.builder.build(self.cost, self.layers, &layout, tables, ways, capabilities);
+        scratch.floors = kept;
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
         if one.is_none() {
             balancing.problem.pipeline = scratch.builder.busy(ranks, micro_batches);

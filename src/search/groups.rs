@@ -85,9 +85,8 @@ pub(super) struct Opened {
 pub(super) struct Order {
     pub schedule: Schedule,
     pub virtual_stages: u32,
-    /// Without and with overlap of the experts' exchange: the rule that forbids it; of what no flag
-    /// offers, that there is none.
-    pub rules: [Result<(), &'static str>; 2],
+    /// The rule that forbids it without, and with, overlap of the experts' exchange.
+    pub rules: [Option<&'static str>; 2],
 }
 
 /// A group as it is opened.
@@ -115,13 +114,9 @@ impl Opening<'_> {
 impl Search<'_> {
     /// The orders of passes of a group.
     pub(super) fn orders(&self, group: &Group) -> Vec<Order> {
-        let overlaps = self.space.flags(group).expert_overlap;
         let mut orders: Vec<Order> = Vec::new();
         self.space.orders(group, |schedule, virtual_stages| {
-            let rule = |overlap| match overlaps.contains(&overlap) {
-                true => self.space.order_rule(group, (schedule, virtual_stages, overlap)).map_or(Ok(()), Err),
-                false => Err("expert-overlap"),
-            };
+            let rule = |overlap| self.space.order_rule(group, (schedule, virtual_stages, overlap));
             orders.push(Order { schedule, virtual_stages, rules: [rule(false), rule(true)] });
         });
         orders
@@ -214,7 +209,10 @@ impl Search<'_> {
         let count = shardings.len() as u64;
         let capabilities = self.space.capabilities();
         // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
-        let mut ways: Option<Ways> = None;
+        let mut family: Option<RecomputeFamily> = None;
+        // With one chunk per rank completions are chosen by the chain bound, which may be below what makes a
+        // way hopeless.
+        let (mut single, mut several): (Option<Ways>, Option<Ways>) = (None, None);
         let mut lines = Vec::new();
         for (order, &Order { schedule, virtual_stages, rules }) in orders.iter().enumerate() {
             let some = &states.some[order];
@@ -223,7 +221,7 @@ impl Search<'_> {
                 continue;
             }
             let layout = layout_of(group, key, virtual_stages, schedule, 0, 1, false);
-            if let Err(rule) = rules[usize::from(key.expert_overlap)] {
+            if let Some(rule) = rules[usize::from(key.expert_overlap)] {
                 counters.drop(&format!("rule: {rule}"), count);
                 continue;
             }
@@ -234,11 +232,16 @@ impl Search<'_> {
                 counters.drop("bound: flags", count);
                 continue;
             }
-            let ways = ways.get_or_insert_with(|| {
+            let family = family.get_or_insert_with(|| {
                 let legal = self.legal_modes(&layout, &cell.cell, scratch);
-                let family = RecomputeFamily::new(&legal, &cell.cell);
-                Ways::new(&family.without(&states.hopeless, &cell.cell), &cell.cell)
+                RecomputeFamily::new(&legal, &cell.cell)
             });
+            let ways = if virtual_stages == 1 {
+                single.get_or_insert_with(|| Ways::new(family, &cell.cell))
+            } else {
+                let hopeful = || Ways::new(&family.clone().without(&states.hopeless), &cell.cell);
+                several.get_or_insert_with(hopeful)
+            };
             let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop };
             let balancing =
                 scratch.builder.build(self.cost, self.layers, &layout, tables, ways, capabilities);
@@ -291,10 +294,9 @@ impl Search<'_> {
             return Err("bound: memory and stages");
         }
         let Some(most) = most.filter(|_| line.layout.virtual_stages > 1) else { return Ok(()) };
-        let uneven = self.space.capabilities().uneven_stages && !opening.request.even_stages;
+        let uneven = self.uneven(opening.request);
         let Line { balancing, cell, layout, hop, .. } = line;
-        let mut splits = scratch.balancer.splits(&balancing.problem, uneven);
-        let bound = scratch.balancer.least_of_splits(&balancing.problem, &mut splits, highest);
+        let (mut splits, bound) = scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
         // None is relieved if all are even, or if one fits with the fullest states.
         balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
         if !uneven || scratch.balancer.any_fits(&balancing.problem, &mut splits) {

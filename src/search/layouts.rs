@@ -6,7 +6,7 @@ use super::balance::{LegalModes, TablesOf};
 use super::best::{Settled, Threshold};
 use super::bounds::Floor;
 use super::groups::{Line, StateCost};
-use super::{Counters, KEPT_FLOORS, Request, Scratch, Search};
+use super::{Counters, Request, Scratch, Search};
 use crate::cost::schedule::Load;
 use crate::cost::step::{Tables, exposed, once_per_step, predict_with, shape};
 use crate::cost::{CellCosts, CellKey, LocalParameters};
@@ -20,6 +20,16 @@ pub(super) struct Sharded<'a> {
     pub layout: Layout,
     pub states: &'a StateCost,
     pub limit: Threshold,
+}
+
+/// What completions are sought of.
+struct Sought<'a> {
+    layout: &'a Layout,
+    problem: &'a Problem,
+    /// Whether splits other than the even one are.
+    uneven: bool,
+    /// Passes that take longer certainly do not matter.
+    most: Picos,
 }
 
 /// Completions that were found under a threshold.
@@ -41,7 +51,7 @@ pub(super) struct Simulated {
 
 /// What the step's ends need of a rank: passes of one micro-batch, and parameters.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct RankLoad {
+pub(super) struct RankPasses {
     forward: Picos,
     backward: Picos,
     parameters: LocalParameters,
@@ -82,9 +92,10 @@ impl Search<'_> {
         }
         // Of no interest is what takes longer than what certainly does not matter.
         let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
+        let sought = Sought { layout, problem, uneven: self.uneven(request), most };
         let list = if layout.virtual_stages > 1 {
             // Their bounds are sharper than a relaxed one.
-            self.chunked(layout, problem, request, most, scratch)
+            self.chunked(&sought, scratch)
         } else {
             if !request.exhaustive {
                 let relaxed = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time()));
@@ -99,7 +110,7 @@ impl Search<'_> {
                     return None;
                 }
             }
-            self.completions(layout, problem, request, most, scratch)
+            self.completions(&sought, scratch)
         };
         let settled = self.fastest(&list, line, one, scratch, counters);
         // Where nothing has to be beaten, only memory is left.
@@ -107,6 +118,11 @@ impl Search<'_> {
         counters.drop(reason, u64::from(settled.is_none()));
         counters.evaluated += u64::from(settled.is_some());
         settled
+    }
+
+    /// Whether ranks may hold other than equal numbers of layers.
+    pub(super) fn uneven(&self, request: &Request) -> bool {
+        self.space.capabilities().uneven_stages && !request.even_stages
     }
 
     /// Ways to recompute beside a cell's flags; the micro-batch does not matter.
@@ -120,51 +136,38 @@ impl Search<'_> {
         let (target, context) = (self.space.target(), self.space.context());
         let only = self.space.restrictions().recompute.as_deref();
         let make = || Arc::new(LegalModes::new(target, context, layout, cell, only));
-        if scratch.legal_modes.len() >= KEPT_FLOORS && !scratch.legal_modes.contains_key(&key) {
-            scratch.legal_modes.clear();
-        }
-        scratch.legal_modes.entry(key).or_insert_with(make).clone()
+        scratch.legal_modes.get(key, make).clone()
     }
 
     /// The fixed list of completions whose fastest is `T`, one chunk per rank: the optimum of the chain
     /// bound, the optimum of the closed form with the same recomputation, and the even split with the one
     /// that has the least chain bound. No uneven one if no chain bound is `most` or less.
-    fn completions(
-        &self,
-        layout: &Layout,
-        problem: &Problem,
-        request: &Request,
-        most: Picos,
-        scratch: &mut Scratch,
-    ) -> Vec<Assignment> {
+    fn completions(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
+        let &Sought { layout, problem, most, .. } = sought;
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
         // a memory limit fits, it is the optimum with one; and what was found under a higher threshold
         // holds under this one.
         if layout.zero_stage < 2 {
             let free = scratch.free.take().filter(|known| most <= known.most).unwrap_or_else(|| {
                 let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
-                Completions { most, list: self.solve(layout, &unlimited, request, most, scratch) }
+                let unlimited = Sought { problem: &unlimited, ..*sought };
+                Completions { most, list: self.solve(&unlimited, scratch) }
             });
             let fits = |assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok();
             let fits = free.list.iter().all(fits);
-            let found =
-                if fits { free.list.clone() } else { self.solve(layout, problem, request, most, scratch) };
+            let found = if fits { free.list.clone() } else { self.solve(sought, scratch) };
             scratch.free = Some(free);
             return found;
         }
-        self.solve(layout, problem, request, most, scratch)
+        self.solve(sought, scratch)
     }
 
     fn solve(
         &self,
-        layout: &Layout,
-        problem: &Problem,
-        request: &Request,
-        most: Picos,
+        &Sought { layout, problem, uneven, most }: &Sought<'_>,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
         let mut list: Vec<Assignment> = Vec::new();
-        let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
         let below = (most < Picos(u64::MAX)).then_some(most + Picos(1));
         if uneven || layout.pipeline_parallel == 1 {
             let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, below) else {
@@ -187,13 +190,9 @@ impl Search<'_> {
     /// The completions of a layout with several chunks per rank whose bounds are `most` or less.
     fn chunked(
         &self,
-        layout: &Layout,
-        problem: &Problem,
-        request: &Request,
-        most: Picos,
+        &Sought { layout, problem, uneven, most }: &Sought<'_>,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
-        let uneven = self.space.capabilities().uneven_stages && !request.even_stages;
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
         // in neither. What was found under a higher threshold holds under this one.
         if let Some((kinds, fixed, found)) = &scratch.recent
@@ -319,7 +318,7 @@ impl Search<'_> {
         let run = &scratch.known[at];
         let ranks = &mut scratch.ranks;
         ranks.clear();
-        ranks.resize(p, RankLoad::default());
+        ranks.resize(p, RankPasses::default());
         let mut next = 0;
         for (k, &layers) in assignment.layers.iter().enumerate() {
             let rank = layout.rank_of_chunk(k as u32);

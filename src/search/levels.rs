@@ -1,5 +1,6 @@
 //! Every level of bounds against the layouts below it, all of them settled.
 
+use super::best::Settled;
 use super::*;
 use crate::candidates::Axis;
 use crate::plan::Recompute;
@@ -14,6 +15,34 @@ fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
     task
 }
 
+/// Looks at every group of the spaces of some tasks, and its first bound.
+fn each_group(tasks: &[Task], mut look: impl FnMut(&Search<'_>, Group, Picos, &mut Scratch)) {
+    for task in tasks {
+        let prepared = task.prepare();
+        let cost = prepared.cost();
+        let space = Space::new(task.target, &prepared.context, &task.restrictions);
+        let search = Search { cost: &cost, layers: &prepared.layers, space: &space };
+        let mut scratch = Scratch::default();
+        for (first, group) in search.first_bounds(&space.groups()) {
+            look(&search, group, first, &mut scratch);
+        }
+    }
+}
+
+/// Every layout of a group that could matter, with its time.
+fn settled(
+    search: &Search<'_>,
+    group: Group,
+    exhaustive: bool,
+    any: Option<Picos>,
+    scratch: &mut Scratch,
+) -> Vec<Settled> {
+    let request = Request { top: usize::MAX, per_class: usize::MAX, exhaustive, ..Request::default() };
+    let next = Bounded { bound: Picos::ZERO, group, third: true };
+    let opened = search.open(&next, &request, Threshold { any, own: None }, false, &Silent, scratch);
+    opened.expect("nobody told it to stop").settled
+}
+
 /// No bound on a group is above the time of any layout of it, and no way to recompute that a layout uses
 /// is called hopeless at the layout's own time.
 #[test]
@@ -23,44 +52,28 @@ fn no_bound_on_a_group_is_above_its_layouts() {
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
         tight("nemotron-h-8b", 8, 32, 30_000_000_000),
     ];
-    let all = Request { top: usize::MAX, per_class: usize::MAX, exhaustive: true, ..Request::default() };
     let (mut groups, mut recomputing, mut sharper) = (0, 0, 0);
-    for task in &tasks {
-        let prepared = task.prepare();
-        let cost = prepared.cost();
-        let space = Space::new(task.target, &prepared.context, &task.restrictions);
-        let search = Search { cost: &cost, layers: &prepared.layers, space: &space };
-        let mut scratch = Scratch::default();
-        for (first, group) in search.first_bounds(&space.groups()) {
-            let opened = search.open(
-                &Bounded { bound: Picos::ZERO, group, third: true },
-                &all,
-                Threshold::default(),
-                false,
-                &Silent,
-                &mut scratch,
-            );
-            let settled = opened.expect("nobody told it to stop").settled;
-            let Some(least) = settled.iter().map(|settled| settled.time).min() else { continue };
-            assert!(first <= least, "{group:?}: first bound {first}, time {least}");
-            let second = search.second_bound(first, None, &group, &mut scratch).expect("something fits");
-            assert!(second <= least, "{group:?}: second bound {second}, time {least}");
-            let next = Bounded { bound: second, group, third: false };
-            let third = search.third_bound(&next, None, &mut scratch).expect("something fits");
-            assert!(third <= least, "{group:?}: third bound {third}, time {least}");
-            sharper += u32::from(second > first) + u32::from(third > second);
-            groups += 1;
-            for one in settled.iter().step_by(31) {
-                let limit = Threshold { any: Some(one.time), own: None };
-                let hopeless = search.hopeless(&group, Offload::NONE, limit, &mut scratch);
-                for chunk in one.plan.chunks().iter().filter(|chunk| chunk.layers > 0) {
-                    let block = matches!(chunk.recompute, Recompute::FullBlock(_)) && hopeless.block;
-                    assert!(!block && !hopeless.modes.contains(&chunk.recompute), "{}", one.plan);
-                    recomputing += u32::from(chunk.recompute != Recompute::None);
-                }
+    each_group(&tasks, |search, group, first, scratch| {
+        let settled = settled(search, group, true, None, scratch);
+        let Some(least) = settled.iter().map(|settled| settled.time).min() else { return };
+        assert!(first <= least, "{group:?}: first bound {first}, time {least}");
+        let second = search.second_bound(first, None, &group, scratch).expect("something fits");
+        assert!(second <= least, "{group:?}: second bound {second}, time {least}");
+        let next = Bounded { bound: second, group, third: false };
+        let third = search.third_bound(&next, None, scratch).expect("something fits");
+        assert!(third <= least, "{group:?}: third bound {third}, time {least}");
+        sharper += u32::from(second > first) + u32::from(third > second);
+        groups += 1;
+        for one in settled.iter().step_by(31) {
+            let limit = Threshold { any: Some(one.time), own: None };
+            let hopeless = search.hopeless(&group, Offload::NONE, limit, scratch);
+            for chunk in one.plan.chunks().iter().filter(|chunk| chunk.layers > 0) {
+                let block = matches!(chunk.recompute, Recompute::FullBlock(_)) && hopeless.block;
+                assert!(!block && !hopeless.modes.contains(&chunk.recompute), "{}", one.plan);
+                recomputing += u32::from(chunk.recompute != Recompute::None);
             }
         }
-    }
+    });
     assert!(groups > 30 && recomputing > 100 && sharper > 20, "{groups} {recomputing} {sharper}");
 }
 
@@ -74,34 +87,22 @@ fn a_threshold_drops_nothing_below_it() {
         tight("nemotron-h-8b", 8, 16, 75_000_000_000),
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
     ];
-    let all = Request { top: usize::MAX, per_class: usize::MAX, ..Request::default() };
     let mut below = 0;
-    for task in &tasks {
-        let prepared = task.prepare();
-        let cost = prepared.cost();
-        let space = Space::new(task.target, &prepared.context, &task.restrictions);
-        let search = Search { cost: &cost, layers: &prepared.layers, space: &space };
-        let mut scratch = Scratch::default();
-        for group in space.groups() {
-            let next = Bounded { bound: Picos::ZERO, group, third: true };
-            let mut settled = |exhaustive: bool, any: Option<Picos>| {
-                let request = Request { exhaustive, ..all.clone() };
-                let limit = Threshold { any, own: None };
-                let opened = search.open(&next, &request, limit, false, &Silent, &mut scratch);
-                let mut settled = opened.expect("nobody told it to stop").settled;
-                settled.retain(|one| any.is_none_or(|any| one.time <= any));
-                settled.sort_by(|a, b| a.key().cmp(&b.key()));
-                settled.into_iter().map(|one| (one.time, one.plan)).collect::<Vec<_>>()
-            };
-            let everything = settled(true, None);
-            for (time, _) in everything.iter().take(24).chain(everything.iter().skip(24).step_by(97)) {
-                let found = settled(false, Some(*time));
-                let expected = &everything[..everything.partition_point(|(other, _)| other <= time)];
-                assert_eq!(found.len(), expected.len(), "{group:?}, threshold {time}");
-                assert!(found == expected, "{group:?}, threshold {time}");
-                below += found.len();
-            }
+    each_group(&tasks, |search, group, _, scratch| {
+        let mut sorted = |exhaustive: bool, any: Option<Picos>| {
+            let mut settled = settled(search, group, exhaustive, any, scratch);
+            settled.retain(|one| any.is_none_or(|any| one.time <= any));
+            settled.sort_by(|a, b| a.key().cmp(&b.key()));
+            settled.into_iter().map(|one| (one.time, one.plan)).collect::<Vec<_>>()
+        };
+        let everything = sorted(true, None);
+        for (time, _) in everything.iter().take(24).chain(everything.iter().skip(24).step_by(97)) {
+            let found = sorted(false, Some(*time));
+            let expected = &everything[..everything.partition_point(|(other, _)| other <= time)];
+            assert_eq!(found.len(), expected.len(), "{group:?}, threshold {time}");
+            assert!(found == expected, "{group:?}, threshold {time}");
+            below += found.len();
         }
-    }
+    });
     assert!(below > 10_000, "{below}");
 }

@@ -170,19 +170,25 @@ impl Balancer {
         Splits::new(problem, &self.work.tables, &mut self.chunks, uneven)
     }
 
+    /// [`Balancer::splits`], and the least bound of the [`Balancer::completions`] if none of them is relieved,
+    /// where it is `most` or less.
+    pub fn bounded_splits(
+        &mut self,
+        problem: &Problem,
+        uneven: bool,
+        most: Picos,
+    ) -> (Splits, Option<Picos>) {
+        let mut splits = self.splits(problem, uneven);
+        let least = splits.least_of_list(problem, &self.work.tables, &mut self.chunks, most);
+        (splits, least)
+    }
+
     /// The completions of a problem with several chunks per rank, one of which is to be chosen by
     /// simulation: a fixed list, from which only those are left out whose lower bound on the makespan
     /// exceeds `most`. `splits` are those of this problem or of one that differs from it in held bytes alone.
     pub fn completions(&mut self, problem: &Problem, splits: &mut Splits, most: Picos) -> Vec<Assignment> {
         self.work.tables.load(problem);
         splits.completions(problem, &self.work.tables, &mut self.chunks, most)
-    }
-
-    /// The least bound of the [`Balancer::completions`] if none of them is relieved, where it is `most` or
-    /// less.
-    pub fn least_of_splits(&mut self, problem: &Problem, splits: &mut Splits, most: Picos) -> Option<Picos> {
-        self.work.tables.load(problem);
-        splits.least_bound(problem, &self.work.tables, &mut self.chunks, most)
     }
 
     /// Whether any of the splits fits in memory, so that none is relieved.

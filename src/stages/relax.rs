@@ -136,7 +136,7 @@ impl Relaxation {
                         (best, self.hint) = (bound, mode);
                     }
                 }
-                if let Some(block) = problem.block
+                if let Some(block) = problem.block.filter(|block| !block.hopeless)
                     && best.is_none_or(|best| best > enough && best > busy)
                 {
                     best = lesser(best, self.mixed(problem, Some(block), best.unwrap_or(most).min(most)));
@@ -146,42 +146,32 @@ impl Relaxation {
         best.map(floor)
     }
 
-    /// Lists the ways to recompute with which something fits and need not take longer than `most`, each with
-    /// a time that nothing goes below, least first. Whether anything may fit at all.
-    pub fn ways(&mut self, problem: &Problem, most: Picos, into: &mut Vec<(Picos, Way)>) -> bool {
+    /// Lists the ways to recompute with which something fits and need not take longer than `most`.
+    pub fn ways(&mut self, problem: &Problem, most: Picos, into: &mut Vec<Way>) {
         self.prepare(problem);
         into.clear();
         // So far above that rounding does not bring it back.
-        let above = most.0 as f64 / SHRINK / SHRINK;
-        let mut fits = false;
+        let most = most.0 as f64 / SHRINK / SHRINK;
         let mut offer = |bound: Option<f64>, way: Way| {
-            let Some(bound) = bound else { return };
-            fits = true;
-            if bound <= above {
-                into.push((floor(bound), way));
+            if bound.is_some_and(|bound| bound <= most) {
+                into.push(way);
             }
         };
         match problem.freedom {
-            Freedom::PerStage => offer(self.mixed(problem, None, above), Way::PerRank),
+            Freedom::PerStage => offer(self.mixed(problem, None, most), Way::PerRank),
             Freedom::Global => {
                 let busy = self.sort_modes(problem);
-                for at in 0..self.by_least.len() {
-                    let (least, mode) = self.by_least[at];
-                    if least > above {
-                        offer(Some(least), Way::Mode(mode as u16));
-                        break;
-                    }
-                    offer(self.single(problem, mode, above), Way::Mode(mode as u16));
+                for at in 0..self.by_least.partition_point(|(least, _)| *least <= most) {
+                    let mode = self.by_least[at].1;
+                    offer(self.single(problem, mode, most), Way::Mode(mode as u16));
                 }
-                if let Some(block) = problem.block {
-                    let bound =
-                        if busy > above { Some(busy) } else { self.mixed(problem, Some(block), above) };
-                    offer(bound, Way::Block);
+                if let Some(block) = problem.block
+                    && busy <= most
+                {
+                    offer(self.mixed(problem, Some(block), most), Way::Block);
                 }
             }
         }
-        into.sort_unstable();
-        fits
     }
 
     /// [`Relaxation::lower_bound`] of assignments that recompute in one way; above `most` it need not be the

@@ -25,7 +25,7 @@ use crate::units::Picos;
 pub struct Splits {
     list: Vec<Split>,
     /// What the problem offers, the least recomputation first.
-    policies: Vec<Priced>,
+    policies: Vec<PricedPolicy>,
     /// What else decides whether anything fits.
     hopeless: Vec<Policy>,
     /// What a layer costs at least in any of them, by kind.
@@ -45,7 +45,7 @@ struct Split {
 
 /// A policy, ordered by the recomputation of one micro-batch on all ranks together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Priced {
+struct PricedPolicy {
     extra: u64,
     policy: Policy,
     /// What an average rank is busy with at least: a little less, so that it is below every relaxed bound
@@ -75,10 +75,10 @@ impl Splits {
             found.into_iter().for_each(add);
         }
         let longest = list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
-        let hopeless = problem.hopeless.clone().map(|mode| Policy::All(Choice::Mode(mode))).collect();
+        let hopeless = problem.hopeless.clone().map(Choice::Mode).chain(blocks(problem, longest, true));
         Self {
             policies: policies(problem, tables, longest),
-            hopeless,
+            hopeless: hopeless.map(Policy::All).collect(),
             least: tables.least(problem),
             list,
             uneven,
@@ -115,7 +115,7 @@ impl Splits {
     }
 
     /// The least bound of the completions that are not relieved, if it is `most` or less.
-    pub(super) fn least_bound(
+    pub(super) fn least_of_list(
         &mut self,
         problem: &Problem,
         tables: &Tables,
@@ -200,13 +200,13 @@ impl Splits {
 }
 
 /// Every policy that a problem offers, the least recomputation first.
-fn policies(problem: &Problem, tables: &Tables, longest: u32) -> Vec<Priced> {
+fn policies(problem: &Problem, tables: &Tables, longest: u32) -> Vec<PricedPolicy> {
     let pipeline = &*problem.pipeline;
     let ends: u64 = problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0).sum();
     let all = tables.time(0, tables.layers) + ends;
     let price = |extra: u64, policy: Policy| {
         let busy = (all + extra) * pipeline.micro_batches / u64::from(pipeline.ranks);
-        Priced { extra, policy, busy: Picos(busy.saturating_sub(2 + (busy >> 28))) }
+        PricedPolicy { extra, policy, busy: Picos(busy.saturating_sub(2 + (busy >> 28))) }
     };
     if problem.freedom == Freedom::PerStage {
         return vec![price(0, Policy::Cheapest)];
@@ -214,13 +214,18 @@ fn policies(problem: &Problem, tables: &Tables, longest: u32) -> Vec<Priced> {
     let none = super::Fixed::default();
     let extra = |mode: u16| tables.in_mode(problem, &none, &tables.totals, mode).extra;
     let modes = tables.modes.iter().map(|&mode| price(extra(mode), Policy::All(Choice::Mode(mode))));
-    let mut list: Vec<Priced> = modes.collect();
-    if let Some(Block { rest, counts: (fewest, most), .. }) = problem.block {
-        let counts = fewest..=most.min(longest.max(fewest));
-        list.extend(counts.map(|n| price(extra(rest), Policy::All(Choice::Block(n)))));
-    }
+    let mut list: Vec<PricedPolicy> = modes.collect();
+    let rest = problem.block.map_or(0, |block| extra(block.rest));
+    list.extend(blocks(problem, longest, false).map(|choice| price(rest, Policy::All(choice))));
     list.sort_unstable();
     list
+}
+
+/// Every count of recomputed layers of chunks of at most so many layers, if that is `hopeless` or if not.
+fn blocks(problem: &Problem, longest: u32, hopeless: bool) -> impl Iterator<Item = Choice> {
+    let block = problem.block.filter(|block| block.hopeless == hopeless);
+    let counts = block.map(|Block { counts: (fewest, most), .. }| fewest..=most.min(longest.max(fewest)));
+    counts.into_iter().flatten().map(Choice::Block)
 }
 
 impl Split {
@@ -231,11 +236,11 @@ impl Split {
         problem: &Problem,
         tables: &Tables,
         work: &mut ChunkWork,
-        policies: &[Priced],
+        policies: &[PricedPolicy],
         most: Picos,
     ) -> Option<(Picos, Policy)> {
         let mut best: Option<(Picos, Policy)> = None;
-        for &Priced { busy, policy, .. } in policies {
+        for &PricedPolicy { busy, policy, .. } in policies {
             let enough = best.map_or(most, |(bound, _)| bound.min(most));
             if busy > enough {
                 break;

@@ -242,7 +242,7 @@ fn naive_time(
     let parts = TablesOf { cell: &tables.cell, sharding: &tables.sharding, hop: tables.hop };
     let balancing = builder.build(cost, layers, layout, parts, &ways, k);
     let problem = &balancing.problem;
-    if problem.modes.is_empty() || problem.check().is_err() {
+    if problem.check().is_err() {
         return None;
     }
     let mut balancer = Balancer::new();

@@ -61,9 +61,13 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
     }
     let last = modes.len() - 1;
     let dearer = |full: &Mode, rest: &Mode| full.extra.iter().zip(&rest.extra).all(|(f, r)| f >= r);
-    let block = (random.chance(50) && modes[last].group == 1 && dearer(&modes[last], &modes[0])).then(|| {
-        Block { full: last as u16, rest: 0, counts: (random.within(1, 2) as u32, random.within(2, 4) as u32) }
-    });
+    let block =
+        (random.chance(50) && modes[last].group == 1 && dearer(&modes[last], &modes[0])).then(|| Block {
+            full: last as u16,
+            rest: 0,
+            counts: (random.within(1, 2) as u32, random.within(2, 4) as u32),
+            hopeless: false,
+        });
     let chunks = pipeline.rank_of_chunk.len();
     let mut fixed = vec![Fixed::default(); chunks];
     for k in 0..chunks {
@@ -369,7 +373,7 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, virtual_stages: u32, 
         kinds,
         runs,
         modes: modes.into(),
-        block: Some(Block { full: 11, rest: 0, counts: (1, layers) }),
+        block: Some(Block { full: 11, rest: 0, counts: (1, layers), hopeless: false }),
         freedom: if random.chance(50) { Freedom::Global } else { Freedom::PerStage },
         fixed,
         rank_bytes: mb(1_000),

@@ -107,7 +107,12 @@ pub fn build(bench: &Bench, layout: &Layout, offered: &[Recompute], block: Optio
         recompute,
         costs: tables.cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect(),
     };
-    let family = RecomputeFamily { modes: offered.iter().map(price).collect(), block, hopeless: Vec::new() };
+    let family = RecomputeFamily {
+        modes: offered.iter().map(price).collect(),
+        block,
+        hopeless: Vec::new(),
+        hopeless_block: false,
+    };
     let capabilities = Target::Megatron.capabilities();
     let balancing = ProblemBuilder::default().build(
         &cost,

@@ -149,24 +149,26 @@ fn zero_bubble_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
     let mut forward = vec![never; n * m];
     let mut input = vec![never; n * m];
     let mut done = vec![[0usize; 3]; n];
+    // Chunks of every rank, the last first.
+    let mut chunks = vec![Vec::with_capacity(v); p];
+    (0..n).rev().for_each(|k| chunks[shape.rank_of(k as u32) as usize].push(k));
     let mut clock = 0;
     while lists.iter().any(|list| list.len() < 3 * m * v) {
         for (r, list) in lists.iter_mut().enumerate() {
-            let chunks =
-                |rank: usize| (0..n).rev().filter(move |&k| shape.rank_of(k as u32) as usize == rank);
-            let held: usize = chunks(r).map(|k| done[k][0] - done[k][2]).sum();
+            let own = || chunks[r].iter().copied();
+            let held: usize = own().map(|k| done[k][0] - done[k][2]).sum();
             let room = shape.in_flight(r as u32) as usize - held;
             let ended = |ends: &[usize], k: usize, j: usize| ends[k * m + j] <= clock;
-            let input_pass = chunks(r).filter(|&k| done[k][1] < done[k][0]).find(|&k| {
+            let input_pass = own().filter(|&k| done[k][1] < done[k][0]).find(|&k| {
                 let j = done[k][1];
                 if k + 1 == n { ended(&forward, k, j) } else { ended(&input, k + 1, j) }
             });
-            let forward_pass = chunks(r).filter(|&k| done[k][0] < m).find(|&k| {
+            let forward_pass = own().filter(|&k| done[k][0] < m).find(|&k| {
                 // A first chunk leaves room for the second, or the pipeline would lock.
                 let needed = if k >= p || v == 1 { 1 } else { 2 };
                 room >= needed && (k == 0 || ended(&forward, k - 1, done[k][0]))
             });
-            let weight_pass = chunks(r).find(|&k| done[k][2] < done[k][1]);
+            let weight_pass = own().find(|&k| done[k][2] < done[k][1]);
             let (pass, k) = match (input_pass, forward_pass, weight_pass) {
                 (Some(k), _, _) => (Pass::Input, k),
                 (_, Some(k), _) => (Pass::Forward, k),
@@ -444,58 +446,81 @@ impl Simulator {
     }
 }
 
-/// Vectors of in-flight micro-batches per chunk of one rank, at the moments when none dominates
-/// another: one memory condition each (the chunks of a rank may hold different layers).
+/// By rank, the vectors of in-flight micro-batches per chunk at the moments when none dominates another:
+/// one memory condition each (the chunks of a rank may hold different layers).
 #[must_use]
-pub fn in_flight_vectors(shape: Shape, rank: u32) -> Vec<Vec<u32>> {
+pub fn in_flight_vectors(shape: Shape) -> Vec<Vec<Vec<u32>>> {
     let (v, m) = (shape.virtual_stages as usize, shape.micro_batches);
     if v == 1 {
-        return vec![vec![shape.in_flight(rank)]];
+        return (0..shape.ranks).map(|rank| vec![vec![shape.in_flight(rank)]]).collect();
     }
-    let warm = shape.in_flight(rank) as usize;
-    let mut order = Vec::new();
-    let mut now = vec![0u32; v];
-    let mut vectors: Vec<Vec<u32>> = Vec::new();
-    let mut keep = |now: &Vec<u32>| {
-        if !vectors.iter().any(|seen| seen.iter().zip(now).all(|(a, b)| a >= b)) {
-            vectors.retain(|seen| !seen.iter().zip(now).all(|(a, b)| a <= b));
-            vectors.push(now.clone());
-        }
-    };
     if shape.schedule == Schedule::Interleaved {
         // The pattern repeats with every group: four groups show all vectors.
         let group = shape.group();
         let shown = if m > 4 * group && m % group == 0 { 4 * group } else { m };
+        let mut order = Vec::new();
         interleaved_order(shape.virtual_stages, shown, group, &mut order);
-        for (k, &(chunk, _)) in order.iter().enumerate() {
-            now[chunk as usize] += 1;
-            if k + 1 < warm.min(order.len()) {
-                continue;
-            }
-            keep(&now);
-            let (chunk, _) = order[(k + 1).saturating_sub(warm)];
-            let freed = &mut now[v - 1 - chunk as usize];
-            *freed = freed.saturating_sub(1);
-        }
-    } else {
-        // Like the lists, the counts settle after a few rounds of the pipeline.
-        let shown = Shape { micro_batches: m.min(6 * shape.ranks + 6), ..shape };
-        let mut lists = Vec::new();
-        zero_bubble_lists(shown, &mut lists);
-        for &(pass, k, _) in &lists[rank as usize] {
-            let chunk = (k / shape.ranks) as usize;
-            match pass {
-                Pass::Forward => {
-                    now[chunk] += 1;
-                    keep(&now);
-                }
-                Pass::Input => {}
-                Pass::Weight => now[chunk] -= 1,
-            }
+        let of = |rank| interleaved_vectors(v, shape.in_flight(rank) as usize, &order);
+        return (0..shape.ranks).map(of).collect();
+    }
+    // Like the lists, the counts settle after a few rounds of the pipeline.
+    let shown = Shape { micro_batches: m.min(6 * shape.ranks + 6), ..shape };
+    let mut lists = Vec::new();
+    zero_bubble_lists(shown, &mut lists);
+    lists.iter().map(|list| listed_vectors(shape, list)).collect()
+}
+
+/// In-flight vectors of which none dominates another.
+#[derive(Default)]
+struct Undominated(Vec<Vec<u32>>);
+
+impl Undominated {
+    fn keep(&mut self, now: &[u32]) {
+        let dominates = |one: &[u32], other: &[u32]| one.iter().zip(other).all(|(a, b)| a >= b);
+        if !self.0.iter().any(|seen| dominates(seen, now)) {
+            self.0.retain(|seen| !dominates(now, seen));
+            self.0.push(now.to_vec());
         }
     }
-    vectors.sort();
-    vectors
+    fn sorted(mut self) -> Vec<Vec<u32>> {
+        self.0.sort();
+        self.0
+    }
+}
+
+/// Those of a rank of the interleaved schedule that runs `warm` forward passes before its first backward.
+fn interleaved_vectors(v: usize, warm: usize, order: &[Slot]) -> Vec<Vec<u32>> {
+    let mut now = vec![0u32; v];
+    let mut vectors = Undominated::default();
+    for (k, &(chunk, _)) in order.iter().enumerate() {
+        now[chunk as usize] += 1;
+        if k + 1 < warm.min(order.len()) {
+            continue;
+        }
+        vectors.keep(&now);
+        let (chunk, _) = order[(k + 1).saturating_sub(warm)];
+        let freed = &mut now[v - 1 - chunk as usize];
+        *freed = freed.saturating_sub(1);
+    }
+    vectors.sorted()
+}
+
+/// Those of a rank with a list of passes.
+fn listed_vectors(shape: Shape, list: &[(Pass, u32, u32)]) -> Vec<Vec<u32>> {
+    let mut now = vec![0u32; shape.virtual_stages as usize];
+    let mut vectors = Undominated::default();
+    for &(pass, k, _) in list {
+        let chunk = (k / shape.ranks) as usize;
+        match pass {
+            Pass::Forward => {
+                now[chunk] += 1;
+                vectors.keep(&now);
+            }
+            Pass::Input => {}
+            Pass::Weight => now[chunk] -= 1,
+        }
+    }
+    vectors.sorted()
 }
 
 /// A time that no order of the schedule's fixed lists can beat: `max` over ranks of the chain through
@@ -784,8 +809,8 @@ mod tests {
         let shape = Shape { schedule: Schedule::Interleaved, ranks: 8, virtual_stages: 4, micro_batches: 64 };
         let units = f64::from(shape.in_flight(0)) / 4.0;
         assert!((units - 8.0 * (1.0 + 7.0 / 32.0)).abs() < 0.26, "{units}");
-        for rank in 0..8 {
-            for vector in in_flight_vectors(shape, rank) {
+        for (rank, vectors) in (0..).zip(in_flight_vectors(shape)) {
+            for vector in vectors {
                 assert!(vector.iter().sum::<u32>() <= shape.in_flight(rank));
             }
         }

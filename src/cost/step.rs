@@ -600,13 +600,11 @@ fn off_gpu(
             range.enumerate().map(of).sum()
         })
         .collect();
+    let in_flight = if layout.offload.activations { in_flight_vectors(shape(layout)) } else { Vec::new() };
     let activations = |r: usize| -> Bytes {
-        if !layout.offload.activations {
-            return Bytes::ZERO;
-        }
+        let Some(in_flight) = in_flight.get(r) else { return Bytes::ZERO };
         let own = (0..moved.len()).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r);
         let own: Vec<usize> = own.collect();
-        let in_flight = in_flight_vectors(shape(layout), r as u32);
         let held = |vector: &Vec<u32>| own.iter().zip(vector).map(|(&k, &n)| moved[k] * u64::from(n)).sum();
         in_flight.iter().map(held).max().unwrap_or_default()
     };
@@ -683,10 +681,11 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
         }
     }
     let parameters = rank_parameters(layers, plan, tables);
+    let in_flight = in_flight_vectors(shape(layout));
     for (r, rank) in ranks.iter_mut().enumerate() {
         let own: Vec<usize> = (0..chunks).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r).collect();
         debug_assert_eq!(own.len(), v);
-        rank.activations = in_flight_vectors(shape(layout), r as u32)
+        rank.activations = in_flight[r]
             .iter()
             .map(|vector| own.iter().zip(vector).map(|(&k, &n)| kept[k] * u64::from(n)).sum())
             .max()

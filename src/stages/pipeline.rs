@@ -99,7 +99,7 @@ impl Pipeline {
             Schedule::Interleaved => Self::interleaved(p, shape.virtual_stages, m, shape.group()),
             _ => {
                 let placement = (0..p * shape.virtual_stages).map(|chunk| shape.rank_of(chunk)).collect();
-                let in_flight = (0..p).map(|rank| in_flight_vectors(shape, rank).concat()).collect();
+                let in_flight = in_flight_vectors(shape).iter().map(|vectors| vectors.concat()).collect();
                 Self::by_work(m, p, placement, in_flight)
             }
         }

@@ -243,8 +243,8 @@ fn in_flight_vectors_lose_no_state() {
             continue;
         }
         let pipeline = Pipeline::of(shape);
-        for (rank, order) in pipeline.orders.iter().enumerate() {
-            let all = autoplan::cost::schedule::in_flight_vectors(shape, rank as u32);
+        let vectors = autoplan::cost::schedule::in_flight_vectors(shape);
+        for (rank, (order, all)) in pipeline.orders.iter().zip(vectors).enumerate() {
             for _ in 0..20 {
                 let weights: Vec<u64> = (0..virtual_stages).map(|_| random.within(0, 50)).collect();
                 let sum = |counts: &[u32]| counts.iter().zip(&weights).map(|(&n, w)| u64::from(n) * w).sum();

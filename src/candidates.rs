@@ -5,13 +5,17 @@
 //! a layout adds virtual stages, schedule and sharding ([`Space::layouts`]). Every layout has one
 //! spelling: an axis without effect is pinned.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
 use rayon::prelude::*;
 
 use crate::cost::CellKey;
 use crate::cost::model::Flags;
 use crate::cost::schedule::interleave_group;
 use crate::frameworks::{
-    Capabilities, Context, ExpertTensor, Refusal, SequenceParallel, ShardGroups, Target, broken_rule, legal,
+    Capabilities, Context, ExpertTensor, Reach, Refusal, SequenceParallel, ShardGroups, Target, legal,
+    legal_within,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Recompute, Schedule};
 
@@ -176,46 +180,6 @@ pub fn divisors(n: u32) -> Vec<u32> {
     low
 }
 
-/// Rules that no choice of flags, schedule or sharding can mend: a group that breaks one is empty.
-const STRUCTURAL: &[&str] = &[
-    "mesh",
-    "batch",
-    "tensor-axis",
-    "pipeline-axis",
-    "expert-axis",
-    "expert-tensor-axis",
-    "dense-has-no-experts",
-    "experts-divide",
-    "expert-mesh",
-    "heads",
-    "widths",
-    "precision-hardware",
-    "low-precision-shapes",
-    "expert-bias",
-    "training",
-    "optimizer",
-    "precision",
-];
-
-/// Rules that look at the job alone: what breaks one, no layout of the framework can do.
-const JOB_RULES: &[&str] = &["training", "precision", "precision-hardware", "optimizer", "expert-bias"];
-
-/// Rules that look at degrees, micro-batch and the flags of a cell only: a cell that breaks one is empty.
-const CELL_RULES: &[&str] = &[
-    "sequence",
-    "context-all-to-all-heads",
-    "context-windows",
-    "context-sinks",
-    "mamba-context",
-    "moe-tensor-needs-sequence",
-    "deepep-group",
-    "cuda-graphs-dropless",
-];
-
-/// Rules that look at degrees, the order of passes, the dispatcher and the overlap of the experts' exchange
-/// only.
-const ORDER_RULES: &[&str] = &["expert-overlap"];
-
 impl<'a> Space<'a> {
     /// The space of a job under a framework.
     #[must_use]
@@ -258,12 +222,30 @@ impl<'a> Space<'a> {
             micro_batches: 1,
         };
         let layout = layout_of(&group, &self.plain_cell(&group), 1, Schedule::OneFOneB, 0, 1, false);
-        broken_rule(self.target, self.context, &layout, JOB_RULES)
+        legal_within(self.target, self.context, &layout, Reach::Job).err()
     }
 
     /// Every group that some layout could belong to.
     #[must_use]
     pub fn groups(&self) -> Vec<Group> {
+        let possible = |g: &Group| self.degrees_rule(g).is_none() && self.count(g) > 0;
+        self.degrees().into_par_iter().filter(possible).collect()
+    }
+
+    /// The rules that forbid degrees, each with how many combinations of them it does; most first.
+    #[must_use]
+    pub fn forbidden_degrees(&self) -> Vec<(&'static str, u64)> {
+        let mut count: BTreeMap<&'static str, u64> = BTreeMap::new();
+        for rule in self.degrees().iter().filter_map(|g| self.degrees_rule(g)) {
+            *count.entry(rule).or_default() += 1;
+        }
+        let mut rules: Vec<(&'static str, u64)> = count.into_iter().collect();
+        rules.sort_by_key(|(rule, count)| (Reverse(*count), *rule));
+        rules
+    }
+
+    /// All degrees, micro-batches and accumulations whose products are the job's.
+    fn degrees(&self) -> Vec<Group> {
         let (r, k, c) = (self.restrictions, self.capabilities, self.context);
         let gpus = c.gpus;
         let mut groups = Vec::new();
@@ -321,7 +303,7 @@ impl<'a> Space<'a> {
                 }
             }
         }
-        groups.into_par_iter().filter(|g| self.possible(g) && self.count(g) > 0).collect()
+        groups
     }
 
     fn expert_tensor(&self, t: u32, block: u32, e: u32, mut each: impl FnMut(u32)) {
@@ -344,14 +326,16 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Whether nothing structural forbids a group.
-    fn possible(&self, group: &Group) -> bool {
+    /// The rule that a layout breaks of those that look at so much of it.
+    #[must_use]
+    pub fn broken(&self, layout: &Layout, reach: Reach) -> Option<&'static str> {
+        legal_within(self.target, self.context, layout, reach).err().map(|refusal| refusal.rule)
+    }
+
+    /// The rule that forbids the degrees of a group, if one does.
+    fn degrees_rule(&self, group: &Group) -> Option<&'static str> {
         let cell = self.plain_cell(group);
-        let layout = layout_of(group, &cell, 1, Schedule::OneFOneB, 0, 1, false);
-        match legal(self.target, self.context, &layout) {
-            Ok(()) => true,
-            Err(refusal) => !STRUCTURAL.contains(&refusal.rule),
-        }
+        self.broken(&layout_of(group, &cell, 1, Schedule::OneFOneB, 0, 1, false), Reach::Group)
     }
 
     /// A cell of a group with every flag at its plainest.
@@ -459,9 +443,7 @@ impl<'a> Space<'a> {
     /// The rule that forbids every layout of a cell, if one does.
     #[must_use]
     pub fn cell_rule(&self, g: &Group, cell: &CellKey) -> Option<&'static str> {
-        let layout = layout_of(g, cell, 1, Schedule::OneFOneB, 0, 1, false);
-        let refusal = legal(self.target, self.context, &layout).err()?;
-        CELL_RULES.contains(&refusal.rule).then_some(refusal.rule)
+        self.broken(&layout_of(g, cell, 1, Schedule::OneFOneB, 0, 1, false), Reach::Cell)
     }
 
     /// The rule by which the framework does not run passes in an order, with or without overlap of the
@@ -476,7 +458,7 @@ impl<'a> Space<'a> {
         let mut rules = self.flags(g).dispatchers.into_iter().map(|dispatcher| {
             let cell = CellKey { dispatcher, expert_overlap, ..plain };
             let layout = layout_of(g, &cell, v, schedule, 0, 1, false);
-            broken_rule(self.target, self.context, &layout, ORDER_RULES).map(|refusal| refusal.rule)
+            self.broken(&layout, Reach::Order).or_else(|| self.broken(&layout, Reach::Line))
         });
         let first = rules.next()??;
         rules.all(|rule| rule.is_some()).then_some(first)
@@ -502,6 +484,18 @@ impl<'a> Space<'a> {
             }
         }
         shardings
+    }
+
+    /// The rule that forbids to shard the states of a group in a way, if one does.
+    #[must_use]
+    pub fn sharding_rule(
+        &self,
+        g: &Group,
+        offload: Offload,
+        (zero, shard, overlap): (u8, u32, bool),
+    ) -> Option<&'static str> {
+        let cell = CellKey { offload, ..self.plain_cell(g) };
+        self.broken(&layout_of(g, &cell, 1, Schedule::OneFOneB, zero, shard, overlap), Reach::Sharding)
     }
 
     /// Every layout of a cell, or the rule that forbids it.

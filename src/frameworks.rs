@@ -460,6 +460,25 @@ pub enum Judge {
     Nobody,
 }
 
+/// What of a layout a rule looks at, beside the job. Micro-batch and accumulation count as degrees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reach {
+    /// Nothing: what breaks it, no layout can do.
+    Job,
+    /// Degrees.
+    Group,
+    /// Degrees, schedule and virtual stages.
+    Order,
+    /// Degrees and the flags of a [`crate::cost::CellKey`].
+    Cell,
+    /// Degrees, offload, and how states are sharded.
+    Sharding,
+    /// Everything but how states are sharded.
+    Line,
+    /// Everything.
+    Layout,
+}
+
 /// One rule on layouts.
 #[derive(Clone, Copy)]
 pub struct Rule {
@@ -469,8 +488,19 @@ pub struct Rule {
     pub source: &'static str,
     /// Who finds out.
     pub judge: Judge,
+    /// What it looks at.
+    pub reach: Reach,
     /// The check: integers only, no allocation.
     pub check: fn(&Capabilities, &Context, &Layout) -> Result<(), Broken>,
+}
+
+/// What of a plan a rule looks at, beside the job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanReach {
+    /// The flags of a cell and what is recomputed, by chunks that hold layers.
+    Recompute,
+    /// Which layers are where.
+    Placement,
 }
 
 /// One rule on plans.
@@ -481,6 +511,8 @@ pub struct PlanRule {
     pub source: &'static str,
     /// Who finds out.
     pub judge: Judge,
+    /// What it looks at.
+    pub reach: PlanReach,
     /// The check: integers only, no allocation.
     pub check: fn(&Capabilities, &Context, &Plan) -> Result<(), Broken>,
 }
@@ -530,8 +562,25 @@ impl std::error::Error for Refusal {}
 /// # Errors
 /// The first rule that is broken, in the order of [`COMMON_RULES`] and [`Target::rules`].
 pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), Refusal> {
+    first_broken(target, context, layout, |_| true)
+}
+
+/// The first rule that a layout breaks of those that look at so much of it, and no more.
+///
+/// # Errors
+/// That rule, in the order of [`legal`].
+pub fn legal_within(target: Target, context: &Context, layout: &Layout, reach: Reach) -> Result<(), Refusal> {
+    first_broken(target, context, layout, |rule| rule.reach == reach)
+}
+
+fn first_broken(
+    target: Target,
+    context: &Context,
+    layout: &Layout,
+    asked: impl Fn(&Rule) -> bool,
+) -> Result<(), Refusal> {
     let capabilities = target.capabilities();
-    for rule in COMMON_RULES.iter().chain(target.rules()) {
+    for rule in COMMON_RULES.iter().chain(target.rules()).filter(|rule| asked(rule)) {
         if let Err(broken) = (rule.check)(capabilities, context, layout) {
             let Rule { name, source, judge, .. } = *rule;
             let judge = if target == Target::Bridge { bridge::judge(name, judge) } else { judge };
@@ -539,17 +588,6 @@ pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), R
         }
     }
     Ok(())
-}
-
-/// The first of the named rules that a layout breaks.
-#[must_use]
-pub fn broken_rule(target: Target, context: &Context, layout: &Layout, names: &[&str]) -> Option<Refusal> {
-    let mut rules = COMMON_RULES.iter().chain(target.rules()).filter(|rule| names.contains(&rule.name));
-    rules.find_map(|rule| {
-        let broken = (rule.check)(target.capabilities(), context, layout).err()?;
-        let Rule { name, source, judge, .. } = *rule;
-        Some(Refusal { target, rule: name, source, judge, nearest: None, broken })
-    })
 }
 
 /// Whether a framework accepts a plan: its layout, its placement of layers and its recomputation.
@@ -586,6 +624,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "mesh",
         source: MESH,
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 l.gpus() == u64::from(c.gpus),
@@ -598,6 +637,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "batch",
         source: MESH,
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 l.global_batch_size() == u64::from(c.global_batch_size),
@@ -610,6 +650,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "tensor-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |k, _, l| {
             ensure(
                 k.tensor_parallel || l.tensor_parallel == 1,
@@ -622,6 +663,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "pipeline-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |k, _, l| {
             ensure(
                 k.pipeline_parallel || l.pipeline_parallel == 1,
@@ -634,6 +676,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "virtual-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Order,
         check: |k, _, l| {
             ensure(
                 k.virtual_stages || l.virtual_stages == 1,
@@ -646,6 +689,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "schedule-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Order,
         check: |k, _, l| {
             ensure(k.schedules.contains(&l.schedule), "the pipeline schedule is not offered", [0; 4])
         },
@@ -654,6 +698,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "schedule-chunks",
         source: FORM,
         judge: Judge::Nobody,
+        reach: Reach::Order,
         check: |_, _, l| {
             let v = l.virtual_stages;
             let fits = match l.schedule {
@@ -670,6 +715,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "virtual-needs-pipeline",
         source: "Megatron-LM megatron/training/arguments.py validate_args",
         judge: Judge::SetUp,
+        reach: Reach::Order,
         check: |_, _, l| {
             ensure(
                 l.virtual_stages == 1 || l.pipeline_parallel > 1,
@@ -682,6 +728,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "context-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |k, _, l| {
             ensure(
                 l.context_parallel == 1 || k.context_comms.contains(&l.context_comm),
@@ -694,6 +741,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "sequence-parallel-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |k, _, l| match k.sequence_parallel {
             SequenceParallel::Optional => Ok(()),
             SequenceParallel::Never => {
@@ -710,6 +758,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "sequence-parallel-needs-tensor",
         source: FORM,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |_, _, l| {
             ensure(!l.sequence_parallel || l.tensor_parallel > 1, "sequence parallelism needs tp > 1", [0; 4])
         },
@@ -718,6 +767,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "dense-has-no-experts",
         source: "Megatron-LM megatron/training/arguments.py validate_args",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 c.has_experts() || l.expert_parallel == 1,
@@ -730,6 +780,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "dense-form",
         source: FORM,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |_, c, l| {
             let plain = l.expert_tensor_parallel == 1 && l.dispatcher.is_none() && !l.expert_overlap;
             ensure(
@@ -743,6 +794,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "dispatcher-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |k, c, l| {
             let offered = match l.dispatcher {
                 None => !c.has_experts(),
@@ -755,6 +807,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "expert-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |k, _, l| {
             ensure(
                 k.expert_parallel || l.expert_parallel == 1,
@@ -767,6 +820,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "expert-tensor-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |k, c, l| {
             let (etp, tp) = (l.expert_tensor_parallel, l.tensor_parallel);
             let offered = match k.expert_tensor {
@@ -785,6 +839,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "experts-divide",
         source: "Megatron-LM megatron/training/arguments.py validate_args; torchtitan ParallelDims",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             let e = u64::from(l.expert_parallel);
             for moe in &c.moe {
@@ -801,6 +856,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "expert-mesh",
         source: "Megatron-LM megatron/core/parallel_state.py initialize_model_parallel",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, _, l| {
             let block =
                 u64::from(l.tensor_parallel) * u64::from(l.context_parallel) * u64::from(l.data_parallel);
@@ -816,6 +872,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "zero-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |k, _, l| {
             ensure(
                 k.zero_stages.contains(&l.zero_stage),
@@ -828,6 +885,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "shard-group",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |k, _, l| {
             let ranks = u64::from(l.data_parallel) * u64::from(l.context_parallel);
             let group = u64::from(l.shard_group);
@@ -859,6 +917,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "overlap-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Layout,
         check: |k, _, l| {
             ensure(k.tensor_overlap || !l.tensor_overlap, "tensor-parallel overlap is not offered", [0; 4])?;
             ensure(k.data_overlap || !l.data_overlap, "data-parallel overlap is not offered", [0; 4])?;
@@ -869,6 +928,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "cuda-graph-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |k, _, l| {
             ensure(k.cuda_graphs.contains(&l.cuda_graphs), "this kind of CUDA graph is not offered", [0; 4])
         },
@@ -877,6 +937,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "offload-axis",
         source: AXES,
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |k, _, l| {
             ensure(
                 k.optimizer_places.contains(&l.offload.optimizer),
@@ -895,6 +956,7 @@ pub static COMMON_RULES: &[Rule] = &[
         name: "precision-hardware",
         source: "Transformer Engine transformer_engine/pytorch/quantization.py check_*_support",
         judge: Judge::Run,
+        reach: Reach::Job,
         check: |_, c, _| {
             use Architecture::{Ada, Blackwell, Cdna3, Cdna4, Hopper};
             let there = match c.precision {
@@ -993,24 +1055,28 @@ static GENERIC_RULES: &[Rule] = &[
         name: "heads",
         source: "splitting attention over ranks",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: heads_divide,
     },
     Rule {
         name: "widths",
         source: "splitting matrices over ranks",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: widths_divide,
     },
     Rule {
         name: "sequence",
         source: "splitting sequences over ranks",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: sequence_divides,
     },
     Rule {
         name: "interleaving",
         source: "warm-up of the interleaved schedule",
         judge: Judge::SetUp,
+        reach: Reach::Order,
         check: |_, _, l| {
             ensure(
                 l.schedule != Schedule::Interleaved
@@ -1097,6 +1163,7 @@ pub static COMMON_PLAN_RULES: &[PlanRule] = &[
         name: "uneven-stages",
         source: AXES,
         judge: Judge::Nobody,
+        reach: PlanReach::Placement,
         check: |k, _, p| {
             let chunks = p.chunks();
             let (least, most) =
@@ -1112,6 +1179,7 @@ pub static COMMON_PLAN_RULES: &[PlanRule] = &[
         name: "empty-stages",
         source: AXES,
         judge: Judge::Nobody,
+        reach: PlanReach::Placement,
         check: |k, _, p| {
             let empty = p.chunks().iter().filter(|c| c.layers == 0).count();
             ensure(k.empty_stages || empty == 0, "{0} stages hold no layer", numbers([empty as u64]))
@@ -1121,6 +1189,7 @@ pub static COMMON_PLAN_RULES: &[PlanRule] = &[
         name: "recompute-family",
         source: AXES,
         judge: Judge::Nobody,
+        reach: PlanReach::Recompute,
         check: |k, _, p| {
             for chunk in p.chunks().iter().filter(|c| c.layers > 0) {
                 let (text, offered) = match chunk.recompute {
@@ -1151,6 +1220,7 @@ pub static COMMON_PLAN_RULES: &[PlanRule] = &[
         name: "recompute-common",
         source: AXES,
         judge: Judge::Nobody,
+        reach: PlanReach::Recompute,
         check: |k, _, p| {
             ensure(
                 k.recompute.per_stage || p.common_recompute().is_some(),

@@ -152,7 +152,7 @@ impl Prepared<'_> {
     #[must_use]
     pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
         let cost = self.cost();
-        let space = Space::new(self.task.target, &self.context, &self.task.restrictions);
+        let space = self.space(self.task.target);
         Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
     }
 
@@ -190,10 +190,21 @@ impl Prepared<'_> {
         OFFLOADS.iter().map(|(_, offload)| *offload).filter(possible).collect()
     }
 
+    fn space(&self, target: Target) -> Space<'_> {
+        Space::new(target, &self.context, &self.task.restrictions)
+    }
+
+    /// The framework's rules that forbid degrees of this job, each with how many combinations it forbids;
+    /// most first.
+    #[must_use]
+    pub fn forbidden_degrees(&self) -> Vec<(&'static str, u64)> {
+        self.space(self.task.target).forbidden_degrees()
+    }
+
     /// Why the framework cannot run the job whatever the layout, and the frameworks that can.
     #[must_use]
     pub fn refusal(&self) -> Option<(Refusal, Vec<Target>)> {
-        let refusal = |target| Space::new(target, &self.context, &self.task.restrictions).job_refusal();
+        let refusal = |target| self.space(target).job_refusal();
         let own = refusal(self.task.target)?;
         Some((own, Target::ALL.iter().copied().filter(|&target| refusal(target).is_none()).collect()))
     }
@@ -205,7 +216,7 @@ impl Prepared<'_> {
         let missing = |t| inexpressible(t, model, job, (&machine.cluster, &machine.accelerator));
         let own = missing(self.task.target)?;
         let can = |&t: &Target| {
-            let job = Space::new(t, &self.context, &self.task.restrictions).job_refusal();
+            let job = self.space(t).job_refusal();
             t.exports() && missing(t).is_none() && job.is_none()
         };
         Some((own, Target::ALL.into_iter().filter(can).collect()))

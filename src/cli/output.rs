@@ -422,6 +422,10 @@ fn why_nothing(section: &Section) -> Vec<String> {
             "{} GPUs and a batch of {} admit no combination of degrees under these restrictions",
             section.prepared.task.job.gpus, section.prepared.task.job.global_batch_size
         ));
+        let forbidden = section.prepared.forbidden_degrees();
+        lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
+            format!("{} combinations of degrees fell to rule: {rule}", super::models::group(*count))
+        }));
     }
     let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
     reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));

@@ -10,7 +10,7 @@ use super::deepspeed::write::python_literal;
 use super::export::{ExportRequest, ExportedFile};
 use super::hf::HfModel;
 use super::{
-    Broken, Capabilities, ExpertTensor, Judge, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
+    Broken, Capabilities, ExpertTensor, Judge, Reach, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
     ensure, heads_divide, numbers, sequence_divides, widths_divide,
 };
 use crate::layers::Layers;
@@ -58,24 +58,28 @@ pub static RULES: &[Rule] = &[
         name: "heads",
         source: "transformers integrations/tensor_parallel.py",
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: heads_divide,
     },
     Rule {
         name: "widths",
         source: "transformers integrations/tensor_parallel.py",
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: widths_divide,
     },
     Rule {
         name: "sequence",
         source: "torch distributed/tensor/experimental/_attention.py",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: sequence_divides,
     },
     Rule {
         name: "shard-context",
         source: "parallelism_config.py ParallelismConfig: weights are sharded over dp_shard x cp",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             let (group, cp) = (l.shard_group, l.context_parallel);
             ensure(
@@ -89,6 +93,7 @@ pub static RULES: &[Rule] = &[
         name: "tensor-needs-sharding",
         source: "parallelism_config.py ParallelismConfig",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             ensure(
                 l.zero_stage > 0 || l.tensor_parallel == 1,
@@ -101,6 +106,7 @@ pub static RULES: &[Rule] = &[
         name: "replication",
         source: "parallelism_config.py ParallelismConfig._validate_accelerator",
         judge: Judge::SetUp,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             let shard = l.shard_group / l.context_parallel.max(1);
             let replicas = l.data_parallel / shard.max(1);
@@ -115,6 +121,7 @@ pub static RULES: &[Rule] = &[
         name: "sharding",
         source: "parallelism_config.py ParallelismConfig fsdp_dim_names",
         judge: Judge::SetUp,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             ensure(
                 l.zero_stage == 0 || l.shard_group > 1,
@@ -127,6 +134,7 @@ pub static RULES: &[Rule] = &[
         name: "cpu-offload",
         source: "utils/dataclasses.py fsdp_offload_params",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             ensure(
                 l.offload.optimizer == l.offload.parameters
@@ -140,6 +148,7 @@ pub static RULES: &[Rule] = &[
         name: "data-overlap",
         source: "torch distributed/fsdp",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             ensure(
                 l.data_overlap || l.data_parallel * l.context_parallel == 1,
@@ -152,6 +161,7 @@ pub static RULES: &[Rule] = &[
         name: "precision",
         source: "commands/config mixed_precision",
         judge: Judge::Nobody,
+        reach: Reach::Job,
         check: |_, c, _| {
             ensure(
                 matches!(c.precision, Precision::Bf16 | Precision::Fp16),

@@ -6,7 +6,7 @@ use super::export::{ExportRequest, ExportedFile};
 use super::megatron;
 use super::megatron::arguments::{Arguments, arguments};
 use super::megatron::shape::{Shape, pattern};
-use super::{Broken, Judge, Rule, broken, ensure};
+use super::{Broken, Judge, Reach, Rule, broken, ensure};
 use crate::cost::schedule::interleave_group;
 use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Dispatcher, Place, Recompute};
@@ -20,6 +20,7 @@ const DEEPEP: Rule = Rule {
     name: "deepep-hardware",
     source: "Megatron-Bridge src/megatron/bridge/training/flex_dispatcher_backend.py",
     judge: Judge::SetUp,
+    reach: Reach::Cell,
     check: |_, c, l| {
         ensure(
             l.dispatcher != Some(Dispatcher::DeepEp) || c.architecture != Architecture::Blackwell,

@@ -7,8 +7,8 @@ pub mod import;
 pub mod write;
 
 use super::{
-    Capabilities, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
-    ensure, heads_divide, numbers, widths_divide,
+    Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
+    ShardGroups, ensure, heads_divide, numbers, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Recompute, Schedule};
 use crate::spec::job::{Optimizer, Precision};
@@ -69,6 +69,7 @@ const ULYSSES_HEADS: Rule = Rule {
     name: "ulysses-heads",
     source: "runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF",
     judge: Judge::Run,
+    reach: Reach::Group,
     check: |_, c, l| {
         let sp = u64::from(l.context_parallel);
         for a in &c.attention {
@@ -95,6 +96,7 @@ const ULYSSES_SEQUENCE: Rule = Rule {
     name: "ulysses-sequence",
     source: "runtime/sequence_parallel/ulysses_sp.py UlyssesSPDataLoaderAdapter",
     judge: Judge::Run,
+    reach: Reach::Group,
     check: |_, c, l| {
         let sp = u64::from(l.context_parallel);
         ensure(
@@ -109,6 +111,7 @@ const PIPELINE_MODEL: Rule = Rule {
     name: "pipeline-model",
     source: "Megatron-DeepSpeed pretrain_gpt.py and megatron/arguments.py: stages need a PipelineModule",
     judge: Judge::Nobody,
+    reach: Reach::Group,
     check: |_, c, l| {
         ensure(
             c.staged_model || !needs_megatron(l),
@@ -122,6 +125,7 @@ const PIPELINE_ZERO: Rule = Rule {
     name: "pipeline-zero",
     source: "runtime/pipe/engine.py PipelineEngine",
     judge: Judge::SetUp,
+    reach: Reach::Sharding,
     check: |_, _, l| {
         ensure(
             l.pipeline_parallel == 1 || l.zero_stage <= 1,
@@ -135,6 +139,7 @@ const PIPELINE_OVERLAP: Rule = Rule {
     name: "pipeline-overlap",
     source: "runtime/engine.py, overlap_comm under pipeline parallelism",
     judge: Judge::Nobody,
+    reach: Reach::Sharding,
     check: |_, _, l| {
         ensure(
             l.pipeline_parallel == 1 || !l.data_overlap,
@@ -148,6 +153,7 @@ const PIPELINE_OFFLOAD: Rule = Rule {
     name: "pipeline-offload",
     source: "runtime/pipe/engine.py",
     judge: Judge::Nobody,
+    reach: Reach::Cell,
     check: |_, _, l| {
         ensure(
             l.pipeline_parallel == 1 || l.offload == crate::plan::Offload::NONE,
@@ -161,6 +167,7 @@ const PIPELINE_CONTEXT: Rule = Rule {
     name: "pipeline-context",
     source: "runtime/sequence_parallel/ulysses_sp.py; Megatron-DeepSpeed megatron/arguments.py",
     judge: Judge::Nobody,
+    reach: Reach::Group,
     check: |_, _, l| {
         ensure(
             l.pipeline_parallel == 1 || l.context_parallel == 1,
@@ -174,6 +181,7 @@ const OFFLOAD_STAGES: Rule = Rule {
     name: "offload-stages",
     source: "runtime/zero/offload_config.py",
     judge: Judge::SetUp,
+    reach: Reach::Sharding,
     check: |_, _, l| {
         let stage = u64::from(l.zero_stage);
         ensure(
@@ -193,6 +201,7 @@ const OFFLOAD_OPTIMIZER: Rule = Rule {
     name: "offload-optimizer",
     source: "runtime/zero/offload_config.py; stage 0 ignores it",
     judge: Judge::Nobody,
+    reach: Reach::Sharding,
     check: |_, c, l| {
         ensure(
             l.offload.optimizer == Place::Gpu || l.zero_stage >= 1,
@@ -212,6 +221,7 @@ const PRECISION: Rule = Rule {
     name: "precision",
     source: "runtime/config.py bf16, fp16",
     judge: Judge::Nobody,
+    reach: Reach::Job,
     check: |_, c, _| {
         ensure(
             matches!(c.precision, Precision::Bf16 | Precision::Fp16),
@@ -225,6 +235,7 @@ const OPTIMIZER: Rule = Rule {
     name: "optimizer",
     source: "runtime/engine.py _configure_basic_optimizer",
     judge: Judge::Nobody,
+    reach: Reach::Job,
     check: |_, c, _| ensure(c.optimizer != Optimizer::Adam8bit, "there is no 8-bit Adam", [0; 4]),
 };
 
@@ -232,6 +243,7 @@ const OPTIMIZER_FORMAT: Rule = Rule {
     name: "optimizer-format",
     source: "runtime/precision_config.py DeepSpeedBF16Config bf16_optimizer_states",
     judge: Judge::Nobody,
+    reach: Reach::Job,
     check: |_, c, _| {
         ensure(
             c.optimizer != Optimizer::AdamwBf16 || c.precision == Precision::Bf16,
@@ -245,6 +257,7 @@ const OPTIMIZER_STATES: Rule = Rule {
     name: "optimizer-states",
     source: "runtime/config.py bf16_optimizer_states",
     judge: Judge::SetUp,
+    reach: Reach::Sharding,
     check: |_, c, l| {
         ensure(
             c.optimizer != Optimizer::AdamwBf16 || l.zero_stage >= 1,
@@ -260,9 +273,16 @@ pub static RULES: &[Rule] = &[
         name: "heads",
         source: "module_inject/auto_tp.py; AutoTP leaves ranks beyond the key/value heads idle",
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: heads_divide,
     },
-    Rule { name: "widths", source: "module_inject/auto_tp.py", judge: Judge::Nobody, check: widths_divide },
+    Rule {
+        name: "widths",
+        source: "module_inject/auto_tp.py",
+        judge: Judge::Nobody,
+        reach: Reach::Group,
+        check: widths_divide,
+    },
     ULYSSES_HEADS,
     ULYSSES_SEQUENCE,
     PIPELINE_ZERO,
@@ -273,6 +293,7 @@ pub static RULES: &[Rule] = &[
         name: "pipeline-experts",
         source: "Megatron-DeepSpeed megatron/arguments.py",
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 l.pipeline_parallel == 1 || !c.has_experts(),
@@ -286,6 +307,7 @@ pub static RULES: &[Rule] = &[
         name: "ulysses-tensor",
         source: "module_inject/auto_ep_folding.py; runtime/sequence_parallel",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, _, l| {
             ensure(
                 l.context_parallel == 1 || l.tensor_parallel == 1,
@@ -298,6 +320,7 @@ pub static RULES: &[Rule] = &[
         name: "experts-zero",
         source: "module_inject/auto_ep.py, AutoEP under ZeRO stage 3",
         judge: Judge::Run,
+        reach: Reach::Sharding,
         check: |_, c, l| {
             if !c.has_experts() || l.expert_parallel == 1 || l.zero_stage < 3 {
                 return Ok(());
@@ -319,6 +342,7 @@ pub static RULES: &[Rule] = &[
         name: "experts-tensor",
         source: "module_inject/auto_tp.py: fused experts are no linear layers that AutoTP would split",
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |_, c, l| {
             if !c.has_experts() || l.tensor_parallel == 1 {
                 return Ok(());
@@ -334,6 +358,7 @@ pub static RULES: &[Rule] = &[
         name: "experts-tensor-offload",
         source: "module_inject/auto_ep_folding.py validate_folding_global",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
                 !c.has_experts() || l.tensor_parallel == 1 || l.offload == crate::plan::Offload::NONE,
@@ -346,6 +371,7 @@ pub static RULES: &[Rule] = &[
         name: "tensor-overlap",
         source: "runtime/tensor_parallel/config.py tp_overlap_comm",
         judge: Judge::Nobody,
+        reach: Reach::Cell,
         check: |_, _, l| {
             ensure(
                 !l.tensor_overlap || (l.tensor_parallel > 1 && l.pipeline_parallel == 1),
@@ -358,6 +384,7 @@ pub static RULES: &[Rule] = &[
         name: "partition-neighbours",
         source: "utils/groups.py _create_zero_param_parallel_group",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             let whole = l.shard_group == l.data_parallel * l.context_parallel;
             ensure(
@@ -382,6 +409,7 @@ pub static RULES: &[Rule] = &[
         name: "experts-preset",
         source: "module_inject/auto_ep_presets, the families that AutoEP knows",
         judge: Judge::Nobody,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 l.expert_parallel == 1 || c.expert_preset,
@@ -398,6 +426,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
         name: "dense",
         source: "Megatron-DeepSpeed megatron/arguments.py",
         judge: Judge::Nobody,
+        reach: Reach::Job,
         check: |_, c, _| {
             ensure(
                 !c.has_experts() && c.latent.is_empty() && c.mamba.is_empty(),
@@ -410,18 +439,21 @@ pub static MEGATRON_RULES: &[Rule] = &[
         name: "heads",
         source: "Megatron-DeepSpeed megatron/core/utils.py divide",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: heads_divide,
     },
     Rule {
         name: "widths",
         source: "Megatron-DeepSpeed megatron/core/utils.py divide",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: widths_divide,
     },
     Rule {
         name: "sequence",
         source: "Megatron-DeepSpeed megatron/core/tensor_parallel/mappings.py",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: |_, c, l| {
             let tp = u64::from(l.tensor_parallel);
             ensure(
@@ -435,6 +467,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
         name: "ulysses-alone",
         source: "Megatron-DeepSpeed megatron/core/parallel_state.py initialize_model_parallel",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, _, l| {
             ensure(
                 l.context_parallel == 1 || (l.tensor_parallel == 1 && l.pipeline_parallel == 1),
@@ -453,6 +486,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
         name: "ulysses-grouped",
         source: "Megatron-DeepSpeed megatron/model/transformer.py ParallelAttention",
         judge: Judge::Run,
+        reach: Reach::Group,
         check: |_, c, l| {
             for a in &c.attention {
                 ensure(
@@ -486,6 +520,7 @@ pub static PLAN_RULES: &[PlanRule] = &[PlanRule {
     name: "activation-offload",
     source: "runtime/activation_checkpointing/config.py cpu_checkpointing",
     judge: Judge::Nobody,
+    reach: PlanReach::Recompute,
     check: |_, _, p| {
         let recomputes = p.chunks().iter().all(|c| c.layers == 0 || c.recompute != Recompute::None);
         ensure(

@@ -10,8 +10,9 @@ pub mod shape;
 pub mod write;
 
 use super::{
-    Broken, Capabilities, Context, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel,
-    ShardGroups, ensure, heads_divide, mamba_divides, numbers, sequence_divides, widths_divide,
+    Broken, Capabilities, Context, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule,
+    SequenceParallel, ShardGroups, ensure, heads_divide, mamba_divides, numbers, sequence_divides,
+    widths_divide,
 };
 use crate::cost::schedule::interleave_group;
 use crate::plan::{
@@ -74,30 +75,35 @@ pub static RULES: &[Rule] = &[
         name: "heads",
         source: "core/transformer/transformer_config.py __post_init__",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: heads_divide,
     },
     Rule {
         name: "mamba-heads",
         source: "core/ssm/mamba_mixer.py, at model construction",
         judge: Judge::Run,
+        reach: Reach::Group,
         check: mamba_divides,
     },
     Rule {
         name: "widths",
         source: "core/tensor_parallel/layers.py divide, at model construction",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: widths_divide,
     },
     Rule {
         name: "sequence",
         source: "training/arguments.py validate_args; core/tensor_parallel/mappings.py",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: sequence_divides,
     },
     Rule {
         name: "interleaving",
         source: "core/pipeline_parallel/schedules.py forward_backward_pipelining_with_interleaving",
         judge: Judge::SetUp,
+        reach: Reach::Order,
         check: |_, _, l| {
             ensure(
                 l.virtual_stages == 1
@@ -111,6 +117,7 @@ pub static RULES: &[Rule] = &[
         name: "context-all-to-all-heads",
         source: "TE attention/dot_product_attention/context_parallel.py, heads divisible by cp",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, c, l| {
             let (tp, cp) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel));
             if cp == 1 || l.context_comm != ContextComm::AllToAll {
@@ -132,6 +139,7 @@ pub static RULES: &[Rule] = &[
         name: "context-windows",
         source: "TE attention/dot_product_attention/context_parallel.py, sliding windows",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
                 !c.windows || l.context_parallel == 1 || l.context_comm != ContextComm::Ring,
@@ -144,6 +152,7 @@ pub static RULES: &[Rule] = &[
         name: "context-sinks",
         source: "TE attention/dot_product_attention/context_parallel.py, softmax types",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
                 !c.sinks || l.context_parallel == 1 || l.context_comm == ContextComm::AllToAll,
@@ -156,6 +165,7 @@ pub static RULES: &[Rule] = &[
         name: "mamba-context",
         source: "core/ssm/mamba_context_parallel.py",
         judge: Judge::Run,
+        reach: Reach::Group,
         check: |_, c, l| {
             let (tp, cp) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel));
             for a in &c.mamba {
@@ -173,6 +183,7 @@ pub static RULES: &[Rule] = &[
         name: "moe-tensor-needs-sequence",
         source: "core/transformer/moe/moe_layer.py forward",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
                 !c.has_experts() || l.tensor_parallel == 1 || l.sequence_parallel,
@@ -185,6 +196,7 @@ pub static RULES: &[Rule] = &[
         name: "expert-bias",
         source: "core/transformer/transformer_config.py __post_init__",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 l.expert_tensor_parallel == 1 || !c.moe.iter().any(|m| m.bias),
@@ -197,6 +209,7 @@ pub static RULES: &[Rule] = &[
         name: "deepep-group",
         source: "core/transformer/moe/token_dispatcher.py MoEFlexTokenDispatcher",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: |_, _, l| {
             ensure(
                 l.dispatcher != Some(Dispatcher::DeepEp) || l.expert_parallel * l.expert_tensor_parallel > 1,
@@ -209,6 +222,7 @@ pub static RULES: &[Rule] = &[
         name: "tensor-overlap-needs-sequence",
         source: "training/arguments.py validate_args",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, _, l| {
             ensure(
                 !l.tensor_overlap || l.sequence_parallel,
@@ -221,6 +235,7 @@ pub static RULES: &[Rule] = &[
         name: "expert-overlap",
         source: "core/transformer/transformer_config.py __post_init__, overlap_moe_expert_parallel_comm",
         judge: Judge::SetUp,
+        reach: Reach::Line,
         check: |_, c, l| {
             if !l.expert_overlap {
                 return Ok(());
@@ -247,6 +262,7 @@ pub static RULES: &[Rule] = &[
         name: "expert-instances",
         source: "core/parallel_state.py initialize_model_parallel, num_distributed_optimizer_instances",
         judge: Judge::SetUp,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             if l.zero_stage == 0 {
                 return Ok(());
@@ -264,6 +280,7 @@ pub static RULES: &[Rule] = &[
         name: "optimizer",
         source: "training/arguments.py validate_args, Megatron-FSDP and emerging optimizers",
         judge: Judge::SetUp,
+        reach: Reach::Sharding,
         check: |_, c, l| {
             ensure(
                 !fully_sharded(l) || c.optimizer != Optimizer::Muon,
@@ -276,6 +293,7 @@ pub static RULES: &[Rule] = &[
         name: "optimizer-sharding",
         source: "core/optimizer/__init__.py get_megatron_optimizer; core/optimizer/distrib_optimizer.py",
         judge: Judge::Run,
+        reach: Reach::Sharding,
         check: |_, c, l| {
             // Low-precision moments need the precision-aware optimizer, that one the distributed one.
             let aware = matches!(c.optimizer, Optimizer::AdamwBf16 | Optimizer::Adam8bit);
@@ -300,6 +318,7 @@ pub static RULES: &[Rule] = &[
         name: "optimizer-instances",
         source: "core/optimizer/layer_wise_optimizer.py",
         judge: Judge::Run,
+        reach: Reach::Sharding,
         check: |_, c, l| {
             let ranks = l.data_parallel * l.context_parallel;
             ensure(
@@ -313,6 +332,7 @@ pub static RULES: &[Rule] = &[
         name: "optimizer-offload",
         source: "core/optimizer/optimizer_config.py __post_init__, use_precision_aware_optimizer",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
                 l.offload.optimizer == Place::Gpu || !matches!(c.optimizer, Optimizer::Muon | Optimizer::Sgd),
@@ -325,6 +345,7 @@ pub static RULES: &[Rule] = &[
         name: "cuda-graphs",
         source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl",
         judge: Judge::SetUp,
+        reach: Reach::Layout,
         check: |_, c, l| {
             ensure(
                 l.cuda_graphs != CudaGraphs::AttentionRouter || c.has_experts(),
@@ -342,6 +363,7 @@ pub static RULES: &[Rule] = &[
         name: "cuda-graphs-dropless",
         source: "core/transformer/moe/token_dispatcher.py, host synchronisation of dropless routing",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
                 l.cuda_graphs != CudaGraphs::FullIteration || !c.has_experts(),
@@ -354,12 +376,14 @@ pub static RULES: &[Rule] = &[
         name: "low-precision-shapes",
         source: "TE pytorch/utils.py assert_dim_for_fp8_exec",
         judge: Judge::Run,
+        reach: Reach::Cell,
         check: low_precision_shapes,
     },
     Rule {
         name: "training",
         source: "pretrain_gpt.py",
         judge: Judge::Nobody,
+        reach: Reach::Job,
         check: |_, c, _| {
             ensure(
                 c.training == Training::Full,
@@ -405,6 +429,7 @@ pub static PLAN_RULES: &[PlanRule] = &[
         name: "recompute-modules",
         source: "core/transformer/transformer_config.py __post_init__, recompute_modules",
         judge: Judge::SetUp,
+        reach: PlanReach::Recompute,
         check: |_, c, p| {
             let Some(Recompute::Selective(modules)) = recompute_of(p) else { return Ok(()) };
             ensure(
@@ -423,6 +448,7 @@ pub static PLAN_RULES: &[PlanRule] = &[
         name: "recompute-meaning",
         source: "core/transformer/transformer_layer.py",
         judge: Judge::Nobody,
+        reach: PlanReach::Recompute,
         check: |_, c, p| {
             let Some(Recompute::Selective(modules)) = recompute_of(p) else { return Ok(()) };
             ensure(
@@ -441,6 +467,7 @@ pub static PLAN_RULES: &[PlanRule] = &[
         name: "recompute-expert-overlap",
         source: "core/transformer/transformer_config.py __post_init__, overlap_moe_expert_parallel_comm",
         judge: Judge::SetUp,
+        reach: PlanReach::Recompute,
         check: |_, _, p| {
             let allowed = match recompute_of(p) {
                 Some(Recompute::FullUniform(_) | Recompute::FullBlock(_)) => false,
@@ -458,6 +485,7 @@ pub static PLAN_RULES: &[PlanRule] = &[
         name: "recompute-cuda-graphs",
         source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl",
         judge: Judge::SetUp,
+        reach: PlanReach::Recompute,
         check: |_, c, p| {
             let graphs = p.layout().cuda_graphs;
             match recompute_of(p) {
@@ -492,6 +520,7 @@ pub static PLAN_RULES: &[PlanRule] = &[
         name: "activation-offload",
         source: "core/transformer/transformer_config.py __post_init__, fine_grained_activation_offloading",
         judge: Judge::Nobody,
+        reach: PlanReach::Recompute,
         check: |_, _, p| {
             let full = matches!(recompute_of(p), Some(Recompute::FullUniform(_) | Recompute::FullBlock(_)));
             ensure(

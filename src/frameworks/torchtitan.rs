@@ -5,8 +5,8 @@
 pub mod write;
 
 use super::{
-    Capabilities, ExpertTensor, Judge, PlanRule, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
-    ensure, heads_divide, numbers, widths_divide,
+    Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
+    ShardGroups, ensure, heads_divide, numbers, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
 use crate::spec::job::{Optimizer, Precision, Training};
@@ -51,18 +51,21 @@ pub static RULES: &[Rule] = &[
         name: "heads",
         source: "models/common/decoder.py update_from_config",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: heads_divide,
     },
     Rule {
         name: "widths",
         source: "models/common/feed_forward.py, sharding over the tp mesh",
         judge: Judge::Run,
+        reach: Reach::Group,
         check: widths_divide,
     },
     Rule {
         name: "tokens",
         source: "trainer.py Trainer.__init__",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, c, l| {
             let tp = if l.sequence_parallel { u64::from(l.tensor_parallel) } else { 1 };
             let cp = u64::from(l.context_parallel);
@@ -79,6 +82,7 @@ pub static RULES: &[Rule] = &[
         name: "shard-context",
         source: "distributed/parallel_dims.py ParallelDims: weights are sharded over dp_shard x cp",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             let (group, cp) = (l.shard_group, l.context_parallel);
             ensure(
@@ -92,6 +96,7 @@ pub static RULES: &[Rule] = &[
         name: "expert-shard",
         source: "distributed/parallel_dims.py ParallelDims._validate",
         judge: Judge::SetUp,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             let ranks = u64::from(l.shard_group.max(1)) * u64::from(l.tensor_parallel);
             ensure(
@@ -105,6 +110,7 @@ pub static RULES: &[Rule] = &[
         name: "expert-shard-even",
         source: "models/common/decoder.py apply_fsdp_to_decoder; torch distributed/fsdp, uneven sharding on dim 1",
         judge: Judge::SetUp,
+        reach: Reach::Sharding,
         check: |_, c, l| {
             let (group, ep) = (u64::from(l.shard_group), u64::from(l.expert_parallel));
             // With more ranks than experts, every expert is cut along its rows.
@@ -126,6 +132,7 @@ pub static RULES: &[Rule] = &[
         name: "pipeline-tied",
         source: "models/common/decoder.py update_from_config",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 l.pipeline_parallel == 1 || !c.tied_embeddings,
@@ -138,6 +145,7 @@ pub static RULES: &[Rule] = &[
         name: "multi-token-prediction",
         source: "models/deepseek_v3/mtp.py update_from_config",
         judge: Judge::SetUp,
+        reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 c.mtp_modules == 0 || (l.pipeline_parallel == 1 && l.context_parallel == 1),
@@ -150,6 +158,7 @@ pub static RULES: &[Rule] = &[
         name: "dispatcher",
         source: "models/common/token_dispatcher.py update_ep_token_dispatcher_config",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, c, l| {
             if !matches!(l.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp)) {
                 return Ok(());
@@ -168,6 +177,7 @@ pub static RULES: &[Rule] = &[
         name: "one-forward-one-backward",
         source: "torch distributed/pipelining/schedules.py Schedule1F1B",
         judge: Judge::SetUp,
+        reach: Reach::Order,
         check: |_, _, l| {
             ensure(
                 l.schedule != Schedule::OneFOneB || l.gradient_accumulation_steps >= l.pipeline_parallel,
@@ -180,6 +190,7 @@ pub static RULES: &[Rule] = &[
         name: "cuda-graphs",
         source: "trainer.py; config/configs.py disable_cuda_graphs",
         judge: Judge::SetUp,
+        reach: Reach::Cell,
         check: |_, _, l| {
             ensure(
                 l.cuda_graphs == CudaGraphs::None || (l.pipeline_parallel == 1 && l.expert_parallel == 1),
@@ -192,6 +203,7 @@ pub static RULES: &[Rule] = &[
         name: "interleaving",
         source: "torch distributed/pipelining/schedules.py ScheduleInterleaved1F1B",
         judge: Judge::SetUp,
+        reach: Reach::Order,
         check: |_, _, l| {
             let (m, p) = (l.gradient_accumulation_steps, l.pipeline_parallel);
             let rounds = (m / p.max(1)).max(1);
@@ -206,6 +218,7 @@ pub static RULES: &[Rule] = &[
         name: "cpu-offload",
         source: "config/configs.py enable_cpu_offload",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             ensure(
                 l.offload.optimizer == l.offload.parameters
@@ -219,6 +232,7 @@ pub static RULES: &[Rule] = &[
         name: "data-overlap",
         source: "distributed/fsdp.py",
         judge: Judge::Nobody,
+        reach: Reach::Sharding,
         check: |_, _, l| {
             let ranks = l.data_parallel * l.context_parallel;
             ensure(l.data_overlap || ranks == 1, "FSDP2 always overlaps its collectives", [0; 4])
@@ -228,6 +242,7 @@ pub static RULES: &[Rule] = &[
         name: "precision",
         source: "config/configs.py mixed_precision_param",
         judge: Judge::Nobody,
+        reach: Reach::Job,
         check: |_, c, _| {
             ensure(c.precision == Precision::Bf16, "only bf16 is exported", [0; 4])?;
             ensure(c.optimizer == Optimizer::Adamw, "only AdamW is exported", [0; 4])?;
@@ -241,6 +256,7 @@ pub static PLAN_RULES: &[PlanRule] = &[PlanRule {
     name: "empty-parts",
     source: "distributed/pipeline_parallel.py, a stage needs a module",
     judge: Judge::Run,
+    reach: PlanReach::Placement,
     check: |_, _, p| {
         let chunks = p.chunks();
         let inner = chunks.get(1..chunks.len().saturating_sub(1)).unwrap_or_default();

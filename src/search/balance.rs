@@ -11,7 +11,7 @@ use crate::cost::step::{
     ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step, shape, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
-use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, Target};
+use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, PlanReach, Target};
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
 use crate::stages::{
@@ -236,7 +236,7 @@ fn legal_for(target: Target, context: &Context, layout: &Layout, recompute: Reco
     let mut rules = COMMON_PLAN_RULES.iter().chain(target.plan_rules());
     plan.is_ok_and(|plan| {
         rules.all(|rule| {
-            !rule.name.starts_with("recompute") || (rule.check)(target.capabilities(), context, &plan).is_ok()
+            rule.reach != PlanReach::Recompute || (rule.check)(target.capabilities(), context, &plan).is_ok()
         })
     })
 }

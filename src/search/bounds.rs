@@ -218,7 +218,13 @@ impl Search<'_> {
         let price = |(zero, shard, overlap)| {
             self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
         };
-        let shardings: Vec<Sharding> = self.space.shardings(group).into_iter().map(price).collect();
+        let mut shardings = self.space.shardings(group);
+        // If none is legal, that is found out where rules are counted.
+        let legal = |one: &(u8, u32, bool)| self.space.sharding_rule(group, offload, *one).is_none();
+        if shardings.iter().any(legal) {
+            shardings.retain(legal);
+        }
+        let shardings: Vec<Sharding> = shardings.into_iter().map(price).collect();
         let sharding = Sharding::least(shardings.iter());
         let all =
             every.then(|| Ways::new(&RecomputeFamily::every(&floors.legal, &floors.cell), &floors.cell));

@@ -11,6 +11,7 @@ use super::{Bounded, CELLS_AT_A_GLANCE, Counters, Observer, Request, Scratch, Se
 use crate::candidates::{Group, layout_of};
 use crate::cost::step::state_bytes;
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
+use crate::frameworks::Reach;
 use crate::plan::{Layout, Offload, Schedule};
 use crate::stages::Splits;
 use crate::units::Picos;
@@ -46,6 +47,8 @@ struct States {
     most: Vec<Option<Sharding>>,
     /// By order: how many of them leave room on an average rank.
     fitting: Vec<u32>,
+    /// A rule that forbids them, if none is legal.
+    rule: Option<&'static str>,
     /// Ways to recompute with which no layout of the group can matter.
     hopeless: Hopeless,
 }
@@ -58,6 +61,8 @@ pub(super) struct StateCost {
     pub fits: bool,
     /// Whether the host holds what lives there.
     pub held: bool,
+    /// The rule that forbids it.
+    pub rule: Option<&'static str>,
 }
 
 /// A priced cell.
@@ -173,6 +178,10 @@ impl Search<'_> {
                 known.push(self.states(&opening, &key, &cell.parameters, hopeless));
                 known.len() - 1
             });
+            if let Some(rule) = known[states].rule {
+                opened.counters.drop(&format!("rule: {rule}"), layouts);
+                continue;
+            }
             let found = self.lines(&opening, &key, &cell, at, &known[states], scratch, &mut opened.counters);
             lines.extend(found.into_iter().map(|line| (states, line)));
         }
@@ -221,7 +230,8 @@ impl Search<'_> {
                 continue;
             }
             let layout = layout_of(group, key, virtual_stages, schedule, 0, 1, false);
-            if let Some(rule) = rules[usize::from(key.expert_overlap)] {
+            let rule = rules[usize::from(key.expert_overlap)];
+            if let Some(rule) = rule.or_else(|| self.space.broken(&layout, Reach::Line)) {
                 counters.drop(&format!("rule: {rule}"), count);
                 continue;
             }
@@ -319,30 +329,38 @@ impl Search<'_> {
     ) -> States {
         let p = u64::from(group.pipeline_parallel);
         let (all, some, most, fitting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut states = States { offload: key.offload, all, some, most, fitting, hopeless };
+        let rule_of = |&sharding: &(u8, u32, bool)| self.space.sharding_rule(group, key.offload, sharding);
+        let rules: Vec<Option<&'static str>> = shardings.iter().map(rule_of).collect();
+        let rule = rules.first().copied().flatten().filter(|_| rules.iter().all(Option::is_some));
+        let mut states = States { offload: key.offload, all, some, most, fitting, rule, hopeless };
+        if rule.is_some() {
+            return states;
+        }
         for &Order { schedule, virtual_stages, .. } in orders {
             let from = states.all.len();
             let mut fitting = 0;
-            for &(zero, shard, overlap) in shardings {
+            for (&(zero, shard, overlap), &rule) in shardings.iter().zip(&rules) {
                 let layout = layout_of(group, key, virtual_stages, schedule, zero, shard, overlap);
                 let sharding = self.cost.sharding(&layout);
                 let floor = self.once(&sharding, parameters, p);
                 let fits = !self.states_exceed(&sharding, parameters, p);
                 let held = self.cost.host_holds(&sharding, parameters, group.pipeline_parallel);
-                fitting += u32::from(fits && held);
-                states.all.push(StateCost { sharding, floor, fits, held });
+                fitting += u32::from(fits && held && rule.is_none());
+                states.all.push(StateCost { sharding, floor, fits, held, rule });
             }
-            let all = &states.all[from..];
-            let once = all.iter().map(|one| one.floor.once).min().unwrap_or_default();
-            let jitter = all.first().map_or(1.0, |one| one.floor.jitter);
-            states.some.push(StateCost {
-                sharding: Sharding::least(all.iter().map(|one| &one.sharding)),
+            let legal = || states.all[from..].iter().filter(|one| one.rule.is_none());
+            let once = legal().map(|one| one.floor.once).min().unwrap_or_default();
+            let jitter = legal().next().map_or(1.0, |one| one.floor.jitter);
+            let some = StateCost {
+                sharding: Sharding::least(legal().map(|one| &one.sharding)),
                 floor: Floor { once, jitter },
                 fits: true,
                 held: true,
-            });
-            let shardings = all.iter().filter(|one| one.fits && one.held).map(|one| &one.sharding);
+                rule: None,
+            };
+            let shardings = legal().filter(|one| one.fits && one.held).map(|one| &one.sharding);
             let most = Sharding::most(shardings);
+            states.some.push(some);
             states.most.push(most);
             states.fitting.push(fitting);
         }

@@ -10,7 +10,7 @@ use super::{Counters, Request, Scratch, Search};
 use crate::cost::schedule::Load;
 use crate::cost::step::{Tables, exposed, once_per_step, predict_with, shape};
 use crate::cost::{CellCosts, CellKey, LocalParameters};
-use crate::frameworks::{legal, legal_plan};
+use crate::frameworks::{Reach, legal_plan};
 use crate::plan::{Layout, Offload, Plan, Schedule};
 use crate::stages::{Assignment, Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
 use crate::units::{Bytes, Picos};
@@ -67,13 +67,13 @@ impl Search<'_> {
         scratch: &mut Scratch,
         counters: &mut Counters,
     ) -> Option<Settled> {
-        let Sharded { layout, states: StateCost { sharding, floor, fits, held }, limit } = one;
+        let Sharded { layout, states: StateCost { sharding, floor, fits, held, rule }, limit } = one;
         if limit.excludes_layout(floor.step(line.passes), layout) {
             counters.drop("bound: layout", 1);
             return None;
         }
-        if let Err(refusal) = legal(self.space.target(), self.space.context(), layout) {
-            counters.drop(&format!("rule: {}", refusal.rule), 1);
+        if let Some(rule) = rule.or_else(|| self.space.broken(layout, Reach::Layout)) {
+            counters.drop(&format!("rule: {rule}"), 1);
             return None;
         }
         if !held {

@@ -1,12 +1,16 @@
 //! What each framework accepts: every rule has a layout or plan that breaks it, and nothing else.
 
-use autoplan::frameworks::{COMMON_PLAN_RULES, Context, Target, legal, legal_plan};
+use autoplan::frameworks::{COMMON_PLAN_RULES, COMMON_RULES, Context, Reach, Target, legal, legal_plan};
 use autoplan::layers::Layers;
-use autoplan::plan::{Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Place, Plan, Recompute, Schedule};
+use autoplan::plan::{
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
+};
 use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::ron_options;
+
+use crate::frameworks_cases::Random;
 
 /// A dense model of the Llama kind.
 pub const DENSE: &str = r#"(
@@ -716,8 +720,129 @@ fn every_rule_has_a_case() {
             assert!(covered, "no case breaks {target}'s rule {}", rule.name);
         }
     }
-    for rule in autoplan::frameworks::COMMON_RULES {
+    for rule in COMMON_RULES {
         assert!(CASES.iter().any(|c| c.rule == rule.name), "no case breaks the rule {}", rule.name);
+    }
+}
+
+/// The part of `b` that a rule of this reach does not look at, with the rest of `a`.
+fn beyond(reach: Reach, a: Layout, b: Layout) -> Layout {
+    let group = Layout {
+        tensor_parallel: a.tensor_parallel,
+        pipeline_parallel: a.pipeline_parallel,
+        context_parallel: a.context_parallel,
+        expert_parallel: a.expert_parallel,
+        expert_tensor_parallel: a.expert_tensor_parallel,
+        data_parallel: a.data_parallel,
+        micro_batch_size: a.micro_batch_size,
+        gradient_accumulation_steps: a.gradient_accumulation_steps,
+        ..b
+    };
+    let order = |l| Layout { virtual_stages: a.virtual_stages, schedule: a.schedule, ..l };
+    let cell = |l| Layout {
+        sequence_parallel: a.sequence_parallel,
+        context_comm: a.context_comm,
+        dispatcher: a.dispatcher,
+        tensor_overlap: a.tensor_overlap,
+        expert_overlap: a.expert_overlap,
+        cuda_graphs: a.cuda_graphs,
+        offload: a.offload,
+        ..l
+    };
+    match reach {
+        Reach::Job => b,
+        Reach::Group => group,
+        Reach::Order => order(group),
+        Reach::Cell => cell(group),
+        Reach::Sharding => Layout {
+            zero_stage: a.zero_stage,
+            shard_group: a.shard_group,
+            data_overlap: a.data_overlap,
+            offload: a.offload,
+            ..group
+        },
+        Reach::Line => cell(order(group)),
+        Reach::Layout => a,
+    }
+}
+
+/// The search asks every rule once per what it looks at: none may look at more than it says.
+#[test]
+fn rules_look_at_no_more_than_they_say() {
+    let mut random = Random::new(11);
+    let layout = |random: &mut Random| Layout {
+        tensor_parallel: random.pick(&[1, 2, 3, 4, 8, 16]),
+        pipeline_parallel: random.pick(&[1, 1, 2, 4, 6]),
+        virtual_stages: random.pick(&[1, 2, 3]),
+        context_parallel: random.pick(&[1, 1, 2, 5, 8]),
+        expert_parallel: random.pick(&[1, 1, 2, 8, 96]),
+        expert_tensor_parallel: random.pick(&[1, 1, 2, 7]),
+        data_parallel: random.pick(&[1, 2, 4, 24]),
+        sequence_parallel: random.pick(&[false, true]),
+        micro_batch_size: random.pick(&[1, 2, 8]),
+        gradient_accumulation_steps: random.pick(&[1, 2, 3, 4, 7, 32]),
+        zero_stage: random.pick(&[0, 1, 2, 3]),
+        shard_group: random.pick(&[1, 2, 3, 8, 64]),
+        schedule: random.pick(&[
+            Schedule::GPipe,
+            Schedule::OneFOneB,
+            Schedule::Interleaved,
+            Schedule::ZeroBubbleH1,
+            Schedule::ZeroBubbleV,
+        ]),
+        context_comm: random.pick(&[ContextComm::Ring, ContextComm::AllGather, ContextComm::AllToAll]),
+        dispatcher: random.pick(&[
+            None,
+            Some(Dispatcher::AllGather),
+            Some(Dispatcher::AllToAll),
+            Some(Dispatcher::DeepEp),
+            Some(Dispatcher::HybridEp),
+        ]),
+        tensor_overlap: random.pick(&[false, true]),
+        data_overlap: random.pick(&[false, true]),
+        expert_overlap: random.pick(&[false, true]),
+        cuda_graphs: random.pick(&[
+            CudaGraphs::None,
+            CudaGraphs::Attention,
+            CudaGraphs::AttentionRouter,
+            CudaGraphs::FullIteration,
+        ]),
+        offload: Offload {
+            optimizer: random.pick(&[Place::Gpu, Place::Cpu, Place::Nvme]),
+            parameters: random.pick(&[Place::Gpu, Place::Cpu, Place::Nvme]),
+            activations: random.pick(&[false, true]),
+        },
+    };
+    let rules = |target: Target| COMMON_RULES.iter().chain(target.rules());
+    let job = job(64, 256);
+    // Where a layout breaks a rule, all that agree in what the rule looks at do.
+    let mut broken: Vec<(Target, Context, Layout)> = CASES
+        .iter()
+        .map(|case| {
+            let mut job = job.clone();
+            (case.job)(&mut job);
+            (case.target, context(case.model, &job), fill(&job, case.layout))
+        })
+        .collect();
+    for model in [DENSE, LATENT_MOE, WINDOWS, HYBRID] {
+        for target in Target::ALL {
+            broken.extend((0..40).map(|_| (target, context(model, &job), layout(&mut random))));
+        }
+    }
+    for (target, context, a) in &broken {
+        for rule in rules(*target) {
+            let check = |layout| (rule.check)(target.capabilities(), context, &layout).is_ok();
+            for _ in 0..20 {
+                let b = beyond(rule.reach, *a, layout(&mut random));
+                assert_eq!(
+                    check(*a),
+                    check(b),
+                    "{target}: {} looks beyond {:?}: {a:?} {b:?}",
+                    rule.name,
+                    rule.reach
+                );
+            }
+        }
     }
 }
 

@@ -26,7 +26,7 @@ mod tables;
 use crate::units::{Bytes, Picos};
 
 pub use dp::{Balancer, Outcome};
-pub use pipeline::{Pipeline, RankOrder, Weights};
+pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};
 pub use splits::Splits;
 
 use std::ops::Range;
@@ -381,19 +381,20 @@ impl Problem {
             return bad("a tail line does not list every kind");
         }
         // Everything on one rank at once, in 128 bits, must leave room for a factor of 8.
-        let in_flight = self.pipeline.most_in_flight();
+        let in_flight = u128::from(self.pipeline.most_in_flight);
         let most = |values: &mut dyn Iterator<Item = u64>| u128::from(values.max().unwrap_or(0));
+        let mut counts = [0_u128; MAX_KINDS];
+        for run in &self.runs {
+            counts[usize::from(run.kind)] += u128::from(run.count);
+        }
         let mut time = 0;
         let mut bytes = u128::from(self.rank_bytes.0);
-        for run in &self.runs {
-            let kind = &self.kinds[usize::from(run.kind)];
-            let q = usize::from(run.kind);
+        for (q, (kind, count)) in self.kinds.iter().zip(counts).enumerate().filter(|(_, of)| of.1 > 0) {
             let extra = most(&mut self.modes.iter().map(|mode| mode.extra[q].0));
             let kept = most(&mut self.modes.iter().map(|mode| mode.kept[q].0));
             let transient = most(&mut self.modes.iter().map(|mode| mode.transient[q].0));
-            time +=
-                u128::from(run.count) * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
-            bytes += u128::from(run.count) * (u128::from(kind.held.0) + kept * in_flight)
+            time += count * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
+            bytes += count * (u128::from(kind.held.0) + kept * in_flight)
                 + transient
                 + u128::from(kind.gathered.0);
         }

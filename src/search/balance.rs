@@ -265,6 +265,7 @@ const KEPT_PIPELINES: usize = 96;
 #[derive(Debug, Default)]
 pub struct ProblemBuilder {
     pipelines: Kept<Shape, Arc<Pipeline>, KEPT_PIPELINES>,
+    in_flight: Kept<Shape, Vec<Vec<u32>>, KEPT_PIPELINES>,
     busy: Kept<(u32, u32), Arc<Pipeline>, KEPT_PIPELINES>,
     either_pass: Kept<(u32, u32), Arc<Pipeline>, KEPT_PIPELINES>,
 }
@@ -281,8 +282,14 @@ pub struct Balancing {
 }
 
 impl ProblemBuilder {
-    fn pipeline(&mut self, shape: Shape) -> Arc<Pipeline> {
-        self.pipelines.get(shape, || Arc::new(Pipeline::of(shape))).clone()
+    /// The pipeline of a schedule.
+    pub fn pipeline(&mut self, shape: Shape) -> Arc<Pipeline> {
+        let Self { pipelines, in_flight, .. } = self;
+        let build = || {
+            let steady = stages::steady(shape);
+            Arc::new(Pipeline::with(shape, in_flight.get(steady, || stages::in_flight(steady)).clone()))
+        };
+        pipelines.get(shape, build).clone()
     }
 
     /// One chunk per rank with the micro-batches in flight of "one forward, one backward", bounded by
@@ -320,13 +327,28 @@ impl ProblemBuilder {
         ways: &Ways,
         capabilities: &Capabilities,
     ) -> Balancing {
+        Balancing::of(self.pipeline(shape(layout)), cost, layers, layout, tables, ways, capabilities)
+    }
+}
+
+impl Balancing {
+    /// The balancing problem of a layout in a pipeline.
+    pub fn of<'t>(
+        pipeline: Arc<Pipeline>,
+        cost: &CostModel<'_>,
+        layers: &Layers,
+        layout: &Layout,
+        tables: impl Into<TablesOf<'t>>,
+        ways: &Ways,
+        capabilities: &Capabilities,
+    ) -> Self {
         let TablesOf { cell, sharding, hop } = tables.into();
         let chunks = layout.chunk_count();
         let shapes = distinct_shapes(cell);
         let kinds = kinds(cell, sharding, &shapes);
         let fixed = fixed(layout, TablesOf { cell, sharding, hop }, &shapes);
         let problem = Problem {
-            pipeline: self.pipeline(shape(layout)),
+            pipeline,
             kinds,
             runs: layers.runs.iter().map(|run| stages::Run { kind: run.kind, count: run.count }).collect(),
             modes: ways.modes.clone(),
@@ -341,7 +363,7 @@ impl ProblemBuilder {
             min_layers: u32::from(!capabilities.empty_stages || chunks <= layers.count()),
             tail: None,
         };
-        Balancing { problem, modes: ways.meanings.clone(), shapes }
+        Self { problem, modes: ways.meanings.clone(), shapes }
     }
 }
 

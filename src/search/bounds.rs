@@ -12,7 +12,7 @@ use super::groups::Order;
 use super::{Bounded, Scratch, Search};
 use crate::candidates::{Group, layout_of};
 use crate::cost::model::{Flags, Parts};
-use crate::cost::step::once_per_step;
+use crate::cost::step::{once_per_step, shape};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::plan::{CudaGraphs, Offload, Schedule};
 use crate::stages::Way;
@@ -231,16 +231,18 @@ impl Search<'_> {
         let ways = all.as_ref().unwrap_or(&floors.ways);
         let tables = TablesOf { cell: &floors.cell, sharding: &sharding, hop: Hop::default() };
         let capabilities = self.space.capabilities();
-        let mut balancing =
-            scratch.builder.build(self.cost, self.layers, &layout, tables, ways, capabilities);
-        scratch.floors = kept;
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
+        let pipeline = match one {
+            None => scratch.builder.busy(ranks, micro_batches),
+            Some((Schedule::OneFOneB, ..)) => scratch.builder.either_pass(ranks, micro_batches),
+            Some(_) => scratch.builder.pipeline(shape(&layout)),
+        };
+        let mut balancing =
+            Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
+        scratch.floors = kept;
         if one.is_none() {
-            balancing.problem.pipeline = scratch.builder.busy(ranks, micro_batches);
             // Chunks of a deep pipeline may be empty.
             balancing.problem.min_layers = 0;
-        } else if schedule == Schedule::OneFOneB {
-            balancing.problem.pipeline = scratch.builder.either_pass(ranks, micro_batches);
         }
         balancing
     }

@@ -429,7 +429,7 @@ impl<'a> Programme<'a> {
     /// Bytes of everything at once: no need for rows where that fits.
     fn memory_cannot_bind(&self, totals: &Counts) -> bool {
         let problem = self.problem;
-        let in_flight = problem.pipeline.most_in_flight();
+        let in_flight = u128::from(problem.pipeline.most_in_flight);
         let mut bytes = u128::from(problem.rank_bytes.0);
         for fixed in &problem.fixed {
             bytes += u128::from(fixed.held.0 + fixed.transient.0 + fixed.gathered.0);

@@ -34,6 +34,14 @@ pub struct Pipeline {
     pub average: Vec<[Weights; 2]>,
     /// How often the chains pay the hop latency.
     pub chain_hops: u64,
+    /// Most micro-batches in flight on the chunks of one rank together.
+    pub most_in_flight: u64,
+}
+
+/// Most micro-batches in flight on the chunks of one rank together.
+fn most_in_flight(orders: &[RankOrder]) -> u64 {
+    let states = orders.iter().flat_map(|order| order.in_flight.chunks_exact(order.chunks.len()));
+    states.map(|counts| counts.iter().map(|&n| u64::from(n)).sum()).max().unwrap_or(0)
 }
 
 /// A factor on forward and on backward time.
@@ -92,16 +100,19 @@ impl Pipeline {
     /// The pipeline of a schedule.
     #[must_use]
     pub fn of(shape: Shape) -> Self {
-        let (p, m) = (shape.ranks, u64::from(shape.micro_batches));
+        Self::with(shape, in_flight(shape))
+    }
+
+    /// The pipeline of a schedule whose [`in_flight`] is known.
+    #[must_use]
+    pub fn with(shape: Shape, in_flight: Vec<Vec<u32>>) -> Self {
+        let (p, v, m) = (shape.ranks, shape.virtual_stages, u64::from(shape.micro_batches));
         match shape.schedule {
             Schedule::OneFOneB => Self::one_f_one_b(p, m),
             Schedule::GPipe => Self::gpipe(p, m),
-            Schedule::Interleaved => Self::interleaved(p, shape.virtual_stages, m, shape.group()),
-            _ => {
-                let placement = (0..p * shape.virtual_stages).map(|chunk| shape.rank_of(chunk)).collect();
-                let in_flight = in_flight_vectors(shape).iter().map(|vectors| vectors.concat()).collect();
-                Self::by_work(m, p, placement, in_flight)
-            }
+            Schedule::Interleaved if v == 1 => Self::one_f_one_b(p, m),
+            Schedule::Interleaved => Self::chunked(p, v, m, shape.group(), in_flight),
+            _ => Self::by_work(m, p, (0..p * v).map(|chunk| shape.rank_of(chunk)).collect(), in_flight),
         }
     }
 
@@ -149,17 +160,28 @@ impl Pipeline {
         if chunks_per_rank == 1 {
             return Self::one_f_one_b(ranks, micro_batches);
         }
+        let in_flight = interleaved_states(ranks, chunks_per_rank, micro_batches, group);
+        Self::chunked(ranks, chunks_per_rank, micro_batches, group, in_flight)
+    }
+
+    fn chunked(
+        ranks: u32,
+        chunks_per_rank: u32,
+        micro_batches: u64,
+        group: u32,
+        in_flight: Vec<Vec<u32>>,
+    ) -> Self {
         let (p, v, m, g) = (u64::from(ranks), u64::from(chunks_per_rank), micro_batches, u64::from(group));
         let orders = (0..p)
-            .map(|rank| {
-                let warm = (2 * (p - rank - 1) + (v - 1) * g).min(m * v);
-                let first = (warm + 1).min(m * v);
+            .zip(in_flight)
+            .map(|(rank, in_flight)| {
+                let first = (warm_up(p, v, m, g, rank) + 1).min(m * v);
                 let early = passes_by_chunk(v, m, g, first, false);
                 let late = passes_by_chunk(v, m, g, first, true);
                 let once = |chunk: usize| u64::from(chunk as u64 == v - 1);
                 RankOrder {
                     chunks: (0..v).map(|chunk| (chunk * p + rank) as u32).collect(),
-                    in_flight: interleaved_in_flight(v, m, g, warm),
+                    in_flight,
                     after_first_backward: (0..v as usize)
                         .map(|c| Weights { forward: m - early[c], backward: m - once(c) })
                         .collect(),
@@ -184,7 +206,7 @@ impl Pipeline {
     ) -> Self {
         let m = micro_batches;
         let v = (rank_of_chunk.len() as u32 / ranks.max(1)).max(1);
-        let orders = in_flight
+        let orders: Vec<RankOrder> = in_flight
             .into_iter()
             .enumerate()
             .map(|(rank, in_flight)| {
@@ -195,6 +217,7 @@ impl Pipeline {
             })
             .collect();
         let rows = [Weights { forward: m, backward: m }; 2];
+        let most_in_flight = most_in_flight(&orders);
         Self {
             ranks,
             chunks_per_rank: v,
@@ -210,6 +233,7 @@ impl Pipeline {
             two_sweeps: false,
             average: Vec::new(),
             chain_hops: 0,
+            most_in_flight,
         }
     }
 
@@ -226,10 +250,10 @@ impl Pipeline {
             .map(|chunk| {
                 let (rank, own) = (chunk % ranks, (chunk / ranks) as usize);
                 let order = &orders[rank as usize];
-                // Ranks whose chain passes this chunk beside their own list.
-                let passing = (0..ranks)
-                    .filter(|&i| chunk >= (chunks_per_rank - 1) * ranks + i || chunk < i)
-                    .count() as u64;
+                // Ranks whose chain passes this chunk beside their own list: from their last chunk on, and up
+                // to their first.
+                let behind = (chunk + 1).saturating_sub((chunks_per_rank - 1) * ranks).min(ranks);
+                let passing = u64::from(behind + (ranks - 1).saturating_sub(chunk));
                 let (early, late) = (order.after_first_backward[own], order.before_last_forward[own]);
                 let p = u64::from(ranks);
                 [
@@ -238,6 +262,7 @@ impl Pipeline {
                 ]
             })
             .collect();
+        let most_in_flight = most_in_flight(&orders);
         Self {
             ranks,
             chunks_per_rank,
@@ -249,18 +274,8 @@ impl Pipeline {
             two_sweeps: false,
             average,
             chain_hops: hops,
+            most_in_flight,
         }
-    }
-
-    /// The largest number of micro-batches in flight on any chunk.
-    pub(crate) fn most_in_flight(&self) -> u128 {
-        let counts = self.orders.iter().map(|order| {
-            order
-                .in_flight
-                .chunks_exact(order.chunks.len())
-                .map(|counts| counts.iter().map(|&n| u128::from(n)).sum::<u128>())
-        });
-        counts.flatten().max().unwrap_or(0)
     }
 
     /// The chain bound as solvers minimise it, and the larger of it and the busy bound.
@@ -357,7 +372,8 @@ fn chunk_walk(v: u64, m: u64, group: u64) -> impl Iterator<Item = u64> {
 /// upwards; backward passes downwards, so that the last of them are those of the first chunks.
 fn passes_by_chunk(v: u64, m: u64, group: u64, passes: u64, last_backward: bool) -> Vec<u64> {
     let mut counts = vec![0; v as usize];
-    if last_backward {
+    // Whole groups are the same from both ends.
+    if last_backward && !m.is_multiple_of(group) {
         let skip = (v * m - passes) as usize;
         for chunk in chunk_walk(v, m, group).skip(skip) {
             counts[(v - 1 - chunk) as usize] += 1;
@@ -368,6 +384,44 @@ fn passes_by_chunk(v: u64, m: u64, group: u64, passes: u64, last_backward: bool)
         }
     }
     counts
+}
+
+/// By rank, [`RankOrder::in_flight`] of a schedule's pipeline. The same for all shapes with the same
+/// [`steady`] one.
+#[must_use]
+pub fn in_flight(shape: Shape) -> Vec<Vec<u32>> {
+    match shape.schedule {
+        Schedule::Interleaved if shape.virtual_stages > 1 => {
+            let m = u64::from(shape.micro_batches);
+            interleaved_states(shape.ranks, shape.virtual_stages, m, shape.group())
+        }
+        _ => in_flight_vectors(shape).iter().map(|vectors| vectors.concat()).collect(),
+    }
+}
+
+/// The shape with the fewest micro-batches whose states in flight are all that this one has: the pattern
+/// repeats with every group of micro-batches.
+#[must_use]
+pub fn steady(shape: Shape) -> Shape {
+    let (p, m) = (shape.ranks, shape.micro_batches);
+    let micro_batches = match shape.schedule {
+        Schedule::Interleaved if shape.group() == p && m.is_multiple_of(p) => m.min(STEADY_GROUPS * p),
+        _ => m,
+    };
+    Shape { micro_batches, ..shape }
+}
+
+/// Groups of micro-batches after which the interleaved schedule has shown all its states.
+const STEADY_GROUPS: u32 = 7;
+
+fn interleaved_states(ranks: u32, chunks_per_rank: u32, micro_batches: u64, group: u32) -> Vec<Vec<u32>> {
+    let (p, v, m, g) = (u64::from(ranks), u64::from(chunks_per_rank), micro_batches, u64::from(group));
+    (0..p).map(|rank| interleaved_in_flight(v, m, g, warm_up(p, v, m, g, rank))).collect()
+}
+
+/// Forward passes of a rank before its first backward pass in the interleaved schedule, less one.
+fn warm_up(p: u64, v: u64, m: u64, group: u64, rank: u64) -> u64 {
+    (2 * (p - rank - 1) + (v - 1) * group).min(m * v)
 }
 
 /// The states of micro-batches in flight that no other state exceeds, after `warm` forward passes and
@@ -396,7 +450,8 @@ fn interleaved_in_flight(v: u64, m: u64, group: u64, warm: u64) -> Vec<u32> {
     let mut peak = counts.clone();
     // The pattern repeats with every group; the last group may be shorter.
     let groups = m.div_ceil(group.max(1));
-    let enough = if groups > 6 && m.is_multiple_of(group) { 4 * v * group } else { u64::MAX };
+    let enough =
+        if groups >= u64::from(STEADY_GROUPS) && m.is_multiple_of(group) { 4 * v * group } else { u64::MAX };
     for step in 0..enough {
         let Some(up) = forward.next() else { break };
         counts[up as usize] += 1;

@@ -5,7 +5,8 @@
 //! With a bottleneck `theta`, rank `i` can hold a limited amount of work: for every price `lambda >= 0`
 //! of a byte, `work <= (theta + lambda * free bytes) * max over kinds of (weight / priced cost)`. The least
 //! `theta` at which all ranks together can hold the model is found by Newton's method on the sum of these
-//! concave, piecewise linear capacities; it comes from below, so every iterate is a bound.
+//! concave, piecewise linear capacities; it comes from below, so every iterate is a bound. Often it is enough
+//! to know on which side of a `theta` the least one lies: whether the model is held there.
 
 use std::ops::RangeInclusive;
 
@@ -85,6 +86,12 @@ fn ratio(present: &[Present], cost: impl Fn(&Present) -> f64) -> f64 {
     present.iter().map(ratio).fold(0.0, f64::max)
 }
 
+/// Whole layers that a rank holds at a bottleneck, at most; rounding must not lower it.
+fn held(lines: &[(f64, f64)], theta: f64, count: f64, weight: f64) -> u32 {
+    let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, f64::min);
+    (work.max(0.0) / weight * (1.0 + 1e-9)).min(count) as u32
+}
+
 /// A bound in whole picoseconds.
 fn floor(time: f64) -> Picos {
     Picos((time.max(0.0) * SHRINK) as u64)
@@ -94,6 +101,8 @@ fn floor(time: f64) -> Picos {
 const SHRINK: f64 = 1.0 - 1e-9;
 /// Newton's method ends after this many steps; it has always converged before.
 const STEPS: usize = 32;
+/// A bottleneck beyond all others: eleven days.
+const FAR: f64 = 1e18;
 
 impl Relaxation {
     /// A time that no schedule of an assignment of `problem` goes below; none if no assignment fits in
@@ -109,10 +118,10 @@ impl Relaxation {
         };
         let mut best: Option<f64> = None;
         match problem.freedom {
-            Freedom::PerStage => best = self.mixed(problem, None, most),
+            Freedom::PerStage => best = self.mixed(problem, None, (enough, most)),
             Freedom::Global => {
                 if problem.modes.get(self.hint).is_some_and(|mode| mode.offered) {
-                    best = self.single(problem, self.hint, most);
+                    best = self.single(problem, self.hint, (enough, most));
                     if best.is_some_and(|best| best <= enough) {
                         return best.map(floor);
                     }
@@ -131,7 +140,7 @@ impl Relaxation {
                     if mode == tried {
                         continue;
                     }
-                    let bound = self.single(problem, mode, best.unwrap_or(most).min(most));
+                    let bound = self.single(problem, mode, (enough, best.unwrap_or(most).min(most)));
                     if bound.is_some_and(|bound| best.is_none_or(|best| bound < best)) {
                         (best, self.hint) = (bound, mode);
                     }
@@ -139,7 +148,8 @@ impl Relaxation {
                 if let Some(block) = problem.block.filter(|block| !block.hopeless)
                     && best.is_none_or(|best| best > enough && best > busy)
                 {
-                    best = lesser(best, self.mixed(problem, Some(block), best.unwrap_or(most).min(most)));
+                    let range = (enough, best.unwrap_or(most).min(most));
+                    best = lesser(best, self.mixed(problem, Some(block), range));
                 }
             }
         }
@@ -158,17 +168,17 @@ impl Relaxation {
             }
         };
         match problem.freedom {
-            Freedom::PerStage => offer(self.mixed(problem, None, most), Way::PerRank),
+            Freedom::PerStage => offer(self.mixed(problem, None, (most, most)), Way::PerRank),
             Freedom::Global => {
                 let busy = self.sort_modes(problem);
                 for at in 0..self.by_least.partition_point(|(least, _)| *least <= most) {
                     let mode = self.by_least[at].1;
-                    offer(self.single(problem, mode, most), Way::Mode(mode as u16));
+                    offer(self.single(problem, mode, (most, most)), Way::Mode(mode as u16));
                 }
                 if let Some(block) = problem.block
                     && busy <= most
                 {
-                    offer(self.mixed(problem, Some(block), most), Way::Block);
+                    offer(self.mixed(problem, Some(block), (most, most)), Way::Block);
                 }
             }
         }
@@ -180,9 +190,9 @@ impl Relaxation {
         // So far above that rounding does not bring it back.
         let most = most.0 as f64 / SHRINK / SHRINK;
         let bound = match way {
-            Way::Mode(mode) => self.single(problem, usize::from(mode), most),
-            Way::Block => self.mixed(problem, Some(problem.block?), most),
-            Way::PerRank => self.mixed(problem, None, most),
+            Way::Mode(mode) => self.single(problem, usize::from(mode), (0.0, most)),
+            Way::Block => self.mixed(problem, Some(problem.block?), (0.0, most)),
+            Way::PerRank => self.mixed(problem, None, (0.0, most)),
         };
         bound.map(floor)
     }
@@ -258,15 +268,15 @@ impl Relaxation {
         }
     }
 
-    /// All layers in one mode. Above `most` the bound need not be exact.
-    fn single(&mut self, problem: &Problem, mode: usize, most: f64) -> Option<f64> {
+    /// All layers in one mode. Outside of `range` only the side is certain.
+    fn single(&mut self, problem: &Problem, mode: usize, range: (f64, f64)) -> Option<f64> {
         self.prices.clear();
-        self.bottleneck(problem, &[mode], most)
+        self.bottleneck(problem, &[mode], range)
     }
 
-    /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Above
-    /// `most` the bound need not be exact.
-    fn mixed(&mut self, problem: &Problem, only: Option<Block>, most: f64) -> Option<f64> {
+    /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Outside
+    /// of `range` only the side is certain.
+    fn mixed(&mut self, problem: &Problem, only: Option<Block>, range: (f64, f64)) -> Option<f64> {
         let mut modes = std::mem::take(&mut self.modes);
         modes.clear();
         match only {
@@ -303,14 +313,14 @@ impl Relaxation {
             }
             at = next;
         }
-        let bound = self.bottleneck(problem, &modes, most);
+        let bound = self.bottleneck(problem, &modes, range);
         self.modes = modes;
         bound
     }
 
-    /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Above `most` it
-    /// need not be exact.
-    fn bottleneck(&mut self, problem: &Problem, modes: &[usize], most: f64) -> Option<f64> {
+    /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Where it is not within
+    /// `enough..=most`, something that is on the same side.
+    fn bottleneck(&mut self, problem: &Problem, modes: &[usize], (enough, most): (f64, f64)) -> Option<f64> {
         let kinds = &problem.kinds[..];
         let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
         // Cheapest mode in time, in bytes, and least transient, by kind.
@@ -424,42 +434,42 @@ impl Relaxation {
                 self.whole.push(line(at_zero, ratio(own, |k| priced(k, rank.in_flight))));
             }
         }
-        let theta = self.fractions(work, width)?;
-        if base + theta > most {
+        let (count, weight) = (counts[own[0].kind], own[0].weight);
+        if base > most {
+            return Some(base);
+        }
+        let highest = (most - base).min(FAR);
+        let theta = self.fractions(work, width, highest)?;
+        if base + theta > most || weight <= 0.0 {
             return Some(base + theta);
         }
-        let theta = self.whole_layers(theta, counts[own[0].kind], own[0].weight, width)?;
-        Some(base + theta)
+        if base + theta <= enough && self.held(enough - base, count, weight, width) >= count {
+            return Some(base + theta);
+        }
+        if highest < FAR && self.held(highest, count, weight, width) < count {
+            return Some(most.next_up());
+        }
+        Some(base + self.whole_layers(theta, count, weight, width)?)
     }
 
-    /// The least bottleneck at which all ranks together hold the work.
-    fn fractions(&self, work: f64, width: usize) -> Option<f64> {
+    /// How many whole layers of the commonest kind all ranks together hold at a bottleneck, at most.
+    fn held(&self, theta: f64, count: f64, weight: f64, width: usize) -> f64 {
+        self.whole.chunks_exact(width).map(|lines| f64::from(held(lines, theta, count, weight))).sum()
+    }
+
+    /// The least bottleneck at which all ranks together hold the work, or something above `highest` if that
+    /// is above.
+    fn fractions(&self, work: f64, width: usize, highest: f64) -> Option<f64> {
+        // Where Newton's method starts must not show in the result, or it would depend on what was asked
+        // before.
+        if highest < FAR
+            && let Some(next) = self.step(work, width, highest)?
+        {
+            return Some(next);
+        }
         let mut theta = 0.0;
         for _ in 0..STEPS {
-            let (mut at_zero, mut slope, mut capacity) = (0.0, 0.0, 0.0);
-            for lines in self.lines.chunks_exact(width) {
-                let mut least = (f64::INFINITY, 0.0);
-                let mut value = f64::INFINITY;
-                for &(a, b) in lines {
-                    let now = a + b * theta;
-                    if now < value {
-                        (value, least) = (now, (a, b));
-                    }
-                }
-                if value.is_infinite() {
-                    return Some(theta);
-                }
-                capacity += value;
-                at_zero += least.0;
-                slope += least.1;
-            }
-            if capacity >= work * SHRINK {
-                break;
-            }
-            if slope <= 0.0 {
-                return None;
-            }
-            let next = (work - at_zero) / slope;
+            let Some(next) = self.step(work, width, theta)? else { break };
             if next <= theta * (1.0 + 1e-12) {
                 break;
             }
@@ -468,12 +478,35 @@ impl Relaxation {
         Some(theta)
     }
 
+    /// One step of Newton's method up from `theta`, if the ranks do not hold the work there; none at all if
+    /// they do nowhere.
+    fn step(&self, work: f64, width: usize, theta: f64) -> Option<Option<f64>> {
+        let (mut at_zero, mut slope, mut capacity) = (0.0, 0.0, 0.0);
+        for lines in self.lines.chunks_exact(width) {
+            let mut least = (f64::INFINITY, 0.0);
+            let mut value = f64::INFINITY;
+            for &(a, b) in lines {
+                let now = a + b * theta;
+                if now < value {
+                    (value, least) = (now, (a, b));
+                }
+            }
+            if value.is_infinite() {
+                return Some(None);
+            }
+            capacity += value;
+            at_zero += least.0;
+            slope += least.1;
+        }
+        if capacity >= work * SHRINK {
+            return Some(None);
+        }
+        (slope > 0.0).then(|| Some((work - at_zero) / slope))
+    }
+
     /// The least bottleneck from `theta` on at which all ranks together hold `count` layers of the
     /// commonest kind, none of them cut.
     fn whole_layers(&mut self, theta: f64, count: f64, weight: f64, width: usize) -> Option<f64> {
-        if weight <= 0.0 {
-            return Some(theta);
-        }
         // The bottleneck from which on a rank can take so many layers; rounding must not raise it.
         let from = |lines: &[(f64, f64)], layers: u32| {
             let target = f64::from(layers) * weight * SHRINK;
@@ -484,16 +517,15 @@ impl Relaxation {
             });
             needs.fold(0.0, f64::max)
         };
-        let mut held = 0;
+        let mut all = 0;
         self.steps.clear();
         for lines in self.whole.chunks_exact(width) {
-            let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, f64::min);
-            let own = (work.max(0.0) / weight * (1.0 + 1e-9)).min(count) as u32;
-            held += own;
+            let own = held(lines, theta, count, weight);
+            all += own;
             self.steps.push((from(lines, own + 1), own + 1));
         }
         let mut theta = theta;
-        while f64::from(held) < count {
+        while f64::from(all) < count {
             // One layer more where that takes least.
             let (at, &(next, layers)) =
                 self.steps.iter().enumerate().min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0))?;
@@ -501,7 +533,7 @@ impl Relaxation {
                 return None;
             }
             theta = theta.max(next);
-            held += 1;
+            all += 1;
             let lines = &self.whole[at * width..][..width];
             self.steps[at] = (from(lines, layers + 1), layers + 1);
         }

@@ -30,6 +30,8 @@ pub struct Splits {
     hopeless: Vec<Policy>,
     /// What a layer costs at least in any of them, by kind.
     least: Vec<ModeCost>,
+    /// What each of the list takes at least, in any of the problems.
+    floor: Picos,
     uneven: bool,
 }
 
@@ -80,6 +82,7 @@ impl Splits {
             policies: policies(problem, tables, longest),
             hopeless: hopeless.map(Policy::All).collect(),
             least: tables.least(problem),
+            floor: Picos::ZERO,
             list,
             uneven,
         }
@@ -94,12 +97,24 @@ impl Splits {
         work: &mut ChunkWork,
         most: Picos,
     ) -> Vec<Assignment> {
+        let mut found = Vec::new();
+        // Without even the even split there are more chunks than layers.
+        if self.list.is_empty() {
+            return found;
+        }
+        self.list.iter_mut().for_each(|split| split.loads.hold(problem));
+        if self.floor > most {
+            if self.uneven && !self.fit(problem, tables) {
+                found.extend(self.relieved(problem, tables, work, most));
+            }
+            return found;
+        }
         // What takes longer without waiting does so with it.
         let policies = &self.policies[..self.policies.partition_point(|priced| priced.busy <= most)];
-        let mut found = Vec::new();
         let mut least = Picos(u64::MAX);
-        for split in &mut self.list {
-            split.loads.hold(problem);
+        let least_costs = &self.least;
+        let could_fit = |split: &&mut Split| !split.loads.lack_always(problem, tables, least_costs);
+        for split in self.list.iter_mut().filter(could_fit) {
             let fastest = split.fastest(problem, tables, work, policies, most);
             let Some((bound, policy)) = fastest else { continue };
             least = least.min(bound);
@@ -107,14 +122,14 @@ impl Splits {
                 found.push(Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy));
             }
         }
-        // Without even the even split there are more chunks than layers.
-        if self.uneven && !self.list.is_empty() && least == Picos(u64::MAX) && !self.fit(problem, tables) {
+        if self.uneven && least == Picos(u64::MAX) && !self.fit(problem, tables) {
             found.extend(self.relieved(problem, tables, work, most));
         }
         found
     }
 
-    /// The least bound of the completions that are not relieved, if it is `most` or less.
+    /// The least bound of the completions that are not relieved, if it is `most` or less. Other problems of
+    /// these splits hold no less.
     pub(super) fn least_of_list(
         &mut self,
         problem: &Problem,
@@ -129,6 +144,7 @@ impl Splits {
             let fastest = split.fastest(problem, tables, work, &self.policies, highest);
             least = fastest.map(|fastest| fastest.0).filter(|bound| *bound <= highest).or(least);
         }
+        self.floor = least.unwrap_or(Picos(most.0.saturating_add(1)));
         least
     }
 

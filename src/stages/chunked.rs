@@ -23,6 +23,9 @@ use crate::units::Picos;
 #[derive(Debug, Default)]
 pub(super) struct ChunkWork {
     cuts: Vec<u32>,
+    /// Time of every chunk beside its layers, both passes; and layers that it and all after it must have.
+    ends: Vec<u64>,
+    reserved: Vec<u32>,
     /// Reach of the lower level from the front, and how far it reaches back from the end.
     forward: Vec<u32>,
     backward: Vec<u32>,
@@ -68,8 +71,8 @@ impl<'a> Chunked<'a> {
     /// Splits of two levels, whatever the memory and without recomputation: the best few by the load of
     /// the fullest rank.
     pub fn level_splits(&mut self) -> Vec<Vec<u32>> {
-        let least: u32 = (0..self.chunks()).map(|k| self.problem.least(k)).sum();
-        if self.tables.layers < least {
+        self.read_ends();
+        if self.tables.layers < self.work.reserved[0] {
             return Vec::new();
         }
         let Some(lowest) = self.lowest_level() else { return Vec::new() };
@@ -115,10 +118,21 @@ impl<'a> Chunked<'a> {
         splits
     }
 
+    /// Reads what chunks have beside the layers that are to be placed.
+    fn read_ends(&mut self) {
+        let (problem, ChunkWork { ends, reserved, .. }) = (self.problem, &mut *self.work);
+        ends.clear();
+        ends.extend(problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0));
+        reserved.clear();
+        reserved.resize(ends.len() + 1, 0);
+        for k in (0..ends.len()).rev() {
+            reserved[k] = reserved[k + 1] + problem.least(k);
+        }
+    }
+
     /// Time of a chunk with an interval of layers, nothing recomputed.
     fn time(&self, chunk: usize, from: u32, to: u32) -> u64 {
-        let fixed = &self.problem.fixed[chunk];
-        fixed.forward.0 + fixed.backward.0 + self.tables.time(from, to)
+        self.work.ends[chunk] + self.tables.time(from, to)
     }
 
     /// Given layer counts, every rank with the choice that `policy` leaves it.
@@ -156,10 +170,11 @@ impl<'a> Chunked<'a> {
         measured.ok().map(|()| self.work.evaluation.bound)
     }
 
-    /// How far a chunk reaches from `from` under a level: at least its fewest layers, at most `cap`.
-    /// Also the smallest time that was refused, and whether the fewest layers fit under the level.
-    fn reach(&self, k: usize, from: u32, cap: u32, level: u64, guess: u32) -> (u32, u64, bool) {
+    /// How far a chunk reaches from `from` under a level: at least its fewest layers, and those after it keep
+    /// theirs. Also the smallest time that was refused, and whether the fewest layers fit under the level.
+    fn reach(&self, k: usize, from: u32, level: u64, guess: u32) -> (u32, u64, bool) {
         let least = from + self.problem.least(k);
+        let cap = self.tables.layers - self.work.reserved[k + 1];
         let cap = if self.problem.fixed[k].closed { from } else { cap.max(least) };
         let mut refused = u64::MAX;
         let mut to = (from + guess).clamp(least, cap);
@@ -196,19 +211,12 @@ impl<'a> Chunked<'a> {
         from
     }
 
-    /// Layers that the chunks from `k` on must have at least.
-    fn reserved(&self, k: usize) -> u32 {
-        (k..self.chunks()).map(|k| self.problem.least(k)).sum()
-    }
-
     /// Whether everything can be placed under one level, and the smallest time refused.
     fn fits_under(&self, level: u64) -> Result<(), u64> {
         let layers = self.tables.layers;
-        let mut reserved = self.reserved(0);
         let (mut from, mut refused, mut guess) = (0, u64::MAX, layers / self.chunks() as u32);
         for k in 0..self.chunks() {
-            reserved -= self.problem.least(k);
-            let (to, next, fits) = self.reach(k, from, layers - reserved, level, guess);
+            let (to, next, fits) = self.reach(k, from, level, guess);
             refused = refused.min(next);
             if !fits {
                 return Err(next);
@@ -259,14 +267,12 @@ impl<'a> Chunked<'a> {
         cuts.clear();
         cuts.extend_from_slice(&self.work.forward[..=start]);
         let mut from = cuts[start];
-        let mut reserved = self.reserved(start);
         let mut guess = if start > 0 { from - cuts[start - 1] } else { layers / chunks as u32 };
         let mut band = true;
         for k in start..chunks {
             band &= from < self.work.backward[k];
-            reserved -= self.problem.least(k);
             let level = if band && k + 1 < chunks { high } else { level_of(k) };
-            let (to, _, _) = self.reach(k, from, layers - reserved, level, guess);
+            let (to, _, _) = self.reach(k, from, level, guess);
             guess = to - from;
             from = to;
             cuts.push(to);
@@ -282,10 +288,9 @@ impl<'a> Chunked<'a> {
         let mut backward = std::mem::take(&mut self.work.backward);
         forward.clear();
         forward.push(0);
-        let (mut from, mut reserved, mut guess) = (0, self.reserved(0), layers / chunks as u32);
+        let (mut from, mut guess) = (0, layers / chunks as u32);
         for k in 0..chunks {
-            reserved -= self.problem.least(k);
-            let (to, _, _) = self.reach(k, from, layers - reserved, low, guess);
+            let (to, _, _) = self.reach(k, from, low, guess);
             guess = to - from;
             from = to;
             forward.push(to);

@@ -1,7 +1,7 @@
 //! The search against a naive one: its own loops over all integers, the framework's rules as filters, and
 //! every layout balanced and predicted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use autoplan::candidates::{Axis, Restrictions, Space};
 use autoplan::cost::CellKey;
@@ -20,6 +20,8 @@ use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
 use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, evaluate};
 use autoplan::units::{Bytes, Picos};
+
+use rayon::prelude::*;
 
 use super::stages::oracle::Random;
 
@@ -306,15 +308,17 @@ fn class(l: &Layout) -> Class {
 /// The best `per_class` of the best `top` classes, and how many layouts there were.
 fn naive_search(world: &World, request: &Request) -> (Vec<(Picos, Plan)>, u64) {
     world.with(|cost, layers, context| {
+        let mut layouts = Vec::new();
+        naive_layouts(world, context, |layout| layouts.push(layout));
+        let time = |layout: &Layout| {
+            let found = naive_time(world, cost, layers, context, layout, request.even_stages)?;
+            Some((class(layout), found))
+        };
+        let found: Vec<(Class, (Picos, Plan))> = layouts.par_iter().filter_map(time).collect();
         let mut classes: BTreeMap<Class, Vec<(Picos, Plan)>> = BTreeMap::new();
-        let mut count = 0;
-        naive_layouts(world, context, |layout| {
-            count += 1;
-            let found = naive_time(world, cost, layers, context, &layout, request.even_stages);
-            if let Some(found) = found {
-                classes.entry(class(&layout)).or_default().push(found);
-            }
-        });
+        for (class, found) in found {
+            classes.entry(class).or_default().push(found);
+        }
         let mut lists: Vec<(Class, Vec<(Picos, Plan)>)> = classes.into_iter().collect();
         for (_, list) in &mut lists {
             list.sort();
@@ -324,7 +328,27 @@ fn naive_search(world: &World, request: &Request) -> (Vec<(Picos, Plan)>, u64) {
         lists.truncate(request.top);
         let mut all: Vec<(Picos, Plan)> = lists.into_iter().flat_map(|(_, list)| list).collect();
         all.sort();
-        (all, count)
+        (all, layouts.len() as u64)
+    })
+}
+
+/// Layouts of a world, each as often as there are ways to recompute that its framework allows, at the even
+/// split.
+fn plans(world: &World) -> u64 {
+    world.with(|cost, _, context| {
+        let mut ways: HashMap<(CellKey, u32), u64> = HashMap::new();
+        let mut plans = 0;
+        naive_layouts(world, context, |layout| {
+            let longest = context.layers.div_ceil(layout.chunk_count());
+            let key = (CellKey::from(&layout), longest);
+            plans += *ways.entry(key).or_insert_with(|| {
+                let cell = Tables::new(cost, &layout).cell;
+                let legal = LegalModes::new(world.target, context, &layout, &cell, None);
+                let blocks = legal.block.map_or(0, |(least, most)| u64::from(most.min(longest) + 1 - least));
+                legal.modes.len() as u64 + blocks
+            });
+        });
+        plans
     })
 }
 
@@ -402,6 +426,31 @@ fn pruned_exhaustive_and_naive_searches_agree() {
         empty += u64::from(naive.is_empty());
     }
     assert!(layouts > 20_000 && empty > 0, "{layouts} layouts, {empty} spaces without a plan");
+}
+
+/// The same on a few spaces of a million plans.
+#[test]
+fn pruned_and_naive_searches_agree_on_a_million_plans() {
+    let world = |model, gpus, batch, virtual_stages, micro_batches: &[u32], memory: u64| {
+        let mut world = World::new(model, "dgx-h100", gpus, batch, 2048, Target::Megatron);
+        world.restrictions.virtual_stages = Axis { only: None, max: Some(virtual_stages) };
+        world.restrictions.micro_batch_size = Axis { only: Some(micro_batches.to_vec()), max: None };
+        world.job.memory_limit = Some(Bytes(memory * 1_000_000_000));
+        world
+    };
+    let worlds = [
+        world("llama3.1-8b", 16, 64, 32, &[1, 2, 4, 8], 40),
+        world("nemotron-h-8b", 32, 64, 16, &[1, 2], 40),
+        world("gpt-oss-20b", 16, 32, 12, &[1], 60),
+    ];
+    for world in worlds {
+        let request = Request { per_class: 2, ..Request::default() };
+        let (naive, layouts) = naive_search(&world, &request);
+        assert_eq!(pairs(&world.search(&request)), naive, "{}", world.model.name);
+        let plans = plans(&world);
+        println!("{}: {layouts} layouts, {plans} plans", world.model.name);
+        assert!(plans >= 1_000_000, "{}: {plans}", world.model.name);
+    }
 }
 
 /// With more freedom no answer gets worse.

@@ -25,17 +25,41 @@ pub struct RecomputeMode {
     /// Which.
     pub recompute: Recompute,
     /// By layer kind.
-    pub costs: Vec<ModeCost>,
+    pub costs: Vec<LayerMode>,
+}
+
+/// What it does to one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerMode {
+    /// Extra backward time.
+    pub extra: Picos,
+    /// Bytes kept per micro-batch in flight, of one group of layers.
+    pub kept: Bytes,
+    /// Bytes needed once during the backward pass.
+    pub transient: Bytes,
+}
+
+impl From<ModeCost> for LayerMode {
+    fn from(cost: ModeCost) -> Self {
+        Self { extra: cost.extra.total(), kept: cost.kept, transient: cost.transient }
+    }
+}
+
+impl LayerMode {
+    fn no_better(&self, other: &Self) -> bool {
+        self.extra >= other.extra && self.kept >= other.kept && self.transient >= other.transient
+    }
 }
 
 impl RecomputeMode {
     fn new(cell: &CellCosts, recompute: Recompute) -> Self {
-        Self { recompute, costs: cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect() }
+        let costs = cell.layers.iter().map(|layer| mode_cost(layer, recompute).into()).collect();
+        Self { recompute, costs }
     }
 
     fn mode(&self, offered: bool) -> Mode {
         Mode {
-            extra: self.costs.iter().map(|c| c.extra.total()).collect(),
+            extra: self.costs.iter().map(|c| c.extra).collect(),
             kept: self.costs.iter().map(|c| c.kept).collect(),
             transient: self.costs.iter().map(|c| c.transient).collect(),
             group: match self.recompute {
@@ -79,11 +103,9 @@ impl RecomputeFamily {
     pub fn new(legal: &LegalModes, cell: &CellCosts) -> Self {
         let mut modes: Vec<RecomputeMode> = Vec::new();
         for &recompute in &legal.modes {
-            let costs: Vec<ModeCost> = cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
-            let no_better = |a: &[ModeCost], b: &[ModeCost]| {
-                a.iter().zip(b).all(|(a, b)| {
-                    a.extra.total() >= b.extra.total() && a.kept >= b.kept && a.transient >= b.transient
-                })
+            let mode = RecomputeMode::new(cell, recompute);
+            let no_better = |a: &RecomputeMode, b: &RecomputeMode| {
+                a.costs.iter().zip(&b.costs).all(|(a, b)| a.no_better(b))
             };
             // Under full, uniform, n the kept bytes are per group: not comparable with the others.
             let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
@@ -92,11 +114,11 @@ impl RecomputeFamily {
             }
             let comparable =
                 |m: &RecomputeMode| !grouped && !matches!(m.recompute, Recompute::FullUniform(n) if n > 1);
-            if modes.iter().any(|m| comparable(m) && no_better(&costs, &m.costs)) {
+            if modes.iter().any(|m| comparable(m) && no_better(&mode, m)) {
                 continue;
             }
-            modes.retain(|m| !(comparable(m) && no_better(&m.costs, &costs)));
-            modes.push(RecomputeMode { recompute, costs });
+            modes.retain(|m| !(comparable(m) && no_better(m, &mode)));
+            modes.push(mode);
         }
         Self { modes, block: legal.block, hopeless: Vec::new(), hopeless_block: false }
     }

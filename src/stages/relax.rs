@@ -83,12 +83,22 @@ fn ratio(present: &[Present], cost: impl Fn(&Present) -> f64) -> f64 {
         let cost = cost(k);
         if cost > 0.0 { k.weight / cost } else { f64::INFINITY }
     };
-    present.iter().map(ratio).fold(0.0, f64::max)
+    present.iter().map(ratio).fold(0.0, larger)
+}
+
+/// The larger of two numbers: one instruction, where [`f64::max`] minds what is none.
+fn larger(a: f64, b: f64) -> f64 {
+    if b > a { b } else { a }
+}
+
+/// The lesser of two numbers.
+fn lesser(a: f64, b: f64) -> f64 {
+    if b < a { b } else { a }
 }
 
 /// Whole layers that a rank holds at a bottleneck, at most; rounding must not lower it.
 fn held(lines: &[(f64, f64)], theta: f64, count: f64, weight: f64) -> u32 {
-    let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, f64::min);
+    let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, lesser);
     (work.max(0.0) / weight * (1.0 + 1e-9)).min(count) as u32
 }
 
@@ -112,8 +122,8 @@ impl Relaxation {
         self.prepare(problem);
         // So far above that rounding does not bring it back.
         let (enough, most) = (range.start().0 as f64, range.end().0 as f64 / SHRINK / SHRINK);
-        let lesser = |a: Option<f64>, b: Option<f64>| match (a, b) {
-            (Some(a), Some(b)) => Some(a.min(b)),
+        let either = |a: Option<f64>, b: Option<f64>| match (a, b) {
+            (Some(a), Some(b)) => Some(lesser(a, b)),
             (a, b) => a.or(b),
         };
         let mut best: Option<f64> = None;
@@ -134,7 +144,7 @@ impl Relaxation {
                         break;
                     }
                     if least > most {
-                        best = lesser(best, Some(least));
+                        best = either(best, Some(least));
                         break;
                     }
                     if mode == tried {
@@ -149,7 +159,7 @@ impl Relaxation {
                     && best.is_none_or(|best| best > enough && best > busy)
                 {
                     let range = (enough, best.unwrap_or(most).min(most));
-                    best = lesser(best, self.mixed(problem, Some(block), range));
+                    best = either(best, self.mixed(problem, Some(block), range));
                 }
             }
         }
@@ -327,7 +337,7 @@ impl Relaxation {
         let (mut extra, mut kept, mut transient) = ([0.0; MAX_KINDS], [0.0; MAX_KINDS], f64::INFINITY);
         for q in 0..kinds.len() {
             let over = |value: &dyn Fn(usize) -> f64| {
-                modes.iter().map(|&mode| value(mode)).fold(f64::INFINITY, f64::min)
+                modes.iter().map(|&mode| value(mode)).fold(f64::INFINITY, lesser)
             };
             extra[q] = over(&|mode| problem.modes[mode].extra[q].0 as f64);
             kept[q] =
@@ -336,7 +346,7 @@ impl Relaxation {
         let counts = self.counts.map(|count| count as f64);
         for q in (0..kinds.len()).filter(|&q| self.counts[q] > 0) {
             for &mode in modes {
-                transient = f64::min(transient, problem.modes[mode].transient[q].0 as f64);
+                transient = lesser(transient, problem.modes[mode].transient[q].0 as f64);
             }
         }
         // Kinds that the model has: forward and backward time, bytes, bytes kept, weight in the work.
@@ -377,7 +387,7 @@ impl Relaxation {
             if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) }
         };
         // Bytes alone: what most sets of modes fail at.
-        let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, f64::min);
+        let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, lesser);
         let mut room = 0.0;
         self.room.clear();
         for rank in &self.ranks {
@@ -397,6 +407,8 @@ impl Relaxation {
         }
         self.lines.clear();
         self.whole.clear();
+        // Rates of time alone, of the last weights: the same for all ranks of most schedules.
+        let mut known = ((f64::NAN, f64::NAN), 0.0, 0.0);
         for (rank, &(free, left, room)) in self.ranks.iter().zip(&self.room) {
             let row = {
                 let [a, b] = rank.rows;
@@ -405,9 +417,12 @@ impl Relaxation {
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
             // Time alone.
-            let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
-            self.lines.push(line(-fixed, ratio(present, time)));
-            self.whole.push(line(-fixed, ratio(own, time)));
+            if known.0 != row {
+                let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
+                known = (row, ratio(present, time), ratio(own, time));
+            }
+            self.lines.push(line(-fixed, known.1));
+            self.whole.push(line(-fixed, known.2));
             self.lines.push((room, 0.0));
             self.whole.push((line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0, 0.0));
             let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
@@ -421,7 +436,7 @@ impl Relaxation {
                         let kept = m.kept[k.kind].0 as f64 / f64::from(m.group);
                         row.1 * m.extra[k.kind].0 as f64 + price * n * kept
                     });
-                    let cheapest = modes.fold(f64::INFINITY, f64::min);
+                    let cheapest = modes.fold(f64::INFINITY, lesser);
                     row.0 * k.forward + row.1 * k.backward + price * k.held + cheapest
                 };
                 let chunk = |n: f64| {
@@ -515,7 +530,7 @@ impl Relaxation {
                 (false, true) => (target - a) / b,
                 (false, false) => f64::INFINITY,
             });
-            needs.fold(0.0, f64::max)
+            needs.fold(0.0, larger)
         };
         let mut all = 0;
         self.steps.clear();

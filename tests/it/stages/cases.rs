@@ -105,7 +105,7 @@ pub fn build(bench: &Bench, layout: &Layout, offered: &[Recompute], block: Optio
     let tables = Tables::new(&cost, layout);
     let price = |&recompute: &Recompute| RecomputeMode {
         recompute,
-        costs: tables.cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect(),
+        costs: tables.cell.layers.iter().map(|layer| mode_cost(layer, recompute).into()).collect(),
     };
     let family = RecomputeFamily {
         modes: offered.iter().map(price).collect(),

@@ -211,7 +211,14 @@ impl<'a> Space<'a> {
     /// Why the framework cannot run the job at all, whatever the layout.
     #[must_use]
     pub fn job_refusal(&self) -> Option<Refusal> {
-        let group = Group {
+        let group = self.one_gpu();
+        let layout = layout_of(&group, &self.plain_cell(&group), 1, Schedule::OneFOneB, 0, 1, false);
+        legal_within(self.target, self.context, &layout, Reach::Job).err()
+    }
+
+    /// Nothing split: every replica on one GPU.
+    fn one_gpu(&self) -> Group {
+        Group {
             tensor_parallel: 1,
             context_parallel: 1,
             pipeline_parallel: 1,
@@ -220,9 +227,7 @@ impl<'a> Space<'a> {
             expert_tensor_parallel: 1,
             micro_batch_size: 1,
             micro_batches: 1,
-        };
-        let layout = layout_of(&group, &self.plain_cell(&group), 1, Schedule::OneFOneB, 0, 1, false);
-        legal_within(self.target, self.context, &layout, Reach::Job).err()
+        }
     }
 
     /// Every group that some layout could belong to.
@@ -444,6 +449,16 @@ impl<'a> Space<'a> {
     #[must_use]
     pub fn cell_rule(&self, g: &Group, cell: &CellKey) -> Option<&'static str> {
         self.broken(&layout_of(g, cell, 1, Schedule::OneFOneB, 0, 1, false), Reach::Cell)
+    }
+
+    /// Whether a rule forbids a kind of CUDA graph in every layout of the job. Such a rule asks for nothing
+    /// else, so that it forbids it on one GPU, where all else is legal.
+    #[must_use]
+    pub fn forbids_graphs(&self, cuda_graphs: CudaGraphs) -> bool {
+        let group = self.one_gpu();
+        let plain = self.plain_cell(&group);
+        self.cell_rule(&group, &CellKey { cuda_graphs: CudaGraphs::None, ..plain }).is_none()
+            && self.cell_rule(&group, &CellKey { cuda_graphs, ..plain }).is_some()
     }
 
     /// The rule by which the framework does not run passes in an order, with or without overlap of the

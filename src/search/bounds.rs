@@ -14,7 +14,7 @@ use crate::candidates::{Group, layout_of};
 use crate::cost::model::{Flags, Parts};
 use crate::cost::step::{once_per_step, shape};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
-use crate::plan::{CudaGraphs, Offload, Schedule};
+use crate::plan::{Offload, Schedule};
 use crate::stages::Way;
 use crate::units::Picos;
 
@@ -73,14 +73,11 @@ impl Search<'_> {
         groups.par_iter().map(bound).collect()
     }
 
-    /// Flags of a group without the graphs that no cell of it may have.
+    /// Flags of a group without the graphs that no layout may have. They depend on nothing that is no part of
+    /// its [`Family`].
     fn floor_flags(&self, group: &Group) -> Flags {
         let mut flags = self.space.flags(group);
-        let plain = self.space.plain_cell(group);
-        flags.cuda_graphs.retain(|&cuda_graphs| {
-            cuda_graphs != CudaGraphs::FullIteration
-                || self.space.cell_rule(group, &CellKey { cuda_graphs, ..plain }).is_none()
-        });
+        flags.cuda_graphs.retain(|&graphs| !self.space.forbids_graphs(graphs));
         flags
     }
 
@@ -135,6 +132,11 @@ impl Search<'_> {
         let floor = self.floor(Picos::ZERO);
         let range = floor.passes(known)..=*floor.at_most(most).end();
         let mut least: Option<Picos> = None;
+        let mut problems = problems.peekable();
+        // Where rules leave nothing, that is found out where they are counted.
+        if problems.peek().is_none() {
+            return Some(known);
+        }
         for (offload, one) in problems {
             let Balancing { problem, .. } = self.floor_problem(group, offload, one, false, scratch);
             // What cannot be bounded may be anything.

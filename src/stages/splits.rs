@@ -185,7 +185,7 @@ impl Splits {
         let mode = |policy: &Policy| !matches!(policy, Policy::All(Choice::Block(_)));
         let whole = problem.block.map(|block| Policy::All(Choice::Mode(block.full)));
         let policies = self.policies.iter().map(|priced| priced.policy).filter(mode);
-        let ways = policies.chain(whole).chain(self.hopeless.iter().copied());
+        let ways = policies.chain(whole).chain(self.hopeless.iter().copied().filter(mode));
         let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)))?;
         let lean = relief.split(work, leanest)?;
         let mut relaxation = std::mem::take(&mut work.relaxation);

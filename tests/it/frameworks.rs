@@ -1,5 +1,6 @@
 //! What each framework accepts: every rule has a layout or plan that breaks it, and nothing else.
 
+use autoplan::candidates::{Restrictions, Space};
 use autoplan::frameworks::{COMMON_PLAN_RULES, COMMON_RULES, Context, Reach, Target, legal, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
@@ -123,6 +124,18 @@ struct Case {
     model: &'static str,
     job: fn(&mut Job),
     layout: fn(&mut Layout),
+}
+
+impl Case {
+    fn world(&self) -> (Context, Layout) {
+        let mut job = job(64, 256);
+        (self.job)(&mut job);
+        let mut context = context(self.model, &job);
+        if self.rule == "deepep-hardware" {
+            context.architecture = Architecture::Blackwell;
+        }
+        (context, fill(&job, self.layout))
+    }
 }
 
 const fn case(
@@ -695,13 +708,7 @@ const TIED: &str = r#"(
 #[test]
 fn every_rule_refuses_what_it_says() {
     for case in CASES {
-        let mut job = job(64, 256);
-        (case.job)(&mut job);
-        let layout = fill(&job, case.layout);
-        let mut context = context(case.model, &job);
-        if case.rule == "deepep-hardware" {
-            context.architecture = Architecture::Blackwell;
-        }
+        let (context, layout) = case.world();
         let refusal = legal(case.target, &context, &layout).expect_err(case.rule);
         assert_eq!(refusal.rule, case.rule, "{refusal}");
         let text = refusal.to_string();
@@ -819,9 +826,8 @@ fn rules_look_at_no_more_than_they_say() {
     let mut broken: Vec<(Target, Context, Layout)> = CASES
         .iter()
         .map(|case| {
-            let mut job = job.clone();
-            (case.job)(&mut job);
-            (case.target, context(case.model, &job), fill(&job, case.layout))
+            let (context, layout) = case.world();
+            (case.target, context, layout)
         })
         .collect();
     for model in [DENSE, LATENT_MOE, WINDOWS, HYBRID] {
@@ -844,6 +850,34 @@ fn rules_look_at_no_more_than_they_say() {
             }
         }
     }
+}
+
+/// A graph that the search leaves out of its bounds on groups is illegal beside all other flags.
+#[test]
+fn graphs_are_forbidden_everywhere_or_not_at_all() {
+    let job = job(64, 256);
+    let mut forbidden = 0;
+    for model in [DENSE, LATENT_MOE, WINDOWS, HYBRID] {
+        let context = context(model, &job);
+        for target in Target::ALL {
+            let restrictions = Restrictions::default();
+            let space = Space::new(target, &context, &restrictions);
+            let groups = space.groups();
+            for &graphs in target.capabilities().cuda_graphs {
+                if !space.forbids_graphs(graphs) {
+                    continue;
+                }
+                forbidden += 1;
+                for group in groups.iter().step_by(7) {
+                    space.cells(group, |cell| {
+                        let legal = space.cell_rule(group, &cell).is_none();
+                        assert!(cell.cuda_graphs != graphs || !legal, "{target}: {group:?} {cell:?}");
+                    });
+                }
+            }
+        }
+    }
+    assert!(forbidden > 0);
 }
 
 #[test]

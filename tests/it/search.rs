@@ -359,8 +359,15 @@ fn pairs(answer: &Answer) -> Vec<(Picos, Plan)> {
 /// A random small world.
 fn random_world(random: &mut Random) -> World {
     let pick = |random: &mut Random, n: usize| random.within(0, n as u64 - 1) as usize;
-    let models =
-        ["llama3.2-1b", "llama3.1-8b", "deepseek-v2-lite", "nemotron-h-8b", "gpt-oss-20b", "qwen3-30b-a3b"];
+    let models = [
+        "llama3.2-1b",
+        "llama3.1-8b",
+        "mistral-7b",
+        "deepseek-v2-lite",
+        "nemotron-h-8b",
+        "gpt-oss-20b",
+        "qwen3-30b-a3b",
+    ];
     let clusters = ["dgx-h100", "dgx-a100", "gb200-nvl72", "mi300x-roce"];
     let targets = [Target::Megatron, Target::Megatron, Target::Torchtitan, Target::DeepSpeed];
     let model = models[pick(random, models.len())];
@@ -447,6 +454,7 @@ fn pruned_and_naive_searches_agree_on_a_million_plans() {
         let request = Request { per_class: 2, ..Request::default() };
         let (naive, layouts) = naive_search(&world, &request);
         assert_eq!(pairs(&world.search(&request)), naive, "{}", world.model.name);
+        assert!(!naive.is_empty(), "{}", world.model.name);
         let plans = plans(&world);
         println!("{}: {layouts} layouts, {plans} plans", world.model.name);
         assert!(plans >= 1_000_000, "{}: {plans}", world.model.name);

@@ -2,19 +2,20 @@
 //! schedule, predicting a plan with every item of its time and memory.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use autoplan::candidates::Space;
 use autoplan::cost::CellKey;
 use autoplan::cost::model::Parts;
 use autoplan::cost::schedule::{Load, Shape, Simulator};
-use autoplan::cost::step::{Tables, predict_with};
+use autoplan::cost::step::{Tables, predict_with, shape};
 use autoplan::frameworks::legal;
 use autoplan::plan::Schedule;
 use autoplan::planner::Task;
-use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, Ways};
+use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, Ways};
 use autoplan::search::{Request, Silent};
 use autoplan::stages::relax::{ANY, Relaxation};
-use autoplan::stages::{Balancer, Objective};
+use autoplan::stages::{Balancer, Objective, Pipeline};
 use autoplan::units::Picos;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -37,8 +38,12 @@ fn layout(c: &mut Criterion, name: &str, task: &mut Task) {
     let tables = Tables::new(&cost, &layout);
     let modes = LegalModes::new(task.target, &prepared.context, &layout, &tables.cell, None);
     let ways = Ways::new(&RecomputeFamily::new(&modes, &tables.cell), &tables.cell);
-    let mut builder = ProblemBuilder::default();
-    let balancing = builder.build(&cost, &prepared.layers, &layout, &tables, &ways, space.capabilities());
+    let pipeline = Arc::new(Pipeline::of(shape(&layout)));
+    let build = || {
+        let capabilities = space.capabilities();
+        Balancing::of(pipeline.clone(), &cost, &prepared.layers, &layout, &tables, &ways, capabilities)
+    };
+    let balancing = build();
 
     let mut group = c.benchmark_group(name);
     group.throughput(Throughput::Elements(1));
@@ -51,7 +56,7 @@ fn layout(c: &mut Criterion, name: &str, task: &mut Task) {
     });
     group.bench_function("recompute modes", |b| b.iter(|| RecomputeFamily::new(&modes, &tables.cell)));
     group.bench_function("balancing problem", |b| {
-        b.iter(|| builder.build(&cost, &prepared.layers, &layout, &tables, &ways, space.capabilities()));
+        b.iter(build);
     });
     let mut relaxation = Relaxation::default();
     group.bench_function("relaxed bound", |b| {

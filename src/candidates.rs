@@ -473,7 +473,7 @@ impl<'a> Space<'a> {
         let mut rules = self.flags(g).dispatchers.into_iter().map(|dispatcher| {
             let cell = CellKey { dispatcher, expert_overlap, ..plain };
             let layout = layout_of(g, &cell, v, schedule, 0, 1, false);
-            self.broken(&layout, Reach::Order).or_else(|| self.broken(&layout, Reach::Line))
+            self.broken(&layout, Reach::Order).or_else(|| self.broken(&layout, Reach::Exchange))
         });
         let first = rules.next()??;
         rules.all(|rule| rule.is_some()).then_some(first)

@@ -473,8 +473,8 @@ pub enum Reach {
     Cell,
     /// Degrees, offload, and how states are sharded.
     Sharding,
-    /// Everything but how states are sharded.
-    Line,
+    /// Degrees, schedule, virtual stages, and how and when experts' tokens are exchanged.
+    Exchange,
     /// Everything.
     Layout,
 }

@@ -42,7 +42,7 @@ use crate::units::Picos;
 #[cfg(feature = "milp")]
 pub use verify::Verified;
 
-use balance::{LegalModes, ProblemBuilder};
+use balance::{LegalModes, Pipelines};
 use best::{Best, Class, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::Opened;
@@ -190,7 +190,7 @@ struct Scratch {
     floors: Kept<(Family, Offload, Option<bool>), Floors, KEPT_FLOORS>,
     simulator: Simulator,
     balancer: Balancer,
-    builder: ProblemBuilder,
+    pipelines: Pipelines,
     evaluation: Evaluation,
     ranks: Vec<RankPasses>,
     /// Schedules simulated for the current line.

@@ -235,7 +235,7 @@ pub static RULES: &[Rule] = &[
         name: "expert-overlap",
         source: "core/transformer/transformer_config.py __post_init__, overlap_moe_expert_parallel_comm",
         judge: Judge::SetUp,
-        reach: Reach::Line,
+        reach: Reach::Exchange,
         check: |_, c, l| {
             if !l.expert_overlap {
                 return Ok(());

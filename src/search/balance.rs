@@ -8,7 +8,7 @@ use super::kept::Kept;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
-    ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step, shape, state_bytes,
+    ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, PlanReach, Target};
@@ -283,10 +283,10 @@ impl<'a> From<&'a Tables> for TablesOf<'a> {
 /// Shapes whose pipelines are kept.
 const KEPT_PIPELINES: usize = 96;
 
-/// Builds balancing problems and reads their answers.
+/// Makes pipelines of balancing problems, and keeps some.
 #[derive(Debug, Default)]
-pub struct ProblemBuilder {
-    pipelines: Kept<Shape, Arc<Pipeline>, KEPT_PIPELINES>,
+pub struct Pipelines {
+    exact: Kept<Shape, Arc<Pipeline>, KEPT_PIPELINES>,
     in_flight: Kept<Shape, Vec<Vec<u32>>, KEPT_PIPELINES>,
     busy: Kept<(u32, u32), Arc<Pipeline>, KEPT_PIPELINES>,
     either_pass: Kept<(u32, u32), Arc<Pipeline>, KEPT_PIPELINES>,
@@ -303,10 +303,10 @@ pub struct Balancing {
     shapes: Vec<(u64, u64)>,
 }
 
-impl ProblemBuilder {
+impl Pipelines {
     /// The pipeline of a schedule.
-    pub fn pipeline(&mut self, shape: Shape) -> Arc<Pipeline> {
-        let Self { pipelines, in_flight, .. } = self;
+    pub fn of(&mut self, shape: Shape) -> Arc<Pipeline> {
+        let Self { exact, in_flight, .. } = self;
         let build = || {
             if shape.virtual_stages == 1 {
                 return Arc::new(Pipeline::of(shape));
@@ -314,7 +314,7 @@ impl ProblemBuilder {
             let steady = stages::steady(shape);
             Arc::new(Pipeline::with(shape, in_flight.get(steady, || stages::in_flight(steady)).clone()))
         };
-        pipelines.get(shape, build).clone()
+        exact.get(shape, build).clone()
     }
 
     /// One chunk per rank with the micro-batches in flight of "one forward, one backward", bounded by
@@ -341,23 +341,10 @@ impl ProblemBuilder {
         };
         self.either_pass.get((ranks, micro_batches), build).clone()
     }
-
-    /// The balancing problem of a layout.
-    pub fn build<'t>(
-        &mut self,
-        cost: &CostModel<'_>,
-        layers: &Layers,
-        layout: &Layout,
-        tables: impl Into<TablesOf<'t>>,
-        ways: &Ways,
-        capabilities: &Capabilities,
-    ) -> Balancing {
-        Balancing::of(self.pipeline(shape(layout)), cost, layers, layout, tables, ways, capabilities)
-    }
 }
 
 impl Balancing {
-    /// The balancing problem of a layout in a pipeline.
+    /// The balancing problem of a layout, whose passes go through `pipeline`.
     pub fn of<'t>(
         pipeline: Arc<Pipeline>,
         cost: &CostModel<'_>,

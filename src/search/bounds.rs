@@ -235,9 +235,9 @@ impl Search<'_> {
         let capabilities = self.space.capabilities();
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
         let pipeline = match one {
-            None => scratch.builder.busy(ranks, micro_batches),
-            Some((Schedule::OneFOneB, ..)) => scratch.builder.either_pass(ranks, micro_batches),
-            Some(_) => scratch.builder.pipeline(shape(&layout)),
+            None => scratch.pipelines.busy(ranks, micro_batches),
+            Some((Schedule::OneFOneB, ..)) => scratch.pipelines.either_pass(ranks, micro_batches),
+            Some(_) => scratch.pipelines.of(shape(&layout)),
         };
         let mut balancing =
             Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);

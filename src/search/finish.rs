@@ -1,12 +1,12 @@
 //! What is said of the plans that are printed.
 
-use super::balance::{RecomputeFamily, TablesOf, Ways, first_rank_tail};
+use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, first_rank_tail};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
 use super::{Found, Scratch, Search};
 use crate::cost::CellKey;
-use crate::cost::step::predict;
+use crate::cost::step::{predict, shape};
 use crate::plan::Plan;
 use crate::stages::{Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
 
@@ -24,7 +24,8 @@ impl Search<'_> {
         let legal = self.legal_modes(&layout, &priced.cell, &mut scratch);
         let ways = Ways::new(&RecomputeFamily::new(&legal, &priced.cell), &priced.cell);
         let capabilities = self.space.capabilities();
-        let balancing = scratch.builder.build(self.cost, self.layers, &layout, tables, &ways, capabilities);
+        let pipeline = scratch.pipelines.of(shape(&layout));
+        let balancing = Balancing::of(pipeline, self.cost, self.layers, &layout, tables, &ways, capabilities);
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);

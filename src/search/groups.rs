@@ -9,7 +9,7 @@ use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
 use super::{Bounded, CELLS_AT_A_GLANCE, Counters, Observer, Request, Scratch, Search};
 use crate::candidates::{Group, layout_of};
-use crate::cost::step::state_bytes;
+use crate::cost::step::{shape, state_bytes};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::Reach;
 use crate::plan::{Layout, Offload, Schedule};
@@ -231,7 +231,7 @@ impl Search<'_> {
             }
             let layout = layout_of(group, key, virtual_stages, schedule, 0, 1, false);
             let rule = rules[usize::from(key.expert_overlap)];
-            if let Some(rule) = rule.or_else(|| self.space.broken(&layout, Reach::Line)) {
+            if let Some(rule) = rule.or_else(|| self.space.broken(&layout, Reach::Exchange)) {
                 counters.drop(&format!("rule: {rule}"), count);
                 continue;
             }
@@ -253,8 +253,9 @@ impl Search<'_> {
                 several.get_or_insert_with(hopeful)
             };
             let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop };
+            let pipeline = scratch.pipelines.of(shape(&layout));
             let balancing =
-                scratch.builder.build(self.cost, self.layers, &layout, tables, ways, capabilities);
+                Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
             if balancing.problem.check().is_err() {
                 counters.drop("bound: recomputation", count);
                 continue;

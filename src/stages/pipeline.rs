@@ -405,7 +405,7 @@ pub fn in_flight(shape: Shape) -> Vec<Vec<u32>> {
 pub fn steady(shape: Shape) -> Shape {
     let (p, m) = (shape.ranks, shape.micro_batches);
     let micro_batches = match shape.schedule {
-        Schedule::Interleaved if shape.group() == p && m.is_multiple_of(p) => m.min(STEADY_GROUPS * p),
+        Schedule::Interleaved if m.is_multiple_of(p) => m.min(STEADY_GROUPS * p),
         _ => m,
     };
     Shape { micro_batches, ..shape }

@@ -768,7 +768,9 @@ fn beyond(reach: Reach, a: Layout, b: Layout) -> Layout {
             offload: a.offload,
             ..group
         },
-        Reach::Line => cell(order(group)),
+        Reach::Exchange => {
+            Layout { dispatcher: a.dispatcher, expert_overlap: a.expert_overlap, ..order(group) }
+        }
         Reach::Layout => a,
     }
 }

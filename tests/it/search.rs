@@ -6,19 +6,19 @@ use std::collections::{BTreeMap, HashMap};
 use autoplan::candidates::{Axis, Restrictions, Space};
 use autoplan::cost::CellKey;
 use autoplan::cost::model::CostModel;
-use autoplan::cost::step::{Tables, predict};
+use autoplan::cost::step::{Tables, predict, shape};
 use autoplan::frameworks::profile::Profile;
 use autoplan::frameworks::{
     Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal, legal_plan,
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan, Schedule};
-use autoplan::search::balance::{LegalModes, ProblemBuilder, RecomputeFamily, TablesOf, Ways};
+use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Request, Search, Silent};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
-use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, evaluate};
+use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, Pipeline, evaluate};
 use autoplan::units::{Bytes, Picos};
 
 use rayon::prelude::*;
@@ -240,9 +240,8 @@ fn naive_time(
     let tables = Tables::new(cost, layout);
     let legal = LegalModes::new(world.target, context, layout, &tables.cell, None);
     let ways = Ways::new(&RecomputeFamily::new(&legal, &tables.cell), &tables.cell);
-    let mut builder = ProblemBuilder::default();
     let parts = TablesOf { cell: &tables.cell, sharding: &tables.sharding, hop: tables.hop };
-    let balancing = builder.build(cost, layers, layout, parts, &ways, k);
+    let balancing = Balancing::of(Pipeline::of(shape(layout)).into(), cost, layers, layout, parts, &ways, k);
     let problem = &balancing.problem;
     if problem.check().is_err() {
         return None;

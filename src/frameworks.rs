@@ -26,7 +26,7 @@ use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{FeedForward, LatentAttention, Mamba2, Mixer, Model, Position, RouterGroups};
 
 /// A framework that plans are made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Target {
     /// Megatron-LM with Megatron-Core.
     Megatron,
@@ -86,6 +86,17 @@ impl Target {
     #[must_use]
     pub fn exports(self) -> bool {
         !matches!(self, Self::Nanotron | Self::LlmFoundry | Self::InternEvo | Self::HaiLlm)
+    }
+
+    /// The run-time profile that predicts its plans.
+    #[must_use]
+    pub fn profile_name(self) -> &'static str {
+        match self {
+            // Its recipes as they are written here reduce and keep gradients in FP32, as Megatron-LM does.
+            Self::Bridge => Self::Megatron.name(),
+            Self::Accelerate => "pytorch-fsdp",
+            _ => self.name(),
+        }
     }
 
     /// Which axes of a layout it has.

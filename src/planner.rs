@@ -8,7 +8,7 @@ use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::export::inexpressible;
-use crate::frameworks::profile::{self, Profile};
+use crate::frameworks::profile::Profile;
 use crate::frameworks::{Context, Refusal, Target};
 use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
@@ -100,6 +100,7 @@ impl Task {
         global_batch_size: u32,
         sequence_length: u32,
     ) -> Result<Self, SpecError> {
+        let (profile_name, profile) = Profile::of(Target::Megatron);
         Ok(Self {
             model: load_model(model)?,
             machine: load_cluster(cluster)?,
@@ -116,9 +117,8 @@ impl Task {
                 packed: None,
             },
             target: Target::Megatron,
-            profile: Profile::find(profile::DEFAULT)
-                .ok_or_else(|| SpecError::new("", "no run-time profile ships"))?,
-            profile_name: profile::DEFAULT.to_owned(),
+            profile,
+            profile_name,
             restrictions: Restrictions::default(),
             pricing: Pricing::OnDemand,
         })

@@ -9,6 +9,7 @@ use super::{Ending, Failure, files};
 use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
 use crate::frameworks::export::{Checkpoints, Destination, ExportRequest, Format, Prediction, export};
+use crate::frameworks::profile::Profile;
 use crate::planner::{Prepared, Task};
 use crate::spec::saved::SavedPlan;
 
@@ -48,7 +49,29 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     }
     let (saved, plan) = SavedPlan::load(&args.plan)?;
     // A file may have been edited: what is written out is predicted and verified anew.
-    let task = task_of(&saved)?;
+    let saved_for = task_of(&saved)?;
+    let target = args.to.target();
+    let task = match (saved_for.target == target, args.to) {
+        (true, _) => saved_for,
+        (false, Destination::Framework(_)) => {
+            let (profile_name, profile) = Profile::of(target);
+            anstream::eprintln!("note: the plan was made for {}; predicted anew for {target}", saved_for.target);
+            Task { target, profile, profile_name, ..saved_for }
+        }
+        (false, Destination::Slurm | Destination::Kubernetes) => {
+            return Err(Failure::Usage(format!(
+                "this script is written around {target}, and {} holds a plan for {}{}; `autoplan plan --framework \
+                 {target}` finds plans for it",
+                args.plan,
+                saved_for.target,
+                if saved_for.target.exports() {
+                    format!(", whose own launcher `--to {}` writes", saved_for.target)
+                } else {
+                    String::new()
+                }
+            )));
+        }
+    };
     let prepared = task.prepare();
     let predicted = prepared.predict(&plan);
     let command = command_line();
@@ -70,8 +93,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
             Kind::Args => Format::Args,
         },
     };
-    let target = args.to.target();
-    if let Some(reason) = inexpressible(&Task { target, ..task.clone() }) {
+    if let Some(reason) = inexpressible(&task) {
         return Err(Failure::Usage(reason));
     }
     let exported = export(args.to, &request).map_err(|refusal| {

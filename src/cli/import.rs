@@ -15,6 +15,7 @@ use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::one_line;
 use crate::frameworks::megatron::import as megatron;
+use crate::frameworks::shell::read_launch;
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
@@ -196,8 +197,24 @@ impl Launched {
         architecture: Option<Architecture>,
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
-        let text = spec::read_text(path)?;
         let source = path.display().to_string();
+        let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        if matches!(extension, "py" | "yaml" | "yml" | "toml") {
+            return Err(Failure::Usage(format!(
+                "{source}: a .{extension} file is not read; read are launch scripts of Megatron-LM and \
+                 Megatron-DeepSpeed, DeepSpeed configurations and saved plans"
+            )));
+        }
+        let text = spec::read_text(path)?;
+        if kind == Kind::Launch
+            && let Ok(launch) = read_launch(&text, &|name| sourced(path, name))
+            && let Some(config) = launch.deepspeed_config()
+        {
+            let config = path.parent().unwrap_or(Path::new("")).join(config);
+            anstream::eprintln!("note: {source} hands {} to DeepSpeed, which says the rest", config.display());
+            let sizes = (gpus.or(launch.ranks(&text).ok().flatten()), seq_len);
+            return Self::read(&config, Kind::DeepSpeed, sizes, architecture, args);
+        }
         if kind == Kind::DeepSpeed {
             let needed = |name: &str| {
                 Failure::Usage(format!("{source}: a DeepSpeed configuration does not say it: give {name}"))

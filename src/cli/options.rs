@@ -6,7 +6,7 @@ use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
-use crate::frameworks::profile::{self, Profile};
+use crate::frameworks::profile::Profile;
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Recompute, Schedule};
 use crate::planner::Task;
 use crate::spec::job::{Job, Optimizer, PackedLengths, Precision, Routing, Training};
@@ -173,13 +173,11 @@ pub(crate) fn inexpressible(task: &Task) -> Option<String> {
 pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile), Failure> {
     match name.parse::<Target>() {
         Ok(target) => {
-            let name = if Profile::find(target.name()).is_some() { target.name() } else { profile::DEFAULT };
-            let profile =
-                Profile::find(name).ok_or_else(|| Failure::Usage("no run-time profile ships".into()))?;
-            Ok((target, name.to_owned(), profile))
+            let (name, profile) = Profile::of(target);
+            Ok((target, name, profile))
         }
         Err(error) => match Profile::find(name) {
-            Some(profile) => Ok((Target::Megatron, name.to_owned(), profile)),
+            Some(profile) => Ok((profile.rules, name.to_owned(), profile)),
             None => {
                 let names: Vec<&str> = Profile::names().collect();
                 Err(Failure::Usage(format!("{error}; run-time profiles: {}", names.join(", "))))

@@ -577,7 +577,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "model": report.model,
         "parameters": prepared.parameters.total,
         "active_parameters": prepared.parameters.active,
-        "framework": task.target.name(),
+        "framework": task.target.name(), "profile": task.profile_name,
         "precision": task.job.precision.name(),
         "optimizer": task.job.optimizer.name(),
         "global_batch_size": task.job.global_batch_size,
@@ -656,7 +656,7 @@ pub(crate) fn print_phases(
             .collect();
         let value = json!({
             "model": task.model.name, "cluster": task.machine.cluster.name, "gpus": task.job.gpus,
-            "framework": task.target.name(), "phases": plans, "total": total,
+            "framework": task.target.name(), "profile": task.profile_name, "phases": plans, "total": total,
         });
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         return Ok(());
@@ -720,8 +720,13 @@ fn whereabouts(task: &Task) -> String {
 fn assumptions(task: &Task) -> String {
     let job = &task.job;
     format!(
-        "assumed: framework {}, {}, {}, causal attention, {}, {} routing",
+        "assumed: framework {}{}, {}, {}, causal attention, {}, {} routing",
         task.target,
+        if task.profile_name == task.target.name() {
+            String::new()
+        } else {
+            format!(" (predicted as {})", task.profile_name)
+        },
         job.precision.name(),
         job.optimizer.name(),
         match &job.packed {

@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 use include_dir::{Dir, include_dir};
 use serde::{Deserialize, Serialize};
 
+use super::Target;
 use crate::spec::cluster::{Architecture, AttentionKernel};
 use crate::spec::job::Precision;
 use crate::spec::model::Fault;
@@ -20,9 +21,6 @@ static FILES: Dir = include_dir!("$CARGO_MANIFEST_DIR/src/frameworks/profiles");
 /// The schema version that this build reads.
 pub const SCHEMA: u32 = 1;
 
-/// Name of the profile that applies where nothing else is said.
-pub const DEFAULT: &str = "megatron";
-
 /// How one framework of one era behaves at run time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -31,6 +29,9 @@ pub struct Profile {
     pub schema: u32,
     /// What it describes, for people.
     pub title: String,
+    /// Whose rules plans follow where the profile is named in the place of a framework: its own, or those of the
+    /// most similar one.
+    pub rules: Target,
     /// Kernels.
     pub kernels: Kernels,
     /// Tensor-parallel communication.
@@ -477,6 +478,13 @@ impl Profile {
         PROFILES.get(name)?.as_ref().ok()
     }
 
+    /// The profile that predicts a framework's plans, with its name; one ships for each.
+    #[must_use]
+    pub fn of(target: Target) -> (String, &'static Self) {
+        let name = target.profile_name();
+        (name.to_owned(), Self::find(name).expect("a profile of every framework ships"))
+    }
+
     /// The name under which a profile ships; empty for any other.
     #[must_use]
     pub fn name_of(profile: &Self) -> &'static str {
@@ -530,7 +538,9 @@ mod tests {
         for (name, profile) in PROFILES.iter() {
             assert!(profile.is_ok(), "{name}: {profile:?}");
         }
-        assert!(Profile::find(DEFAULT).is_some());
+        for target in Target::ALL {
+            assert!(Profile::of(target).0 == target.profile_name());
+        }
         assert!(Profile::find("nothing").is_none());
     }
 }

@@ -7,7 +7,7 @@ use crate::candidates::Restrictions;
 use crate::cost::money::{Pricing, step_cost};
 use crate::cost::step::Prediction;
 use crate::frameworks::legal_plan;
-use crate::frameworks::profile::{self, Profile};
+use crate::frameworks::profile::Profile;
 use crate::plan::Plan;
 use crate::planner::{Prepared, Task};
 use crate::results::{ChunkRun, Objective, Outcome, Planned, Scenario};
@@ -40,8 +40,7 @@ impl<'a> ScenarioPlanner<'a> {
         let model = load_model(&scenario.model).map_err(|e| e.to_string())?;
         let machine = load_cluster(cluster).map_err(|e| e.to_string())?;
         let target = scenario.target().ok_or_else(|| format!("`{}` is no framework", scenario.framework))?;
-        let name = if Profile::find(target.name()).is_some() { target.name() } else { profile::DEFAULT };
-        let profile = Profile::find(name).ok_or("no run-time profile ships")?;
+        let (profile_name, profile) = Profile::of(target);
         if !machine.accelerator.rates.contains_key(&scenario.precision.format()) {
             let what = scenario.precision.name();
             return Err(format!("{} has no {what} matrix units", machine.accelerator.name));
@@ -66,7 +65,7 @@ impl<'a> ScenarioPlanner<'a> {
             },
             target,
             profile,
-            profile_name: name.to_owned(),
+            profile_name,
             restrictions: Restrictions::default(),
             pricing: Pricing::OnDemand,
         };

@@ -22,9 +22,9 @@ use proptest::prelude::*;
 /// A job in one line: model, cluster, GPUs, batch, tokens of a sequence, framework.
 fn task(model: &str, cluster: &str, gpus: u32, batch: u32, length: u32, framework: &str) -> Task {
     let target: Target = framework.parse().unwrap();
-    let name = if Profile::find(framework).is_some() { framework } else { "megatron" };
+    let (profile_name, profile) = Profile::of(target);
     let task = Task::shipped(model, cluster, gpus, batch, length).unwrap();
-    Task { target, profile: Profile::find(name).unwrap(), profile_name: name.to_owned(), ..task }
+    Task { target, profile, profile_name, ..task }
 }
 
 /// A layout of plain choices.

@@ -3,7 +3,7 @@
 use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Destination, Format, export, write};
 use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
-use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given};
+use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
 use autoplan::frameworks::shell::ImportError;
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
@@ -49,7 +49,7 @@ fn same_model(a: &Model, b: &Model) {
     assert_eq!(one.mtp.map(|m| m.1), two.mtp.map(|m| m.1));
 }
 
-fn compare(question: &Question, imported: &Imported) {
+fn compare(question: &Question, imported: &Imported, shown: fn(&Layout) -> Layout) {
     assert_eq!(shown(question.plan.layout()), shown(imported.plan.layout()));
     assert_eq!(question.plan.chunks(), imported.plan.chunks());
     assert_eq!(question.job, imported.job);
@@ -78,9 +78,41 @@ fn thousands_of_plans_survive_export_and_import() {
         let gpus = (format == Format::Args).then_some(question.job.gpus);
         let imported = import(&files[0].text, &question.model.name, gpus)
             .unwrap_or_else(|error| panic!("{error}\n{}", files[0].text));
-        compare(&question, &imported);
+        compare(&question, &imported, shown);
         done += 1;
     }
+}
+
+#[test]
+fn launches_of_megatron_deepspeed_survive_export_and_import() {
+    let models = models();
+    let mut random = Random::new(5);
+    let mut done = 0;
+    for _ in 0..400_000 {
+        if done == 500 {
+            break;
+        }
+        let wild = Wild { degrees: 8, switches: 8 };
+        let Some(question) = question(&mut random, Target::MegatronDeepSpeed, &models, wild) else { continue };
+        if legal_plan(Target::MegatronDeepSpeed, &question.context(), &question.plan).is_err() {
+            continue;
+        }
+        let to = Destination::Framework(Target::MegatronDeepSpeed);
+        let Ok(files) = export(to, &question.request(Format::Script)) else { continue };
+        let text = &files.iter().find(|f| f.name == "launch.sh").unwrap().text;
+        // The tokenizer's file says how many entries the vocabulary has.
+        let vocabulary = Some(question.model.vocabulary);
+        let given = Given { name: &question.model.name, gpus: None, vocabulary, architecture: None };
+        let beside = |name: &str| {
+            files.iter().find(|f| f.name == name).map(|f| f.text.clone()).ok_or("no such file".to_owned())
+        };
+        let imported =
+            import_with(text, given, &beside).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(imported.target, Target::MegatronDeepSpeed);
+        compare(&question, &imported, shown_by_deepspeed);
+        done += 1;
+    }
+    assert_eq!(done, 500);
 }
 
 const SCRIPT: &str = r#"#!/bin/bash

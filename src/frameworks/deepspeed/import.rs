@@ -133,6 +133,18 @@ struct Section<'a> {
 }
 
 impl<'a> Section<'a> {
+    /// The whole configuration.
+    fn top(text: &'a str, root: &'a Node) -> Read<Self> {
+        match &root.value {
+            Value::Object(Object { fields }) => Ok(Self { text, path: String::new(), fields }),
+            _ => Err(SpecError::new("", "expected a JSON object with DeepSpeed's settings").mark(
+                text,
+                root.span.start..root.span.start + 1,
+                "",
+            )),
+        }
+    }
+
     fn error(&self, node: &Node, message: String) -> SpecError {
         SpecError::new("", message).mark(self.text, node.span.clone(), "")
     }
@@ -213,14 +225,8 @@ impl<'a> Section<'a> {
 /// code, with its place; the source's name is left empty.
 pub fn import(text: &str, given: Given) -> Read<Imported> {
     let root = parse(text)?;
-    let Value::Object(Object { fields }) = &root.value else {
-        return Err(SpecError::new("", "expected a JSON object with DeepSpeed's settings").mark(
-            text,
-            root.span.start..root.span.start + 1,
-            "",
-        ));
-    };
-    let top = Section { text, path: String::new(), fields };
+    let top = Section::top(text, &root)?;
+    let fields = top.fields;
     if let Some(gone) = fields.iter().find(|f| GONE.contains(&f.name.as_str())) {
         let message = format!("`{}` no longer exists in DeepSpeed", gone.name);
         return Err(SpecError::new("", message).mark(text, gone.span.clone(), ""));
@@ -278,6 +284,23 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     }
     unknown.sort();
     Ok(Imported { job, plan, unknown, assumed })
+}
+
+/// What a configuration says of sharding, overlap and offload, into a layout whose degrees are known; keys that are
+/// not modelled go to `unknown` with their lines.
+///
+/// # Errors
+/// As [`import`].
+pub fn sharding_of(text: &str, layout: &mut Layout, unknown: &mut Vec<(usize, String)>) -> Read<()> {
+    let root = parse(text)?;
+    let top = Section::top(text, &root)?;
+    if let Some(zero) = top.section("zero_optimization")? {
+        sharding(&zero, layout, unknown)?;
+    }
+    if let Some(section) = top.section("activation_checkpointing")? {
+        layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
+    }
+    Ok(())
 }
 
 /// Top-level keys that are read.

@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::super::export::one_line;
-use super::super::shell::{Files, ImportError, Launch, Word, is_unknown, no_files, read_launch};
+use super::super::deepspeed::import::sharding_of;
+use super::super::shell::{
+    Files, ImportError, Launch, Word, from_folder, is_unknown, no_files, read_launch,
+};
 use super::super::{Context, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use crate::cost::advice::BatchRamp;
@@ -247,6 +250,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("--activations-checkpoint-method", "--recompute-method"),
     ("--activations-checkpoint-num-layers", "--recompute-num-layers"),
     ("--num-key-value-heads", "--num-query-groups"),
+    ("--rotary-position-embeddings-theta", "--rotary-base"),
     ("--cuda-graph-scope", "--cuda-graph-modules"),
 ];
 
@@ -437,7 +441,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
 /// set-up code, with its line.
 pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     let launch = read_launch(text, files)?;
-    let world = world_size(&launch, text)?;
+    let world = launch.ranks(text)?;
     let mut assumed = launch.notes.clone();
     if let Some(script) = &launch.script {
         let name = script.text.rsplit('/').next().unwrap_or_default();
@@ -477,6 +481,9 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     let precision = precision(&mut f)?;
     let optimizer = optimizer(&mut f)?;
     let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
+    if target == Target::MegatronDeepSpeed {
+        configured(&f, &mut layout, files, &mut assumed)?;
+    }
     let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
     let recompute = recompute(&mut f)?;
     if recompute == Recompute::None && f.given.contains_key("--recompute-modules") {
@@ -598,60 +605,6 @@ fn batch_ramp(f: &mut Flags, assumed: &mut Vec<String>) -> Read<Option<BatchRamp
     })
 }
 
-/// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`.
-fn world_size(launch: &Launch, text: &str) -> Read<Option<u32>> {
-    let option = |names: &[&str]| -> Option<(String, usize)> {
-        let words = &launch.launcher;
-        for (at, word) in words.iter().enumerate() {
-            for name in names {
-                if word.text == *name {
-                    return words.get(at + 1).map(|w| (w.text.clone(), w.line));
-                }
-                if let Some(value) = word.text.strip_prefix(&format!("{name}=")) {
-                    return Some((value.to_owned(), word.line));
-                }
-            }
-        }
-        None
-    };
-    let header = |name: &str| -> Option<u32> {
-        let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
-        let value = line?.trim_start_matches(['=', ' ']);
-        let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    };
-    let read = |found: Option<(String, usize)>, fallback: Option<u32>| -> Read<Option<u32>> {
-        match found {
-            Some((value, line)) => match value.parse().ok().or(fallback) {
-                Some(n) => Ok(Some(n)),
-                None if is_unknown(&value) => Ok(None),
-                None => Err(ImportError::new(line, format!("`{value}` is no number of nodes or processes"))),
-            },
-            None => Ok(fallback),
-        }
-    };
-    let nodes = option(&["--nnodes", "-N", "--num_nodes"]).or(option(&["--nodes"]));
-    let nodes = read(nodes, header("--nodes").or(header("-N")))?;
-    let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--gpus-per-node"];
-    let per_node = header("--gpus-per-node").or(header("--gres"));
-    let torch = launch.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
-    let tasks = header("--ntasks-per-node").filter(|_| !torch);
-    let tasks_named: &[&str] = if torch { &[] } else { &["--ntasks-per-node"] };
-    let per_node = read(option(&per_node_names), read(option(tasks_named), tasks.or(per_node))?)?;
-    let ranks: &[&str] = if torch { &[] } else { &["--ntasks", "-n", "-np"] };
-    if let Some(ranks) = read(option(ranks), None)? {
-        return Ok(Some(ranks));
-    }
-    if let Some(size) = launch.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
-        return Ok(Some(size));
-    }
-    match (nodes, per_node) {
-        (Some(nodes), Some(per_node)) => Ok(nodes.checked_mul(per_node)),
-        (None, Some(per_node)) if option(&["--nnodes"]).is_none() => Ok(Some(per_node)),
-        _ => Ok(None),
-    }
-}
-
 /// The pattern of a hybrid model, if it is one: symbols of every layer, layers of every chunk, symbols of
 /// multi-token-prediction modules.
 struct Hybrid {
@@ -729,7 +682,16 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         tied_embeddings: !f.on("--untie-embeddings-and-output-weights"),
         position: Position::None,
         norm: f
-            .choice("--normalization", &[("RMSNorm", Norm::RmsNorm), ("LayerNorm", Norm::LayerNorm)])?
+            .choice(
+                "--normalization",
+                // Megatron-DeepSpeed writes them in lower case.
+                &[
+                    ("RMSNorm", Norm::RmsNorm),
+                    ("LayerNorm", Norm::LayerNorm),
+                    ("rmsnorm", Norm::RmsNorm),
+                    ("layernorm", Norm::LayerNorm),
+                ],
+            )?
             .unwrap_or(Norm::LayerNorm),
         embedding_norm: false,
         final_norm: true,
@@ -900,8 +862,9 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
             bias: false,
         })
     } else {
-        // Without the switch the number of groups is ignored.
-        let kv_heads = if grouped { groups.unwrap_or(1) } else { heads };
+        // Without the switch the number of groups is ignored; Megatron-DeepSpeed has no switch.
+        let fork = f.given.contains_key("--deepspeed");
+        let kv_heads = if grouped { groups.unwrap_or(1) } else { groups.filter(|_| fork).unwrap_or(heads) };
         Mixer::Attention(Attention {
             heads,
             kv_heads,
@@ -1297,6 +1260,31 @@ fn layout(
             activations: f.on("--fine-grained-activation-offloading"),
         },
     })
+}
+
+/// What the configuration that a script of Megatron-DeepSpeed hands to the engine says of sharding and offload.
+fn configured(f: &Flags, layout: &mut Layout, files: &Files, assumed: &mut Vec<String>) -> Read<()> {
+    let Some((values, line)) = f.given.get("--deepspeed_config") else { return Ok(()) };
+    let name = values.first().map_or("", String::as_str);
+    let path = from_folder(name, None).ok_or("its path is known only when the script runs".to_owned());
+    let text = match path.and_then(|path| files(&path)) {
+        Ok(text) => text,
+        Err(why) => {
+            assumed.push(format!("no overlap and no offload: the DeepSpeed configuration is not read, {why}"));
+            return Ok(());
+        }
+    };
+    let flag = layout.zero_stage;
+    let mut unknown = Vec::new();
+    sharding_of(&text, layout, &mut unknown)
+        .map_err(|error| ImportError::new(*line, format!("the DeepSpeed configuration: {}", error.title())))?;
+    if flag != layout.zero_stage {
+        assumed.push(format!("ZeRO stage {} of the DeepSpeed configuration, not {flag}", layout.zero_stage));
+    }
+    for (at, key) in unknown {
+        assumed.push(format!("line {at} of the DeepSpeed configuration: `{key}` changes nothing here"));
+    }
+    Ok(())
 }
 
 /// `--cp-comm-type` with one value, or one for every layer.

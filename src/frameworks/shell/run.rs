@@ -41,6 +41,20 @@ pub(super) struct Shell<'f> {
 
 type Run<T> = Result<T, ImportError>;
 
+/// A path that a script names, from the script's folder; none where only a running shell knows it. A folder that a
+/// command finds out, such as `$(dirname "$0")`, is taken for that of the file that asks: `asks`, if it was sourced.
+pub(in crate::frameworks) fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
+    let beside = path.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('/'));
+    let path = match beside {
+        Some(rest) => {
+            let folder = asks.and_then(|own| own.rsplit_once('/')).map(|(folder, _)| folder);
+            folder.map_or_else(|| rest.to_owned(), |folder| format!("{folder}/{rest}"))
+        }
+        None => path.strip_prefix("./").unwrap_or(path).to_owned(),
+    };
+    (!is_unknown(&path) && !path.contains(UNSET)).then_some(path)
+}
+
 impl<'f> Shell<'f> {
     /// A shell that has run nothing yet.
     pub(super) fn new(files: &'f Files<'f>) -> Self {
@@ -329,19 +343,9 @@ impl<'f> Shell<'f> {
         Ok(Some(true))
     }
 
-    /// The path of a file that is sourced, from the script's folder. A folder that a command finds out, such as
-    /// `$(dirname "$0")`, is taken for that of the file that asks.
+    /// The path of a file that is sourced, from the script's folder.
     fn source_path(&self, path: &str) -> Option<String> {
-        let beside = path.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('/'));
-        let path = match beside {
-            Some(rest) => {
-                let folder =
-                    self.sources.last().and_then(|own| own.rsplit_once('/')).map(|(folder, _)| folder);
-                folder.map_or_else(|| rest.to_owned(), |folder| format!("{folder}/{rest}"))
-            }
-            None => path.strip_prefix("./").unwrap_or(path).to_owned(),
-        };
-        (!is_unknown(&path) && !path.contains(UNSET)).then_some(path)
+        from_folder(path, self.sources.last().map(String::as_str))
     }
 
     /// Whether a script that could be sourced is there; not known of any other file.

@@ -44,6 +44,26 @@ impl Axis {
     }
 }
 
+/// What forbids a split of GPUs over tensor, context and pipeline ranks and replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum SplitLost {
+    /// The framework has not the kind of parallelism.
+    Framework,
+    /// The user's restrictions.
+    Restrictions,
+    /// A tensor- or context-parallel degree beyond any sense.
+    Degree,
+    /// More stages than layers.
+    Stages,
+    /// The replicas do not divide the batch.
+    Batch {
+        /// How many they are.
+        replicas: u32,
+    },
+    /// Micro-batches, accumulations or experts, further down.
+    Further,
+}
+
 /// What the user fixed.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Restrictions {
@@ -249,6 +269,47 @@ impl<'a> Space<'a> {
         rules
     }
 
+    /// Why the job's GPUs split in no way over tensor, context and pipeline ranks and replicas: all ways, by what
+    /// forbids them.
+    #[must_use]
+    pub fn splits_lost(&self) -> BTreeMap<SplitLost, u64> {
+        let gpus = self.context.gpus;
+        let mut count = BTreeMap::new();
+        for t in divisors(gpus) {
+            for cp in divisors(gpus / t) {
+                for p in divisors(gpus / t / cp) {
+                    let lost = self.replicas(t, cp, p).err().unwrap_or(SplitLost::Further);
+                    *count.entry(lost).or_default() += 1;
+                }
+            }
+        }
+        count
+    }
+
+    /// Replicas of a split of the job's GPUs, or why it is none.
+    fn replicas(&self, t: u32, cp: u32, p: u32) -> Result<u32, SplitLost> {
+        let (r, k, c) = (self.restrictions, self.capabilities, self.context);
+        let d = c.gpus / t / cp / p;
+        let missing = (t > 1 && !k.tensor_parallel)
+            || (cp > 1 && k.context_comms.is_empty())
+            || (p > 1 && !k.pipeline_parallel);
+        let deepest = c.layers + c.mtp_modules + 2;
+        let asked = r.tensor_parallel.admits(t, u32::MAX)
+            && r.context_parallel.admits(cp, u32::MAX)
+            && r.pipeline_parallel.admits(p, u32::MAX)
+            && r.data_parallel.admits(d, u32::MAX);
+        match () {
+            () if missing => Err(SplitLost::Framework),
+            () if !asked => Err(SplitLost::Restrictions),
+            () if !r.tensor_parallel.admits(t, MAX_DEGREE) || !r.context_parallel.admits(cp, MAX_DEGREE) => {
+                Err(SplitLost::Degree)
+            }
+            () if p > deepest => Err(SplitLost::Stages),
+            () if c.global_batch_size % d != 0 => Err(SplitLost::Batch { replicas: d }),
+            () => Ok(d),
+        }
+    }
+
     /// All degrees, micro-batches and accumulations whose products are the job's.
     fn degrees(&self) -> Vec<Group> {
         let (r, k, c) = (self.restrictions, self.capabilities, self.context);
@@ -266,19 +327,8 @@ impl<'a> Space<'a> {
                 continue;
             }
             for cp in divisors(gpus / t) {
-                if !r.context_parallel.admits(cp, MAX_DEGREE) || (cp > 1 && k.context_comms.is_empty()) {
-                    continue;
-                }
                 for p in divisors(gpus / t / cp) {
-                    let deepest = if k.pipeline_parallel { c.layers + c.mtp_modules + 2 } else { 1 };
-                    let d = gpus / t / cp / p;
-                    if p > deepest
-                        || !r.pipeline_parallel.admits(p, deepest)
-                        || !r.data_parallel.admits(d, u32::MAX)
-                        || c.global_batch_size % d != 0
-                    {
-                        continue;
-                    }
+                    let Ok(d) = self.replicas(t, cp, p) else { continue };
                     let per_replica = c.global_batch_size / d;
                     for b in divisors(per_replica) {
                         let m = per_replica / b;

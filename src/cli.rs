@@ -12,6 +12,7 @@ mod output;
 mod plan;
 mod progress;
 mod regress;
+mod remedies;
 mod validate;
 
 use std::process::ExitCode;

@@ -1,7 +1,9 @@
 //! One planning task from checked inputs to an answer: what the command line, the regression and
 //! `explain` share.
 
-use crate::candidates::{OFFLOADS, Restrictions, Space};
+use std::collections::BTreeMap;
+
+use crate::candidates::{OFFLOADS, Restrictions, Space, SplitLost};
 use crate::check::{Given, Report};
 use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
@@ -15,7 +17,7 @@ use crate::layers::{
     parameter_count,
 };
 use crate::plan::{Offload, Plan, Recompute};
-use crate::search::{Answer, Observer, Request, Search, Silent, Stop};
+use crate::search::{Answer, Observer, Request, Search, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::Model;
@@ -201,6 +203,28 @@ impl Prepared<'_> {
         self.space(self.task.target).forbidden_degrees()
     }
 
+    /// Whether GPUs and batch divide into any degrees that the framework and the user allow.
+    #[must_use]
+    pub fn divides(&self) -> bool {
+        !self.space(self.task.target).groups().is_empty()
+    }
+
+    /// Where they do not: what forbids every split of the GPUs, with how many.
+    #[must_use]
+    pub fn splits_lost(&self) -> BTreeMap<SplitLost, u64> {
+        self.space(self.task.target).splits_lost()
+    }
+
+    /// Numbers of replicas that only the batch forbids.
+    #[must_use]
+    pub fn refused_replicas(&self) -> Vec<u32> {
+        let refused = |lost: SplitLost| match lost {
+            SplitLost::Batch { replicas } => Some(replicas),
+            _ => None,
+        };
+        self.splits_lost().into_keys().filter_map(refused).collect()
+    }
+
     /// Why the framework cannot run the job whatever the layout, and the frameworks that can.
     #[must_use]
     pub fn refusal(&self) -> Option<(Refusal, Vec<Target>)> {
@@ -223,9 +247,9 @@ impl Prepared<'_> {
     }
 
     /// Where nothing fits: the plan that needs the least memory, to within a twentieth of the limit, if any
-    /// plan exists at all. Found by searches under raised limits.
+    /// plan exists at all. Found by searches under raised limits, which end when the observer says so.
     #[must_use]
-    pub fn nearest_miss(&self) -> Option<NearestMiss> {
+    pub fn nearest_miss(&self, observer: &dyn Observer) -> Option<NearestMiss> {
         let limit = self.cost().memory_limit();
         let under = |limit: Bytes| {
             let mut task = self.task.clone();
@@ -235,7 +259,7 @@ impl Prepared<'_> {
                 task.restrictions.micro_batch_size.max = Some(1);
             }
             let request = Request { top: 1, ..Request::default() };
-            let found = task.prepare().search(&request, &Silent).found.into_iter().next()?;
+            let found = task.prepare().search(&request, observer).found.into_iter().next()?;
             Some(NearestMiss { plan: found.plan, allocated: found.prediction.allocated })
         };
         // A thousand times the memory is beyond every remedy.

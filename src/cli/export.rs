@@ -55,7 +55,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         (true, _) => saved_for,
         (false, Destination::Framework(_)) => {
             let (profile_name, profile) = Profile::of(target);
-            anstream::eprintln!("note: the plan was made for {}; predicted anew for {target}", saved_for.target);
+            anstream::eprintln!(
+                "note: the plan was made for {}; predicted anew for {target}",
+                saved_for.target
+            );
             Task { target, profile, profile_name, ..saved_for }
         }
         (false, Destination::Slurm | Destination::Kubernetes) => {

@@ -211,7 +211,10 @@ impl Launched {
             && let Some(config) = launch.deepspeed_config()
         {
             let config = path.parent().unwrap_or(Path::new("")).join(config);
-            anstream::eprintln!("note: {source} hands {} to DeepSpeed, which says the rest", config.display());
+            anstream::eprintln!(
+                "note: {source} hands {} to DeepSpeed, which says the rest",
+                config.display()
+            );
             let sizes = (gpus.or(launch.ranks(&text).ok().flatten()), seq_len);
             return Self::read(&config, Kind::DeepSpeed, sizes, architecture, args);
         }

@@ -17,10 +17,10 @@ use crate::units::{Bytes, Tokens};
 #[derive(Debug, Clone, Args)]
 pub(crate) struct JobArgs {
     /// Sequences per optimizer step.
-    #[arg(long, short = 'b', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, short = 'b', value_name = "N", value_parser = whole)]
     pub global_batch: Option<u32>,
     /// Tokens per sequence.
-    #[arg(long, short = 's', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, short = 's', value_name = "N", value_parser = whole)]
     pub seq_len: Option<u32>,
     /// Framework whose rules and behaviour hold: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan,
     /// accelerate, nanotron, llm-foundry, internevo, hai-llm, or the name of a run-time profile; megatron unless
@@ -156,6 +156,18 @@ impl JobArgs {
         }
         Ok(r)
     }
+}
+
+/// A whole number of sequences or tokens.
+fn whole(text: &str) -> Result<u32, String> {
+    const MOST: u32 = 1 << 24;
+    text.parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(|| {
+        let thousands = text.to_lowercase().strip_suffix('k').and_then(|n| n.parse::<u32>().ok());
+        match thousands.filter(|n| (1..=MOST >> 10).contains(n)) {
+            Some(n) => format!("expected a whole number: {} or {}?", n * 1024, n * 1000),
+            None => format!("expected a whole number from 1 to {MOST}, such as 4096"),
+        }
+    })
 }
 
 /// Why the framework of a task has no such model, and which do.

@@ -1,5 +1,6 @@
 //! Plans as a table, JSON, CSV and RON.
 
+use std::fmt::Write as _;
 use std::io::Write;
 use std::time::Duration;
 
@@ -7,12 +8,14 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Map, Value, json};
 
 use super::Failure;
-use super::plan::{Objective, remedies};
+use super::plan::Objective;
+use super::remedies::{Bounds, Remedy, remedies, within};
+use crate::candidates::SplitLost;
 use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
 use crate::planner::{NearestMiss, Prepared, Rates, Task};
-use crate::search::{Answer, Found, Stop};
+use crate::search::{Answer, Found, Observer, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
@@ -61,16 +64,16 @@ pub(crate) struct Report<'a> {
     pub(crate) model: &'a str,
     /// What is best.
     pub(crate) objective: Objective,
-    /// Latest end of the run.
-    pub(crate) deadline: Option<Seconds>,
-    /// Most dollars of the run.
-    pub(crate) budget: Option<Dollars>,
+    /// Latest end and most dollars of the run.
+    pub(crate) bounds: Bounds,
     /// Rows.
     pub(crate) top: usize,
     /// GPUs that may be used at most, where some may stay idle.
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
     pub(crate) wall: Option<Duration>,
+    /// Says when to stop looking for ways out.
+    pub(crate) observer: &'a dyn Observer,
 }
 
 /// One plan with what a row shows.
@@ -119,12 +122,7 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
                 }
             })
         })
-        .filter(|row: &Row| {
-            let days = row.run.as_ref().map(|run| run.time.total);
-            let usd = row.run.as_ref().map(|run| run.dollars.total);
-            report.deadline.is_none_or(|limit| days.is_some_and(|d| d.0 <= limit.0))
-                && report.budget.is_none_or(|limit| usd.is_some_and(|u| u.0 <= limit.0))
-        })
+        .filter(|row: &Row| report.bounds.admit(row.run.as_ref()))
         .collect();
     let time = |row: &Row| row.seconds_per_token();
     let cost = |row: &Row| row.usd_per_trillion.0;
@@ -197,6 +195,10 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
                 writeln!(out, "{text}")?;
             }
         }
+    }
+    if rows.is_empty() && matches!(format, Format::Csv | Format::Ron) {
+        // Nothing but plans goes where these formats are read.
+        nothing(report, &mut anstream::stderr())?;
     }
     Ok(!rows.is_empty())
 }
@@ -357,7 +359,7 @@ fn layout_text(prepared: &Prepared, plan: &Plan) -> String {
     write_layout(&layers, prepared.layers.mtp.map_or(0, |(_, modules)| modules))
 }
 
-fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
+fn nothing(report: &Report, out: &mut dyn Write) -> Result<(), Failure> {
     writeln!(out, "no plan")?;
     if report.sections.iter().any(|section| section.answer.stop == Stop::Interrupted) {
         writeln!(out, "  the search was stopped before it found one")?;
@@ -367,28 +369,46 @@ fn nothing(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         for line in why_nothing(section) {
             writeln!(out, "  {line}")?;
         }
-        if let Some((_, text)) = nearest_miss(section) {
+        if let Some((_, text)) = nearest_miss(section, report.observer) {
             writeln!(out, "  {text}")?;
         }
     }
-    if report.deadline.is_some() || report.budget.is_some() {
+    if report.bounds.deadline.is_some() || report.bounds.budget.is_some() {
         for section in report.sections.iter().filter(|section| !section.answer.found.is_empty()) {
             writeln!(out, "  {}", out_of_bounds(section))?;
         }
     }
-    let Some(section) = report.sections.first() else { return Ok(()) };
-    if section.answer.found.is_empty() {
-        for remedy in remedies(section.prepared.task) {
-            writeln!(
-                out,
-                "  remedy: {} (confirmed: {}, {} a step)",
-                remedy.what,
-                remedy.plan,
-                seconds(remedy.step)
-            )?;
-        }
+    let remedies = ways_out(report);
+    if remedies.is_empty() && !report.observer.stop() {
+        writeln!(out, "  no remedy was found")?;
+    }
+    for remedy in remedies {
+        let run = remedy.run.filter(|_| report.bounds != Bounds::default()).map_or(String::new(), |run| {
+            format!("; {:.1} days, {}", run.time.total.0 / 86_400.0, money(run.dollars.total))
+        });
+        writeln!(
+            out,
+            "  remedy: {} (confirmed: {}, {} a step{run})",
+            remedy.what,
+            remedy.plan,
+            seconds(remedy.step),
+        )?;
+    }
+    if report.observer.stop() {
+        writeln!(out, "  the search for ways out was stopped")?;
     }
     Ok(())
+}
+
+/// Ways out where no plan is printed.
+fn ways_out(report: &Report) -> Vec<Remedy> {
+    let Some(section) = report.sections.first() else { return Vec::new() };
+    let task = section.prepared.task;
+    if section.answer.found.is_empty() {
+        remedies(task, report.observer)
+    } else {
+        within(task, report.bounds, report.observer)
+    }
 }
 
 /// How far the fastest plan is from a deadline or a budget.
@@ -418,10 +438,7 @@ fn why_nothing(section: &Section) -> Vec<String> {
         let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
         lines.push(format!("{refusal}; --framework of those that can: {}", names.join(", ")));
     } else if c.candidates == 0 {
-        lines.push(format!(
-            "{} GPUs and a batch of {} admit no combination of degrees under these restrictions",
-            section.prepared.task.job.gpus, section.prepared.task.job.global_batch_size
-        ));
+        lines.push(undivided(section.prepared));
         let forbidden = section.prepared.forbidden_degrees();
         lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
             format!("{} combinations of degrees fell to rule: {rule}", super::models::group(*count))
@@ -443,13 +460,64 @@ fn why_nothing(section: &Section) -> Vec<String> {
     lines
 }
 
+/// Why GPUs and batch admit no combination of degrees, in words.
+fn undivided(prepared: &Prepared) -> String {
+    let job = &prepared.task.job;
+    let lost = prepared.splits_lost();
+    let mut ways: Vec<String> = Vec::new();
+    for (lost, count) in &lost {
+        ways.push(match lost {
+            SplitLost::Framework => {
+                format!("{count} need a kind of parallelism that {} has not", prepared.task.target)
+            }
+            SplitLost::Restrictions => format!("{count} are outside --fix and --max"),
+            SplitLost::Degree => format!("{count} have degrees beyond any sense"),
+            SplitLost::Stages => format!("{count} have more stages than layers"),
+            SplitLost::Further => {
+                format!(
+                    "{count} leave no micro-batch, accumulation or expert degree that --fix and --max allow"
+                )
+            }
+            SplitLost::Batch { .. } => continue,
+        });
+    }
+    let replicas: Vec<u32> = prepared.refused_replicas();
+    if let (Some(fewest), Some(most)) = (replicas.iter().min(), replicas.iter().max()) {
+        let count: u64 = lost.iter().filter(|(l, _)| matches!(l, SplitLost::Batch { .. })).map(|l| l.1).sum();
+        let which = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
+        ways.push(format!("{count} have {which} replicas, which do not divide the batch"));
+    }
+    let mut text = format!("{} GPUs and a batch of {} divide in no way", job.gpus, job.global_batch_size);
+    let r = &prepared.task.restrictions;
+    let degrees = [
+        ("tp", &r.tensor_parallel),
+        ("cp", &r.context_parallel),
+        ("pp", &r.pipeline_parallel),
+        ("dp", &r.data_parallel),
+    ];
+    for (name, axis) in degrees {
+        if let Some(only) = axis.only.as_ref().filter(|only| only.iter().all(|n| job.gpus % n != 0)) {
+            let values: Vec<String> = only.iter().map(u32::to_string).collect();
+            return format!("{text}: {name}={} does not divide the GPUs", values.join("|"));
+        }
+    }
+    if !ways.is_empty() {
+        let _ = write!(
+            text,
+            ": of the ways to split the GPUs over tensor, context and pipeline ranks and replicas, {}",
+            ways.join(", ")
+        );
+    }
+    text
+}
+
 /// What comes nearest to fitting, in words.
-fn nearest_miss(section: &Section) -> Option<(NearestMiss, String)> {
+fn nearest_miss(section: &Section, observer: &dyn Observer) -> Option<(NearestMiss, String)> {
     let memory = |reason: &String| reason == "memory";
     if !section.answer.counters.pruned.keys().any(memory) || !section.answer.found.is_empty() {
         return None;
     }
-    let miss = section.prepared.nearest_miss()?;
+    let miss = section.prepared.nearest_miss(observer)?;
     let limit = section.prepared.cost().memory_limit();
     let text = format!(
         "nearest miss{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
@@ -595,7 +663,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
             .sections
             .iter()
             .filter_map(|s| {
-                let (miss, _) = nearest_miss(s)?;
+                let (miss, _) = nearest_miss(s, report.observer)?;
                 Some(json!({
                     "name": miss.plan.to_string(), "plan": layout_json(miss.plan.layout()),
                     "allocated": miss.allocated.0, "limit": s.prepared.cost().memory_limit().0,
@@ -604,15 +672,10 @@ fn json(report: &Report, rows: &[Row]) -> Value {
             .collect();
         value["nearest"] = json!(nearest);
         value["reasons"] = json!(report.sections.iter().flat_map(why_nothing).collect::<Vec<_>>());
-        let ways: Vec<Value> = if first.answer.found.is_empty() {
-            remedies(task)
-                .into_iter()
-                .map(|r| json!({"what": r.what, "plan": r.plan, "step_time_s": r.step.0}))
-                .collect()
-        } else {
-            Vec::new()
-        };
-        value["remedies"] = json!(ways);
+        let ways = ways_out(report)
+            .into_iter()
+            .map(|r| json!({"what": r.what, "plan": r.plan, "step_time_s": r.step.0, "run": r.run}));
+        value["remedies"] = json!(ways.collect::<Vec<Value>>());
     }
     if let (Some(asked), Some(best)) = (report.asked, rows.first()) {
         value["gpus_at_most"] = json!(asked);

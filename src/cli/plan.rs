@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::check::verify;
 use super::options::{JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, PlannedPhase, Report, Section};
-use super::progress::Bar;
+use super::progress::{Bar, Undrawn};
+use super::remedies::Bounds;
 use super::{Ending, Failure};
-use crate::candidates::Restrictions;
 use crate::cost::money::phased_cost;
 use crate::planner::{Solution, Task};
-use crate::search::{Found, Request, Silent, Stop};
+use crate::search::{Request, Silent, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
@@ -206,11 +206,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         sections: &sections,
         model: &args.model,
         objective: args.objective,
-        deadline: args.deadline,
-        budget: args.budget_usd,
+        bounds: Bounds { deadline: args.deadline, budget: args.budget_usd },
         top: args.top as usize * args.per_layout as usize,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
+        observer: &Undrawn(&bar),
     };
     let printed = output::print(&report, args.format)?;
     if let Some(reason) = tasks.first().filter(|_| !empty).and_then(|(_, task)| inexpressible(task)) {
@@ -296,76 +296,4 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let total = phased_cost(&runs).map_err(|e| Failure::Usage(e.to_string()))?;
     output::print_phases(args.format, &planned, &total)?;
     Ok(Ending::Done)
-}
-
-/// What a remedy changes.
-#[derive(Debug, Clone)]
-pub(crate) struct Remedy {
-    /// For people.
-    pub(crate) what: String,
-    /// The plan that fits then.
-    pub(crate) plan: String,
-    /// Its step time.
-    pub(crate) step: Seconds,
-}
-
-/// Ways out when nothing fits, each confirmed by a search of its own, cheapest first.
-pub(crate) fn remedies(task: &Task) -> Vec<Remedy> {
-    let mut out = Vec::new();
-    if task.prepare().refusal().is_some() {
-        return out;
-    }
-    let attempt = |out: &mut Vec<Remedy>, what: String, task: Task| {
-        let prepared = task.prepare();
-        let request = Request { top: 1, ..Request::default() };
-        // A remedy that its own verifier does not accept is none.
-        let answer = prepared.search(&request, &Silent);
-        let verified = |best: &&Found| prepared.check(&best.plan, &best.prediction).passed();
-        if let Some(best) = answer.found.first().filter(verified) {
-            out.push(Remedy { what, plan: best.plan.to_string(), step: best.prediction.step().seconds() });
-        }
-    };
-    let with = |change: &dyn Fn(&mut Task)| {
-        let mut task = task.clone();
-        change(&mut task);
-        task
-    };
-    if task.restrictions != Restrictions::default() {
-        attempt(
-            &mut out,
-            "drop the --fix and --max restrictions".into(),
-            with(&|t| t.restrictions = Restrictions::default()),
-        );
-    }
-    for stage in task.target.capabilities().zero_stages.iter().rev() {
-        if *stage >= 2 && task.restrictions.zero_stage == crate::candidates::Axis::default() {
-            let axis = crate::candidates::Axis { only: Some(vec![u32::from(*stage)]), max: None };
-            attempt(
-                &mut out,
-                format!("shard more: --fix zero={stage}"),
-                with(&|t| t.restrictions.zero_stage = axis.clone()),
-            );
-        }
-    }
-    // Without a word on offload it was tried before.
-    for (name, offload) in &crate::candidates::OFFLOADS[1..] {
-        if task.restrictions.offload.as_ref().is_some_and(|known| !known.contains(offload)) {
-            let choice = vec![*offload];
-            attempt(
-                &mut out,
-                format!("offload: --fix offload={name}"),
-                with(&|t| t.restrictions.offload = Some(choice.clone())),
-            );
-        }
-    }
-    let fixed = out.len();
-    for factor in [2u32, 4, 8, 16, 32, 64] {
-        if out.len() > fixed {
-            break;
-        }
-        if let Some(gpus) = task.job.gpus.checked_mul(factor).filter(|n| *n <= 1 << 20) {
-            attempt(&mut out, format!("more GPUs, for example: --gpus {gpus}"), with(&|t| t.job.gpus = gpus));
-        }
-    }
-    out
 }

@@ -59,68 +59,73 @@ impl Launch {
         if words.iter().any(|w| TELLING.contains(&name(w).as_str())) {
             return None;
         }
-        let at = words.iter().position(|w| ["--deepspeed_config", "--deepspeed"].contains(&name(w).as_str()))?;
+        let at =
+            words.iter().position(|w| ["--deepspeed_config", "--deepspeed"].contains(&name(w).as_str()))?;
         let value = words[at].text.split_once('=').map(|(_, value)| value);
         let value = value.or_else(|| Some(words.get(at + 1)?.text.as_str()))?;
         from_folder(value, None).filter(|path| path.ends_with(".json"))
     }
 
     /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`. `text` is the script's.
-///
+    ///
     /// # Errors
     /// A number of nodes or processes that is none.
     pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
-    let option = |names: &[&str]| -> Option<(String, usize)> {
-        let words = &self.launcher;
-        for (at, word) in words.iter().enumerate() {
-            for name in names {
-                if word.text == *name {
-                    return words.get(at + 1).map(|w| (w.text.clone(), w.line));
-                }
-                if let Some(value) = word.text.strip_prefix(&format!("{name}=")) {
-                    return Some((value.to_owned(), word.line));
+        let option = |names: &[&str]| -> Option<(String, usize)> {
+            let words = &self.launcher;
+            for (at, word) in words.iter().enumerate() {
+                for name in names {
+                    if word.text == *name {
+                        return words.get(at + 1).map(|w| (w.text.clone(), w.line));
+                    }
+                    if let Some(value) = word.text.strip_prefix(&format!("{name}=")) {
+                        return Some((value.to_owned(), word.line));
+                    }
                 }
             }
+            None
+        };
+        let header = |name: &str| -> Option<u32> {
+            let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
+            let value = line?.trim_start_matches(['=', ' ']);
+            let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse().ok()
+        };
+        let read = |found: Option<(String, usize)>,
+                    fallback: Option<u32>|
+         -> Result<Option<u32>, ImportError> {
+            match found {
+                Some((value, line)) => match value.parse().ok().or(fallback) {
+                    Some(n) => Ok(Some(n)),
+                    None if is_unknown(&value) => Ok(None),
+                    None => {
+                        Err(ImportError::new(line, format!("`{value}` is no number of nodes or processes")))
+                    }
+                },
+                None => Ok(fallback),
+            }
+        };
+        let nodes = option(&["--nnodes", "-N", "--num_nodes"]).or(option(&["--nodes"]));
+        let nodes = read(nodes, header("--nodes").or(header("-N")))?;
+        let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--gpus-per-node"];
+        let per_node = header("--gpus-per-node").or(header("--gres"));
+        let torch = self.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
+        let tasks = header("--ntasks-per-node").filter(|_| !torch);
+        let tasks_named: &[&str] = if torch { &[] } else { &["--ntasks-per-node"] };
+        let per_node = read(option(&per_node_names), read(option(tasks_named), tasks.or(per_node))?)?;
+        let ranks: &[&str] = if torch { &[] } else { &["--ntasks", "-n", "-np"] };
+        if let Some(ranks) = read(option(ranks), None)? {
+            return Ok(Some(ranks));
         }
-        None
-    };
-    let header = |name: &str| -> Option<u32> {
-        let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
-        let value = line?.trim_start_matches(['=', ' ']);
-        let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse().ok()
-    };
-    let read = |found: Option<(String, usize)>, fallback: Option<u32>| -> Result<Option<u32>, ImportError> {
-        match found {
-            Some((value, line)) => match value.parse().ok().or(fallback) {
-                Some(n) => Ok(Some(n)),
-                None if is_unknown(&value) => Ok(None),
-                None => Err(ImportError::new(line, format!("`{value}` is no number of nodes or processes"))),
-            },
-            None => Ok(fallback),
+        if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
+            return Ok(Some(size));
         }
-    };
-    let nodes = option(&["--nnodes", "-N", "--num_nodes"]).or(option(&["--nodes"]));
-    let nodes = read(nodes, header("--nodes").or(header("-N")))?;
-    let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--gpus-per-node"];
-    let per_node = header("--gpus-per-node").or(header("--gres"));
-    let torch = self.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
-    let tasks = header("--ntasks-per-node").filter(|_| !torch);
-    let tasks_named: &[&str] = if torch { &[] } else { &["--ntasks-per-node"] };
-    let per_node = read(option(&per_node_names), read(option(tasks_named), tasks.or(per_node))?)?;
-    let ranks: &[&str] = if torch { &[] } else { &["--ntasks", "-n", "-np"] };
-    if let Some(ranks) = read(option(ranks), None)? {
-        return Ok(Some(ranks));
+        match (nodes, per_node) {
+            (Some(nodes), Some(per_node)) => Ok(nodes.checked_mul(per_node)),
+            (None, Some(per_node)) if option(&["--nnodes"]).is_none() => Ok(Some(per_node)),
+            _ => Ok(None),
+        }
     }
-    if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
-        return Ok(Some(size));
-    }
-    match (nodes, per_node) {
-        (Some(nodes), Some(per_node)) => Ok(nodes.checked_mul(per_node)),
-        (None, Some(per_node)) if option(&["--nnodes"]).is_none() => Ok(Some(per_node)),
-        _ => Ok(None),
-    }
-}
 }
 
 /// Reads a file that a script asks for with `source`, by its path from the script's folder; else says why not.
@@ -196,8 +201,7 @@ fn no_command(text: &str, bare: Option<Word>) -> ImportError {
         ("torchtitan.train", "torchtitan, whose settings stand in a Python recipe"),
         ("accelerate launch", "Accelerate, whose settings stand in a YAML file and a Python script"),
     ];
-    const READ: &str =
-        "read are launch scripts of Megatron-LM and Megatron-DeepSpeed, DeepSpeed configurations and saved plans";
+    const READ: &str = "read are launch scripts of Megatron-LM and Megatron-DeepSpeed, DeepSpeed configurations and saved plans";
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with('#')) {
         if let Some((_, what)) = ELSEWHERE.iter().find(|(word, _)| line.contains(word)) {
             return ImportError::new(number + 1, format!("this starts {what}; {READ}"));
@@ -205,7 +209,8 @@ fn no_command(text: &str, bare: Option<Word>) -> ImportError {
     }
     if let Some(script) = bare {
         let name = script.text.rsplit('/').next().unwrap_or_default();
-        let message = format!("{name} is started without flags, so what it trains stands in that file; {READ}");
+        let message =
+            format!("{name} is started without flags, so what it trains stands in that file; {READ}");
         return ImportError::new(script.line, message);
     }
     ImportError::new(

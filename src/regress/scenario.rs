@@ -107,7 +107,7 @@ fn planned(prepared: &Prepared, cluster: &str, plan: &Plan, prediction: &Predict
 fn why_none(task: &Task) -> String {
     let prepared = task.prepare();
     let limit = prepared.cost().memory_limit();
-    match prepared.nearest_miss() {
+    match prepared.nearest_miss(&Silent) {
         Some(miss) => {
             format!("nothing fits; nearest is {}, which needs {} of {limit}", miss.plan, miss.allocated)
         }

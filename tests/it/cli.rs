@@ -401,7 +401,120 @@ fn empty_intersections_are_answered() {
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let output = small(&["--fix", "tp=3"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stdout(&output).contains("no plan"));
+    let text = stdout(&output);
+    assert!(text.contains("no plan") && text.contains("tp=3 does not divide the GPUs"), "{text}");
+    assert!(text.contains("remedy: drop the --fix and --max restrictions (confirmed"), "{text}");
+}
+
+#[test]
+fn numbers_that_do_not_divide_are_named_with_their_neighbours() {
+    let job = ["plan", "llama3.2-1b", "dgx-a100", "--gpus", "8", "-s", "2048", "--fix", "dp=8"];
+    let output = autoplan(&[&job[..], &["-b", "30"]].concat());
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("have 8 replicas, which do not divide the batch"), "{text}");
+    for batch in ["24", "32"] {
+        assert!(
+            text.contains(&format!("remedy: another batch: --global-batch {batch} (confirmed")),
+            "{text}"
+        );
+        let output = autoplan(&[&job[..], &["-b", batch]].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    // Where only plans are read, the reasons go to people.
+    for format in ["csv", "ron"] {
+        let output = autoplan(&[&job[..], &["-b", "30", "--format", format]].concat());
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!stdout(&output).contains("remedy") && stderr(&output).contains("remedy: another batch"));
+    }
+    let output = autoplan(&["plan", "llama3.2-1b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "8k"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("8192 or 8000?"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_deadline_or_a_budget_that_no_plan_keeps_has_a_way_out() {
+    let fastest = |more: &[&str]| {
+        let output = small(&[&["--tokens", "1T", "--format", "json", "--top", "1"], more].concat());
+        serde_json::from_str::<serde_json::Value>(&stdout(&output)).unwrap()
+    };
+    let run = fastest(&[])["plans"][0]["run"].clone();
+    let (days, usd) = (run["days"].as_f64().unwrap(), run["dollars"]["total_usd"].as_f64().unwrap());
+    let late = fastest(&["--deadline", &format!("{}d", days * 0.6)]);
+    let remedy = &late["remedies"][0];
+    assert_eq!(remedy["what"], "more GPUs: --gpus 16", "{late}");
+    assert!(remedy["run"]["days"].as_f64().unwrap() <= days * 0.6);
+    let dear = fastest(&["--budget-usd", &format!("{}", usd * 0.99)]);
+    for remedy in dear["remedies"].as_array().unwrap() {
+        assert!(remedy["what"].as_str().unwrap().starts_with("fewer GPUs"), "{dear}");
+        assert!(remedy["run"]["dollars"]["total_usd"].as_f64().unwrap() <= usd * 0.99);
+    }
+}
+
+#[test]
+fn plans_of_one_framework_go_to_another_only_with_a_word() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.ron");
+    let output = small(&["--framework", "torchtitan", "--format", "ron"]);
+    std::fs::write(&plan, &output.stdout).unwrap();
+    let plan = plan.to_str().unwrap();
+    for to in ["slurm", "kubernetes"] {
+        let output = autoplan(&["export", plan, "--to", to]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            stderr(&output).contains("a plan for torchtitan, whose own launcher `--to torchtitan` writes")
+        );
+    }
+    let output = autoplan(&["export", plan, "--to", "megatron"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("predicted anew for megatron"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_run_time_profile_says_whose_rules_hold() {
+    let output = small(&["--framework", "pytorch-fsdp"]);
+    let text = stdout(&output);
+    assert!(text.contains("framework accelerate (predicted as pytorch-fsdp)"), "{text}");
+    assert!(!text.contains(" pp2 "), "{text}");
+    let output = small(&["--framework", "jax", "--format", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!((&value["framework"], &value["profile"]), (&"megatron".into(), &"jax".into()));
+}
+
+#[test]
+fn launch_scripts_of_every_framework_are_read_or_say_what_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for (framework, read) in [
+        ("deepspeed", None),
+        ("megatron-deepspeed", None),
+        ("torchtitan", Some("torchtitan, whose settings stand in a Python recipe")),
+        ("accelerate", Some("Accelerate, whose settings stand in a YAML file")),
+        ("bridge", Some("autoplan_recipe.py is started without flags")),
+    ] {
+        let output = small(&["--framework", framework, "--format", "ron"]);
+        let plan = path("plan.ron");
+        std::fs::write(&plan, &output.stdout).unwrap();
+        let to = path(framework);
+        let output = autoplan(&["export", &plan, "--to", framework, "-o", &to]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let launch = format!("{to}/launch.sh");
+        let given = ["--cluster", "dgx-a100", "--model", "llama3.2-1b", "-s", "2048", "--alone"];
+        let output = autoplan(&[&["explain", &launch][..], &given].concat());
+        let text = stderr(&output);
+        match read {
+            None => {
+                assert!(output.status.success(), "{framework}: {text}");
+                let saved = std::fs::read_to_string(&launch).unwrap();
+                let plan = saved.lines().find_map(|l| l.strip_prefix("# plan")).unwrap().trim().to_owned();
+                assert!(stdout(&output).contains(&plan), "{framework}: {}", stdout(&output));
+            }
+            Some(reason) => {
+                assert_eq!(output.status.code(), Some(2), "{framework}");
+                assert!(text.contains(reason), "{framework}: {text}");
+            }
+        }
+    }
 }
 
 #[test]

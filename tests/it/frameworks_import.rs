@@ -93,7 +93,9 @@ fn launches_of_megatron_deepspeed_survive_export_and_import() {
             break;
         }
         let wild = Wild { degrees: 8, switches: 8 };
-        let Some(question) = question(&mut random, Target::MegatronDeepSpeed, &models, wild) else { continue };
+        let Some(question) = question(&mut random, Target::MegatronDeepSpeed, &models, wild) else {
+            continue;
+        };
         if legal_plan(Target::MegatronDeepSpeed, &question.context(), &question.plan).is_err() {
             continue;
         }
@@ -106,8 +108,7 @@ fn launches_of_megatron_deepspeed_survive_export_and_import() {
         let beside = |name: &str| {
             files.iter().find(|f| f.name == name).map(|f| f.text.clone()).ok_or("no such file".to_owned())
         };
-        let imported =
-            import_with(text, given, &beside).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let imported = import_with(text, given, &beside).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(imported.target, Target::MegatronDeepSpeed);
         compare(&question, &imported, shown_by_deepspeed);
         done += 1;

@@ -5,11 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::super::export::one_line;
 use super::super::deepspeed::import::sharding_of;
-use super::super::shell::{
-    Files, ImportError, Launch, Word, from_folder, is_unknown, no_files, read_launch,
-};
+use super::super::export::one_line;
+use super::super::shell::{Files, ImportError, Launch, Word, from_folder, is_unknown, no_files, read_launch};
 use super::super::{Context, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use crate::cost::advice::BatchRamp;
@@ -1270,14 +1268,16 @@ fn configured(f: &Flags, layout: &mut Layout, files: &Files, assumed: &mut Vec<S
     let text = match path.and_then(|path| files(&path)) {
         Ok(text) => text,
         Err(why) => {
-            assumed.push(format!("no overlap and no offload: the DeepSpeed configuration is not read, {why}"));
+            assumed
+                .push(format!("no overlap and no offload: the DeepSpeed configuration is not read, {why}"));
             return Ok(());
         }
     };
     let flag = layout.zero_stage;
     let mut unknown = Vec::new();
-    sharding_of(&text, layout, &mut unknown)
-        .map_err(|error| ImportError::new(*line, format!("the DeepSpeed configuration: {}", error.title())))?;
+    sharding_of(&text, layout, &mut unknown).map_err(|error| {
+        ImportError::new(*line, format!("the DeepSpeed configuration: {}", error.title()))
+    })?;
     if flag != layout.zero_stage {
         assumed.push(format!("ZeRO stage {} of the DeepSpeed configuration, not {flag}", layout.zero_stage));
     }

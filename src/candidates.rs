@@ -6,7 +6,7 @@
 //! spelling: an axis without effect is pinned.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
@@ -51,17 +51,23 @@ pub enum SplitLost {
     Framework,
     /// The user's restrictions.
     Restrictions,
-    /// A tensor- or context-parallel degree beyond any sense.
+    /// A tensor- or context-parallel degree above [`MAX_DEGREE`] that nobody asked for.
     Degree,
-    /// More stages than layers.
+    /// More stages than layers, ends and multi-token-prediction modules.
     Stages,
     /// The replicas do not divide the batch.
     Batch {
         /// How many they are.
         replicas: u32,
     },
-    /// Micro-batches, accumulations or experts, further down.
-    Further,
+    /// No micro-batch and accumulation are left that the user allows.
+    MicroBatches,
+    /// No degrees of experts are left.
+    Experts,
+    /// Rules of the framework on degrees.
+    Rules,
+    /// Schedules, virtual stages, flags or stages of sharding.
+    Layouts,
 }
 
 /// What the user fixed.
@@ -269,21 +275,69 @@ impl<'a> Space<'a> {
         rules
     }
 
-    /// Why the job's GPUs split in no way over tensor, context and pipeline ranks and replicas: all ways, by what
-    /// forbids them.
+    /// All ways to split the job's GPUs over tensor, context and pipeline ranks and replicas that lead to no layout, by
+    /// what forbids them.
     #[must_use]
     pub fn splits_lost(&self) -> BTreeMap<SplitLost, u64> {
         let gpus = self.context.gpus;
+        // Of every split how far its degrees come.
+        let mut come: BTreeMap<(u32, u32, u32), Option<SplitLost>> = BTreeMap::new();
+        for group in self.degrees() {
+            let split = (group.tensor_parallel, group.context_parallel, group.pipeline_parallel);
+            let lost = match self.degrees_rule(&group) {
+                Some(_) => Some(SplitLost::Rules),
+                None if self.count(&group) == 0 => Some(SplitLost::Layouts),
+                None => None,
+            };
+            let known = come.entry(split).or_insert(lost);
+            *known = (*known).zip(lost).map(|(known, lost)| known.max(lost));
+        }
         let mut count = BTreeMap::new();
         for t in divisors(gpus) {
             for cp in divisors(gpus / t) {
                 for p in divisors(gpus / t / cp) {
-                    let lost = self.replicas(t, cp, p).err().unwrap_or(SplitLost::Further);
-                    *count.entry(lost).or_default() += 1;
+                    let lost = match (self.replicas(t, cp, p), come.get(&(t, cp, p))) {
+                        (Err(lost), _) => Some(lost),
+                        (Ok(_), Some(lost)) => *lost,
+                        (Ok(d), None) if self.micro_batches(d).next().is_none() => {
+                            Some(SplitLost::MicroBatches)
+                        }
+                        (Ok(_), None) => Some(SplitLost::Experts),
+                    };
+                    if let Some(lost) = lost {
+                        *count.entry(lost).or_default() += 1;
+                    }
                 }
             }
         }
         count
+    }
+
+    /// Numbers of replicas of all splits of the GPUs, whether they divide the batch or not; sorted.
+    #[must_use]
+    pub fn possible_replicas(&self) -> Vec<u32> {
+        let gpus = self.context.gpus;
+        let mut found = BTreeSet::new();
+        for t in divisors(gpus) {
+            for cp in divisors(gpus / t) {
+                found.extend(divisors(gpus / t / cp).into_iter().filter_map(
+                    |p| match self.replicas(t, cp, p) {
+                        Ok(replicas) | Err(SplitLost::Batch { replicas }) => Some(replicas),
+                        Err(_) => None,
+                    },
+                ));
+            }
+        }
+        found.into_iter().collect()
+    }
+
+    /// Micro-batches with their accumulations that the user allows so many replicas, which divide the batch.
+    fn micro_batches(&self, replicas: u32) -> impl Iterator<Item = (u32, u32)> {
+        let r = self.restrictions;
+        let per_replica = self.context.global_batch_size / replicas;
+        divisors(per_replica).into_iter().map(move |b| (b, per_replica / b)).filter(|&(b, m)| {
+            r.micro_batch_size.admits(b, MAX_MICRO_BATCH) && r.gradient_accumulation_steps.admits(m, u32::MAX)
+        })
     }
 
     /// Replicas of a split of the job's GPUs, or why it is none.
@@ -312,7 +366,7 @@ impl<'a> Space<'a> {
 
     /// All degrees, micro-batches and accumulations whose products are the job's.
     fn degrees(&self) -> Vec<Group> {
-        let (r, k, c) = (self.restrictions, self.capabilities, self.context);
+        let (r, c) = (self.restrictions, self.context);
         let gpus = c.gpus;
         let mut groups = Vec::new();
         if !r.contradictions().is_empty() || self.job_refusal().is_some() {
@@ -323,20 +377,10 @@ impl<'a> Space<'a> {
             None => vec![1],
         };
         for t in divisors(gpus) {
-            if !r.tensor_parallel.admits(t, MAX_DEGREE) || (t > 1 && !k.tensor_parallel) {
-                continue;
-            }
             for cp in divisors(gpus / t) {
                 for p in divisors(gpus / t / cp) {
                     let Ok(d) = self.replicas(t, cp, p) else { continue };
-                    let per_replica = c.global_batch_size / d;
-                    for b in divisors(per_replica) {
-                        let m = per_replica / b;
-                        if !r.micro_batch_size.admits(b, MAX_MICRO_BATCH)
-                            || !r.gradient_accumulation_steps.admits(m, u32::MAX)
-                        {
-                            continue;
-                        }
+                    for (b, m) in self.micro_batches(d) {
                         for &e in &expert_degrees {
                             if !r.expert_parallel.admits(e, u32::MAX) {
                                 continue;
@@ -541,7 +585,7 @@ impl<'a> Space<'a> {
     pub fn shardings(&self, g: &Group) -> Vec<(u8, u32, bool)> {
         let ranks = g.data_parallel * g.context_parallel;
         let mut shardings = Vec::new();
-        for &zero in self.zero_stages() {
+        for &zero in self.zero_stages(ranks) {
             if self.admits_stage(zero, ranks) {
                 for shard in self.shard_groups(zero, ranks) {
                     shardings.extend(self.overlaps(ranks).map(|on| (zero, shard, on)));
@@ -600,9 +644,10 @@ impl<'a> Space<'a> {
         orders * self.shardings(g).len() as u64
     }
 
-    fn zero_stages(&self) -> &'static [u8] {
+    fn zero_stages(&self, ranks: u32) -> &'static [u8] {
         let axis = &self.restrictions.zero_stage;
-        if axis.only.is_some() || axis.max.is_some() {
+        // One rank shards nothing, whatever the framework does where there are several.
+        if axis.only.is_some() || axis.max.is_some() || ranks == 1 {
             self.capabilities.zero_stages
         } else {
             self.capabilities.default_zero_stages

@@ -7,6 +7,7 @@ mod export;
 mod files;
 mod import;
 mod models;
+mod no_plan;
 mod options;
 mod output;
 mod plan;

@@ -27,6 +27,7 @@ use crate::spec::model::{FeedForward, LatentAttention, Mamba2, Mixer, Model, Pos
 
 /// A framework that plans are made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub enum Target {
     /// Megatron-LM with Megatron-Core.
     Megatron,
@@ -156,6 +157,19 @@ pub struct ParseTargetError {
     pub found: String,
     /// The most similar name.
     pub nearest: &'static str,
+}
+
+impl From<Target> for String {
+    fn from(target: Target) -> Self {
+        target.name().to_owned()
+    }
+}
+
+impl TryFrom<String> for Target {
+    type Error = ParseTargetError;
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
 }
 
 impl std::str::FromStr for Target {
@@ -1118,6 +1132,19 @@ pub(crate) fn heads_divide(k: &Capabilities, c: &Context, l: &Layout) -> Result<
 }
 
 /// Mamba heads and groups divide among tensor-parallel ranks.
+/// FSDP2 cuts the experts of a layer into whole ones: where those of an expert-parallel rank do not divide among the
+/// `ranks` that share them, the first ranks hold more than is predicted. `cut` ranks, if more than experts, cut each.
+pub(crate) fn whole_experts(c: &Context, l: &Layout, ep: u64, ranks: u64, cut: u64) -> Result<(), Broken> {
+    for moe in &c.moe {
+        ensure(
+            l.zero_stage == 0 || cut > moe.experts || (moe.experts / ep.max(1)) % ranks.max(1) == 0,
+            "{0} experts do not divide among the {1} ranks that shard them: the first would hold more than is predicted",
+            numbers([moe.experts / ep.max(1), ranks]),
+        )?;
+    }
+    Ok(())
+}
+
 pub(crate) fn mamba_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
     let tp = u64::from(l.tensor_parallel);
     for a in &c.mamba {

@@ -74,6 +74,8 @@ pub struct NearestMiss {
     pub plan: Plan,
     /// What it allocates on its fullest rank.
     pub allocated: Bytes,
+    /// The search was stopped: others may come nearer.
+    pub stopped: bool,
 }
 
 /// Throughput and utilisation of a predicted step.
@@ -209,13 +211,13 @@ impl Prepared<'_> {
         !self.space(self.task.target).groups().is_empty()
     }
 
-    /// Where they do not: what forbids every split of the GPUs, with how many.
+    /// What forbids splits of the GPUs, with how many.
     #[must_use]
     pub fn splits_lost(&self) -> BTreeMap<SplitLost, u64> {
         self.space(self.task.target).splits_lost()
     }
 
-    /// Numbers of replicas that only the batch forbids.
+    /// Numbers of replicas that do not divide the batch, of splits that nothing before that forbids.
     #[must_use]
     pub fn refused_replicas(&self) -> Vec<u32> {
         let refused = |lost: SplitLost| match lost {
@@ -223,6 +225,12 @@ impl Prepared<'_> {
             _ => None,
         };
         self.splits_lost().into_keys().filter_map(refused).collect()
+    }
+
+    /// Numbers of replicas of all splits, whether they divide the batch or not.
+    #[must_use]
+    pub fn possible_replicas(&self) -> Vec<u32> {
+        self.space(self.task.target).possible_replicas()
     }
 
     /// Why the framework cannot run the job whatever the layout, and the frameworks that can.
@@ -260,7 +268,8 @@ impl Prepared<'_> {
             }
             let request = Request { top: 1, ..Request::default() };
             let found = task.prepare().search(&request, observer).found.into_iter().next()?;
-            Some(NearestMiss { plan: found.plan, allocated: found.prediction.allocated })
+            let stopped = observer.stop();
+            Some(NearestMiss { plan: found.plan, allocated: found.prediction.allocated, stopped })
         };
         // A thousand times the memory is beyond every remedy.
         let mut below = limit;
@@ -272,14 +281,14 @@ impl Prepared<'_> {
             }
             miss
         })?;
-        while miss.allocated.0.saturating_sub(below.0) > limit.0 / 20 {
+        while miss.allocated.0.saturating_sub(below.0) > limit.0 / 20 && !observer.stop() {
             let middle = Bytes(below.0 + (miss.allocated.0 - below.0) / 2);
             match under(middle) {
                 Some(nearer) => miss = nearer,
                 None => below = middle,
             }
         }
-        Some(miss)
+        Some(NearestMiss { stopped: observer.stop(), ..miss })
     }
 
     /// Predicts one plan.

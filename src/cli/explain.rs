@@ -8,6 +8,7 @@ use serde_json::json;
 use super::check::verify;
 use super::export::command_line;
 use super::import::{LaunchArgs, Launched, kind_of};
+use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
 use super::output::{layout_json, money, percent, seconds};
 use super::progress::Bar;
@@ -19,10 +20,10 @@ use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
 use crate::explain::{Outcome, Standing, standing};
 use crate::frameworks::Target;
-use crate::frameworks::export::{Change, ExportRequest, Format as Written, changes};
+use crate::frameworks::export::{Change, ExportRequest, Format as Written, Settings, changes, in_terms_of};
 use crate::plan::Plan;
 use crate::planner::{Prepared, Solution, Task};
-use crate::search::Request;
+use crate::search::{Answer, Request};
 use crate::spec;
 use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
@@ -211,6 +212,8 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let path = std::path::Path::new(&args.what);
     let kind = if args.cluster.is_none() { kind_of(path)? } else { None };
     let mut ramp = args.batch_ramp;
+    // As the launch that is explained has them.
+    let mut settings: Option<Settings> = None;
     let (task, plan) = match args.cluster.as_ref().or(args.on.as_ref()) {
         None if kind.is_some() => {
             return Err(Failure::Usage(format!(
@@ -231,6 +234,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             let mut launched = Launched::read(path, kind, sizes, architecture, &args.launch)?;
             launched.print_notes();
             ramp = ramp.or(launched.ramp);
+            settings = Some(std::mem::take(&mut launched.settings));
             launched.job.tokens = args.job.tokens;
             launched.job.memory_limit = args.job.memory_limit;
             launched.job.routing = args.job.routing;
@@ -256,11 +260,12 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             if offload_opened && !answer.found.is_empty() {
                 anstream::eprintln!("note: nothing fits without offload; the plan offloads");
             }
-            let Some(best) = answer.found.into_iter().next() else {
+            let Some(best) = answer.found.first() else {
                 bar.clear();
-                return refused(&answer.counters, args.format);
+                return refused(&prepared, &answer, args.format);
             };
-            (task, best.plan)
+            let plan = best.plan.clone();
+            (task, plan)
         }
         None => {
             let (saved, plan) = SavedPlan::load(&args.what)?;
@@ -293,14 +298,14 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let mut out = std::io::stdout().lock();
     match args.format {
         Format::Json => {
-            let mut value = breakdown_json(&prepared, &plan, &prediction, place.as_ref());
+            let mut value = breakdown_json(&prepared, &plan, &prediction, place.as_ref(), settings.as_ref());
             value["advice"] = serde_json::to_value(&advice).unwrap_or_default();
             writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         }
         Format::Table => {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
             if let Some(place) = &place {
-                place_text(place, &prepared, (&plan, &prediction), &mut out)?;
+                place_text(place, &prepared, (&plan, &prediction), settings.as_ref(), &mut out)?;
             }
             advice_text(&advice, &mut out)?;
         }
@@ -309,16 +314,19 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
 }
 
 /// Nothing is left under the restrictions: says what refuses it.
-fn refused(counters: &crate::search::Counters, format: Format) -> Result<Ending, Failure> {
+fn refused(prepared: &Prepared, answer: &Answer, format: Format) -> Result<Ending, Failure> {
     let mut out = std::io::stdout().lock();
+    let (counters, reasons) = (&answer.counters, reasons(prepared, answer));
     if format == Format::Json {
-        let value = json!({"plan": null, "candidates": counters.candidates, "pruned": counters.pruned});
+        let value = json!({
+            "plan": null, "candidates": counters.candidates, "pruned": counters.pruned, "reasons": reasons,
+        });
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         return Ok(Ending::Negative);
     }
-    writeln!(out, "no plan: of {} layouts", counters.candidates)?;
-    for (reason, count) in &counters.pruned {
-        writeln!(out, "  {count} fell to {reason}")?;
+    writeln!(out, "no plan; `autoplan plan` looks for ways out")?;
+    for reason in reasons {
+        writeln!(out, "  {reason}")?;
     }
     Ok(Ending::Negative)
 }
@@ -572,7 +580,7 @@ fn run_items(out: &mut impl Write, c: &RunCost) -> std::io::Result<()> {
 
 /// What to change in the framework's own settings to get from one plan to another; nothing where it cannot
 /// express one of them.
-fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan) -> Vec<Change> {
+fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan, settings: Option<&Settings>) -> Vec<Change> {
     let task = prepared.task;
     let command = command_line();
     let request = |plan| ExportRequest {
@@ -590,13 +598,18 @@ fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan) -> Vec<Change> {
         return Vec::new();
     }
     let target = if task.target == Target::Bridge { Target::Megatron } else { task.target };
-    changes(target, &request(from), &request(to)).unwrap_or_default()
+    let changes = changes(target, &request(from), &request(to)).unwrap_or_default();
+    match settings {
+        Some(settings) => in_terms_of(settings, changes),
+        None => changes,
+    }
 }
 
 fn place_text(
     place: &Standing,
     prepared: &Prepared,
     (plan, p): (&Plan, &Prediction),
+    settings: Option<&Settings>,
     out: &mut impl Write,
 ) -> Result<(), Failure> {
     let own = p.step();
@@ -620,7 +633,7 @@ fn place_text(
             if !changes.is_empty() {
                 writeln!(out, "  to change: {}", changes.join(", "))?;
             }
-            let settings = setting_changes(prepared, plan, &best.plan);
+            let settings = setting_changes(prepared, plan, &best.plan, settings);
             if !settings.is_empty() {
                 writeln!(out, "  settings of {} to change:", prepared.task.target)?;
                 for change in settings {
@@ -691,6 +704,7 @@ fn breakdown_json(
     plan: &Plan,
     p: &Prediction,
     place: Option<&Standing>,
+    settings: Option<&Settings>,
 ) -> serde_json::Value {
     let mut value = super::output::prediction_json(prepared, plan, p);
     if let Some(place) = place {
@@ -699,7 +713,7 @@ fn breakdown_json(
                 "name": best.plan.to_string(), "plan": layout_json(best.plan.layout()),
                 "step_time_s": best.prediction.step().seconds().0,
                 "changes": differences(plan, &best.plan),
-                "settings": setting_changes(prepared, plan, &best.plan),
+                "settings": setting_changes(prepared, plan, &best.plan, settings),
                 "faster_by": p.step().0 as f64 / best.prediction.step().0 as f64 - 1.0,
             })
         });

@@ -8,6 +8,7 @@ use super::options::inexpressible;
 use super::{Ending, Failure, files};
 use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
+use crate::frameworks::Target;
 use crate::frameworks::export::{Checkpoints, Destination, ExportRequest, Format, Prediction, export};
 use crate::frameworks::profile::Profile;
 use crate::planner::{Prepared, Task};
@@ -48,16 +49,21 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         files::check_folder(&args.output)?;
     }
     let (saved, plan) = SavedPlan::load(&args.plan)?;
+    let lists = [Destination::Framework(Target::Megatron), Destination::Framework(Target::MegatronDeepSpeed)];
+    if args.format == Kind::Args && !lists.contains(&args.to) {
+        let message = "--format args: only megatron and megatron-deepspeed take a list of arguments";
+        return Err(Failure::Usage(message.into()));
+    }
     // A file may have been edited: what is written out is predicted and verified anew.
     let saved_for = task_of(&saved)?;
     let target = args.to.target();
+    let (profile_name, profile) = Profile::of(target);
     let task = match (saved_for.target == target, args.to) {
-        (true, _) => saved_for,
-        (false, Destination::Framework(_)) => {
-            let (profile_name, profile) = Profile::of(target);
+        (true, _) if saved_for.profile_name == profile_name => saved_for,
+        (true, _) | (false, Destination::Framework(_)) => {
+            let (made_for, as_before) = (saved_for.target, &saved_for.profile_name);
             anstream::eprintln!(
-                "note: the plan was made for {}; predicted anew for {target}",
-                saved_for.target
+                "note: the plan was made for {made_for}, predicted as {as_before}; predicted anew for {target}, as {profile_name}"
             );
             Task { target, profile, profile_name, ..saved_for }
         }

@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::models::group;
-use super::options::framework;
+use super::options::{framework, whole};
 use super::{Ending, Failure, files};
 use crate::candidates::Restrictions;
 use crate::cost::advice::BatchRamp;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
-use crate::frameworks::export::one_line;
+use crate::frameworks::export::{Settings, one_line, settings_of_json};
 use crate::frameworks::megatron::import as megatron;
-use crate::frameworks::shell::read_launch;
+use crate::frameworks::shell::{Launch, READABLE, read_launch};
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
@@ -40,7 +40,7 @@ enum Source {
     Hf(HfArgs),
     /// A Megatron-LM launch script (or list of arguments) becomes a model, a job and a plan.
     Megatron(FileArgs),
-    /// A DeepSpeed configuration, with the model and the GPUs, becomes a job and a plan.
+    /// A DeepSpeed configuration, or a script that hands one on, with the model becomes a job and a plan.
     Deepspeed(FileArgs),
 }
 
@@ -70,7 +70,7 @@ struct FileArgs {
     #[arg(long, short = 'g', value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     gpus: Option<u32>,
     /// Tokens per sequence, for a DeepSpeed configuration.
-    #[arg(long, short = 's', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    #[arg(long, short = 's', value_name = "N", value_parser = whole)]
     seq_len: Option<u32>,
     #[command(flatten)]
     launch: LaunchArgs,
@@ -186,6 +186,8 @@ pub(crate) struct Launched {
     pub unknown: Vec<(usize, String)>,
     /// What was filled in.
     pub assumed: Vec<String>,
+    /// Settings as the launch has them.
+    pub settings: Settings,
 }
 
 impl Launched {
@@ -200,23 +202,14 @@ impl Launched {
         let source = path.display().to_string();
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
         if matches!(extension, "py" | "yaml" | "yml" | "toml") {
-            return Err(Failure::Usage(format!(
-                "{source}: a .{extension} file is not read; read are launch scripts of Megatron-LM and \
-                 Megatron-DeepSpeed, DeepSpeed configurations and saved plans"
-            )));
+            return Err(Failure::Usage(format!("{source}: a .{extension} file is not read; {READABLE}")));
         }
         let text = spec::read_text(path)?;
         if kind == Kind::Launch
             && let Ok(launch) = read_launch(&text, &|name| sourced(path, name))
             && let Some(config) = launch.deepspeed_config()
         {
-            let config = path.parent().unwrap_or(Path::new("")).join(config);
-            anstream::eprintln!(
-                "note: {source} hands {} to DeepSpeed, which says the rest",
-                config.display()
-            );
-            let sizes = (gpus.or(launch.ranks(&text).ok().flatten()), seq_len);
-            return Self::read(&config, Kind::DeepSpeed, sizes, architecture, args);
+            return Self::handed_on(path, &text, &launch, &config, (gpus, seq_len), args);
         }
         if kind == Kind::DeepSpeed {
             let needed = |name: &str| {
@@ -231,7 +224,17 @@ impl Launched {
             };
             let imported = deepspeed::import(&text, given).map_err(|e| e.in_source(source))?;
             let deepspeed::Imported { job, plan, unknown, assumed } = imported;
-            return Ok(Self { target: Target::DeepSpeed, model, job, plan, ramp: None, unknown, assumed });
+            let settings = settings_of_json(&text);
+            return Ok(Self {
+                target: Target::DeepSpeed,
+                model,
+                job,
+                plan,
+                ramp: None,
+                unknown,
+                assumed,
+                settings,
+            });
         }
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size, architecture };
@@ -239,8 +242,41 @@ impl Launched {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
-        let megatron::Imported { target, model, job, plan, ramp, unknown, assumed } = imported;
-        Ok(Self { target, model, job, plan, ramp, unknown, assumed })
+        let megatron::Imported { target, model, job, plan, ramp, unknown, assumed, settings } = imported;
+        Ok(Self { target, model, job, plan, ramp, unknown, assumed, settings })
+    }
+
+    /// Reads the DeepSpeed configuration that a script hands on.
+    fn handed_on(
+        script: &Path,
+        text: &str,
+        launch: &Launch,
+        config: &str,
+        (gpus, seq_len): (Option<u32>, Option<u32>),
+        args: &LaunchArgs,
+    ) -> Result<Self, Failure> {
+        let source = script.display();
+        let of_line = |line: usize, message: String| Failure::Usage(format!("{source}:{line}: {message}"));
+        let ranks = launch.ranks(text).map_err(|e| of_line(e.line, e.message))?;
+        let line = launch.script.as_ref().map_or(1, |word| word.line);
+        sourced(script, config).map_err(|why| of_line(line, format!("`{config}` is not read: {why}")))?;
+        let path = script.parent().unwrap_or(Path::new("")).join(config);
+        let mut read = Self::read(&path, Kind::DeepSpeed, (gpus.or(ranks), seq_len), None, args)?;
+        let mut notes = launch.notes.clone();
+        notes.push(format!("the script hands {} to DeepSpeed, which is read; lines are its", path.display()));
+        if let (Some(gpus), Some(ranks)) =
+            (gpus, ranks.filter(|ranks| gpus.is_some_and(|gpus| gpus != *ranks)))
+        {
+            notes.push(format!("{gpus} GPUs as given, not the {ranks} ranks that the launcher starts"));
+        }
+        let flags = launch.arguments.iter().map(|word| word.text.split('=').next().unwrap_or_default());
+        let flags: Vec<&str> =
+            flags.filter(|flag| flag.starts_with("--") && !flag.starts_with("--deepspeed")).collect();
+        if !flags.is_empty() {
+            notes.push(format!("flags of the training script are not understood: {}", flags.join(" ")));
+        }
+        notes.append(&mut read.assumed);
+        Ok(Self { assumed: notes, ..read })
     }
 
     /// What was filled in and what was not understood, on stderr.
@@ -266,9 +302,7 @@ impl Launched {
             )));
         }
         let (gpus, per_node) = (self.job.gpus, machine.cluster.gpus_per_node);
-        if machine.cluster.max_gpus.is_some_and(|most| gpus > most)
-            || (gpus > per_node && gpus % per_node != 0)
-        {
+        if !machine.cluster.gives(gpus) {
             let most = machine.cluster.max_gpus.map_or(String::new(), |most| format!(", {most} at most"));
             return Err(Failure::Usage(format!(
                 "the launch starts {gpus} ranks, but {} has nodes of {per_node} GPUs{most}; --gpus says another number",
@@ -290,6 +324,8 @@ impl Launched {
 }
 
 fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
+    // A script hands its configuration on.
+    let kind = kind_of(&args.file)?.filter(|_| kind == Kind::DeepSpeed).unwrap_or(kind);
     if let Some(path) = &args.output {
         files::check_file(path, args.force)?;
     }
@@ -316,7 +352,7 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         }
         (LaunchFormat::Model, _) => model_text(&launched.model)?,
         (LaunchFormat::Json, _) => {
-            let Launched { target, model, job, plan, ramp, unknown, assumed } = &launched;
+            let Launched { target, model, job, plan, ramp, unknown, assumed, settings: _ } = &launched;
             let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
             let value = json!({
                 "name": plan.to_string(), "framework": target.name(), "plan": plan.layout(), "stages": stages,

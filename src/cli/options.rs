@@ -130,7 +130,7 @@ impl JobArgs {
             pricing: self.price,
         };
         // A run-time profile says how a framework behaves, not that its files are wanted.
-        if named.is_some_and(|name| name.parse::<Target>().is_ok())
+        if named.is_some_and(|name| !is_mere_profile(name))
             && let Some(reason) = inexpressible(&task)
         {
             return Err(Failure::Usage(reason));
@@ -158,9 +158,12 @@ impl JobArgs {
     }
 }
 
+/// Most sequences of a step, and tokens of a sequence.
+pub(crate) const MOST_SEQUENCES: u64 = 1 << 24;
+
 /// A whole number of sequences or tokens.
-fn whole(text: &str) -> Result<u32, String> {
-    const MOST: u32 = 1 << 24;
+pub(crate) fn whole(text: &str) -> Result<u32, String> {
+    const MOST: u32 = MOST_SEQUENCES as u32;
     text.parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(|| {
         let thousands = text.to_lowercase().strip_suffix('k').and_then(|n| n.parse::<u32>().ok());
         match thousands.filter(|n| (1..=MOST >> 10).contains(n)) {
@@ -181,21 +184,23 @@ pub(crate) fn inexpressible(task: &Task) -> Option<String> {
     })
 }
 
+/// Whether a name is that of a run-time profile and of no framework.
+fn is_mere_profile(name: &str) -> bool {
+    Profile::find(name).is_some() && Target::ALL.into_iter().all(|target| target.name() != name)
+}
+
 /// A framework, or a run-time profile of one.
 pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile), Failure> {
-    match name.parse::<Target>() {
-        Ok(target) => {
-            let (name, profile) = Profile::of(target);
-            Ok((target, name, profile))
-        }
-        Err(error) => match Profile::find(name) {
-            Some(profile) => Ok((profile.rules, name.to_owned(), profile)),
-            None => {
-                let names: Vec<&str> = Profile::names().collect();
-                Err(Failure::Usage(format!("{error}; run-time profiles: {}", names.join(", "))))
-            }
-        },
+    // Names of profiles come before aliases of frameworks.
+    if let Some(profile) = Profile::find(name).filter(|_| is_mere_profile(name)) {
+        return Ok((profile.rules, name.to_owned(), profile));
     }
+    let target: Target = name.parse().map_err(|error| {
+        let names: Vec<&str> = Profile::names().collect();
+        Failure::Usage(format!("{error}; run-time profiles: {}", names.join(", ")))
+    })?;
+    let (name, profile) = Profile::of(target);
+    Ok((target, name, profile))
 }
 
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \

@@ -1,6 +1,5 @@
 //! Plans as a table, JSON, CSV and RON.
 
-use std::fmt::Write as _;
 use std::io::Write;
 use std::time::Duration;
 
@@ -8,14 +7,15 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Map, Value, json};
 
 use super::Failure;
+use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
-use super::remedies::{Bounds, Remedy, remedies, within};
-use crate::candidates::SplitLost;
+use super::progress::Bar;
+use super::remedies::Bounds;
 use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
-use crate::planner::{NearestMiss, Prepared, Rates, Task};
-use crate::search::{Answer, Found, Observer, Stop};
+use crate::planner::{Prepared, Rates, Task};
+use crate::search::{Answer, Found, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
@@ -72,8 +72,8 @@ pub(crate) struct Report<'a> {
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
     pub(crate) wall: Option<Duration>,
-    /// Says when to stop looking for ways out.
-    pub(crate) observer: &'a dyn Observer,
+    /// Where the search for ways out shows its progress, and what stops it.
+    pub(crate) bar: &'a Bar,
 }
 
 /// One plan with what a row shows.
@@ -198,7 +198,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     }
     if rows.is_empty() && matches!(format, Format::Csv | Format::Ron) {
         // Nothing but plans goes where these formats are read.
-        nothing(report, &mut anstream::stderr())?;
+        no_plan::print(report, &mut anstream::stderr())?;
     }
     Ok(!rows.is_empty())
 }
@@ -234,7 +234,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         writeln!(out, "{note}")?;
     }
     if rows.is_empty() {
-        return nothing(report, out);
+        return no_plan::print(report, out);
     }
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -357,176 +357,6 @@ pub(crate) fn money(dollars: Dollars) -> String {
 fn layout_text(prepared: &Prepared, plan: &Plan) -> String {
     let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
     write_layout(&layers, prepared.layers.mtp.map_or(0, |(_, modules)| modules))
-}
-
-fn nothing(report: &Report, out: &mut dyn Write) -> Result<(), Failure> {
-    writeln!(out, "no plan")?;
-    if report.sections.iter().any(|section| section.answer.stop == Stop::Interrupted) {
-        writeln!(out, "  the search was stopped before it found one")?;
-        return Ok(());
-    }
-    for section in report.sections.iter().filter(|section| section.answer.found.is_empty()) {
-        for line in why_nothing(section) {
-            writeln!(out, "  {line}")?;
-        }
-        if let Some((_, text)) = nearest_miss(section, report.observer) {
-            writeln!(out, "  {text}")?;
-        }
-    }
-    if report.bounds.deadline.is_some() || report.bounds.budget.is_some() {
-        for section in report.sections.iter().filter(|section| !section.answer.found.is_empty()) {
-            writeln!(out, "  {}", out_of_bounds(section))?;
-        }
-    }
-    let remedies = ways_out(report);
-    if remedies.is_empty() && !report.observer.stop() {
-        writeln!(out, "  no remedy was found")?;
-    }
-    for remedy in remedies {
-        let run = remedy.run.filter(|_| report.bounds != Bounds::default()).map_or(String::new(), |run| {
-            format!("; {:.1} days, {}", run.time.total.0 / 86_400.0, money(run.dollars.total))
-        });
-        writeln!(
-            out,
-            "  remedy: {} (confirmed: {}, {} a step{run})",
-            remedy.what,
-            remedy.plan,
-            seconds(remedy.step),
-        )?;
-    }
-    if report.observer.stop() {
-        writeln!(out, "  the search for ways out was stopped")?;
-    }
-    Ok(())
-}
-
-/// Ways out where no plan is printed.
-fn ways_out(report: &Report) -> Vec<Remedy> {
-    let Some(section) = report.sections.first() else { return Vec::new() };
-    let task = section.prepared.task;
-    if section.answer.found.is_empty() {
-        remedies(task, report.observer)
-    } else {
-        within(task, report.bounds, report.observer)
-    }
-}
-
-/// How far the fastest plan is from a deadline or a budget.
-fn out_of_bounds(section: &Section) -> String {
-    let best = &section.answer.found[0];
-    let run = section.prepared.run(&best.prediction);
-    let (gpus, cluster) = (section.prepared.task.job.gpus, &section.cluster);
-    match section.prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok()) {
-        Some(cost) => format!(
-            "{gpus} x {cluster}: the fastest plan, {}, takes {:.1} days and {}",
-            best.plan,
-            cost.time.total.0 / 86_400.0,
-            money(cost.dollars.total)
-        ),
-        None => format!("{gpus} x {cluster}: the fastest plan is {}", best.plan),
-    }
-}
-
-/// What binds, in words.
-fn why_nothing(section: &Section) -> Vec<String> {
-    let c = &section.answer.counters;
-    let mut lines = Vec::new();
-    let contradictions = section.prepared.task.restrictions.contradictions();
-    if !contradictions.is_empty() {
-        lines.push(format!("the --fix and --max options leave no value for {}", contradictions.join(", ")));
-    } else if let Some((refusal, others)) = section.prepared.refusal() {
-        let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
-        lines.push(format!("{refusal}; --framework of those that can: {}", names.join(", ")));
-    } else if c.candidates == 0 {
-        lines.push(undivided(section.prepared));
-        let forbidden = section.prepared.forbidden_degrees();
-        lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
-            format!("{} combinations of degrees fell to rule: {rule}", super::models::group(*count))
-        }));
-    }
-    let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
-    reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    for (at, (reason, count)) in reasons.into_iter().take(5).enumerate() {
-        let count = super::models::group(*count);
-        lines.push(match (at, reason.as_str()) {
-            (0, "memory") => format!(
-                "memory binds: {count} layouts need more than the {} of a GPU that may be allocated",
-                section.prepared.cost().memory_limit()
-            ),
-            (_, "memory") => format!("{count} layouts need more memory than a GPU has"),
-            (_, reason) => format!("{count} layouts fell to {reason}"),
-        });
-    }
-    lines
-}
-
-/// Why GPUs and batch admit no combination of degrees, in words.
-fn undivided(prepared: &Prepared) -> String {
-    let job = &prepared.task.job;
-    let lost = prepared.splits_lost();
-    let mut ways: Vec<String> = Vec::new();
-    for (lost, count) in &lost {
-        ways.push(match lost {
-            SplitLost::Framework => {
-                format!("{count} need a kind of parallelism that {} has not", prepared.task.target)
-            }
-            SplitLost::Restrictions => format!("{count} are outside --fix and --max"),
-            SplitLost::Degree => format!("{count} have degrees beyond any sense"),
-            SplitLost::Stages => format!("{count} have more stages than layers"),
-            SplitLost::Further => {
-                format!(
-                    "{count} leave no micro-batch, accumulation or expert degree that --fix and --max allow"
-                )
-            }
-            SplitLost::Batch { .. } => continue,
-        });
-    }
-    let replicas: Vec<u32> = prepared.refused_replicas();
-    if let (Some(fewest), Some(most)) = (replicas.iter().min(), replicas.iter().max()) {
-        let count: u64 = lost.iter().filter(|(l, _)| matches!(l, SplitLost::Batch { .. })).map(|l| l.1).sum();
-        let which = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
-        ways.push(format!("{count} have {which} replicas, which do not divide the batch"));
-    }
-    let mut text = format!("{} GPUs and a batch of {} divide in no way", job.gpus, job.global_batch_size);
-    let r = &prepared.task.restrictions;
-    let degrees = [
-        ("tp", &r.tensor_parallel),
-        ("cp", &r.context_parallel),
-        ("pp", &r.pipeline_parallel),
-        ("dp", &r.data_parallel),
-    ];
-    for (name, axis) in degrees {
-        if let Some(only) = axis.only.as_ref().filter(|only| only.iter().all(|n| job.gpus % n != 0)) {
-            let values: Vec<String> = only.iter().map(u32::to_string).collect();
-            return format!("{text}: {name}={} does not divide the GPUs", values.join("|"));
-        }
-    }
-    if !ways.is_empty() {
-        let _ = write!(
-            text,
-            ": of the ways to split the GPUs over tensor, context and pipeline ranks and replicas, {}",
-            ways.join(", ")
-        );
-    }
-    text
-}
-
-/// What comes nearest to fitting, in words.
-fn nearest_miss(section: &Section, observer: &dyn Observer) -> Option<(NearestMiss, String)> {
-    let memory = |reason: &String| reason == "memory";
-    if !section.answer.counters.pruned.keys().any(memory) || !section.answer.found.is_empty() {
-        return None;
-    }
-    let miss = section.prepared.nearest_miss(observer)?;
-    let limit = section.prepared.cost().memory_limit();
-    let text = format!(
-        "nearest miss{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU",
-        if section.offload_opened { " without offload" } else { "" },
-        miss.plan,
-        miss.allocated.gigabytes(),
-        limit.gigabytes()
-    );
-    Some((miss, text))
 }
 
 /// The degrees of a layout by their full names.
@@ -659,23 +489,20 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         value["searches"] = json!(searches);
     }
     if rows.is_empty() {
-        let nearest: Vec<Value> = report
-            .sections
-            .iter()
-            .filter_map(|s| {
-                let (miss, _) = nearest_miss(s, report.observer)?;
-                Some(json!({
-                    "name": miss.plan.to_string(), "plan": layout_json(miss.plan.layout()),
-                    "allocated": miss.allocated.0, "limit": s.prepared.cost().memory_limit().0,
-                }))
+        let NoPlan { nearest, reasons, remedies, stopped } = NoPlan::of(report);
+        let nearest = nearest.iter().map(|(section, miss)| {
+            json!({
+                "name": miss.plan.to_string(), "plan": layout_json(miss.plan.layout()),
+                "allocated": miss.allocated.0, "limit": section.prepared.cost().memory_limit().0,
             })
-            .collect();
-        value["nearest"] = json!(nearest);
-        value["reasons"] = json!(report.sections.iter().flat_map(why_nothing).collect::<Vec<_>>());
-        let ways = ways_out(report)
+        });
+        value["nearest"] = json!(nearest.collect::<Vec<Value>>());
+        value["reasons"] = json!(reasons);
+        let remedies = remedies
             .into_iter()
             .map(|r| json!({"what": r.what, "plan": r.plan, "step_time_s": r.step.0, "run": r.run}));
-        value["remedies"] = json!(ways.collect::<Vec<Value>>());
+        value["remedies"] = json!(remedies.collect::<Vec<Value>>());
+        value["ways_out_cut_short"] = json!(stopped);
     }
     if let (Some(asked), Some(best)) = (report.asked, rows.first()) {
         value["gpus_at_most"] = json!(asked);

@@ -5,12 +5,12 @@ use std::time::Duration;
 use super::check::verify;
 use super::options::{JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, PlannedPhase, Report, Section};
-use super::progress::{Bar, Undrawn};
+use super::progress::Bar;
 use super::remedies::Bounds;
 use super::{Ending, Failure};
 use crate::cost::money::phased_cost;
 use crate::planner::{Solution, Task};
-use crate::search::{Request, Silent, Stop};
+use crate::search::{Request, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
@@ -103,7 +103,7 @@ pub(crate) fn smooth(mut n: u32) -> bool {
 }
 
 /// For a number of nodes that few degrees divide: the nearest ones above and below whose GPUs do more each.
-fn better_counts(task: &Task, section: &Section) -> Vec<String> {
+fn better_counts(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
     let per_node = task.machine.cluster.gpus_per_node;
     let nodes = task.job.gpus / per_node;
     if task.job.gpus % per_node != 0 || nodes < 2 || smooth(nodes) {
@@ -122,7 +122,7 @@ fn better_counts(task: &Task, section: &Section) -> Vec<String> {
         task.job.gpus = nodes * per_node;
         let prepared = task.prepare();
         let best =
-            prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.into_iter().next()?;
+            prepared.search(&Request { top: 1, ..Request::default() }, bar).found.into_iter().next()?;
         let each = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
         let gain = each / own.unwrap_or(f64::MIN_POSITIVE) - 1.0;
         (own.is_none() || gain > 0.01).then(|| {
@@ -210,7 +210,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         top: args.top as usize * args.per_layout as usize,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
-        observer: &Undrawn(&bar),
+        bar: &bar,
     };
     let printed = output::print(&report, args.format)?;
     if let Some(reason) = tasks.first().filter(|_| !empty).and_then(|(_, task)| inexpressible(task)) {
@@ -224,7 +224,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
-        for note in better_counts(task, section) {
+        let notes = better_counts(task, section, &bar);
+        bar.clear();
+        for note in notes {
             anstream::eprintln!("note: {note}");
         }
     }

@@ -44,15 +44,6 @@ impl Bar {
     }
 }
 
-/// Stops with a bar and draws nothing.
-pub(crate) struct Undrawn<'a>(pub(crate) &'a Bar);
-
-impl Observer for Undrawn<'_> {
-    fn stop(&self) -> bool {
-        self.0.stop()
-    }
-}
-
 impl Observer for Bar {
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
         if self.begun.elapsed() < Duration::from_secs(1) {

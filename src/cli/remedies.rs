@@ -6,6 +6,8 @@ use crate::planner::{Prepared, Task};
 use crate::search::{Found, Observer, Request, Stop};
 use crate::units::{Dollars, Seconds};
 
+use super::options::MOST_SEQUENCES;
+
 /// What a remedy changes.
 #[derive(Debug, Clone)]
 pub(crate) struct Remedy {
@@ -15,7 +17,7 @@ pub(crate) struct Remedy {
     pub(crate) plan: String,
     /// Its step time.
     pub(crate) step: Seconds,
-    /// The whole run, where a deadline or a budget asks for it.
+    /// The whole run, where the job says how many tokens it trains.
     pub(crate) run: Option<RunCost>,
 }
 
@@ -50,7 +52,7 @@ impl Remedies<'_> {
             return false;
         }
         let prepared = task.prepare();
-        let answer = prepared.search(&Request { top: 1, ..Request::default() }, self.observer);
+        let answer = prepared.solve(&Request { top: 1, ..Request::default() }, self.observer).answer;
         // A remedy that its own verifier does not accept is none.
         let verified = |best: &&Found| prepared.check(&best.plan, &best.prediction).passed();
         let Some(best) = answer.found.first().filter(verified) else { return false };
@@ -78,9 +80,9 @@ fn changed(task: &Task, change: impl FnOnce(&mut Task)) -> Task {
     task
 }
 
-/// Ways out when nothing fits, cheapest first. Ends early when the observer says so.
-pub(crate) fn remedies(task: &Task, observer: &dyn Observer) -> Vec<Remedy> {
-    let mut out = Remedies { observer, bounds: Bounds::default(), found: Vec::new() };
+/// Ways out when nothing fits, those that change least first. Ends early when the observer says so.
+pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Vec<Remedy> {
+    let mut out = Remedies { observer, bounds, found: Vec::new() };
     let prepared = task.prepare();
     if prepared.refusal().is_some() {
         return out.found;
@@ -94,7 +96,8 @@ pub(crate) fn remedies(task: &Task, observer: &dyn Observer) -> Vec<Remedy> {
     if prepared.divides() {
         less_memory(task, &mut out);
     } else {
-        other_numbers(task, &mut out);
+        other_batches(task, &mut out);
+        other_gpus(task, &mut out);
     }
     out.found
 }
@@ -130,66 +133,87 @@ fn less_memory(task: &Task, out: &mut Remedies) {
     }
 }
 
-/// Whether a cluster of the kind may have so many GPUs.
+/// Whether the cluster gives so many GPUs.
 fn possible(task: &Task, gpus: u32) -> bool {
-    gpus <= 1 << 20 && task.machine.cluster.max_gpus.is_none_or(|most| gpus <= most)
+    gpus <= 1 << 20 && task.machine.cluster.gives(gpus)
 }
 
-/// Where GPUs and batch do not divide: the nearest batches and numbers of GPUs that do.
-fn other_numbers(task: &Task, out: &mut Remedies) {
-    /// Nodes that are tried to either side.
-    const NEAR: u32 = 256;
+/// Where GPUs and batch do not divide: the nearest batches that do, one smaller and one larger.
+fn other_batches(task: &Task, out: &mut Remedies) {
+    /// Batches that are tried to either side.
+    const NEAR: usize = 16;
+    let r = &task.restrictions;
+    let only = |axis: &Axis| match axis.only.as_deref() {
+        Some([one]) => *one,
+        _ => 1,
+    };
+    let unit = only(&r.micro_batch_size).saturating_mul(only(&r.gradient_accumulation_steps));
     let batch = task.job.global_batch_size;
-    let multiples = task.prepare().refused_replicas();
-    let above = multiples.iter().map(|&replicas| batch.next_multiple_of(replicas)).min();
-    let below = multiples.iter().map(|&replicas| batch / replicas * replicas).max().filter(|&b| b > 0);
-    for batch in below.into_iter().chain(above) {
-        out.attempt(
-            format!("another batch: --global-batch {batch}"),
-            &changed(task, |t| t.job.global_batch_size = batch),
-        );
-    }
-    let unit = if task.job.gpus > task.machine.cluster.gpus_per_node {
-        task.machine.cluster.gpus_per_node
-    } else {
-        1
-    };
-    let nodes = task.job.gpus / unit;
-    let counts: [Vec<u32>; 2] = [
-        (nodes.saturating_sub(NEAR).max(1)..nodes).rev().collect(),
-        (nodes + 1..=nodes.saturating_add(NEAR)).collect(),
-    ];
-    for side in counts {
-        let near = side.into_iter().filter_map(|nodes| nodes.checked_mul(unit));
-        let divides =
-            |gpus: &u32| possible(task, *gpus) && changed(task, |t| t.job.gpus = *gpus).prepare().divides();
-        if let Some(gpus) = near.take_while(|_| !out.observer.stop()).find(divides) {
-            out.attempt(
-                format!("another number of GPUs: --gpus {gpus}"),
-                &changed(task, |t| t.job.gpus = gpus),
-            );
-        }
+    let mut units: Vec<u32> =
+        task.prepare().possible_replicas().into_iter().filter_map(|n| n.checked_mul(unit)).collect();
+    units.sort_unstable();
+    units.dedup();
+    let mut below: Vec<u32> =
+        units.iter().flat_map(|u| [batch / u * u, (batch / u).saturating_sub(1) * u]).collect();
+    below.retain(|&b| b > 0 && b < batch);
+    below.sort_unstable_by(|a, b| b.cmp(a));
+    let next = |u: &u32| Some(u64::from(batch / u + 1) * u64::from(*u)).filter(|&b| b <= MOST_SEQUENCES);
+    let mut above: Vec<u32> = units.iter().filter_map(next).filter_map(|b| u32::try_from(b).ok()).collect();
+    above.sort_unstable();
+    for mut side in [below, above] {
+        side.dedup();
+        side.into_iter().take(NEAR).find(|&batch| {
+            let task = changed(task, |t| t.job.global_batch_size = batch);
+            !out.observer.stop()
+                && task.prepare().divides()
+                && out.attempt(format!("another batch: --global-batch {batch}"), &task)
+        });
     }
 }
 
-/// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer.
+/// Where GPUs and batch do not divide: the nearest numbers of GPUs that do, one smaller and one larger.
+fn other_gpus(task: &Task, out: &mut Remedies) {
+    /// Numbers that are tried to either side.
+    const NEAR: usize = 256;
+    let gpus = task.job.gpus;
+    let below: Vec<u32> = (1..gpus).rev().filter(|&n| possible(task, n)).take(NEAR).collect();
+    let above: Vec<u32> =
+        (gpus + 1..gpus.saturating_add(1 << 14)).filter(|&n| possible(task, n)).take(NEAR).collect();
+    for side in [below, above] {
+        side.into_iter().find(|&gpus| {
+            let task = changed(task, |t| t.job.gpus = gpus);
+            !out.observer.stop()
+                && task.prepare().divides()
+                && out.attempt(format!("another number of GPUs: --gpus {gpus}"), &task)
+        });
+    }
+}
+
+/// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer, the nearest number of a
+/// few that keeps it.
 pub(crate) fn within(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Vec<Remedy> {
+    // Each number tried is so many times the one before, up to so many times as many or as few.
+    const STEP: f64 = 1.3;
+    const FURTHEST: f64 = 64.0;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
+    let (gpus, per_node) = (task.job.gpus, task.machine.cluster.gpus_per_node);
     let counts = |more: bool| {
-        (1..=10).map_while(move |doublings| {
-            let factor = 1u32 << doublings;
-            if more { task.job.gpus.checked_mul(factor) } else { Some(task.job.gpus / factor) }
-        })
-    };
-    let whole = |&gpus: &u32| {
-        let per_node = task.machine.cluster.gpus_per_node;
-        gpus > 0 && possible(task, gpus) && (gpus <= per_node || gpus % per_node == 0)
+        let steps = (1..).map(|n| STEP.powi(n)).take_while(|&by| by <= FURTHEST);
+        let count = move |by: f64| {
+            let near = f64::from(gpus) * if more { by } else { 1.0 / by };
+            let unit = if near >= f64::from(per_node) { f64::from(per_node) } else { 1.0 };
+            let nodes = (near / unit) as u32;
+            // The next number below that divides well.
+            (1..=nodes).rev().find(|&n| super::plan::smooth(n)).map_or(0, |n| n * unit as u32)
+        };
+        let mut counts: Vec<u32> = steps.map(count).filter(|&n| n != gpus && possible(task, n)).collect();
+        counts.dedup();
+        counts
     };
     for (wanted, more) in [(bounds.deadline.is_some(), true), (bounds.budget.is_some(), false)] {
-        let mut counts = counts(more).filter(whole);
         let what = if more { "more" } else { "fewer" };
         if wanted {
-            counts.find(|&gpus| {
+            counts(more).into_iter().find(|&gpus| {
                 out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
             });
         }

@@ -11,7 +11,7 @@ use super::export::{ExportRequest, ExportedFile};
 use super::hf::HfModel;
 use super::{
     Broken, Capabilities, ExpertTensor, Judge, Reach, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
-    ensure, heads_divide, numbers, sequence_divides, widths_divide,
+    ensure, heads_divide, numbers, sequence_divides, whole_experts, widths_divide,
 };
 use crate::layers::Layers;
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Recompute, Schedule};
@@ -54,6 +54,13 @@ pub static CAPABILITIES: Capabilities = Capabilities {
 
 /// Rules on layouts, in the order in which they are asked.
 pub static RULES: &[Rule] = &[
+    Rule {
+        name: "expert-shard-memory",
+        source: "transformers 5: experts of a layer are one parameter, which FSDP2 cuts into whole experts",
+        judge: Judge::Nobody,
+        reach: Reach::Sharding,
+        check: |_, c, l| whole_experts(c, l, 1, u64::from(l.shard_group), 0),
+    },
     Rule {
         name: "heads",
         source: "transformers integrations/tensor_parallel.py",
@@ -183,19 +190,26 @@ const WRITTEN_FOR: &str = "Accelerate 1.15, transformers 5.12, torch 2.14";
 /// Writes the configuration, its launcher and, for known model families, a training script.
 pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
     let layers = Layers::new(request.model);
+    // Tensor parallelism is the model's own: a script that loads it so must be the user's.
+    let split = request.plan.layout().tensor_parallel > 1;
     let hf = HfModel::of(request.model, &layers);
+    let script = hf.as_ref().filter(|_| !split);
     let mut files = vec![
         ExportedFile {
             name: "accelerate.yaml".into(),
             text: configuration(request, hf.as_ref()),
             executable: false,
         },
-        ExportedFile { name: "launch.sh".into(), text: launcher(request, hf.is_some()), executable: true },
+        ExportedFile {
+            name: "launch.sh".into(),
+            text: launcher(request, script.is_some()),
+            executable: true,
+        },
     ];
-    if let Some(hf) = hf {
+    if let Some(hf) = script {
         files.push(ExportedFile {
             name: "train.py".into(),
-            text: training_script(request, &hf),
+            text: training_script(request, hf),
             executable: true,
         });
     }
@@ -250,8 +264,9 @@ fn launcher(request: &ExportRequest, with_script: bool) -> String {
     let script = if with_script {
         "TRAIN_SCRIPT may name a\n# training script other than the one beside this file."
     } else {
-        "No training\n# script is written for this model: TRAIN_SCRIPT must name yours."
+        "No training\n# script is written for this plan: TRAIN_SCRIPT must name yours (with tensor parallelism, one that loads the\n# model with tp_plan=\"auto\")."
     };
+    let default = if with_script { "-$HERE/train.py" } else { "?names the training script" };
     format!(
         r#"#!/usr/bin/env bash
 {header}#
@@ -264,7 +279,7 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 exec accelerate launch --config_file "$HERE/accelerate.yaml" \
     --num_machines {nodes} --num_processes {gpus} --machine_rank "${{NODE_RANK:-0}}" \
     --main_process_ip "${{MASTER_ADDR:-localhost}}" --main_process_port "${{MASTER_PORT:-29500}}" \
-    "${{TRAIN_SCRIPT:-$HERE/train.py}}" "$@"
+    "${{TRAIN_SCRIPT:{default}}}" "$@"
 "#,
         header = request.header("#", WRITTEN_FOR),
         gpus = request.job.gpus,
@@ -319,9 +334,9 @@ def batches(vocabulary, device):
 def main():
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
     config = AutoConfig.for_model(**MODEL)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
-{recompute}    model = accelerator.prepare(model)
-    optimizer = accelerator.prepare({optimizer})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="{attention}")
+{recompute}    # FSDP2 takes a model and its optimizer together.
+    model, optimizer = accelerator.prepare(model, {optimizer})
     model.train()
     stream = batches(config.vocab_size, accelerator.device)
     for micro_batch in range(STEPS * ACCUMULATION):
@@ -340,6 +355,7 @@ if __name__ == "__main__":
 "#,
         header = request.header("#", WRITTEN_FOR),
         literal = python_literal(&config),
+        attention = hf.attention(),
         sequence = request.job.sequence_length,
         micro_batch = l.micro_batch_size,
         accumulation = l.gradient_accumulation_steps,

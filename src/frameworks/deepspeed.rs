@@ -11,7 +11,7 @@ use super::{
     ShardGroups, ensure, heads_divide, numbers, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Recompute, Schedule};
-use crate::spec::job::{Optimizer, Precision};
+use crate::spec::job::{Optimizer, Precision, Training};
 
 /// What a DeepSpeed configuration can express.
 pub static CAPABILITIES: Capabilities = Capabilities {
@@ -40,7 +40,8 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     cuda_graphs: &[CudaGraphs::None],
     optimizer_places: &[Place::Gpu, Place::Cpu, Place::Nvme],
     parameter_places: &[Place::Gpu, Place::Cpu, Place::Nvme],
-    activation_offload: true,
+    // `gradient_checkpointing_enable` of Hugging Face models goes past DeepSpeed's checkpointing.
+    activation_offload: false,
     // The pipeline engine splits transformer layers evenly and cannot be told otherwise.
     uneven_stages: false,
     empty_stages: false,
@@ -62,6 +63,7 @@ pub static MEGATRON_CAPABILITIES: Capabilities = Capabilities {
     tensor_overlap: false,
     dispatchers: &[],
     default_dispatchers: &[],
+    activation_offload: true,
     ..CAPABILITIES
 };
 
@@ -227,7 +229,8 @@ const PRECISION: Rule = Rule {
             matches!(c.precision, Precision::Bf16 | Precision::Fp16),
             "the configuration knows bf16 and fp16 only",
             [0; 4],
-        )
+        )?;
+        ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
     },
 };
 

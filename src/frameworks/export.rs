@@ -96,13 +96,28 @@ impl Destination {
     }
 }
 
+/// A destination's name was not understood.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{found}` is no destination; did you mean `{nearest}`? (known: {})", Destination::names().join(", "))]
+pub struct ParseDestinationError {
+    /// What was found.
+    pub found: String,
+    /// The most similar name.
+    pub nearest: &'static str,
+}
+
 impl std::str::FromStr for Destination {
-    type Err = super::ParseTargetError;
+    type Err = ParseDestinationError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text.trim().to_ascii_lowercase().as_str() {
+        let plain = text.trim().to_ascii_lowercase();
+        match plain.as_str() {
             "slurm" | "sbatch" => Ok(Self::Slurm),
             "kubernetes" | "k8s" => Ok(Self::Kubernetes),
-            _ => text.parse().map(Self::Framework),
+            _ => text.parse().map(Self::Framework).map_err(|_| {
+                let near = |name: &&str| (strsim::jaro_winkler(&plain, name) * 1e6) as u64;
+                let nearest = Self::names().into_iter().max_by_key(near).unwrap_or("megatron");
+                ParseDestinationError { found: text.to_owned(), nearest }
+            }),
         }
     }
 }
@@ -218,6 +233,51 @@ impl fmt::Display for Change {
     }
 }
 
+/// Old ways to say it, and the flags that are written now.
+const IMPLIED: [(&str, &[&str]); 2] = [
+    ("--recompute-activations", &["--recompute-granularity", "--recompute-modules"]),
+    (
+        "--checkpoint-activations",
+        &["--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--recompute-modules"],
+    ),
+];
+
+/// Changes between two plans, in terms of the settings that a launch has: what it does not have is added instead of
+/// changed, and not removed; old flags are removed in the place of those that they imply.
+#[must_use]
+pub fn in_terms_of(settings: &Settings, changes: Vec<Change>) -> Vec<Change> {
+    let mut told: Vec<Change> = Vec::new();
+    for change in changes {
+        let from = settings.get(&change.name).cloned();
+        if from.is_none() {
+            let old =
+                IMPLIED.iter().find(|(old, now)| settings.contains_key(*old) && now.contains(&&*change.name));
+            if let Some((old, _)) = old
+                && told.iter().all(|other| other.name != *old)
+            {
+                told.push(Change { name: (*old).to_owned(), from: Some(String::new()), to: None });
+            }
+            if change.to.is_none() {
+                continue;
+            }
+        }
+        if from != change.to {
+            told.push(Change { from, ..change });
+        }
+    }
+    told
+}
+
+/// The keys of a JSON configuration by their paths.
+#[must_use]
+pub fn settings_of_json(text: &str) -> Settings {
+    let mut all = Settings::new();
+    if let Ok(value) = serde_json::from_str(text) {
+        keys(&value, "", &mut all);
+    }
+    all
+}
+
 /// What to change in the settings of one plan to get another: flags, environment, configuration keys.
 ///
 /// # Errors
@@ -246,7 +306,8 @@ pub fn changes(target: Target, from: &ExportRequest, to: &ExportRequest) -> Resu
     Ok(names.into_iter().filter_map(change).collect())
 }
 
-type Settings = std::collections::BTreeMap<String, String>;
+/// Flags, variables and keys by name, with their values; empty for a switch.
+pub type Settings = std::collections::BTreeMap<String, String>;
 
 /// Values of a JSON file by their paths; what the file says about itself is left out.
 fn keys(value: &serde_json::Value, path: &str, all: &mut Settings) {

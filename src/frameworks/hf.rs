@@ -23,6 +23,16 @@ pub struct HfModel {
 }
 
 impl HfModel {
+    /// The attention that `from_config` takes: `sdpa` where the class has it (biases of ALiBi and sinks do not go
+    /// through it).
+    #[must_use]
+    pub fn attention(&self) -> &'static str {
+        match self.config.get("model_type").and_then(Value::as_str) {
+            Some("bloom" | "gpt_oss") => "eager",
+            _ => "sdpa",
+        }
+    }
+
     /// The family that has exactly this model's layers, if any. Multi-token prediction is not trained
     /// by Hugging Face models.
     #[must_use]

@@ -69,6 +69,9 @@ pub(crate) fn fully_sharded(layout: &Layout) -> bool {
     layout.zero_stage >= 2
 }
 
+/// Sizes of expert groups that DeepEP has settings for.
+const DEEPEP_RANKS: [u32; 12] = [2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160];
+
 /// Rules on layouts, in the order in which they are asked.
 pub static RULES: &[Rule] = &[
     Rule {
@@ -207,14 +210,15 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "deepep-group",
-        source: "core/transformer/moe/token_dispatcher.py MoEFlexTokenDispatcher",
+        source: "core/transformer/moe/fused_a2a.py get_buffer; DeepEP Buffer.get_dispatch_config, get_combine_config",
         judge: Judge::Run,
         reach: Reach::Cell,
         check: |_, _, l| {
+            let ranks = l.expert_parallel * l.expert_tensor_parallel;
             ensure(
-                l.dispatcher != Some(Dispatcher::DeepEp) || l.expert_parallel * l.expert_tensor_parallel > 1,
-                "DeepEP needs ep x etp > 1",
-                [0; 4],
+                l.dispatcher != Some(Dispatcher::DeepEp) || DEEPEP_RANKS.contains(&ranks),
+                "DeepEP has settings for 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144 and 160 ranks, ep x etp is {0}",
+                numbers([u64::from(ranks)]),
             )
         },
     },
@@ -255,6 +259,19 @@ pub static RULES: &[Rule] = &[
                 c.mtp_modules <= 1,
                 "expert overlap allows one multi-token-prediction module, the model has {0}",
                 numbers([u64::from(c.mtp_modules)]),
+            )
+        },
+    },
+    Rule {
+        name: "expert-overlap-hybrid",
+        source: "core/pipeline_parallel/combined_1f1b.py; build_schedule_plan, of core/models/gpt/gpt_model.py alone",
+        judge: Judge::Run,
+        reach: Reach::Exchange,
+        check: |_, c, l| {
+            ensure(
+                !l.expert_overlap || c.mamba.is_empty(),
+                "expert overlap schedules the layers of GPT models; a model with state-space layers has no such schedule",
+                [0; 4],
             )
         },
     },

@@ -539,7 +539,10 @@ mod tests {
             assert!(profile.is_ok(), "{name}: {profile:?}");
         }
         for target in Target::ALL {
-            assert!(Profile::of(target).0 == target.profile_name());
+            assert_eq!(Profile::of(target).0, target.profile_name());
+            if let Some(own) = Profile::find(target.name()) {
+                assert_eq!(own.rules, target);
+            }
         }
         assert!(Profile::find("nothing").is_none());
     }

@@ -59,14 +59,17 @@ impl Launch {
         if words.iter().any(|w| TELLING.contains(&name(w).as_str())) {
             return None;
         }
-        let at =
-            words.iter().position(|w| ["--deepspeed_config", "--deepspeed"].contains(&name(w).as_str()))?;
-        let value = words[at].text.split_once('=').map(|(_, value)| value);
-        let value = value.or_else(|| Some(words.get(at + 1)?.text.as_str()))?;
-        from_folder(value, None).filter(|path| path.ends_with(".json"))
+        // Before the second, which is a switch beside the first.
+        let value = ["--deepspeed_config", "--deepspeed"].into_iter().find_map(|flag| {
+            let at = words.iter().position(|w| name(w) == flag)?;
+            let value = words[at].text.split_once('=').map(|(_, value)| value);
+            value.or_else(|| words.get(at + 1).map(|w| w.text.as_str())).filter(|v| !v.starts_with('-'))
+        });
+        from_folder(value?, None).filter(|path| path.ends_with(".json"))
     }
 
-    /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`. `text` is the script's.
+    /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`. `text` is
+    /// the script's.
     ///
     /// # Errors
     /// A number of nodes or processes that is none.
@@ -85,12 +88,7 @@ impl Launch {
             }
             None
         };
-        let header = |name: &str| -> Option<u32> {
-            let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
-            let value = line?.trim_start_matches(['=', ' ']);
-            let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
-            digits.parse().ok()
-        };
+        let header = |name: &str| slurm_header(text, name);
         let read = |found: Option<(String, usize)>,
                     fallback: Option<u32>|
          -> Result<Option<u32>, ImportError> {
@@ -160,6 +158,17 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     }
     let list = parse::parse(text)?;
     let mut shell = run::Shell::new(files);
+    for (variable, options) in [
+        ("SLURM_NNODES", &["--nodes", "-N"][..]),
+        ("SLURM_JOB_NUM_NODES", &["--nodes", "-N"]),
+        ("SLURM_NTASKS_PER_NODE", &["--ntasks-per-node"]),
+        ("SLURM_GPUS_ON_NODE", &["--gpus-per-node", "--gres"]),
+        ("SLURM_GPUS_PER_NODE", &["--gpus-per-node", "--gres"]),
+    ] {
+        if let Some(number) = options.iter().find_map(|option| slurm_header(text, option)) {
+            shell.set(variable, number.to_string());
+        }
+    }
     shell.list(&list)?;
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let notes = std::mem::take(&mut shell.notes);
@@ -182,6 +191,10 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     if found.iter().any(tells) {
         // Scripts that prepare data are started in the same way.
         found.retain(tells);
+    } else if found.iter().all(|l| l.deepspeed_config().is_none())
+        && let Some(error) = elsewhere(text)
+    {
+        return Err(error);
     }
     let mut launches = found.into_iter();
     let Some(first) = launches.next() else {
@@ -195,22 +208,41 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     Ok(Launch { notes, ..first })
 }
 
+/// A number that a script's `#SBATCH` lines say, the last part of `gpu:8` and the like.
+fn slurm_header(text: &str, name: &str) -> Option<u32> {
+    let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
+    let value = line?.trim_start_matches(['=', ' ']);
+    let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().ok()
+}
+
+/// What launches can be read, for messages.
+pub const READABLE: &str =
+    "read are launch scripts of Megatron-LM and Megatron-DeepSpeed, DeepSpeed configurations and saved plans";
+
+/// The launcher of a framework whose settings stand in other files, if a script starts one.
+fn elsewhere(text: &str) -> Option<ImportError> {
+    const ELSEWHERE: &[(&str, &str)] = &[
+        ("torchtitan.train", "torchtitan, whose settings stand in a configuration of its own"),
+        ("accelerate launch", "Accelerate, whose settings stand in a YAML file and a Python script"),
+        ("run_train.py --config-file", "nanotron, whose settings stand in a YAML file"),
+    ];
+    let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with('#'));
+    lines.find_map(|(number, line)| {
+        let (_, what) = ELSEWHERE.iter().find(|(word, _)| line.contains(word))?;
+        Some(ImportError::new(number + 1, format!("this starts {what}; {READABLE}")))
+    })
+}
+
 /// Why a script has no training command that can be read: `bare` is a script that is started without arguments.
 fn no_command(text: &str, bare: Option<Word>) -> ImportError {
-    const ELSEWHERE: &[(&str, &str)] = &[
-        ("torchtitan.train", "torchtitan, whose settings stand in a Python recipe"),
-        ("accelerate launch", "Accelerate, whose settings stand in a YAML file and a Python script"),
-    ];
-    const READ: &str = "read are launch scripts of Megatron-LM and Megatron-DeepSpeed, DeepSpeed configurations and saved plans";
-    for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with('#')) {
-        if let Some((_, what)) = ELSEWHERE.iter().find(|(word, _)| line.contains(word)) {
-            return ImportError::new(number + 1, format!("this starts {what}; {READ}"));
-        }
+    if let Some(error) = elsewhere(text) {
+        return error;
     }
     if let Some(script) = bare {
         let name = script.text.rsplit('/').next().unwrap_or_default();
         let message =
-            format!("{name} is started without flags, so what it trains stands in that file; {READ}");
+            format!("{name} is started without flags, so what it trains stands in that file; {READABLE}");
         return ImportError::new(script.line, message);
     }
     ImportError::new(

@@ -6,7 +6,7 @@ pub mod write;
 
 use super::{
     Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
-    ShardGroups, ensure, heads_divide, numbers, widths_divide,
+    ShardGroups, ensure, heads_divide, numbers, whole_experts, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
 use crate::spec::job::{Optimizer, Precision, Training};
@@ -126,6 +126,17 @@ pub static RULES: &[Rule] = &[
                 )?;
             }
             Ok(())
+        },
+    },
+    Rule {
+        name: "expert-shard-memory",
+        source: "distributed/fsdp.py, Shard(0) of the experts: whole experts, one more on the first ranks",
+        judge: Judge::Nobody,
+        reach: Reach::Sharding,
+        check: |_, c, l| {
+            let (group, ep) = (u64::from(l.shard_group), u64::from(l.expert_parallel));
+            let ranks = if ep > 1 { group * u64::from(l.tensor_parallel) / ep } else { group };
+            whole_experts(c, l, ep, ranks, ranks * ep)
         },
     },
     Rule {

@@ -424,6 +424,13 @@ impl Accelerator {
 }
 
 impl Cluster {
+    /// Whether there are so many GPUs on whole nodes, or on a part of one.
+    #[must_use]
+    pub fn gives(&self, gpus: u32) -> bool {
+        let whole = gpus <= self.gpus_per_node || gpus % self.gpus_per_node == 0;
+        gpus > 0 && whole && self.max_gpus.is_none_or(|most| gpus <= most)
+    }
+
     /// Checks ranges.
     ///
     /// # Errors

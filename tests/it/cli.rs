@@ -421,6 +421,46 @@ fn numbers_that_do_not_divide_are_named_with_their_neighbours() {
         let output = autoplan(&[&job[..], &["-b", batch]].concat());
         assert!(output.status.success(), "{}", stderr(&output));
     }
+    // What is named can be run: whole nodes, or a part of one.
+    let output = autoplan(&[&job[..6], &["2048", "--fix", "dp=3", "-b", "27"]].concat());
+    let text = stdout(&output);
+    let numbers = text.split("another number of GPUs: --gpus ").skip(1);
+    let numbers: Vec<&str> = numbers.filter_map(|rest| rest.split(' ').next()).collect();
+    assert!(!numbers.is_empty(), "{text}");
+    for gpus in numbers {
+        let output = autoplan(&[
+            "plan",
+            "llama3.2-1b",
+            "dgx-a100",
+            "-g",
+            gpus,
+            "-s",
+            "2048",
+            "--fix",
+            "dp=3",
+            "-b",
+            "27",
+        ]);
+        assert!(output.status.success(), "{gpus}: {}", stderr(&output));
+    }
+    // One GPU shards nothing, whatever its framework does where there are several.
+    for framework in ["deepspeed", "accelerate", "megatron-deepspeed"] {
+        let one = [
+            "plan",
+            "llama3.2-1b",
+            "dgx-a100",
+            "-g",
+            "1",
+            "-b",
+            "16",
+            "-s",
+            "2048",
+            "--framework",
+            framework,
+        ];
+        let output = autoplan(&one);
+        assert!(output.status.success(), "{framework}: {}", stdout(&output));
+    }
     // Where only plans are read, the reasons go to people.
     for format in ["csv", "ron"] {
         let output = autoplan(&[&job[..], &["-b", "30", "--format", format]].concat());
@@ -444,7 +484,14 @@ fn a_deadline_or_a_budget_that_no_plan_keeps_has_a_way_out() {
     let remedy = &late["remedies"][0];
     assert_eq!(remedy["what"], "more GPUs: --gpus 16", "{late}");
     assert!(remedy["run"]["days"].as_f64().unwrap() <= days * 0.6);
+    // Of several choices the one that comes nearest is the start.
+    let deadline = format!("{}d", days * 0.6);
+    let several =
+        ["plan", "llama3.2-1b", "dgx-a100", "--gpus", "1,8", "-b", "32", "-s", "2048", "--tokens", "1T"];
+    let output = autoplan(&[&several[..], &["--deadline", &deadline]].concat());
+    assert!(stdout(&output).contains("remedy: more GPUs: --gpus 16 (confirmed"), "{}", stdout(&output));
     let dear = fastest(&["--budget-usd", &format!("{}", usd * 0.99)]);
+    assert!(!dear["remedies"].as_array().unwrap().is_empty(), "{dear}");
     for remedy in dear["remedies"].as_array().unwrap() {
         assert!(remedy["what"].as_str().unwrap().starts_with("fewer GPUs"), "{dear}");
         assert!(remedy["run"]["dollars"]["total_usd"].as_f64().unwrap() <= usd * 0.99);
@@ -476,9 +523,11 @@ fn a_run_time_profile_says_whose_rules_hold() {
     let text = stdout(&output);
     assert!(text.contains("framework accelerate (predicted as pytorch-fsdp)"), "{text}");
     assert!(!text.contains(" pp2 "), "{text}");
-    let output = small(&["--framework", "jax", "--format", "json"]);
-    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!((&value["framework"], &value["profile"]), (&"megatron".into(), &"jax".into()));
+    for (name, framework) in [("jax", "torchtitan"), ("nemo", "bridge"), ("megatron-2021", "megatron")] {
+        let output = small(&["--framework", name, "--format", "json"]);
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!((&value["framework"], &value["profile"]), (&framework.into(), &name.into()));
+    }
 }
 
 #[test]
@@ -488,7 +537,7 @@ fn launch_scripts_of_every_framework_are_read_or_say_what_is() {
     for (framework, read) in [
         ("deepspeed", None),
         ("megatron-deepspeed", None),
-        ("torchtitan", Some("torchtitan, whose settings stand in a Python recipe")),
+        ("torchtitan", Some("torchtitan, whose settings stand in a configuration of its own")),
         ("accelerate", Some("Accelerate, whose settings stand in a YAML file")),
         ("bridge", Some("autoplan_recipe.py is started without flags")),
     ] {

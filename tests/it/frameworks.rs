@@ -60,6 +60,16 @@ pub const HYBRID: &str = r#"(
     layers: [(repeat: 12, of: ["mamba", "mlp", "mamba", "mlp"]), (repeat: 4, of: ["attention"])],
 )"#;
 
+/// A hybrid with experts, as in Nemotron 3.
+pub const HYBRID_MOE: &str = r#"(
+    schema: 1, name: "Hybrid MoE", hidden: 4096, vocabulary: 131072, max_sequence: 8192,
+    blocks: {
+        "mamba": (mixer: Mamba2(inner: 8192, state: 128, groups: 8, heads: 128, conv_kernel: 4), norms: 1),
+        "attention": (mixer: Attention(heads: 32, kv_heads: 8, head_dim: 128), norms: 1),
+        "moe": (feed_forward: Moe(experts: 64, top_k: 6, width: 2048), norms: 1) },
+    layers: [(repeat: 12, of: ["mamba", "moe", "mamba", "moe"]), (repeat: 4, of: ["attention"])],
+)"#;
+
 pub fn model(text: &str) -> Model {
     let model: Model = ron_options().from_str(text).unwrap();
     model.validate().unwrap();
@@ -286,6 +296,11 @@ static CASES: &[Case] = &[
         l.expert_tensor_parallel = 2;
     }),
     case(Target::Megatron, "deepep-group", LATENT_MOE, same, |l| l.dispatcher = Some(Dispatcher::DeepEp)),
+    case(Target::Megatron, "expert-overlap-hybrid", HYBRID_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.expert_overlap = true;
+    }),
     case(Target::Bridge, "deepep-hardware", LATENT_MOE, same, |l| {
         moe(l);
         l.expert_parallel = 8;
@@ -618,7 +633,17 @@ static CASES: &[Case] = &[
             l.data_overlap = true;
         },
     ),
+    case(Target::Torchtitan, "expert-shard-memory", LATENT_MOE, ninety_six, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.zero_stage = 3;
+        l.data_overlap = true;
+    }),
     // Accelerate
+    case(Target::Accelerate, "expert-shard-memory", LATENT_MOE, ninety_six, |l| {
+        moe(l);
+        l.zero_stage = 3;
+    }),
     case(Target::Accelerate, "heads", DENSE, same, |l| {
         l.zero_stage = 3;
         l.tensor_parallel = 16;
@@ -917,7 +942,7 @@ fn every_plan_rule_refuses_what_it_says() {
         (Target::InternEvo, "empty-stages", TIED, |l| l.pipeline_parallel = 32, "none"),
         (Target::DeepSpeed, "recompute-family", DENSE, |_| {}, "full:block:3"),
         (Target::Torchtitan, "recompute-family", DENSE, fsdp, "selective:core_attn"),
-        (Target::DeepSpeed, "activation-offload", DENSE, |l| l.offload.activations = true, "none"),
+        (Target::MegatronDeepSpeed, "activation-offload", DENSE, |l| l.offload.activations = true, "none"),
         (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:mla_up_proj"),
         (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:moe_act"),
         (Target::Megatron, "recompute-meaning", DENSE, |_| {}, "selective:moe"),

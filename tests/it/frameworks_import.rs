@@ -4,7 +4,7 @@ use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Destination, Format, export, write};
 use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
-use autoplan::frameworks::shell::ImportError;
+use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
@@ -81,6 +81,68 @@ fn thousands_of_plans_survive_export_and_import() {
         compare(&question, &imported, shown);
         done += 1;
     }
+}
+
+/// What a configuration says counts, and what contradicts the flags is named.
+#[test]
+fn configurations_beside_a_script_are_read() {
+    let script = SCRIPT
+        .replace("--use-distributed-optimizer", "--deepspeed --deepspeed_config $D/ds.json --zero-stage 1")
+        .replace("--sequence-parallel", "");
+    let read = |json: &str| {
+        let beside = |name: &str| if name == "ds.json" { Ok(json.to_owned()) } else { Err(name.to_owned()) };
+        let script = script.replace("pipeline-model-parallel-size 16", "pipeline-model-parallel-size 1");
+        let script = script.replace("--num-layers-per-virtual-pipeline-stage 1", "");
+        import_with(&script, Given { name: "x", gpus: None, vocabulary: None, architecture: None }, &beside)
+    };
+    let plain = read("{}").unwrap();
+    assert_eq!((plain.plan.layout().zero_stage, plain.plan.layout().shard_group), (0, 1));
+    assert!(
+        plain.assumed.iter().any(|note| note.contains("stage 0 of the DeepSpeed")),
+        "{:?}",
+        plain.assumed
+    );
+    let sharded =
+        read(r#"{"zero_optimization": {"stage": 2, "overlap_comm": true}, "train_batch_size": 1536}"#)
+            .unwrap();
+    assert_eq!((sharded.plan.layout().zero_stage, sharded.plan.layout().data_overlap), (2, true));
+    for (json, part) in [
+        (r#"{"train_batch_size": 512}"#, "--global-batch-size is 1536, and train_batch_size"),
+        (r#"{"train_micro_batch_size_per_gpu": 4}"#, "--micro-batch-size is 1"),
+        (r#"{"elasticity": {}}"#, "no longer exists"),
+        ("{", "the DeepSpeed configuration"),
+    ] {
+        let error = read(json).unwrap_err();
+        assert!(error.message.contains(part), "{json}: {error}");
+    }
+}
+
+#[test]
+fn both_spellings_hand_a_configuration_on() {
+    for flags in [
+        "--deepspeed --deepspeed_config ds.json",
+        "--deepspeed_config ds.json --deepspeed",
+        "--deepspeed --deepspeed_config=ds.json",
+        "--deepspeed ds.json",
+        "--deepspeed=ds.json",
+    ] {
+        let launch =
+            read_launch(&format!("deepspeed --num_gpus 8 train.py {flags} --lr 1"), &no_files).unwrap();
+        assert_eq!(launch.deepspeed_config().as_deref(), Some("ds.json"), "{flags}");
+        assert_eq!(launch.ranks(""), Ok(Some(8)));
+    }
+    let launch = read_launch("torchrun pretrain_gpt.py --deepspeed --num-layers 2", &no_files).unwrap();
+    assert_eq!(launch.deepspeed_config(), None);
+}
+
+#[test]
+fn numbers_of_a_slurm_header_are_known_to_its_script() {
+    let script = SCRIPT.replace(
+        "NNODES=${NNODES:-128}",
+        "#SBATCH --nodes=128\n#SBATCH --gpus-per-node=8\nNNODES=$SLURM_NNODES; BATCH=$((NNODES * 12))",
+    );
+    let imported = import(&script.replace("batch-size 1536", "batch-size $BATCH"), "x", None).unwrap();
+    assert_eq!((imported.job.gpus, imported.job.global_batch_size), (1024, 1536));
 }
 
 #[test]

@@ -436,7 +436,7 @@ fn drives_open_where_host_memory_is_too_small() {
 #[test]
 fn offloaded_inputs_are_held_by_the_host_and_waited_for() {
     let mut task = Task::shipped("llama3.1-8b", "dgx-h100", 8, 64, 8192).unwrap();
-    (task.target, task.profile) = (Target::DeepSpeed, Profile::find("deepspeed").unwrap());
+    (task.target, task.profile) = (Target::MegatronDeepSpeed, Profile::find("deepspeed").unwrap());
     let one = || Axis { only: Some(vec![1]), max: None };
     let r = &mut task.restrictions;
     (r.tensor_parallel, r.pipeline_parallel, r.context_parallel) = (one(), one(), one());

@@ -48,17 +48,13 @@ impl World {
             routing: Routing::Balanced,
             packed: None,
         };
-        let profile = match target {
-            Target::Megatron => "megatron",
-            Target::Torchtitan => "torchtitan",
-            _ => "deepspeed",
-        };
+        let (_, profile) = Profile::of(target);
         Self {
             model: spec::load_model(model).unwrap(),
             machine: spec::load_cluster(cluster).unwrap(),
             job,
             target,
-            profile: Profile::find(profile).unwrap(),
+            profile,
             restrictions: Restrictions::default(),
         }
     }
@@ -147,7 +143,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
     let comms: &[ContextComm] =
         if base.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
     let zero_asked = r.zero_stage.only.is_some() || r.zero_stage.max.is_some();
-    let zeros = if zero_asked { k.zero_stages } else { k.default_zero_stages };
+    let zeros = if zero_asked || ranks == 1 { k.zero_stages } else { k.default_zero_stages };
     for &schedule in k.schedules {
         if base.pipeline_parallel == 1 && schedule != Schedule::OneFOneB {
             continue;
@@ -286,8 +282,11 @@ fn naive_time(
             continue;
         }
         let prediction = predict(cost, layers, &plan);
-        // What the balancer calls a fit is one.
-        assert!(prediction.allocated <= cost.memory_limit(), "{plan}");
+        // What the balancer calls a fit is one, but for what models need before the first step.
+        if !cost.fits(&prediction) {
+            assert!(tables.sharding.staging > 0.0, "{} {:?} {plan}", world.model.name, world.target);
+            continue;
+        }
         let bound = evaluate(problem, &assignment).unwrap().bound;
         assert!(bound <= prediction.step(), "{plan}: bound {bound}, step {}", prediction.step());
         let found = (prediction.step(), plan);
@@ -368,12 +367,12 @@ fn random_world(random: &mut Random) -> World {
         "qwen3-30b-a3b",
     ];
     let clusters = ["dgx-h100", "dgx-a100", "gb200-nvl72", "mi300x-roce"];
-    let targets = [Target::Megatron, Target::Megatron, Target::Torchtitan, Target::DeepSpeed];
     let model = models[pick(random, models.len())];
     let dense = !matches!(model, "deepseek-v2-lite" | "gpt-oss-20b" | "qwen3-30b-a3b");
     let gpus = [1, 2, 3, 4, 6, 8][pick(random, 6)];
     let batch = gpus * [1, 2, 4][pick(random, 3)];
-    let target = targets[pick(random, targets.len())];
+    let target =
+        if random.chance(40) { Target::Megatron } else { Target::ALL[pick(random, Target::ALL.len())] };
     let mut world = World::new(model, clusters[pick(random, clusters.len())], gpus, batch, 2048, target);
     // Tight memory makes recomputation and uneven stages matter.
     if random.chance(60) {

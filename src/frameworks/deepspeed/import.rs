@@ -213,6 +213,24 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Refuses top-level keys that DeepSpeed no longer has.
+    fn gone(&self) -> Read<()> {
+        match self.fields.iter().find(|f| GONE.contains(&f.name.as_str())) {
+            Some(gone) => {
+                let message = format!("`{}` no longer exists in DeepSpeed", gone.name);
+                Err(SpecError::new("", message).mark(self.text, gone.span.clone(), ""))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Top-level keys that are neither read nor without bearing, each with its line.
+    fn unread(&self) -> impl Iterator<Item = (usize, String)> {
+        let known = |name: &str| READ.contains(&name) || NEUTRAL.contains(&name);
+        let unread = self.fields.iter().filter(move |f| !known(&f.name));
+        unread.map(|f| (self.line(f.span.start), f.name.clone()))
+    }
+
     fn line(&self, at: usize) -> usize {
         self.text[..at.min(self.text.len())].matches('\n').count() + 1
     }
@@ -226,11 +244,7 @@ impl<'a> Section<'a> {
 pub fn import(text: &str, given: Given) -> Read<Imported> {
     let root = parse(text)?;
     let top = Section::top(text, &root)?;
-    let fields = top.fields;
-    if let Some(gone) = fields.iter().find(|f| GONE.contains(&f.name.as_str())) {
-        let message = format!("`{}` no longer exists in DeepSpeed", gone.name);
-        return Err(SpecError::new("", message).mark(text, gone.span.clone(), ""));
-    }
+    top.gone()?;
     let mut assumed = Vec::new();
     let mut unknown = Vec::new();
     let zero = top.section("zero_optimization")?;
@@ -277,30 +291,43 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let plan = Plan::new(layout, chunks, given.gpus, batch, layers)
         .map_err(|law| SpecError::new("", law.to_string()))?;
     legality(&top, given.model, &job, &plan, &mut assumed)?;
-    for field in
-        fields.iter().filter(|f| !READ.contains(&f.name.as_str()) && !NEUTRAL.contains(&f.name.as_str()))
-    {
-        unknown.push((top.line(field.span.start), field.name.clone()));
-    }
+    unknown.extend(top.unread());
     unknown.sort();
     Ok(Imported { job, plan, unknown, assumed })
 }
 
-/// What a configuration says of sharding, overlap and offload, into a layout whose degrees are known; keys that are
-/// not modelled go to `unknown` with their lines.
+/// What a configuration says beside the flags of a script that hands it on.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Beside {
+    /// Sequences of a micro-batch.
+    pub micro_batch_size: Option<u32>,
+    /// Sequences of a step.
+    pub global_batch_size: Option<u32>,
+    /// Keys that were not understood, each with its line.
+    pub unknown: Vec<(usize, String)>,
+}
+
+/// What a configuration says of sharding, overlap and offload, into a layout whose degrees are known.
 ///
 /// # Errors
-/// As [`import`].
-pub fn sharding_of(text: &str, layout: &mut Layout, unknown: &mut Vec<(usize, String)>) -> Read<()> {
+/// What is no JSON, or no key or value of DeepSpeed's, with its place; the source's name is left empty.
+pub fn import_beside(text: &str, layout: &mut Layout) -> Read<Beside> {
     let root = parse(text)?;
     let top = Section::top(text, &root)?;
+    top.gone()?;
+    let mut beside = Beside::default();
+    (layout.zero_stage, layout.shard_group, layout.data_overlap) = (0, 1, false);
     if let Some(zero) = top.section("zero_optimization")? {
-        sharding(&zero, layout, unknown)?;
+        sharding(&zero, layout, &mut beside.unknown)?;
     }
     if let Some(section) = top.section("activation_checkpointing")? {
         layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
     }
-    Ok(())
+    beside.micro_batch_size = top.number("train_micro_batch_size_per_gpu", 1)?;
+    beside.global_batch_size = top.number("train_batch_size", 1)?;
+    beside.unknown.extend(top.unread());
+    beside.unknown.sort();
+    Ok(beside)
 }
 
 /// Top-level keys that are read.

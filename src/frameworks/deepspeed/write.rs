@@ -34,7 +34,12 @@ pub fn write(request: &ExportRequest, megatron: bool) -> Result<Vec<ExportedFile
     let (script, arguments) = if megatron {
         ("\"${MEGATRON_DEEPSPEED:-$PWD}/pretrain_gpt.py\"", megatron_arguments(request, &layers)?)
     } else {
-        ("\"${TRAIN_SCRIPT:-$HERE/train.py}\"", String::new())
+        let script = if hf.is_some() {
+            "\"${TRAIN_SCRIPT:-$HERE/train.py}\""
+        } else {
+            "\"${TRAIN_SCRIPT:?names the training script}\""
+        };
+        (script, String::new())
     };
     if request.format == Format::Args && megatron {
         let text = format!("{}{arguments}", request.header("#", written_for));
@@ -477,11 +482,13 @@ def main():
     deepspeed.init_distributed()
 
     config = AutoConfig.for_model(**MODEL)
-    attention = "sdpa"
+    attention = "{attention}"
     groups = None
     if SEQUENCE_PARALLEL > 1:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
+        if not hasattr(config, "num_key_value_heads"):
+            config.num_key_value_heads = config.num_attention_heads
         skeleton = type("Skeleton", (), {{"config": config}})()
         groups = UlyssesSPAttentionHF.register_with_transformers(
             model_name_or_path=skeleton,
@@ -491,7 +498,6 @@ def main():
             seq_length=SEQUENCE_LENGTH,
             seq_length_is_variable=False,
         )
-        attention = "ulysses"
 
     sharded = settings["zero_optimization"]["stage"] == 3
     with deepspeed.zero.Init(config_dict_or_path=settings, enabled=sharded):
@@ -522,6 +528,7 @@ if __name__ == "__main__":
         micro_batch = l.micro_batch_size,
         steps = request.steps(),
         sequence_parallel = l.context_parallel,
+        attention = hf.attention(),
         recompute = if recomputes(request) { "True" } else { "False" },
         dtype = if request.job.precision == Precision::Fp16 { "float16" } else { "bfloat16" },
     )

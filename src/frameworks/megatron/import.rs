@@ -5,8 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use super::super::deepspeed::import::sharding_of;
-use super::super::export::one_line;
+use super::super::deepspeed::import::import_beside;
+use super::super::export::{Settings, one_line};
 use super::super::shell::{Files, ImportError, Launch, Word, from_folder, is_unknown, no_files, read_launch};
 use super::super::{Context, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
@@ -41,6 +41,8 @@ pub struct Imported {
     pub unknown: Vec<(usize, String)>,
     /// What was filled in or read differently, for people.
     pub assumed: Vec<String>,
+    /// Flags and variables of the environment as the launch has them, with their values.
+    pub settings: Settings,
 }
 
 /// Flags without bearing on a step's time or memory, or implied by what is read elsewhere.
@@ -552,6 +554,9 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         }
         assumed.extend(warnings(&command));
     }
+    let flags = f.given.iter().map(|(name, (values, _))| (name.clone(), values.join(" ")));
+    let variables = launch.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
+    let settings = flags.chain(variables).collect();
     let mut unknown: Vec<(usize, String)> = f
         .map
         .into_iter()
@@ -562,7 +567,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         })
         .collect();
     unknown.sort();
-    Ok(Imported { target, model, job, plan, ramp, unknown, assumed })
+    Ok(Imported { target, model, job, plan, ramp, unknown, assumed, settings })
 }
 
 /// Flags that a rule of the framework is about, the most telling first.
@@ -1274,14 +1279,29 @@ fn configured(f: &Flags, layout: &mut Layout, files: &Files, assumed: &mut Vec<S
         }
     };
     let flag = layout.zero_stage;
-    let mut unknown = Vec::new();
-    sharding_of(&text, layout, &mut unknown).map_err(|error| {
+    let beside = import_beside(&text, layout).map_err(|error| {
         ImportError::new(*line, format!("the DeepSpeed configuration: {}", error.title()))
     })?;
+    if is_unknown(name) {
+        let path = name.rsplit('/').next().unwrap_or_default();
+        assumed.push(format!("the DeepSpeed configuration is {path} in the folder of the script"));
+    }
     if flag != layout.zero_stage {
         assumed.push(format!("ZeRO stage {} of the DeepSpeed configuration, not {flag}", layout.zero_stage));
     }
-    for (at, key) in unknown {
+    for (what, said, flag) in [
+        ("train_micro_batch_size_per_gpu", beside.micro_batch_size, "--micro-batch-size"),
+        ("train_batch_size", beside.global_batch_size, "--global-batch-size"),
+    ] {
+        let given = f.given.get(flag).and_then(|(values, line)| Some((values.first()?, *line)));
+        if let (Some(said), Some((given, at))) = (said, given)
+            && *given != said.to_string()
+        {
+            let text = format!("{flag} is {given}, and {what} of the DeepSpeed configuration {said}");
+            return Err(ImportError::new(at, text));
+        }
+    }
+    for (at, key) in beside.unknown {
         assumed.push(format!("line {at} of the DeepSpeed configuration: `{key}` changes nothing here"));
     }
     Ok(())

@@ -1,5 +1,6 @@
 //! Megatron-LM's files: a launch script, its arguments alone, a Slurm batch script, a Kubernetes job.
 
+use crate::spec::cluster::Architecture;
 use std::fmt::Write;
 
 use super::super::Broken;
@@ -225,15 +226,22 @@ pub fn kubernetes(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> 
     for (name, value) in &arguments.environment {
         let _ = writeln!(variables, "            - {{name: {name}, value: {}}}", string(value));
     }
+    let (image, resource) = match request.accelerator.architecture {
+        Architecture::Cdna3 | Architecture::Cdna4 => ("rocm/megatron-lm:latest", "amd.com/gpu"),
+        _ => ("nvcr.io/nvidia/nemo:25.11", "nvidia.com/gpu"),
+    };
     let text = format!(
         r#"{header}#
-# kubectl apply -f this file. The image must hold Megatron-LM in its working directory.
+# kubectl apply -f this file. The image must hold Megatron-LM in its working directory, of the age named above; data
+# are synthetic (--mock-data) until other arguments take its place. The network between nodes is the site's: without
+# its own resources (RDMA devices, hostNetwork, EFA) NCCL falls back to TCP, far below what is predicted.
 apiVersion: v1
 kind: Service
 metadata:
   name: {name}
 spec:
   clusterIP: None
+  publishNotReadyAddresses: true
   selector:
     job-name: {name}
 ---
@@ -252,13 +260,13 @@ spec:
       restartPolicy: Never
       containers:
         - name: train
-          image: nvcr.io/nvidia/nemo:25.11
+          image: {image}
           workingDir: /opt/megatron-lm
           command:
 {command}          env:
 {variables}          resources:
             limits:
-              nvidia.com/gpu: {per_node}
+              {resource}: {per_node}
           volumeMounts:
             - {{name: shm, mountPath: /dev/shm}}
       volumes:

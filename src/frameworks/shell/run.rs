@@ -343,6 +343,11 @@ impl<'f> Shell<'f> {
         Ok(Some(true))
     }
 
+    /// Sets a variable that the shell is started with.
+    pub(super) fn set(&mut self, name: &str, value: String) {
+        self.variables.insert(name.to_owned(), value);
+    }
+
     /// The path of a file that is sourced, from the script's folder.
     fn source_path(&self, path: &str) -> Option<String> {
         from_folder(path, self.sources.last().map(String::as_str))

@@ -1,0 +1,229 @@
+//! Why there is no plan, what comes nearest, and the ways out.
+
+use std::io::Write;
+
+use super::Failure;
+use super::models::group;
+use super::output::{Report, Section, money, seconds};
+use super::progress::Bar;
+use super::remedies::{Bounds, Remedy, remedies, within};
+use crate::candidates::SplitLost;
+use crate::cost::money::{RunCost, run_cost};
+use crate::planner::{NearestMiss, Prepared};
+use crate::search::{Answer, Observer, Stop};
+
+/// What is to be said where there is no plan.
+pub(crate) struct NoPlan<'a> {
+    /// What comes nearest to fitting, by search.
+    pub(crate) nearest: Vec<(&'a Section<'a>, NearestMiss)>,
+    /// What binds, in words.
+    pub(crate) reasons: Vec<String>,
+    /// Ways out, each confirmed.
+    pub(crate) remedies: Vec<Remedy>,
+    /// Ctrl-C or the time limit ended the search for more.
+    pub(crate) stopped: bool,
+}
+
+impl<'a> NoPlan<'a> {
+    /// Looks for what comes nearest and for ways out.
+    pub(crate) fn of(report: &Report<'a>) -> Self {
+        let bar = report.bar;
+        let mut no_plan = Self {
+            nearest: Vec::new(),
+            reasons: Vec::new(),
+            remedies: Vec::new(),
+            stopped: report.sections.iter().any(|section| section.answer.stop == Stop::Interrupted),
+        };
+        for section in report.sections {
+            if !section.answer.found.is_empty() {
+                no_plan.reasons.extend(out_of_bounds(section));
+                continue;
+            }
+            no_plan.reasons.extend(reasons(section.prepared, &section.answer));
+            if !no_plan.stopped
+                && let Some(miss) = nearest_miss(section, bar)
+            {
+                no_plan.nearest.push((section, miss));
+            }
+        }
+        if !no_plan.stopped {
+            no_plan.remedies = ways_out(report);
+            no_plan.stopped = bar.stop();
+        }
+        bar.clear();
+        no_plan
+    }
+}
+
+/// Prints it for people.
+pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure> {
+    let no_plan = NoPlan::of(report);
+    writeln!(out, "no plan")?;
+    for reason in &no_plan.reasons {
+        writeln!(out, "  {reason}")?;
+    }
+    for (section, miss) in &no_plan.nearest {
+        writeln!(
+            out,
+            "  nearest miss{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU{}",
+            if section.offload_opened { " without offload" } else { "" },
+            miss.plan,
+            miss.allocated.gigabytes(),
+            section.prepared.cost().memory_limit().gigabytes(),
+            if miss.stopped { "; others may come nearer" } else { "" }
+        )?;
+    }
+    for remedy in &no_plan.remedies {
+        let run = remedy.run.as_ref().filter(|_| report.bounds != Bounds::default());
+        let run = run.map_or(String::new(), |run| format!("; {}", days_and_dollars(run)));
+        writeln!(
+            out,
+            "  remedy: {} (confirmed: {}, {} a step{run})",
+            remedy.what,
+            remedy.plan,
+            seconds(remedy.step),
+        )?;
+    }
+    let refused = report.sections.iter().all(|section| section.prepared.refusal().is_some());
+    if no_plan.stopped {
+        writeln!(out, "  the search was stopped: more may help")?;
+    } else if no_plan.remedies.is_empty() && !refused {
+        writeln!(out, "  no remedy was found")?;
+    }
+    Ok(())
+}
+
+fn days_and_dollars(run: &RunCost) -> String {
+    format!("{:.1} days, {}", run.days, money(run.dollars.total))
+}
+
+/// The whole run of a section's fastest plan.
+fn run_of(section: &Section) -> Option<RunCost> {
+    let best = section.answer.found.first()?;
+    let tokens = section.prepared.task.job.tokens?;
+    run_cost(&section.prepared.run(&best.prediction), tokens).ok()
+}
+
+/// How far the fastest plan is from a deadline or a budget.
+fn out_of_bounds(section: &Section) -> Option<String> {
+    let best = section.answer.found.first()?;
+    let (gpus, cluster) = (section.prepared.task.job.gpus, &section.cluster);
+    Some(match run_of(section) {
+        Some(run) => {
+            format!("{gpus} x {cluster}: the fastest plan, {}, takes {}", best.plan, days_and_dollars(&run))
+        }
+        None => format!("{gpus} x {cluster}: the fastest plan is {}", best.plan),
+    })
+}
+
+/// Ways out from the choice of GPUs that comes nearest.
+fn ways_out(report: &Report) -> Vec<Remedy> {
+    let found = || report.sections.iter().filter_map(|section| Some((section, run_of(section)?)));
+    let nearest = match report.bounds.deadline {
+        Some(_) => found().min_by(|a, b| a.1.time.total.0.total_cmp(&b.1.time.total.0)),
+        None => found().min_by(|a, b| a.1.dollars.total.0.total_cmp(&b.1.dollars.total.0)),
+    };
+    if let Some((section, _)) = nearest {
+        return within(section.prepared.task, report.bounds, report.bar);
+    }
+    let largest = report.sections.iter().max_by_key(|section| section.prepared.task.job.gpus);
+    largest.map_or_else(Vec::new, |section| remedies(section.prepared.task, report.bounds, report.bar))
+}
+
+/// What binds where a search found nothing, in words.
+pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
+    let c = &answer.counters;
+    let mut lines = Vec::new();
+    let contradictions = prepared.task.restrictions.contradictions();
+    if !contradictions.is_empty() {
+        lines.push(format!("the --fix and --max options leave no value for {}", contradictions.join(", ")));
+    } else if let Some((refusal, others)) = prepared.refusal() {
+        let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
+        lines.push(format!("{refusal}; --framework of those that can: {}", names.join(", ")));
+    } else if c.candidates == 0 {
+        lines.push(undivided(prepared));
+        let forbidden = prepared.forbidden_degrees();
+        lines.extend(
+            forbidden.iter().take(5).map(|(rule, count)| {
+                format!("{} combinations of degrees fell to rule: {rule}", group(*count))
+            }),
+        );
+    }
+    let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
+    reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
+    for (at, (reason, count)) in reasons.into_iter().take(5).enumerate() {
+        let count = group(*count);
+        lines.push(match (at, reason.as_str()) {
+            (0, "memory") => format!(
+                "memory binds: {count} layouts need more than the {} of a GPU that may be allocated",
+                prepared.cost().memory_limit()
+            ),
+            (_, "memory") => format!("{count} layouts need more memory than a GPU has"),
+            (_, reason) => format!("{count} layouts fell to {reason}"),
+        });
+    }
+    lines
+}
+
+/// Why GPUs and batch admit no combination of degrees, in words.
+fn undivided(prepared: &Prepared) -> String {
+    let (job, r) = (&prepared.task.job, &prepared.task.restrictions);
+    let divide = format!("{} GPUs and a batch of {} divide in no way", job.gpus, job.global_batch_size);
+    let degrees = [
+        ("tp", &r.tensor_parallel),
+        ("cp", &r.context_parallel),
+        ("pp", &r.pipeline_parallel),
+        ("dp", &r.data_parallel),
+    ];
+    for (name, axis) in degrees {
+        if let Some(only) = axis.only.as_ref().filter(|only| only.iter().all(|n| job.gpus % n != 0)) {
+            let values: Vec<String> = only.iter().map(u32::to_string).collect();
+            return format!("{divide}: {name}={} does not divide the GPUs", values.join("|"));
+        }
+    }
+    let lost = prepared.splits_lost();
+    let mut ways: Vec<String> = Vec::new();
+    for (lost, count) in &lost {
+        let said = match lost {
+            SplitLost::Framework => {
+                format!("need a kind of parallelism that {} does not have", prepared.task.target)
+            }
+            SplitLost::Restrictions => "are outside --fix and --max".into(),
+            SplitLost::Degree => {
+                "have tp or cp above 64, tried only where --max-tp or --max-cp says so".into()
+            }
+            SplitLost::Stages => "have more stages than layers".into(),
+            SplitLost::MicroBatches => "leave no micro-batch and accumulation under --fix and --max".into(),
+            SplitLost::Experts => "leave no degrees of experts".into(),
+            SplitLost::Rules => format!("break rules of {}", prepared.task.target),
+            SplitLost::Layouts => {
+                "leave no schedule, flags or stage of sharding under --fix and --max".into()
+            }
+            SplitLost::Batch { .. } => continue,
+        };
+        ways.push(format!("{count} {said}"));
+    }
+    let replicas: Vec<u32> = prepared.refused_replicas();
+    if let (Some(fewest), Some(most)) = (replicas.iter().min(), replicas.iter().max()) {
+        let count: u64 = lost.iter().filter(|(l, _)| matches!(l, SplitLost::Batch { .. })).map(|l| l.1).sum();
+        let which = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
+        ways.push(format!("{count} have {which} replicas, which do not divide the batch"));
+    }
+    let beyond = [SplitLost::Experts, SplitLost::Rules, SplitLost::Layouts];
+    let begin = if beyond.iter().any(|reason| lost.contains_key(reason)) {
+        "no layout is left".to_owned()
+    } else {
+        divide
+    };
+    format!(
+        "{begin}: of the ways to split {} GPUs over tensor, context and pipeline ranks and replicas, {}",
+        job.gpus,
+        ways.join(", ")
+    )
+}
+
+/// What comes nearest to fitting, where memory binds.
+fn nearest_miss(section: &Section, bar: &Bar) -> Option<NearestMiss> {
+    let binds = section.answer.counters.pruned.contains_key("memory");
+    if binds { section.prepared.nearest_miss(bar) } else { None }
+}

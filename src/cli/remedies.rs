@@ -124,7 +124,7 @@ fn less_memory(task: &Task, out: &mut Remedies) {
     }
     for factor in [2u32, 4, 8, 16, 32, 64] {
         let more = task.job.gpus.checked_mul(factor).filter(|&gpus| possible(task, gpus));
-        let Some(gpus) = more else { break };
+        let Some(gpus) = more else { continue };
         if out
             .attempt(format!("more GPUs, for example: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
         {

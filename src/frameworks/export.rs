@@ -233,8 +233,14 @@ impl fmt::Display for Change {
     }
 }
 
-/// Old ways to say it, and the flags that are written now.
-const IMPLIED: [(&str, &[&str]); 2] = [
+/// Other ways to say it, and the flags that are written here.
+const IMPLIED: [(&str, &[&str]); 5] = [
+    (
+        "--num-layers-per-virtual-pipeline-stage",
+        &["--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"],
+    ),
+    ("--decoder-first-pipeline-num-layers", &["--pipeline-model-parallel-layout"]),
+    ("--decoder-last-pipeline-num-layers", &["--pipeline-model-parallel-layout"]),
     ("--recompute-activations", &["--recompute-granularity", "--recompute-modules"]),
     (
         "--checkpoint-activations",
@@ -243,19 +249,18 @@ const IMPLIED: [(&str, &[&str]); 2] = [
 ];
 
 /// Changes between two plans, in terms of the settings that a launch has: what it does not have is added instead of
-/// changed, and not removed; old flags are removed in the place of those that they imply.
+/// changed, and not removed; other ways to say the same are removed.
 #[must_use]
 pub fn in_terms_of(settings: &Settings, changes: Vec<Change>) -> Vec<Change> {
     let mut told: Vec<Change> = Vec::new();
     for change in changes {
         let from = settings.get(&change.name).cloned();
         if from.is_none() {
-            let old =
-                IMPLIED.iter().find(|(old, now)| settings.contains_key(*old) && now.contains(&&*change.name));
-            if let Some((old, _)) = old
-                && told.iter().all(|other| other.name != *old)
-            {
-                told.push(Change { name: (*old).to_owned(), from: Some(String::new()), to: None });
+            for (old, now) in IMPLIED {
+                let value = settings.get(old).filter(|_| now.contains(&&*change.name));
+                if let Some(value) = value.filter(|_| told.iter().all(|other| other.name != old)) {
+                    told.push(Change { name: old.to_owned(), from: Some(value.clone()), to: None });
+                }
             }
             if change.to.is_none() {
                 continue;

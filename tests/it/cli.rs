@@ -618,6 +618,10 @@ fn a_launch_script_is_explained_with_the_flags_to_change() {
     assert!(value["best"]["faster_by"].as_f64().unwrap() > 0.05);
     let settings = value["best"]["settings"].as_array().unwrap();
     assert!(settings.iter().any(|s| s["name"] == "--tensor-model-parallel-size" && s["from"] == "8"));
+    // Nothing is to be changed or removed that the script does not have.
+    for setting in settings.iter().filter(|s| !s["from"].is_null()) {
+        assert!(LAUNCH.contains(setting["name"].as_str().unwrap()), "{setting}");
+    }
     // Without a cluster there is nothing to predict.
     let output = autoplan(&["explain", script]);
     assert_eq!(output.status.code(), Some(2));

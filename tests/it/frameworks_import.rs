@@ -1,7 +1,7 @@
 //! Import: what was exported comes back as it was; scripts of others are read or named as unreadable.
 
 use autoplan::frameworks::deepspeed::import as deepspeed;
-use autoplan::frameworks::export::{Destination, Format, export, write};
+use autoplan::frameworks::export::{Change, Destination, Format, export, in_terms_of, write};
 use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
@@ -133,6 +133,31 @@ fn both_spellings_hand_a_configuration_on() {
     }
     let launch = read_launch("torchrun pretrain_gpt.py --deepspeed --num-layers 2", &no_files).unwrap();
     assert_eq!(launch.deepspeed_config(), None);
+}
+
+#[test]
+fn changes_are_told_in_the_terms_of_the_script() {
+    let settings = import(SCRIPT, "gpt3", None).unwrap().settings;
+    let change = |name: &str, from: Option<&str>, to: Option<&str>| Change {
+        name: name.to_owned(),
+        from: from.map(String::from),
+        to: to.map(String::from),
+    };
+    let written = vec![
+        change("--tensor-model-parallel-size", Some("8"), Some("4")),
+        change("--num-virtual-stages-per-pipeline-rank", Some("6"), None),
+        change("--overlap-grad-reduce", None, Some("")),
+        change("--cp-comm-type", Some("p2p"), None),
+        change("--sequence-parallel", None, Some("")),
+        change("--kv-channels", Some("128"), Some("64")),
+    ];
+    let told = [
+        change("--tensor-model-parallel-size", Some("8"), Some("4")),
+        change("--num-layers-per-virtual-pipeline-stage", Some("1"), None),
+        change("--overlap-grad-reduce", None, Some("")),
+        change("--kv-channels", None, Some("64")),
+    ];
+    assert_eq!(in_terms_of(&settings, written), told);
 }
 
 #[test]

@@ -632,10 +632,10 @@ pub fn legal_plan(target: Target, context: &Context, plan: &Plan) -> Result<(), 
 }
 
 /// The nearest plan to a refused one that a framework accepts, by changing as little as possible:
-/// first one option, then two. None where no such change helps.
+/// first one option, then two, then three, as long as the plan `fits`. None where no such change helps.
 #[must_use]
-pub fn nearest(target: Target, context: &Context, plan: &Plan) -> Option<Plan> {
-    nearest::search(target, context, plan)
+pub fn nearest(target: Target, context: &Context, plan: &Plan, fits: &dyn Fn(&Plan) -> bool) -> Option<Plan> {
+    nearest::search(target, context, plan, fits)
 }
 
 const MESH: &str = "degrees multiply to the ranks of the job";

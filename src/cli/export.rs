@@ -9,8 +9,11 @@ use super::{Ending, Failure, files};
 use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
 use crate::frameworks::Target;
-use crate::frameworks::export::{Checkpoints, Destination, ExportRequest, Format, Prediction, export};
+use crate::frameworks::export::{
+    Checkpoints, Destination, ExportRequest, Format, Prediction, export_or_nearest,
+};
 use crate::frameworks::profile::Profile;
+use crate::plan::Plan;
 use crate::planner::{Prepared, Task};
 use crate::spec::saved::SavedPlan;
 
@@ -105,7 +108,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     if let Some(reason) = inexpressible(&task) {
         return Err(Failure::Usage(reason));
     }
-    let exported = export(args.to, &request).map_err(|refusal| {
+    let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
+    let exported = export_or_nearest(args.to, &request, &fits).map_err(|refusal| {
         let hint = if target.exports() {
             format!("; `autoplan plan --framework {target}` finds plans that it accepts")
         } else {

@@ -15,7 +15,7 @@ use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::{Settings, one_line, settings_of_json};
 use crate::frameworks::megatron::import as megatron;
-use crate::frameworks::shell::{Launch, READABLE, read_launch};
+use crate::frameworks::shell::{Launch, READABLE, read_launch, shown};
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
@@ -56,6 +56,12 @@ pub(crate) struct LaunchArgs {
     /// The model that a DeepSpeed configuration trains: a shipped name, a .ron file or a config.json.
     #[arg(long)]
     pub model: Option<String>,
+    /// Sequences of a micro-batch, where a DeepSpeed configuration leaves them to the trainer ("auto").
+    #[arg(long, value_name = "N", value_parser = whole)]
+    pub micro_batch: Option<u32>,
+    /// Micro-batches of a step, where a DeepSpeed configuration leaves them to the trainer ("auto").
+    #[arg(long, value_name = "N", value_parser = whole)]
+    pub accumulation: Option<u32>,
     /// Pipeline stages of the script that a DeepSpeed configuration belongs to.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub pipeline_stages: u32,
@@ -212,29 +218,8 @@ impl Launched {
             return Self::handed_on(path, &text, &launch, &config, (gpus, seq_len), args);
         }
         if kind == Kind::DeepSpeed {
-            let needed = |name: &str| {
-                Failure::Usage(format!("{source}: a DeepSpeed configuration does not say it: give {name}"))
-            };
-            let model = spec::load_model(args.model.as_deref().ok_or_else(|| needed("--model"))?)?;
-            let given = deepspeed::Given {
-                model: &model,
-                gpus: gpus.ok_or_else(|| needed("--gpus"))?,
-                sequence_length: seq_len,
-                pipeline_parallel: args.pipeline_stages,
-            };
-            let imported = deepspeed::import(&text, given).map_err(|e| e.in_source(source))?;
-            let deepspeed::Imported { job, plan, unknown, assumed } = imported;
-            let settings = settings_of_json(&text);
-            return Ok(Self {
-                target: Target::DeepSpeed,
-                model,
-                job,
-                plan,
-                ramp: None,
-                unknown,
-                assumed,
-                settings,
-            });
+            let trainer = deepspeed::Trainer::default();
+            return Self::configuration(&text, source, (gpus, seq_len), trainer, args);
         }
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size, architecture };
@@ -244,6 +229,36 @@ impl Launched {
         })?;
         let megatron::Imported { target, model, job, plan, ramp, unknown, assumed, settings } = imported;
         Ok(Self { target, model, job, plan, ramp, unknown, assumed, settings })
+    }
+
+    /// Reads a DeepSpeed configuration.
+    fn configuration(
+        text: &str,
+        source: String,
+        (gpus, seq_len): (Option<u32>, Option<u32>),
+        trainer: deepspeed::Trainer,
+        args: &LaunchArgs,
+    ) -> Result<Self, Failure> {
+        let needed = |name: &str| {
+            Failure::Usage(format!("{source}: a DeepSpeed configuration does not say it: give {name}"))
+        };
+        let model = spec::load_model(args.model.as_deref().ok_or_else(|| needed("--model"))?)?;
+        let given = deepspeed::Given {
+            model: &model,
+            gpus: gpus.ok_or_else(|| needed("--gpus"))?,
+            sequence_length: seq_len,
+            pipeline_parallel: args.pipeline_stages,
+            trainer: deepspeed::Trainer {
+                micro_batch_size: args.micro_batch.or(trainer.micro_batch_size),
+                gradient_accumulation_steps: args.accumulation.or(trainer.gradient_accumulation_steps),
+                ..trainer
+            },
+        };
+        let deepspeed::Imported { job, plan, unknown, assumed } =
+            deepspeed::import(text, given).map_err(|e| e.in_source(source))?;
+        let settings = settings_of_json(text);
+        let target = Target::DeepSpeed;
+        Ok(Self { target, model, job, plan, ramp: None, unknown, assumed, settings })
     }
 
     /// Reads the DeepSpeed configuration that a script hands on.
@@ -259,21 +274,25 @@ impl Launched {
         let of_line = |line: usize, message: String| Failure::Usage(format!("{source}:{line}: {message}"));
         let ranks = launch.ranks(text).map_err(|e| of_line(e.line, e.message))?;
         let line = launch.script.as_ref().map_or(1, |word| word.line);
-        sourced(script, config).map_err(|why| of_line(line, format!("`{config}` is not read: {why}")))?;
-        let path = script.parent().unwrap_or(Path::new("")).join(config);
-        let mut read = Self::read(&path, Kind::DeepSpeed, (gpus.or(ranks), seq_len), None, args)?;
+        let shown = one_line(&shown(config));
+        let (held, written) = launch
+            .text_of(config, &|name| sourced(script, name))
+            .map_err(|why| of_line(line, format!("`{shown}` is not read: {why}")))?;
+        let path = match written {
+            Some(line) => format!("{source}: `{shown}`, which line {line} writes"),
+            None => script.parent().unwrap_or(Path::new("")).join(&shown).display().to_string(),
+        };
+        let (trainer, others) = deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
+        let mut read = Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), trainer, args)?;
         let mut notes = launch.notes.clone();
-        notes.push(format!("the script hands {} to DeepSpeed, which is read; lines are its", path.display()));
+        notes.push(format!("the script hands {path} to DeepSpeed, which is read; lines are its"));
         if let (Some(gpus), Some(ranks)) =
             (gpus, ranks.filter(|ranks| gpus.is_some_and(|gpus| gpus != *ranks)))
         {
             notes.push(format!("{gpus} GPUs as given, not the {ranks} ranks that the launcher starts"));
         }
-        let flags = launch.arguments.iter().map(|word| word.text.split('=').next().unwrap_or_default());
-        let flags: Vec<&str> =
-            flags.filter(|flag| flag.starts_with("--") && !flag.starts_with("--deepspeed")).collect();
-        if !flags.is_empty() {
-            notes.push(format!("flags of the training script are not understood: {}", flags.join(" ")));
+        if !others.is_empty() {
+            notes.push(format!("flags of the training script are not understood: {}", others.join(" ")));
         }
         notes.append(&mut read.assumed);
         Ok(Self { assumed: notes, ..read })
@@ -285,7 +304,7 @@ impl Launched {
             anstream::eprintln!("note: {note}");
         }
         for (line, flag) in &self.unknown {
-            anstream::eprintln!("note: line {line}: `{flag}` is not understood and changes nothing here");
+            anstream::eprintln!("note: line {line}: not understood, and without effect here: {flag}");
         }
     }
 

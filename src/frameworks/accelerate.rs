@@ -237,7 +237,7 @@ fn configuration(request: &ExportRequest, hf: Option<&HfModel>) -> String {
         let wrapped = hf.map(|hf| format!("  fsdp_transformer_layer_cls_to_wrap: {}\n", hf.layer_class));
         let _ = write!(
             text,
-            "fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: {}\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n{}  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_activation_checkpointing: {}\n  fsdp_offload_params: {}\n  fsdp_cpu_ram_efficient_loading: false\n",
+            "fsdp_config:\n  fsdp_version: 2\n  fsdp_reshard_after_forward: {}\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n{}  fsdp_state_dict_type: SHARDED_STATE_DICT\n  fsdp_activation_checkpointing: {}\n  fsdp_offload_params: {}\n  fsdp_cpu_ram_efficient_loading: true\n",
             l.zero_stage == 3,
             wrapped.unwrap_or_default(),
             recomputes(request),
@@ -300,6 +300,18 @@ fn training_script(request: &ExportRequest, hf: &HfModel) -> String {
     } else {
         ""
     };
+    let attention = hf.attention();
+    let model =
+        format!("model = AutoModelForCausalLM.from_config(config, attn_implementation=\"{attention}\")\n");
+    let (empty_import, build) = if l.zero_stage > 0 {
+        let build = format!(
+            "    # The first rank holds the model in its host's memory; the others receive their shards from it.\n    whole = nullcontext() if accelerator.is_main_process else init_empty_weights()\n    with whole:\n        {model}    model.tie_weights()\n"
+        );
+        (", init_empty_weights", build)
+    } else {
+        ("", format!("    {model}"))
+    };
+    let context = if l.zero_stage > 0 { "from contextlib import nullcontext\n" } else { "" };
     let body = if l.context_parallel > 1 {
         "            shards = [batch[\"input_ids\"], batch[\"position_ids\"], batch[\"labels\"]]\n            with accelerator.maybe_context_parallel(buffers=shards, buffer_seq_dims=[1, 1, 1]):\n                loss = model(**batch).loss\n                accelerator.backward(loss)\n"
     } else {
@@ -310,9 +322,9 @@ fn training_script(request: &ExportRequest, hf: &HfModel) -> String {
 {header}#
 # Trains the model on synthetic tokens; put a data loader in the place of batches().
 import json
-
+{context}
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator{empty_import}
 from transformers import AutoConfig, AutoModelForCausalLM
 
 MODEL = json.loads({literal})
@@ -334,8 +346,7 @@ def batches(vocabulary, device):
 def main():
     accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
     config = AutoConfig.for_model(**MODEL)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="{attention}")
-{recompute}    # FSDP2 takes a model and its optimizer together.
+{build}{recompute}    # FSDP2 takes a model and its optimizer together.
     model, optimizer = accelerator.prepare(model, {optimizer})
     model.train()
     stream = batches(config.vocab_size, accelerator.device)
@@ -355,7 +366,6 @@ if __name__ == "__main__":
 "#,
         header = request.header("#", WRITTEN_FOR),
         literal = python_literal(&config),
-        attention = hf.attention(),
         sequence = request.job.sequence_length,
         micro_batch = l.micro_batch_size,
         accumulation = l.gradient_accumulation_steps,

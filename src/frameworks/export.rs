@@ -9,7 +9,7 @@ use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
 use crate::spec::job::Job;
-use crate::spec::model::Model;
+use crate::spec::model::{FeedForward, Model, Position};
 use crate::units::{Bytes, Seconds};
 
 /// A plan with everything that its files say.
@@ -139,10 +139,22 @@ pub struct ExportedFile {
 /// A [`Refusal`] where the framework does not accept the plan, cannot express the model, or is only
 /// predicted; with the nearest plan that it accepts where there is one.
 pub fn export(destination: Destination, request: &ExportRequest) -> Result<Vec<ExportedFile>, Refusal> {
+    export_or_nearest(destination, request, &|_| true)
+}
+
+/// As [`export`]; of the plans near a refused one, only those that `fits` takes are named.
+///
+/// # Errors
+/// As [`export`].
+pub fn export_or_nearest(
+    destination: Destination,
+    request: &ExportRequest,
+    fits: &dyn Fn(&Plan) -> bool,
+) -> Result<Vec<ExportedFile>, Refusal> {
     let target = destination.target();
     let context = request.context();
     legal_plan(target, &context, request.plan).map_err(|refusal| Refusal {
-        nearest: super::nearest(target, &context, request.plan).map(Box::new),
+        nearest: super::nearest(target, &context, request.plan, fits).map(Box::new),
         ..refusal
     })?;
     write(destination, request)
@@ -390,6 +402,18 @@ impl ExportRequest<'_> {
         text
     }
 
+    /// Numbers of the model that no model file says, so that the framework's own defaults hold.
+    fn left_open(&self) -> String {
+        let mut open = vec!["epsilon of the norms"];
+        if matches!(self.model.position, Position::Rotary | Position::RotaryWith { .. }) {
+            open.push("scaling of rotary positions");
+        }
+        if self.model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_))) {
+            open.push("scaling of routed experts");
+        }
+        format!("{}: the framework's defaults hold", open.join(", "))
+    }
+
     /// The header's facts, each on one line.
     #[must_use]
     pub fn facts(&self, written_for: &str) -> Vec<(&'static str, String)> {
@@ -417,6 +441,7 @@ impl ExportRequest<'_> {
             let mtp = self.model.mtp.as_ref().map_or(0, |m| m.modules);
             facts.push(("layers", crate::stages::layout::write_layout(&chunks, mtp)));
         }
+        facts.push(("left open", self.left_open()));
         facts.push(("predicted", predicted));
         if let Some(c) = self.checkpoints() {
             let (steps, failures) = (c.steps, c.between_failures);

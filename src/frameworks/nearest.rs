@@ -60,6 +60,15 @@ const CHANGES: &[Change] = &[
         }
     },
     |_, _, d| d.layout.shard_group = d.layout.data_parallel * d.layout.context_parallel,
+    |_, c, d| {
+        // The largest group that experts divide among.
+        let l = &mut d.layout;
+        let ranks = l.data_parallel * l.context_parallel;
+        let among = |g: u32| ranks % g == 0 && c.moe.iter().all(|m| m.experts % u64::from(g) == 0);
+        if l.zero_stage > 0 {
+            l.shard_group = (1..=l.shard_group).rev().find(|&g| among(g)).unwrap_or(l.shard_group);
+        }
+    },
     |k, _, d| shard(k, d, 1),
     |k, _, d| shard(k, d, -1),
     |_, _, d| even(d),
@@ -91,7 +100,12 @@ const CHANGES: &[Change] = &[
 ];
 
 /// Tries one change, then two, then three; the earlier in [`CHANGES`], the nearer.
-pub(super) fn search(target: Target, context: &Context, plan: &Plan) -> Option<Plan> {
+pub(super) fn search(
+    target: Target,
+    context: &Context,
+    plan: &Plan,
+    fits: &dyn Fn(&Plan) -> bool,
+) -> Option<Plan> {
     let start = Draft { layout: *plan.layout(), chunks: plan.chunks().to_vec() };
     let capabilities = target.capabilities();
     let changed = |draft: &Draft, change: &Change| {
@@ -108,6 +122,7 @@ pub(super) fn search(target: Target, context: &Context, plan: &Plan) -> Option<P
         for draft in &next {
             if let Some(plan) = finish(context, draft)
                 && legal_plan(target, context, &plan).is_ok()
+                && fits(&plan)
             {
                 return Some(plan);
             }

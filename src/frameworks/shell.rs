@@ -3,9 +3,11 @@
 //! running shell knows stays unknown.
 
 mod parse;
+mod printed;
 mod run;
 
-pub(super) use run::from_folder;
+pub use printed::Written;
+use run::file_key;
 
 use std::collections::BTreeMap;
 
@@ -45,13 +47,15 @@ pub struct Launch {
     pub arguments: Vec<Word>,
     /// Variables that were exported or stand before the command.
     pub environment: BTreeMap<String, String>,
+    /// Files that the script writes, by their path from its folder.
+    pub written: BTreeMap<String, Written>,
     /// What was decided without knowing it, for people.
     pub notes: Vec<String>,
 }
 
 impl Launch {
-    /// The DeepSpeed configuration that a script hands on, by its path from the script's folder, where the model is
-    /// not told by flags.
+    /// The DeepSpeed configuration that a script hands on, by its path as the script says it, where the model is not
+    /// told by flags.
     #[must_use]
     pub fn deepspeed_config(&self) -> Option<String> {
         let words = &self.arguments;
@@ -65,7 +69,23 @@ impl Launch {
             let value = words[at].text.split_once('=').map(|(_, value)| value);
             value.or_else(|| words.get(at + 1).map(|w| w.text.as_str())).filter(|v| !v.starts_with('-'))
         });
-        from_folder(value?, None).filter(|path| path.ends_with(".json"))
+        let path = value?;
+        (path.ends_with(".json") && file_key(path, None).is_some()).then(|| path.to_owned())
+    }
+
+    /// What a file holds that the script names, and the line on which the script writes it if it does.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub fn text_of(&self, path: &str, files: &Files) -> Result<(String, Option<usize>), String> {
+        let unknown = || "its path is known only when the script runs".to_owned();
+        let key = file_key(path, None).ok_or_else(unknown)?;
+        match self.written.get(&key) {
+            Some(Written { text: Some(text), line }) => Ok((text.clone(), Some(*line))),
+            Some(Written { text: None, line }) => Err(format!("what line {line} writes into it {UNTOLD}")),
+            None if is_unknown(&key) => Err(unknown()),
+            None => Ok((files(&key)?, None)),
+        }
     }
 
     /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`. `text` is
@@ -137,6 +157,9 @@ pub fn no_files(_: &str) -> Result<String, String> {
     Err("files are not read here".to_owned())
 }
 
+/// Of a text that the script does not hold.
+pub(super) const UNTOLD: &str = "is known only when the script runs";
+
 /// Stands for text that only a running shell knows.
 const UNKNOWN: char = '\u{fffc}';
 
@@ -179,6 +202,7 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
             launcher: Vec::new(),
             script,
             arguments,
+            written: std::mem::take(&mut shell.written),
             environment: shell.into_environment(),
             notes,
         });
@@ -205,7 +229,7 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
         let line = other.script.as_ref().map_or(1, |w| w.line);
         return Err(ImportError::new(line, "a second training command differs from the first; expected one"));
     }
-    Ok(Launch { notes, ..first })
+    Ok(Launch { notes, written: shell.written, ..first })
 }
 
 /// A number that a script's `#SBATCH` lines say, the last part of `gpu:8` and the like.
@@ -249,6 +273,12 @@ fn no_command(text: &str, bare: Option<Word>) -> ImportError {
         text.trim_end().lines().count().max(1),
         "no training command was found: expected torchrun, python, srun or deepspeed with a .py script, or a list of --flags",
     )
+}
+
+/// A word for people: what only a running shell knows is `$…`.
+#[must_use]
+pub fn shown(text: &str) -> String {
+    text.replace(UNKNOWN, "$…")
 }
 
 /// Whether a word holds something that only a running shell knows.

@@ -106,10 +106,13 @@ fn configurations_beside_a_script_are_read() {
         read(r#"{"zero_optimization": {"stage": 2, "overlap_comm": true}, "train_batch_size": 1536}"#)
             .unwrap();
     assert_eq!((sharded.plan.layout().zero_stage, sharded.plan.layout().data_overlap), (2, true));
+    // Scripts of the fork are often older than what DeepSpeed has dropped since.
+    let older = read(r#"{"curriculum_learning": {"enabled": false}}"#).unwrap();
+    let note = older.assumed.iter().find(|note| note.contains("`curriculum_learning`"));
+    assert!(note.is_some_and(|n| n.contains("line 1")), "{:?}", older.assumed);
     for (json, part) in [
         (r#"{"train_batch_size": 512}"#, "--global-batch-size is 1536, and train_batch_size"),
         (r#"{"train_micro_batch_size_per_gpu": 4}"#, "--micro-batch-size is 1"),
-        (r#"{"elasticity": {}}"#, "no longer exists"),
         ("{", "the DeepSpeed configuration"),
     ] {
         let error = read(json).unwrap_err();
@@ -296,6 +299,7 @@ fn thousands_of_configurations_survive_export_and_import() {
             gpus: question.job.gpus,
             sequence_length: Some(question.job.sequence_length),
             pipeline_parallel: 1,
+            trainer: deepspeed::Trainer::default(),
         };
         let imported = deepspeed::import(&config.text, given)
             .unwrap_or_else(|error| panic!("{}\n{}", error.render(false), config.text));
@@ -323,7 +327,8 @@ fn broken_configurations_name_the_place() {
   "bf16": {"enabled": true},
   "zero_optimization": {"stage": 3, "overlap_comm": true}
 }"#;
-    let given = deepspeed::Given { model, gpus: 8, sequence_length: None, pipeline_parallel: 1 };
+    let trainer = deepspeed::Trainer::default();
+    let given = deepspeed::Given { model, gpus: 8, sequence_length: None, pipeline_parallel: 1, trainer };
     let imported = deepspeed::import(good, given).unwrap();
     let layout = imported.plan.layout();
     assert_eq!((layout.zero_stage, layout.shard_group, layout.micro_batch_size), (3, 8, 2));
@@ -338,7 +343,7 @@ fn broken_configurations_name_the_place() {
             5,
             "both enabled",
         ),
-        ("64", "\"auto\"", 2, "only the Hugging Face Trainer resolves"),
+        ("64", "\"many\"", 2, "expected a whole number from 1"),
         ("\"stage\": 3", "\"stage\": 2, \"offload_param\": {\"device\": \"cpu\"}", 6, "need ZeRO stage 3"),
         ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 3", 6, "does not divide the 8 ranks"),
         ("\"bf16\": {\"enabled\": true}", "\"elasticity\": {}", 5, "no longer exists"),
@@ -350,6 +355,112 @@ fn broken_configurations_name_the_place() {
         assert!(error.title().contains(part), "{part}: {}", error.render(false));
         assert_eq!(error.place().map(|p| p.0), Some(line), "{part}: {}", error.render(false));
     }
+}
+
+#[test]
+fn what_a_configuration_leaves_to_the_trainer_comes_from_its_flags() {
+    let auto = r#"{
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": "auto",
+  "gradient_accumulation_steps": "auto",
+  "bf16": {"enabled": "auto"},
+  "fp16": {"enabled": "auto"},
+  "zero_optimization": {"stage": 3, "overlap_comm": true, "reduce_bucket_size": "auto"}
+}"#;
+    let script = "torchrun --nproc_per_node 8 train.py --model_name_or_path x --fp16 True --bf16 False \
+--per_device_train_batch_size 2 --gradient-accumulation-steps=16 --model_max_length 2048 \
+--gradient_checkpointing True --deepspeed ds.json --lr 1e-5";
+    let launch = read_launch(script, &no_files).unwrap();
+    assert_eq!(launch.deepspeed_config().as_deref(), Some("ds.json"));
+    let (trainer, others) = deepspeed::Trainer::read(&launch).unwrap();
+    assert_eq!(others, ["--model_name_or_path", "--lr"]);
+    let models = models();
+    let model = models.iter().find(|m| m.name == "Llama 3.1 8B").unwrap();
+    let mut given = deepspeed::Given { model, gpus: 8, sequence_length: None, pipeline_parallel: 1, trainer };
+    let imported = deepspeed::import(auto, given).unwrap();
+    assert_eq!((imported.job.global_batch_size, imported.job.sequence_length), (256, 2048));
+    assert_eq!(imported.job.precision, Precision::Fp16);
+    assert_eq!(imported.plan.to_string(), "tp1 pp1 vp1 cp1 ep1 dp8 mb2 ga16 zero3 rc-full:uniform:1");
+    // A number that the configuration does say must be the trainer's.
+    let other = auto.replacen(
+        "\"train_micro_batch_size_per_gpu\": \"auto\"",
+        "\"train_micro_batch_size_per_gpu\": 4",
+        1,
+    );
+    let error = deepspeed::import(&other, given).unwrap_err();
+    assert!(error.title().contains("is 4, and the trainer is told 2"), "{}", error.title());
+    // Nobody says: the trainer's own defaults, and each is listed.
+    given.trainer = deepspeed::Trainer::default();
+    let imported = deepspeed::import(auto, given).unwrap();
+    assert_eq!(imported.plan.to_string(), "tp1 pp1 vp1 cp1 ep1 dp8 mb8 ga1 zero3 rc-none");
+    for part in ["micro-batches of 8", "no accumulation", "bf16: \"auto\" leaves"] {
+        assert!(imported.assumed.iter().any(|note| note.contains(part)), "{part}: {:?}", imported.assumed);
+    }
+    let wrong = read_launch("python train.py --per_device_train_batch_size x --deepspeed ds.json", &no_files);
+    assert!(deepspeed::Trainer::read(&wrong.unwrap()).is_err());
+}
+
+#[test]
+fn a_configuration_that_the_script_writes_is_read() {
+    let flags = format!("{COMMAND} --deepspeed --zero-stage 1 --deepspeed_config $CONFIG")
+        .replace(" --sequence-parallel --pipeline-model-parallel-size 2 --use-distributed-optimizer", "");
+    let body = "{\n\"train_batch_size\": $BATCH,\n\"bf16\": {\"enabled\": true},\n\"zero_optimization\": {\"stage\": $ZERO, \"overlap_comm\": true}\n}";
+    let launch = format!("deepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py {flags}\n");
+    let template = body.replace("$BATCH", "A_BATCH").replace("$ZERO", "A_STAGE");
+    let ways = [
+        format!("CONFIG=ds.json\ncat <<EOT > $CONFIG\n{body}\nEOT\n{launch}"),
+        format!("CONFIG=/tmp/x/$NAME.json\ncat > \"$CONFIG\" << EOT\n{body}\nEOT\n{launch}"),
+        format!(
+            "CONFIG=`pwd`/ds.json\ncat template.json | sed \"s/A_BATCH/${{BATCH}}/\" | sed -e \"s|A_STAGE|$ZERO|g\" > ${{CONFIG}}\n{launch}"
+        ),
+        format!(
+            "CONFIG=ds.json\nT=$(cat template.json)\nT=${{T/A_BATCH/$BATCH}}\necho \"${{T/A_STAGE/$ZERO}}\" > $CONFIG\n{launch}"
+        ),
+        format!(
+            "CONFIG=ds.json\nread -r -d '' FLAGS <<EOF\n{flags}\nEOF\ncat <<EOT > $CONFIG\n{body}\nEOT\ndeepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py $FLAGS\n"
+        ),
+    ];
+    let files = |path: &str| match path {
+        "template.json" => Ok(template.clone()),
+        other => Err(format!("{other}: no such file")),
+    };
+    for way in &ways {
+        let text = format!("BATCH=256; ZERO=2\n{way}");
+        let given = Given { name: "x", gpus: None, vocabulary: None, architecture: None };
+        let imported = import_with(&text, given, &files).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let layout = imported.plan.layout();
+        assert_eq!((layout.zero_stage, layout.data_overlap), (2, true), "{:?}\n{text}", imported.assumed);
+        let note = "the DeepSpeed configuration is what line";
+        assert!(imported.assumed.iter().any(|n| n.contains(note)), "{:?}\n{text}", imported.assumed);
+        // What it says must agree with the flags, and what is not known is no number.
+        for (batch, part) in [
+            ("64", "train_batch_size of the DeepSpeed configuration 64"),
+            ("$1", "only when the script runs"),
+        ] {
+            let text = text.replacen("BATCH=256", &format!("BATCH={batch}"), 1);
+            let error = import_with(&text, given, &files).unwrap_err();
+            assert!(error.message.contains(part), "{error}\n{text}");
+        }
+    }
+}
+
+#[test]
+fn misspelt_flags_are_named_with_what_was_meant() {
+    let given = Given { name: "x", gpus: Some(64), vocabulary: None, architecture: None };
+    for (from, to) in
+        [("--num-layers", "--num-layer"), ("--seq-length", "--seq_length"), ("--hidden-size", "--hiden-size")]
+    {
+        let error = import_given(&script(&format!("{from} => {to}")), given).unwrap_err();
+        assert!(error.message.contains(&format!("no {from}: did you mean it by {to}?")), "{error}");
+    }
+    let text =
+        script("--tensor-model-parallel-size 4 => --tensor-model-paralel-size 4;--sequence-parallel => --x");
+    let imported = import_given(&text, given).unwrap();
+    let unknown: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
+    assert_eq!(
+        unknown,
+        ["--tensor-model-paralel-size 4 (did you mean --tensor-model-parallel-size?)", "--x"]
+    );
 }
 
 /// One command, started in as many ways as there are sites.

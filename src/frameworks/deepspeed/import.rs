@@ -1,6 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
+use crate::frameworks::shell::{ImportError, Launch, is_unknown, shown};
 use crate::frameworks::{Context, Judge, Target, legal_plan};
 use crate::layers::Layers;
 use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute};
@@ -21,6 +22,68 @@ pub struct Given<'a> {
     pub sequence_length: Option<u32>,
     /// Pipeline stages of the script's `PipelineModule`.
     pub pipeline_parallel: u32,
+    /// What the trainer is told.
+    pub trainer: Trainer,
+}
+
+/// What the Hugging Face Trainer fills in where the configuration says `"auto"` (transformers/integrations/deepspeed.py
+/// HfTrainerDeepSpeedConfig).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Trainer {
+    /// Sequences of a micro-batch.
+    pub micro_batch_size: Option<u32>,
+    /// Micro-batches of a step.
+    pub gradient_accumulation_steps: Option<u32>,
+    /// Tokens per sequence.
+    pub sequence_length: Option<u32>,
+    /// The number format.
+    pub precision: Option<Precision>,
+    /// Layers are recomputed in the backward pass.
+    pub recompute: bool,
+}
+
+impl Trainer {
+    /// Sequences of a micro-batch unless it is told (transformers/training_args.py per_device_train_batch_size).
+    const MICRO_BATCH: u32 = 8;
+
+    /// Reads the trainer's flags of a launch; also gives those that are none of these.
+    ///
+    /// # Errors
+    /// A value that is no number where one is due.
+    pub fn read(launch: &Launch) -> Result<(Self, Vec<String>), ImportError> {
+        let mut trainer = Self::default();
+        let mut others = Vec::new();
+        let words = &launch.arguments;
+        for (at, word) in words.iter().enumerate().filter(|(_, word)| word.text.starts_with("--")) {
+            let (name, glued) = match word.text.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (word.text.as_str(), None),
+            };
+            let next = words.get(at + 1).map(|w| w.text.as_str()).filter(|w| !w.starts_with('-'));
+            let value = glued.or(next);
+            let number = || -> Result<Option<u32>, ImportError> {
+                let Some(text) = value.filter(|text| !is_unknown(text)) else { return Ok(None) };
+                let number = text.parse().ok().filter(|n| *n > 0);
+                let message = || format!("{name} takes a whole number from 1, found `{}`", shown(text));
+                number.map(Some).ok_or_else(|| ImportError::new(word.line, message()))
+            };
+            let on = value.is_none_or(|text| matches!(text.to_lowercase().as_str(), "true" | "1" | "yes"));
+            match name.replace('-', "_").as_str() {
+                "__per_device_train_batch_size" => trainer.micro_batch_size = number()?,
+                "__gradient_accumulation_steps" => trainer.gradient_accumulation_steps = number()?,
+                "__model_max_length" | "__max_seq_length" | "__max_seq_len" | "__max_length"
+                | "__block_size" | "__cutoff_len" => {
+                    trainer.sequence_length = number()?;
+                }
+                "__bf16" if on => trainer.precision = Some(Precision::Bf16),
+                "__fp16" if on => trainer.precision = Some(Precision::Fp16),
+                "__gradient_checkpointing" => trainer.recompute = on,
+                "__bf16" | "__fp16" | "__deepspeed" | "__deepspeed_config" => {}
+                _ => others.push(name.to_owned()),
+            }
+        }
+        Ok((trainer, others))
+    }
 }
 
 /// What a configuration says.
@@ -124,6 +187,11 @@ const ZERO_NOT_MODELLED: &[&str] =
 
 type Read<T> = Result<T, SpecError>;
 
+/// Whether the Hugging Face Trainer is to fill a value in.
+fn left(node: &Node) -> bool {
+    matches!(&node.value, Value::Text(text) if text == "auto")
+}
+
 /// A section of the configuration.
 struct Section<'a> {
     text: &'a str,
@@ -155,15 +223,7 @@ impl<'a> Section<'a> {
 
     fn wrong<T>(&self, node: &Node, name: &str, expected: &str) -> Read<T> {
         let found = node.value.describe();
-        let message = if matches!(&node.value, Value::Text(text) if text == "auto") {
-            format!(
-                "`{}{name}` is \"auto\", which only the Hugging Face Trainer resolves; expected {expected}",
-                self.path
-            )
-        } else {
-            format!("`{}{name}`: expected {expected}, found {found}", self.path)
-        };
-        Err(self.error(node, message))
+        Err(self.error(node, format!("`{}{name}`: expected {expected}, found {found}", self.path)))
     }
 
     /// A number from `least` up; `5e8` is one.
@@ -171,6 +231,7 @@ impl<'a> Section<'a> {
         let Some(node) = self.get(name) else { return Ok(None) };
         let number = match &node.value {
             Value::Null => return Ok(None),
+            _ if left(node) => return Ok(None),
             Value::Whole(n) => u32::try_from(*n).ok(),
             Value::Number(n) if n.fract() == 0.0 && *n >= 0.0 && *n <= f64::from(u32::MAX) => Some(*n as u32),
             _ => None,
@@ -186,6 +247,7 @@ impl<'a> Section<'a> {
         match &node.value {
             Value::Null => Ok(None),
             Value::Flag(flag) => Ok(Some(*flag)),
+            _ if left(node) => Ok(None),
             _ => self.wrong(node, name, "true or false"),
         }
     }
@@ -249,15 +311,15 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let mut unknown = Vec::new();
     let zero = top.section("zero_optimization")?;
     let mut layout = degrees(&top, given)?;
-    let precision = precision(&top, &mut assumed)?;
+    let precision = precision(&top, given.trainer.precision, &mut assumed)?;
     let optimizer = optimizer(&top, &mut assumed)?;
     if let Some(zero) = &zero {
         sharding(zero, &mut layout, &mut unknown)?;
     }
-    let (micro_batch, accumulation, batch) = batch(&top, given.gpus, &layout, &mut assumed)?;
+    let (micro_batch, accumulation, batch) = batch(&top, given, &layout, &mut assumed)?;
     layout.micro_batch_size = micro_batch;
     layout.gradient_accumulation_steps = accumulation;
-    let sequence = given.sequence_length.unwrap_or_else(|| {
+    let sequence = given.sequence_length.or(given.trainer.sequence_length).unwrap_or_else(|| {
         let length = u32::try_from(given.model.max_sequence).unwrap_or(u32::MAX).clamp(1, 4096);
         assumed.push(format!("sequences of {length} tokens: the configuration does not say"));
         length
@@ -267,6 +329,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
             layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
             Recompute::FullUniform(1)
         }
+        None if given.trainer.recompute => Recompute::FullUniform(1),
         None => {
             assumed.push("no layer is recomputed: there is no activation_checkpointing".into());
             Recompute::None
@@ -314,7 +377,7 @@ pub struct Beside {
 pub fn import_beside(text: &str, layout: &mut Layout) -> Read<Beside> {
     let root = parse(text)?;
     let top = Section::top(text, &root)?;
-    top.gone()?;
+    // Keys that DeepSpeed has dropped are listed: scripts of the fork are often older than that.
     let mut beside = Beside::default();
     (layout.zero_stage, layout.shard_group, layout.data_overlap) = (0, 1, false);
     if let Some(zero) = top.section("zero_optimization")? {
@@ -406,14 +469,23 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
     })
 }
 
-fn precision(top: &Section, assumed: &mut Vec<String>) -> Read<Precision> {
-    let on = |name: &str| -> Read<bool> {
-        match top.section(name)? {
-            Some(section) => Ok(section.flag("enabled")?.unwrap_or(false)),
-            None => Ok(false),
+fn precision(top: &Section, told: Option<Precision>, assumed: &mut Vec<String>) -> Read<Precision> {
+    let mut open = Vec::new();
+    let mut on = |name: &'static str, format: Precision| -> Read<bool> {
+        let Some(section) = top.section(name)? else { return Ok(false) };
+        if section.get("enabled").is_some_and(left) {
+            open.push(format);
+            return Ok(told == Some(format));
         }
+        Ok(section.flag("enabled")?.unwrap_or(false))
     };
-    let (bf16, fp16) = (on("bf16")? | on("bfloat16")?, on("fp16")?);
+    let (bf16, fp16) =
+        (on("bf16", Precision::Bf16)? | on("bfloat16", Precision::Bf16)?, on("fp16", Precision::Fp16)?);
+    if !bf16 && !fp16 && told.is_none() && !open.is_empty() {
+        let format = if open.contains(&Precision::Bf16) { Precision::Bf16 } else { Precision::Fp16 };
+        assumed.push(format!("{}: \"auto\" leaves the number format to the trainer", format.name()));
+        return Ok(format);
+    }
     match (bf16, fp16) {
         (true, true) => {
             let node = top.get("fp16").or(top.get("bf16"));
@@ -502,10 +574,25 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
 
 /// Micro-batch, accumulation and global batch: any two give the third (runtime/config.py
 /// _set_batch_related_parameters).
-fn batch(top: &Section, gpus: u32, layout: &Layout, assumed: &mut Vec<String>) -> Read<(u32, u32, u32)> {
-    let dp = layout.data_parallel;
-    let micro = top.number("train_micro_batch_size_per_gpu", 1)?;
-    let accumulation = top.number("gradient_accumulation_steps", 1)?;
+fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>) -> Read<(u32, u32, u32)> {
+    let (dp, gpus, trainer) = (layout.data_parallel, given.gpus, given.trainer);
+    // The trainer refuses a configuration that says otherwise than its own arguments.
+    let either = |name: &str, told: Option<u32>| -> Read<Option<u32>> {
+        match (top.number(name, 1)?, told, top.get(name)) {
+            (Some(said), Some(told), Some(node)) if said != told => {
+                Err(top.error(node, format!("`{name}` is {said}, and the trainer is told {told}")))
+            }
+            (said, told, _) => Ok(said.or(told)),
+        }
+    };
+    let mut micro = either("train_micro_batch_size_per_gpu", trainer.micro_batch_size)?;
+    let accumulation = either("gradient_accumulation_steps", trainer.gradient_accumulation_steps)?;
+    if micro.is_none() && top.get("train_micro_batch_size_per_gpu").is_some_and(left) {
+        micro = Some(Trainer::MICRO_BATCH);
+        let text =
+            "micro-batches of 8, the trainer's default for \"auto\": --micro-batch says another number";
+        assumed.push(text.into());
+    }
     let batch = top.number("train_batch_size", 1)?;
     // Where tensor parallelism is DeepSpeed's own, its rule counts every rank.
     let counted = if layout.tensor_parallel > 1 && layout.pipeline_parallel == 1 { gpus } else { dp };
@@ -534,7 +621,9 @@ fn batch(top: &Section, gpus: u32, layout: &Layout, assumed: &mut Vec<String>) -
     if let Some(batch) = batch.filter(|b| u64::from(*b) != product) {
         return Err(wrong(micro, accumulation, batch));
     }
-    if batch.is_none() && accumulation == 1 && top.get("gradient_accumulation_steps").is_none() {
+    let told = trainer.gradient_accumulation_steps.is_some()
+        || top.get("gradient_accumulation_steps").is_some_and(|node| !left(node));
+    if batch.is_none() && accumulation == 1 && !told {
         assumed.push("no accumulation: gradient_accumulation_steps is not given".into());
     }
     let whole = u64::from(micro) * u64::from(accumulation) * u64::from(dp);

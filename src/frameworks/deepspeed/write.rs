@@ -443,12 +443,21 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &str) -> 
     let l: &Layout = request.plan.layout();
     let config = serde_json::to_string_pretty(&Value::Object(hf.config.clone())).unwrap_or_default();
     let literal = python_literal(&config);
+    // A copy of the model for every process of a node would not fit into the node's own memory. Parts that DeepSpeed
+    // cuts up itself afterwards may not fit on the GPU either.
+    let cut = l.tensor_parallel > 1 || l.expert_parallel > 1;
+    let place = match (l.zero_stage, cut) {
+        (3, _) => "with deepspeed.zero.Init(config_dict_or_path=settings):",
+        (_, true) => "with torch.device(\"cpu\"):",
+        (_, false) => "with torch.device(deepspeed.get_accelerator().current_device_name()):",
+    };
     format!(
         r#"#!/usr/bin/env python3
 {header}#
 # Trains the model on synthetic tokens; put a data loader in the place of batches().
 import argparse
 import json
+import os
 
 import deepspeed
 import torch
@@ -479,6 +488,7 @@ def main():
     arguments = parser.parse_args()
     with open(arguments.deepspeed_config, encoding="utf-8") as file:
         settings = json.load(file)
+    deepspeed.get_accelerator().set_device(int(os.environ["LOCAL_RANK"]))
     deepspeed.init_distributed()
 
     config = AutoConfig.for_model(**MODEL)
@@ -499,8 +509,7 @@ def main():
             seq_length_is_variable=False,
         )
 
-    sharded = settings["zero_optimization"]["stage"] == 3
-    with deepspeed.zero.Init(config_dict_or_path=settings, enabled=sharded):
+    {place}
         model = AutoModelForCausalLM.from_config(
             config, attn_implementation=attention, dtype=torch.{dtype}
         )

@@ -3,11 +3,13 @@
 //! Defaults are those of Megatron-LM's parser; flags that have no bearing on time or memory are known
 //! and skipped, all others that are not understood are listed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::deepspeed::import::import_beside;
 use super::super::export::{Settings, one_line};
-use super::super::shell::{Files, ImportError, Launch, Word, from_folder, is_unknown, no_files, read_launch};
+use super::super::shell::{
+    Files, ImportError, Launch, UNTOLD, Word, is_unknown, no_files, read_launch, shown,
+};
 use super::super::{Context, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use crate::cost::advice::BatchRamp;
@@ -259,11 +261,19 @@ struct Flags {
     map: BTreeMap<String, (Vec<String>, usize)>,
     /// All flags, taken out or not.
     given: BTreeMap<String, (Vec<String>, usize)>,
+    /// Names that were asked for, given or not.
+    asked: BTreeSet<String>,
     /// Line of the command.
     line: usize,
 }
 
 type Read<T> = Result<T, ImportError>;
+
+/// Whether a flag looks like another one that was spelt wrongly.
+fn misspelt(found: &str, meant: &str) -> bool {
+    let found = found.replace('_', "-").to_lowercase();
+    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 0.85
+}
 
 impl Flags {
     fn new(launch: &Launch, notes: &mut Vec<String>) -> Read<Self> {
@@ -312,7 +322,31 @@ impl Flags {
                 notes.push(format!("{name} is given twice, in lines {at} and {line}: the last one counts"));
             }
         }
-        Ok(Self { given: map.clone(), map, line })
+        // Before there was a granularity, a method alone meant that whole layers are recomputed.
+        let old = ["--activations-checkpoint-method", "--activations-checkpoint-num-layers"];
+        let old = launch.arguments.iter().find(|w| old.contains(&w.text.as_str()));
+        if let Some(word) = old.filter(|_| !map.contains_key("--recompute-granularity")) {
+            map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
+            map.entry("--recompute-num-layers".into()).or_insert((vec!["1".into()], word.line));
+        }
+        Ok(Self { given: map.clone(), map, asked: BTreeSet::new(), line })
+    }
+
+    /// Takes a flag out.
+    fn take(&mut self, name: &str) -> Option<(Vec<String>, usize)> {
+        self.asked.insert(name.to_owned());
+        self.map.remove(name)
+    }
+
+    /// A flag that must be there is not.
+    fn missing(&self, name: &str) -> ImportError {
+        let near = self.map.iter().find(|(other, _)| misspelt(other, name));
+        match near {
+            Some((other, (_, line))) => {
+                ImportError::new(*line, format!("the command has no {name}: did you mean it by {other}?"))
+            }
+            None => ImportError::new(self.line, format!("the command has no {name}: is the script cut off?")),
+        }
     }
 
     /// Flags in a string of several lines stand where the text has them.
@@ -348,21 +382,18 @@ impl Flags {
 
     /// A switch.
     fn on(&mut self, name: &str) -> bool {
-        self.map.remove(name).is_some()
+        self.take(name).is_some()
     }
 
     /// The values of a flag.
     fn values(&mut self, name: &str) -> Read<Option<(Vec<String>, usize)>> {
-        let Some((values, line)) = self.map.remove(name) else { return Ok(None) };
+        let Some((values, line)) = self.take(name) else { return Ok(None) };
         if values.is_empty() {
             return Err(ImportError::new(line, format!("{name} has no value: is the script cut off?")));
         }
         if let Some(value) = values.iter().find(|v| is_unknown(v)) {
-            let shown = value.replace('\u{fffc}', "$…");
-            return Err(ImportError::new(
-                line,
-                format!("the value of {name} (`{shown}`) is known only when the script runs; write it out"),
-            ));
+            let text = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(value));
+            return Err(ImportError::new(line, text));
         }
         Ok(Some((values, line)))
     }
@@ -394,10 +425,8 @@ impl Flags {
     }
 
     fn need(&mut self, name: &str) -> Read<u64> {
-        let line = self.line;
-        self.number(name)?.ok_or_else(|| {
-            ImportError::new(line, format!("the command has no {name}: is the script cut off?"))
-        })
+        let number = self.number(name)?;
+        number.ok_or_else(|| self.missing(name))
     }
 
     fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Read<Option<T>> {
@@ -462,16 +491,13 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         (None, None) => {
             return Err(ImportError::new(
                 f.line,
-                "the launcher does not say how many ranks it starts; give the number of GPUs",
+                "the launcher does not say how many ranks it starts: give the number of GPUs (--gpus)",
             ));
         }
     };
     let target = if f.on("--deepspeed") { Target::MegatronDeepSpeed } else { Target::Megatron };
     let (model, hybrid_split) = model(&mut f, given, &mut assumed)?;
-    let sequence = f.small("--seq-length")?;
-    let line = f.line;
-    let sequence = sequence
-        .ok_or_else(|| ImportError::new(line, "the command has no --seq-length: is the script cut off?"))?;
+    let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
     if u64::from(sequence) > model.max_sequence {
         return Err(ImportError::new(
             f.line_of(&["--max-position-embeddings", "--seq-length"]),
@@ -482,7 +508,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     let optimizer = optimizer(&mut f)?;
     let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
     if target == Target::MegatronDeepSpeed {
-        configured(&f, &mut layout, files, &mut assumed)?;
+        configured(&f, &mut layout, (&launch, files), &mut assumed)?;
     }
     let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
     let recompute = recompute(&mut f)?;
@@ -562,8 +588,13 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         .into_iter()
         .filter(|(name, _)| !neutral(name))
         .map(|(name, (values, line))| {
-            let words: Vec<String> = std::iter::once(name).chain(values).collect();
-            (line, one_line(&words.join(" ")).replace('\u{fffc}', "$…"))
+            let words: Vec<String> = std::iter::once(name.clone()).chain(values).collect();
+            let text = shown(&one_line(&words.join(" ")));
+            let known = f.asked.iter().map(String::as_str).chain(NEUTRAL.iter().copied());
+            match known.filter(|other| !f.given.contains_key(*other)).find(|other| misspelt(&name, other)) {
+                Some(near) => (line, format!("{text} (did you mean {near}?)")),
+                None => (line, text),
+            }
         })
         .collect();
     unknown.sort();
@@ -909,7 +940,15 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
 }
 
 fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Read<Option<Moe>> {
-    let Some(experts) = f.number("--num-experts")?.filter(|&e| e > 0) else { return Ok(None) };
+    let differ = f.given.get("--num-experts").filter(|(values, _)| values.len() > 1);
+    if let Some((values, line)) = differ.filter(|(values, _)| values.iter().any(|v| *v != values[0])) {
+        let all = values.join(" ");
+        let text = format!("layers differ in their number of experts, which no model here says: `{all}`");
+        return Err(ImportError::new(*line, text));
+    }
+    // The fork's way of saying that there are none (megatron/model/transformer.py).
+    let least = if f.given.contains_key("--deepspeed") { 2 } else { 1 };
+    let Some(experts) = f.number("--num-experts")?.filter(|&e| e >= least) else { return Ok(None) };
     let scores = [("softmax", false), ("sigmoid", true)];
     let sigmoid = f.choice("--moe-router-score-function", &scores)?.unwrap_or(false);
     let before = f.on("--moe-router-pre-softmax");
@@ -1241,12 +1280,7 @@ fn layout(
         expert_tensor_parallel: etp,
         data_parallel: dp,
         sequence_parallel: sequence_parallel && tp > 1,
-        micro_batch_size: {
-            let line = f.line;
-            f.small("--micro-batch-size")?.ok_or_else(|| {
-                ImportError::new(line, "the command has no --micro-batch-size: is the script cut off?")
-            })?
-        },
+        micro_batch_size: f.small("--micro-batch-size")?.ok_or_else(|| f.missing("--micro-batch-size"))?,
         gradient_accumulation_steps: 1,
         zero_stage,
         shard_group: if zero_stage == 0 { 1 } else { dp * cp / instances },
@@ -1266,12 +1300,16 @@ fn layout(
 }
 
 /// What the configuration that a script of Megatron-DeepSpeed hands to the engine says of sharding and offload.
-fn configured(f: &Flags, layout: &mut Layout, files: &Files, assumed: &mut Vec<String>) -> Read<()> {
+fn configured(
+    f: &Flags,
+    layout: &mut Layout,
+    (launch, files): (&Launch, &Files),
+    assumed: &mut Vec<String>,
+) -> Read<()> {
     let Some((values, line)) = f.given.get("--deepspeed_config") else { return Ok(()) };
     let name = values.first().map_or("", String::as_str);
-    let path = from_folder(name, None).ok_or("its path is known only when the script runs".to_owned());
-    let text = match path.and_then(|path| files(&path)) {
-        Ok(text) => text,
+    let (text, written) = match launch.text_of(name, files) {
+        Ok(found) => found,
         Err(why) => {
             assumed
                 .push(format!("no overlap and no offload: the DeepSpeed configuration is not read, {why}"));
@@ -1280,9 +1318,13 @@ fn configured(f: &Flags, layout: &mut Layout, files: &Files, assumed: &mut Vec<S
     };
     let flag = layout.zero_stage;
     let beside = import_beside(&text, layout).map_err(|error| {
-        ImportError::new(*line, format!("the DeepSpeed configuration: {}", error.title()))
+        let place = error.place().map_or(String::new(), |(line, _)| format!("line {line} of "));
+        let why = if is_unknown(&text) { format!("; part of it {UNTOLD}") } else { String::new() };
+        ImportError::new(*line, format!("{place}the DeepSpeed configuration: {}{why}", error.title()))
     })?;
-    if is_unknown(name) {
+    if let Some(line) = written {
+        assumed.push(format!("the DeepSpeed configuration is what line {line} writes"));
+    } else if is_unknown(name) {
         let path = name.rsplit('/').next().unwrap_or_default();
         assumed.push(format!("the DeepSpeed configuration is {path} in the folder of the script"));
     }

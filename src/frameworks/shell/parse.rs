@@ -49,11 +49,26 @@ pub(super) struct Document {
     pub body: Raw,
 }
 
+/// Where a command's files are: of those numbered otherwise than standard input and output nothing is kept.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Streams {
+    /// Here-documents and here-strings.
+    pub documents: Vec<Document>,
+    /// Here-documents whose text is still to come.
+    waiting: usize,
+    /// `< FILE`
+    pub input: Option<Raw>,
+    /// `> FILE`, `>> FILE`: whether the text goes behind what is there.
+    pub output: Option<(Raw, bool)>,
+}
+
 /// What links a command to the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
-    /// A new line, `;`, `&` or a pipe.
+    /// A new line, `;` or `&`.
     Then,
+    /// `|`
+    Pipe,
     /// `&&`
     And,
     /// `||`
@@ -64,7 +79,7 @@ pub(super) type List = Vec<(Link, Command)>;
 
 #[derive(Debug, Clone)]
 pub(super) enum Command {
-    Simple { words: Vec<Raw>, arrays: Vec<Array>, documents: Vec<Document>, negated: bool },
+    Simple { words: Vec<Raw>, arrays: Vec<Array>, streams: Streams, negated: bool },
     If { arms: Vec<(List, List)>, otherwise: List },
     While { test: List, body: List, until: bool },
     For { name: String, words: Vec<Raw>, body: List },
@@ -253,8 +268,15 @@ impl Parser {
                     self.at += 2;
                     link = Link::Or;
                 }
-                (Some('|'), Some('&')) => self.at += 2,
-                (Some('&' | '|'), _) => self.at += 1,
+                (Some('|'), Some('&')) => {
+                    self.at += 2;
+                    link = Link::Pipe;
+                }
+                (Some('|'), _) => {
+                    self.at += 1;
+                    link = Link::Pipe;
+                }
+                (Some('&'), _) => self.at += 1,
                 _ => {}
             }
         }
@@ -407,7 +429,7 @@ impl Parser {
     fn redirected(&mut self, command: Command) -> Result<Command, ImportError> {
         self.blanks()?;
         while matches!(self.peek(), Some('<' | '>')) {
-            self.redirection()?;
+            self.redirection(&mut Streams::default())?;
             self.blanks()?;
         }
         Ok(command)
@@ -424,6 +446,7 @@ impl Parser {
 
     fn simple(&mut self) -> Result<Command, ImportError> {
         let (mut words, mut arrays): (Vec<Raw>, Vec<Array>) = (Vec::new(), Vec::new());
+        let mut streams = Streams::default();
         let mut negated = false;
         loop {
             self.blanks()?;
@@ -481,27 +504,28 @@ impl Parser {
                 (Some('<' | '>'), _) => {
                     // `2>`: the number right before belongs to the redirection.
                     let glued = self.at > 0 && self.chars[self.at - 1].is_ascii_digit();
-                    if glued
-                        && words
-                            .last()
-                            .and_then(Raw::plain)
-                            .is_some_and(|w| w.bytes().all(|b| b.is_ascii_digit()))
-                    {
+                    let number = words
+                        .last()
+                        .and_then(Raw::plain)
+                        .filter(|w| glued && w.bytes().all(|b| b.is_ascii_digit()));
+                    let mut elsewhere = Streams::default();
+                    let standard = number.as_ref().is_none_or(|n| n == "0" || n == "1");
+                    if number.is_some() {
                         words.pop();
                     }
-                    self.redirection()?;
+                    self.redirection(if standard { &mut streams } else { &mut elsewhere })?;
                 }
                 (Some('&'), Some('>')) => {
                     self.next();
-                    self.redirection()?;
+                    self.redirection(&mut streams)?;
                 }
                 _ => break,
             }
         }
-        Ok(Command::Simple { words, arrays, documents: Vec::new(), negated })
+        Ok(Command::Simple { words, arrays, streams, negated })
     }
 
-    fn redirection(&mut self) -> Result<(), ImportError> {
+    fn redirection(&mut self, streams: &mut Streams) -> Result<(), ImportError> {
         let mut operator = String::new();
         while let Some(c) = self.peek().filter(|c| "<>&|".contains(*c)) {
             operator.push(c);
@@ -515,6 +539,7 @@ impl Parser {
             let Some(word) = self.word()? else { return self.error("a here-document without a delimiter") };
             let literal = word.quoted;
             self.waiting.push((word.plain().unwrap_or_default(), literal, tabs));
+            streams.waiting += 1;
             return Ok(());
         }
         if self.peek() == Some('-') {
@@ -529,7 +554,15 @@ impl Parser {
             self.next();
             return self.parentheses().map(drop);
         }
-        self.word().map(drop)
+        let Some(word) = self.word()? else { return Ok(()) };
+        match operator.as_str() {
+            ">" | ">|" => streams.output = Some((word, false)),
+            ">>" => streams.output = Some((word, true)),
+            "<" => streams.input = Some(word),
+            "<<<" => streams.documents.push(Document { body: word }),
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Everything between balanced parentheses, the outer ones included.
@@ -737,12 +770,12 @@ fn flush(raw: &mut Raw, text: &mut String) {
     }
 }
 
-/// Here-documents belong to the last simple command before them.
+/// Here-documents belong to the simple commands that asked for them, in order.
 fn attach(list: &mut List, found: Vec<Document>) {
-    for (_, command) in list.iter_mut().rev() {
-        if let Command::Simple { documents, .. } = command {
-            documents.extend(found);
-            return;
+    let mut found = found.into_iter();
+    for (_, command) in list.iter_mut() {
+        if let Command::Simple { streams, .. } = command {
+            streams.documents.extend(found.by_ref().take(std::mem::take(&mut streams.waiting)));
         }
     }
 }

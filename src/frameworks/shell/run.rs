@@ -3,11 +3,12 @@
 
 use std::collections::BTreeMap;
 
-use super::parse::{Array, Command, Link, List, Part, Raw, parse, parse_sourced, template};
-use super::{Files, ImportError, Launch, UNKNOWN, Word, is_unknown};
+use super::parse::{Array, Command, Link, List, Part, Raw, Streams, parse, parse_sourced, template};
+use super::printed::Written;
+use super::{Files, ImportError, Launch, UNKNOWN, UNTOLD, Word, is_unknown};
 
 /// Stands for a variable that the script does not set: unknown as a value, empty in a test.
-const UNSET: char = '\u{fffb}';
+pub(super) const UNSET: char = '\u{fffb}';
 
 /// Commands after which a script is taken to loop for ever.
 const MOST_COMMANDS: u32 = 200_000;
@@ -25,6 +26,10 @@ pub(super) struct Shell<'f> {
     variables: BTreeMap<String, String>,
     arrays: BTreeMap<String, Vec<Word>>,
     pub(super) environment: BTreeMap<String, String>,
+    /// Files that the script writes, by their path from its folder.
+    pub(super) written: BTreeMap<String, Written>,
+    /// What the command before a pipe printed.
+    piped: Option<String>,
     functions: BTreeMap<String, List>,
     positional: Vec<String>,
     /// Inside a function, where arguments are known.
@@ -43,7 +48,7 @@ type Run<T> = Result<T, ImportError>;
 
 /// A path that a script names, from the script's folder; none where only a running shell knows it. A folder that a
 /// command finds out, such as `$(dirname "$0")`, is taken for that of the file that asks: `asks`, if it was sourced.
-pub(in crate::frameworks) fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
+fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
     let beside = path.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('/'));
     let path = match beside {
         Some(rest) => {
@@ -53,6 +58,14 @@ pub(in crate::frameworks) fn from_folder(path: &str, asks: Option<&str>) -> Opti
         None => path.strip_prefix("./").unwrap_or(path).to_owned(),
     };
     (!is_unknown(&path) && !path.contains(UNSET)).then_some(path)
+}
+
+/// What tells a file from others: its path from the script's folder, else the part of the path that is known; none
+/// where that is nothing.
+pub(super) fn file_key(path: &str, asks: Option<&str>) -> Option<String> {
+    let path = path.replace(UNSET, &UNKNOWN.to_string());
+    let named = path.chars().any(char::is_alphanumeric);
+    from_folder(&path, asks).or(Some(path)).filter(|_| named)
 }
 
 impl<'f> Shell<'f> {
@@ -65,6 +78,8 @@ impl<'f> Shell<'f> {
             variables: BTreeMap::new(),
             arrays: BTreeMap::new(),
             environment: BTreeMap::new(),
+            written: BTreeMap::new(),
+            piped: None,
             functions: BTreeMap::new(),
             positional: Vec::new(),
             called: 0,
@@ -87,9 +102,14 @@ impl<'f> Shell<'f> {
     /// Runs a list; the status of its last command, where the text decides it.
     pub(super) fn list(&mut self, list: &List) -> Run<Option<bool>> {
         let mut status = Some(true);
+        let mut goes = true;
         for (link, command) in list {
-            let goes = match link {
+            if *link != Link::Pipe {
+                self.piped = None;
+            }
+            goes = match link {
                 Link::Then => true,
+                Link::Pipe => goes,
                 Link::And => status == Some(true),
                 // Not known: the way without complaint.
                 Link::Or => status == Some(false),
@@ -117,11 +137,11 @@ impl<'f> Shell<'f> {
             return Err(ImportError::new(1, "the script loops for longer than can be followed"));
         }
         match command {
-            Command::Simple { words, arrays, documents, negated } => {
+            Command::Simple { words, arrays, streams, negated } => {
                 for array in arrays {
                     self.assign_array(array);
                 }
-                let status = self.simple(words, documents.first().map(|d| &d.body))?;
+                let status = self.simple(words, streams)?;
                 Ok(if *negated { status.map(|s| !s) } else { status })
             }
             Command::If { arms, otherwise } => {
@@ -215,9 +235,16 @@ impl<'f> Shell<'f> {
         true
     }
 
-    fn simple(&mut self, words: &[Raw], document: Option<&Raw>) -> Run<Option<bool>> {
+    fn simple(&mut self, words: &[Raw], streams: &Streams) -> Run<Option<bool>> {
         for word in words {
             self.set_defaults(word);
+        }
+        let document = streams.documents.first().map(|d| &d.body);
+        let before = self.piped.take();
+        let printed = self.printed(words, streams, before);
+        match &streams.output {
+            Some(output) if !words.is_empty() => self.write(output, printed),
+            _ => self.piped = printed,
         }
         let mut words: &[Raw] = words;
         // Prefixes that change nothing here.
@@ -277,10 +304,22 @@ impl<'f> Shell<'f> {
                 let Some((path, arguments)) = fields.split_first() else { return Ok(None) };
                 return self.source(&path.text, arguments, line);
             }
+            // `read -r -d '' NAME <<END`: the whole of a here-document, or its first line.
+            "read" => {
+                let fields: Vec<String> =
+                    words[1..].iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect();
+                if let (Some(body), Some(name)) = (document, fields.last()) {
+                    let text = self.joined(body);
+                    let whole = fields.iter().any(|w| w.starts_with('-') && w.ends_with('d'));
+                    let text = if whole { &text } else { text.lines().next().unwrap_or_default() };
+                    self.variables.insert(name.clone(), text.trim().to_owned());
+                }
+                return Ok(Some(true));
+            }
             "true" | ":" => return Ok(Some(true)),
             "false" => return Ok(Some(false)),
             "set" | "echo" | "printf" | "cd" | "mkdir" | "rm" | "cp" | "mv" | "ls" | "cat" | "tee"
-            | "read" | "module" | "conda" | "pip" | "git" | "wget" | "curl" | "trap" | "wait" | "sleep"
+            | "sed" | "module" | "conda" | "pip" | "git" | "wget" | "curl" | "trap" | "wait" | "sleep"
             | "exit" | "return" | "break" | "continue" | "grep" | "chmod" | "ln" | "date" | "hostname"
             | "ulimit" | "pushd" | "popd" | "alias" | "which" | "kill" | "tail" | "head" => {
                 if let (Some(body), "cat" | "tee") = (document, keyword.as_str()) {
@@ -348,20 +387,39 @@ impl<'f> Shell<'f> {
         self.variables.insert(name.to_owned(), value);
     }
 
-    /// The path of a file that is sourced, from the script's folder.
-    fn source_path(&self, path: &str) -> Option<String> {
+    /// The path of a file that the script names, from the script's folder.
+    fn path_of(&self, path: &str) -> Option<String> {
         from_folder(path, self.sources.last().map(String::as_str))
+    }
+
+    /// What tells a file that the script names from others.
+    pub(super) fn key_of(&self, path: &str) -> Option<String> {
+        file_key(path, self.sources.last().map(String::as_str))
+    }
+
+    /// What a file holds that the script has written or that stands beside it.
+    fn text_of_file(&self, path: &str) -> Result<String, String> {
+        match self.written.get(path) {
+            Some(Written { text: Some(text), .. }) => Ok(text.clone()),
+            Some(Written { text: None, line }) => Err(format!("what line {line} writes into it {UNTOLD}")),
+            None => (self.files)(path),
+        }
+    }
+
+    /// The same by the path as the script says it; none where it cannot be read.
+    pub(super) fn text_at(&self, path: &str) -> Option<String> {
+        self.text_of_file(&self.key_of(path)?).ok()
     }
 
     /// Whether a script that could be sourced is there; not known of any other file.
     fn is_there(&self, path: &str) -> Option<bool> {
-        let path = self.source_path(path).filter(|p| p.ends_with(".sh") || p.ends_with(".env"))?;
-        (self.files)(&path).is_ok().then_some(true)
+        let path = self.path_of(path).filter(|p| p.ends_with(".sh") || p.ends_with(".env"))?;
+        self.text_of_file(&path).is_ok().then_some(true)
     }
 
     /// `source FILE ARGUMENTS`: its commands run here. A file that cannot be followed is named and changes nothing.
     fn source(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<bool>> {
-        let followed = self.source_path(path).ok_or("its path is known only when the script runs".to_owned());
+        let followed = self.path_of(path).ok_or("its path is known only when the script runs".to_owned());
         let followed = followed.and_then(|path| {
             if self.sources.contains(&path) {
                 return Err("it asks for itself".to_owned());
@@ -370,7 +428,7 @@ impl<'f> Shell<'f> {
             if self.sourced > MOST_FILES {
                 return Err(format!("more than {MOST_FILES} files are asked for"));
             }
-            let text = (self.files)(&path)?;
+            let text = self.text_of_file(&path)?;
             let list =
                 parse_sourced(&text, line).map_err(|e| format!("its line {}: {}", e.line, e.message))?;
             Ok((path, list))
@@ -475,7 +533,7 @@ impl<'f> Shell<'f> {
     }
 
     /// A word as one text: nothing is split.
-    fn joined(&self, raw: &Raw) -> String {
+    pub(super) fn joined(&self, raw: &Raw) -> String {
         let mut text = String::new();
         for part in &raw.parts {
             match part {
@@ -511,7 +569,7 @@ impl<'f> Shell<'f> {
 
     /// All fields of a word: unquoted expansions are split at blanks, arrays give their members. Members
     /// of an array keep the line on which they were written.
-    fn fields(&self, raw: &Raw) -> Vec<Word> {
+    pub(super) fn fields(&self, raw: &Raw) -> Vec<Word> {
         let mut fields: Vec<Word> = Vec::new();
         let mut open: Option<Word> = raw.quoted.then(|| Word { text: String::new(), line: raw.line });
         let new = || Word { text: String::new(), line: raw.line };
@@ -578,19 +636,18 @@ impl<'f> Shell<'f> {
         fields
     }
 
-    /// What a command prints, where it only computes: `expr`, `echo` of known words.
+    /// What commands print in place of `$(…)`: `expr`, or texts that the script holds.
     fn substituted(&self, text: &str) -> String {
         let unknown = || UNKNOWN.to_string();
         let Ok(list) = parse(text) else { return unknown() };
-        let [(_, Command::Simple { words, .. })] = list.as_slice() else { return unknown() };
-        let fields: Vec<String> = words.iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect();
-        match fields.split_first() {
-            Some((program, rest)) if program == "expr" => {
-                sum(&rest.join(" "), &|_| None).map_or_else(unknown, |n| n.to_string())
-            }
-            Some((program, rest)) if program == "echo" => rest.join(" "),
-            _ => unknown(),
+        if let [(_, Command::Simple { words, .. })] = list.as_slice()
+            && words.first().and_then(Raw::plain).as_deref() == Some("expr")
+        {
+            let fields: Vec<String> =
+                words[1..].iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect();
+            return sum(&fields.join(" "), &|_| None).map_or_else(unknown, |n| n.to_string());
         }
+        self.printed_by(&list).map_or_else(unknown, |text| text.trim_end_matches('\n').to_owned())
     }
 
     /// The text of a default: a word of its own.

@@ -1,6 +1,8 @@
 //! Groups, opened: their cells, the lines of layouts that differ in nothing but sharding, and which of them
 //! could matter.
 
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::rc::Rc;
 
 use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways};
@@ -9,6 +11,7 @@ use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
 use super::{Bounded, CELLS_AT_A_GLANCE, Counters, Observer, Request, Scratch, Search};
 use crate::candidates::{Group, layout_of};
+use crate::cost::schedule::Load;
 use crate::cost::step::{shape, state_bytes};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::Reach;
@@ -20,8 +23,8 @@ use crate::units::Picos;
 pub(super) struct Line {
     /// Least time of the whole step.
     least: Picos,
-    /// About what it takes: where ranks have several chunks, no bound knows how long they wait.
-    estimate: Picos,
+    /// How much of it is known.
+    known: Known,
     /// Least time of all passes.
     pub passes: Picos,
     /// Which cell, and which schedule and number of chunks, in the order of generation.
@@ -34,6 +37,17 @@ pub(super) struct Line {
     pub balancing: Balancing,
     /// Splits of all of them over several chunks per rank, where they differ in held bytes alone.
     splits: Option<Splits>,
+}
+
+/// What the least time of a line is taken from. Each is dearer and sharper than the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    /// Memory and stages, layers cut at will.
+    Relaxed,
+    /// The splits that are its completions, rank by rank.
+    Splits,
+    /// All that can be known of all of its layouts at once.
+    All,
 }
 
 /// The shardings of a group's orders: one stretch of them per order.
@@ -103,6 +117,19 @@ pub(super) struct Opening<'a> {
     frozen: Threshold,
     orders: Vec<Order>,
     shardings: Vec<(u8, u32, bool)>,
+    /// Which sharding is settled after which: what lacks no memory is fastest and cheapest to settle. Those that differ
+    /// in nothing but bytes held come one after the other.
+    leanest_first: Vec<usize>,
+}
+
+impl Known {
+    /// How a bound is called that this is known for.
+    fn bound(self) -> &'static str {
+        match self {
+            Self::Relaxed => "bound: memory and stages",
+            Self::Splits | Self::All => "bound: splits",
+        }
+    }
 }
 
 impl Opening<'_> {
@@ -143,78 +170,121 @@ impl Search<'_> {
             opened.counters.drop("bound: degrees", self.space.count(group));
             return Some(opened);
         }
+        let shardings = self.space.shardings(group);
+        let mut leanest_first: Vec<usize> = (0..shardings.len()).collect();
+        leanest_first.sort_by_key(|&at| {
+            let (zero_stage, shard_group, overlap) = shardings[at];
+            (zero_stage >= 2, Reverse(zero_stage), Reverse(shard_group), !overlap)
+        });
         let opening = Opening {
             group,
             class: class_of_group(group),
             request,
             frozen,
             orders: self.orders(group),
-            shardings: self.space.shardings(group),
+            shardings,
+            leanest_first,
         };
         let layouts = (opening.orders.len() * opening.shardings.len()) as u64;
         let mut cells = std::mem::take(&mut scratch.cells);
         cells.clear();
         self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
         cells.sort_unstable();
-        let mut known: Vec<States> = Vec::new();
-        let mut lines: Vec<(usize, Line)> = Vec::new();
         let step = if glance { cells.len().div_ceil(CELLS_AT_A_GLANCE).max(1) } else { 1 };
-        for (at, &(total, key)) in cells.iter().step_by(step).enumerate() {
-            if frozen.excludes(self.floor(Picos::ZERO).step(least_passes(total, group))) {
-                opened.counters.drop("bound: flags", layouts);
+        // Best first: what could be fastest is looked at more closely, cells and lines alike, until it is settled.
+        // Nothing is looked at that could not be faster than the best of the group.
+        let mut cells_left = cells.iter().step_by(step).enumerate().peekable();
+        let mut lines: BinaryHeap<Reverse<(Picos, (usize, usize))>> = BinaryHeap::new();
+        let mut waiting: HashMap<(usize, usize), (usize, Line)> = HashMap::new();
+        let mut known: Vec<States> = Vec::new();
+        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
+        let first_bound = |total: Picos| self.floor(Picos::ZERO).step(least_passes(total, group));
+        loop {
+            let limit = opening.limit(&own);
+            let (cell, line) = (cells_left.peek().map(|(_, cell)| first_bound(cell.0)), lines.peek());
+            let next_is_cell = match (cell, line) {
+                (None, None) => break,
+                (Some(cell), Some(Reverse((line, _)))) => cell <= *line,
+                (cell, None) => cell.is_some(),
+                (None, _) => false,
+            };
+            if next_is_cell {
+                let Some((at, &(total, key))) = cells_left.next() else { break };
+                if limit.excludes(first_bound(total)) {
+                    opened.counters.drop("bound: flags", layouts);
+                    continue;
+                }
+                if let Some(rule) = self.space.cell_rule(group, &key) {
+                    opened.counters.drop(&format!("rule: {rule}"), layouts);
+                    continue;
+                }
+                if observer.stop() {
+                    drop(cells_left);
+                    scratch.cells = cells;
+                    return None;
+                }
+                let cell = Rc::new(self.price(&key, scratch));
+                let states = known.iter().position(|states| states.offload == key.offload);
+                let states = states.unwrap_or_else(|| {
+                    let hopeless = self.hopeless(group, key.offload, frozen, scratch);
+                    known.push(self.states(&opening, &key, &cell.parameters, hopeless));
+                    known.len() - 1
+                });
+                if let Some(rule) = known[states].rule {
+                    opened.counters.drop(&format!("rule: {rule}"), layouts);
+                    continue;
+                }
+                let given = (&key, &cell, at);
+                for line in self.lines(&opening, limit, given, &known[states], scratch, &mut opened.counters) {
+                    lines.push(Reverse((line.least, line.at)));
+                    waiting.insert(line.at, (states, line));
+                }
                 continue;
             }
-            if let Some(rule) = self.space.cell_rule(group, &key) {
-                opened.counters.drop(&format!("rule: {rule}"), layouts);
+            let Some(Reverse((_, at))) = lines.pop() else { break };
+            let Some((states, mut line)) = waiting.remove(&at) else { continue };
+            let count = opening.shardings.len() as u64;
+            if limit.excludes(line.least) {
+                opened.counters.drop(line.known.bound(), count);
                 continue;
             }
             if observer.stop() {
+                drop(cells_left);
                 scratch.cells = cells;
                 return None;
             }
-            let cell = Rc::new(self.price(&key, scratch));
-            let states = known.iter().position(|states| states.offload == key.offload).unwrap_or_else(|| {
-                let hopeless = self.hopeless(group, key.offload, frozen, scratch);
-                known.push(self.states(&opening, &key, &cell.parameters, hopeless));
-                known.len() - 1
-            });
-            if let Some(rule) = known[states].rule {
-                opened.counters.drop(&format!("rule: {rule}"), layouts);
+            if line.known == Known::All || request.exhaustive {
+                self.settle_line(&opening, &mut line, &known[states], &mut own, scratch, &mut opened);
+                if glance && !opened.settled.is_empty() {
+                    break;
+                }
                 continue;
             }
-            let found = self.lines(&opening, &key, &cell, at, &known[states], scratch, &mut opened.counters);
-            lines.extend(found.into_iter().map(|line| (states, line)));
+            let of_order = (&known[states].some[at.1], known[states].most[at.1].as_ref());
+            match self.know_more(&mut line, of_order, (request, limit), scratch) {
+                Ok(()) => {
+                    lines.push(Reverse((line.least, at)));
+                    waiting.insert(at, (states, line));
+                }
+                Err(reason) => opened.counters.drop(reason, count),
+            }
         }
+        drop(cells_left);
         scratch.cells = cells;
-        // The most promising first, so that the rest falls under a low threshold, in an order that nothing
-        // else changes.
-        lines.sort_by_key(|(_, line)| (line.estimate, line.at));
-        let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
-        for (states, line) in &mut lines {
-            if observer.stop() {
-                return None;
-            }
-            self.settle_line(&opening, line, &known[*states], &mut own, scratch, &mut opened);
-            if glance && !opened.settled.is_empty() {
-                break;
-            }
-        }
         Some(opened)
     }
 
     /// The lines of a cell that could matter.
-    #[expect(clippy::too_many_arguments, reason = "one call, all of it needed")]
     fn lines(
         &self,
         opening: &Opening<'_>,
-        key: &CellKey,
-        cell: &Rc<Priced>,
-        at: usize,
+        limit: Threshold,
+        (key, cell, at): (&CellKey, &Rc<Priced>, usize),
         states: &States,
         scratch: &mut Scratch,
         counters: &mut Counters,
     ) -> Vec<Line> {
-        let &Opening { group, request, frozen: limit, ref orders, ref shardings, .. } = opening;
+        let &Opening { group, request, ref orders, ref shardings, .. } = opening;
         let count = shardings.len() as u64;
         let capabilities = self.space.capabilities();
         // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
@@ -260,11 +330,9 @@ impl Search<'_> {
                 counters.drop("bound: recomputation", count);
                 continue;
             }
-            let (p, v) = (u64::from(layout.pipeline_parallel), u64::from(virtual_stages));
-            let wait = if v > 1 { cell.sum.0 * (p - 1) / (p * v) } else { 0 };
             let mut line = Line {
                 least,
-                estimate: least + Picos(wait),
+                known: Known::Relaxed,
                 passes,
                 at: (at, order),
                 cell: cell.clone(),
@@ -273,51 +341,73 @@ impl Search<'_> {
                 balancing,
                 splits: None,
             };
-            if !request.exhaustive
-                && let Err(reason) =
-                    self.bound_line(&mut line, some, states.most[order].as_ref(), opening, scratch)
-            {
-                counters.drop(reason, count);
-                continue;
+            if !request.exhaustive {
+                let highest = *some.floor.at_most(limit.time()).end();
+                let relaxed = scratch.relaxation.lower_bound(&line.balancing.problem, Picos::ZERO..=highest);
+                let Some(relaxed) = relaxed else {
+                    counters.drop("memory", count);
+                    continue;
+                };
+                line.least = line.least.max(some.floor.step(relaxed));
+                if limit.excludes(line.least) {
+                    counters.drop(Known::Relaxed.bound(), count);
+                    continue;
+                }
             }
             lines.push(line);
         }
         lines
     }
 
-    /// Raises the bound of a line by what is known of memory and stages, or says what excludes it. `some`
-    /// and `most` hold no more, and no less, than any of its shardings.
-    fn bound_line(
+    /// Raises the bound of a line by the next that is known of its completions, or says what excludes it. `some` and
+    /// `most` hold no more, and no less, than any of its shardings.
+    fn know_more(
         &self,
         line: &mut Line,
-        some: &StateCost,
-        most: Option<&Sharding>,
-        opening: &Opening<'_>,
+        (some, most): (&StateCost, Option<&Sharding>),
+        (request, limit): (&Request, Threshold),
         scratch: &mut Scratch,
     ) -> Result<(), &'static str> {
-        let limit = opening.frozen;
-        let highest = *some.floor.at_most(limit.time()).end();
-        let relaxed = scratch.relaxation.lower_bound(&line.balancing.problem, Picos::ZERO..=highest);
-        let relaxed = some.floor.step(relaxed.ok_or("memory")?);
-        line.estimate += relaxed.saturating_sub(line.least);
-        line.least = line.least.max(relaxed);
-        if limit.excludes(line.least) {
-            return Err("bound: memory and stages");
-        }
-        let Some(most) = most.filter(|_| line.layout.virtual_stages > 1) else { return Ok(()) };
-        let uneven = self.uneven(opening.request);
         let Line { balancing, cell, layout, hop, .. } = line;
-        let (mut splits, bound) = scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
-        // None is relieved if all are even, or if one fits with the fullest states.
-        balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
-        if !uneven || scratch.balancer.any_fits(&balancing.problem, &mut splits) {
-            // Where nothing has to be beaten, only memory is left.
-            let reason = if limit.time().is_none() { "memory" } else { "bound: splits" };
-            line.least = line.least.max(some.floor.step(bound.ok_or(reason)?));
-            line.estimate = line.least;
+        let most = most.filter(|_| layout.virtual_stages > 1);
+        let highest = *some.floor.at_most(limit.time()).end();
+        // Where nothing has to be beaten, only memory is left.
+        let reason = if limit.time().is_none() { "memory" } else { Known::Splits.bound() };
+        let raise = |least: Picos, bound: Option<Picos>| bound.map(|passes| least.max(some.floor.step(passes)));
+        match (line.known, most, line.splits.take()) {
+            (Known::Relaxed, Some(most), _) => {
+                let uneven = self.uneven(request);
+                let (mut splits, bound) =
+                    scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
+                // None is relieved if all are even, or if one fits with the fullest states.
+                balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
+                let bounded = !uneven || scratch.balancer.any_fits(&balancing.problem, &mut splits);
+                line.splits = Some(splits);
+                if bounded {
+                    line.least = raise(line.least, bound).ok_or(reason)?;
+                }
+                line.known = if bounded { Known::Splits } else { Known::All };
+            }
+            (Known::Splits, Some(_), Some(mut splits)) => {
+                // Ranks wait for one another, which no bound on one of them sees.
+                let simulator = &mut scratch.simulator;
+                let mut makespan = |forward: &[Picos], backward: &[Picos]| {
+                    simulator.run(shape(layout), Load { forward, backward, weight: backward, hop: hop.latency })
+                };
+                let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop: *hop };
+                balancing.restate(layout, tables);
+                let problem = &balancing.problem;
+                let bound = scratch.balancer.simulated_splits(problem, &mut splits, highest, &mut makespan);
+                line.splits = Some(splits);
+                line.least = raise(line.least, bound).ok_or(reason)?;
+                line.known = Known::All;
+            }
+            (_, _, splits) => {
+                line.splits = splits;
+                line.known = Known::All;
+            }
         }
-        line.splits = Some(splits);
-        Ok(())
+        if limit.excludes(line.least) { Err(reason) } else { Ok(()) }
     }
 
     /// Prices all shardings of a group's orders.
@@ -386,14 +476,11 @@ impl Search<'_> {
         opened: &mut Opened,
     ) {
         let shardings = &opening.shardings;
-        if opening.limit(own).excludes(line.least) {
-            opened.counters.drop("bound: memory and stages", shardings.len() as u64);
-            return;
-        }
         scratch.known.clear();
         (scratch.free, scratch.splits, scratch.recent) = (None, line.splits.take(), None);
         let from = line.at.1 * shardings.len();
-        for (one, &(zero_stage, shard_group, data_overlap)) in states.all[from..].iter().zip(shardings) {
+        for &at in &opening.leanest_first {
+            let (one, (zero_stage, shard_group, data_overlap)) = (&states.all[from + at], shardings[at]);
             let layout = Layout { zero_stage, shard_group, data_overlap, ..line.layout };
             let one = Sharded { layout, states: one, limit: opening.limit(own) };
             if let Some(settled) = self.settle(opening.request, line, &one, scratch, &mut opened.counters) {

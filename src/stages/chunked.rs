@@ -32,7 +32,7 @@ pub(super) struct ChunkWork {
     /// Loads of the split that is being relieved.
     pub loads: Loads,
     trial: Assignment,
-    evaluation: Evaluation,
+    pub evaluation: Evaluation,
     pub relaxation: Relaxation,
 }
 

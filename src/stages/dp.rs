@@ -183,6 +183,20 @@ impl Balancer {
         (splits, least)
     }
 
+    /// What the fastest of the [`Balancer::completions`] takes at least if none of them is relieved, where that is
+    /// `most` or less, by simulation: `makespan` of the passes of all chunks. `splits` are those that
+    /// [`Balancer::bounded_splits`] made of this problem.
+    pub fn simulated_splits(
+        &mut self,
+        problem: &Problem,
+        splits: &mut Splits,
+        most: Picos,
+        makespan: &mut dyn FnMut(&[Picos], &[Picos]) -> Picos,
+    ) -> Option<Picos> {
+        self.work.tables.load(problem);
+        splits.least_simulated(problem, &self.work.tables, &mut self.chunks, most, makespan)
+    }
+
     /// The completions of a problem with several chunks per rank, one of which is to be chosen by
     /// simulation: a fixed list, from which only those are left out whose lower bound on the makespan
     /// exceeds `most`. `splits` are those of this problem or of one that differs from it in held bytes alone.

@@ -16,7 +16,7 @@
 use super::chunked::{ChunkWork, Chunked, Policy};
 use super::loads::Loads;
 use super::tables::{ModeCost, Tables};
-use super::{Assignment, Block, Choice, Freedom, Problem, Way};
+use super::{Assignment, Block, Choice, Freedom, Problem, Way, measure};
 use crate::units::Picos;
 
 /// Splits of a problem over several chunks per rank, whatever the memory. Problems that differ in held bytes
@@ -145,6 +145,53 @@ impl Splits {
             least = fastest.map(|fastest| fastest.0).filter(|bound| *bound <= highest).or(least);
         }
         self.floor = least.unwrap_or(Picos(most.0.saturating_add(1)));
+        least
+    }
+
+    /// After [`Splits::least_of_list`] of the same problem: the least makespan of the completions that are not
+    /// relieved, of this problem and of those that hold no less, if it is `most` or less. `makespan` simulates
+    /// forward and backward passes of all chunks.
+    pub(super) fn least_simulated(
+        &mut self,
+        problem: &Problem,
+        tables: &Tables,
+        work: &mut ChunkWork,
+        most: Picos,
+        makespan: &mut dyn FnMut(&[Picos], &[Picos]) -> Picos,
+    ) -> Option<Picos> {
+        if problem.freedom == Freedom::PerStage {
+            return Some(self.floor).filter(|floor| *floor <= most);
+        }
+        let mut least: Option<Picos> = None;
+        for split in &mut self.list {
+            split.loads.hold(problem);
+            // What holds more may not fit with all of these, and with no others.
+            let mut ways: Vec<(Picos, Policy)> = Vec::new();
+            for &PricedPolicy { busy, policy, .. } in &self.policies {
+                if busy > most {
+                    break;
+                }
+                let slower = |&(_, other): &(Picos, Policy)| tables.recomputes_no_less(problem, policy, other);
+                if ways.iter().any(slower) || !split.fits(problem, tables, policy) {
+                    continue;
+                }
+                let bound = split.bound(problem, tables, work, policy).filter(|bound| *bound <= most);
+                ways.extend(bound.map(|bound| (bound, policy)));
+            }
+            ways.sort_unstable();
+            for (bound, policy) in ways {
+                if least.is_some_and(|least| bound >= least) {
+                    break;
+                }
+                let assignment = Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy);
+                if measure(problem, &assignment, &mut work.evaluation).is_ok() {
+                    let time = makespan(&work.evaluation.forward, &work.evaluation.backward);
+                    least = Some(least.map_or(time, |least| least.min(time)));
+                }
+            }
+        }
+        let least = least.filter(|least| *least <= most);
+        self.floor = self.floor.max(least.unwrap_or(Picos(most.0.saturating_add(1))));
         least
     }
 

@@ -256,9 +256,10 @@ const KEPT_PARTS: usize = 1024;
 /// Chunks of a pipeline up to which the integer programme takes a fraction of a second.
 const DEEP: u32 = 64;
 
-/// Groups opened per wave: few at first, so that good plans are found before much is opened.
+/// Groups opened per wave: work for many threads, but not so much that what one finds comes too late for the next.
+/// Fewer at first, so that good plans are found before much is opened.
 fn wave_size(wave: u32) -> usize {
-    (16usize << wave.min(6)).min(1024)
+    if wave == 0 { 16 } else { 32 }
 }
 
 impl Search<'_> {

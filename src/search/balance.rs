@@ -281,7 +281,7 @@ impl<'a> From<&'a Tables> for TablesOf<'a> {
 }
 
 /// Shapes whose pipelines are kept.
-const KEPT_PIPELINES: usize = 96;
+const KEPT_PIPELINES: usize = 256;
 
 /// Makes pipelines of balancing problems, and keeps some.
 #[derive(Debug, Default)]

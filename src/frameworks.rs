@@ -338,6 +338,8 @@ pub struct Context {
     pub learned_positions: bool,
     /// DeepSpeed's AutoEP has a preset for the experts.
     pub expert_preset: bool,
+    /// DeepSpeed splits the Transformers class of the model by tensor parallelism, if it has one.
+    pub tensor_splits: bool,
     /// Megatron-DeepSpeed, which runs DeepSpeed's pipeline stages, has the model and the optimizer.
     pub staged_model: bool,
 }
@@ -408,6 +410,7 @@ impl Context {
             dropout: model.dropout,
             learned_positions: matches!(model.position, Position::Learned(_)),
             expert_preset: false,
+            tensor_splits: true,
             staged_model: deepspeed::write::megatron_has(model, layers, job),
         };
         for kind in &layers.kinds {
@@ -438,8 +441,11 @@ impl Context {
             }
         }
         context.dense_beside_moe = !context.moe.is_empty() && !context.dense.is_empty();
-        context.expert_preset = context.has_experts()
-            && hf::HfModel::of(model, layers).is_some_and(|hf| hf.expert_preset.is_some());
+        let hf = (context.has_experts() || context.learned_positions)
+            .then(|| hf::HfModel::of(model, layers))
+            .flatten();
+        context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
+        context.tensor_splits = hf.is_none_or(|hf| hf.tensor_splits());
         context
     }
 

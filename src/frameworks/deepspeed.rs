@@ -342,6 +342,19 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "tensor-class",
+        source: "module_inject/auto_tp.py AutoTP.supported",
+        judge: Judge::Nobody,
+        reach: Reach::Group,
+        check: |_, c, l| {
+            ensure(
+                c.tensor_splits || l.tensor_parallel == 1 || l.pipeline_parallel > 1,
+                "AutoTP (tp {0}) does not take GPT-2, the Transformers class of this model",
+                numbers([u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
         name: "experts-tensor",
         source: "module_inject/auto_tp.py: fused experts are no linear layers that AutoTP would split",
         judge: Judge::Nobody,

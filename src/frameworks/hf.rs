@@ -33,6 +33,12 @@ impl HfModel {
         }
     }
 
+    /// Whether DeepSpeed's AutoTP takes the class (module_inject/auto_tp.py AutoTP.supported).
+    #[must_use]
+    pub fn tensor_splits(&self) -> bool {
+        self.config.get("model_type").and_then(Value::as_str) != Some("gpt2")
+    }
+
     /// The family that has exactly this model's layers, if any. Multi-token prediction is not trained
     /// by Hugging Face models.
     #[must_use]

@@ -419,6 +419,7 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
         l.shard_group = 8;
     }),
+    case(Target::DeepSpeed, "tensor-class", LEARNED, same, |l| l.tensor_parallel = 2),
     case(Target::DeepSpeed, "experts-tensor", WINDOWS, same, |l| {
         moe(l);
         l.tensor_parallel = 2;
@@ -718,6 +719,16 @@ const ODD_WIDTH: &str = r#"(
     blocks: { "layer": (
         mixer: Attention(heads: 32, kv_heads: 32, head_dim: 128),
         feed_forward: Dense(width: 11006)) },
+    layers: [(repeat: 32, of: ["layer"])],
+)"#;
+
+/// A GPT-2.
+const LEARNED: &str = r#"(
+    schema: 1, name: "Learned", hidden: 2048, vocabulary: 50257, max_sequence: 8192, position: Learned(8192),
+    norm: LayerNorm, tied_embeddings: true,
+    blocks: { "layer": (
+        mixer: Attention(heads: 32, kv_heads: 32, head_dim: 64, qkv_bias: true, output_bias: true),
+        feed_forward: Dense(width: 8192, activation: Gelu, bias: true)) },
     layers: [(repeat: 32, of: ["layer"])],
 )"#;
 

@@ -272,7 +272,7 @@ impl Search<'_> {
         // Which classes are kept is decided by the best layout of each; only then is it known that a
         // slower layout of such a class matters.
         let kept = self.pass(&Request { per_class: 1, verified: 0, ..request.clone() }, observer, None);
-        if kept.stop == Stop::Interrupted {
+        if kept.stop == Stop::Interrupted || kept.found.is_empty() {
             return kept;
         }
         let classes: Vec<Class> = kept.found.iter().map(|found| class_of(found.plan.layout())).collect();

@@ -304,7 +304,7 @@ impl Launched {
             anstream::eprintln!("note: {note}");
         }
         for (line, flag) in &self.unknown {
-            anstream::eprintln!("note: line {line}: not understood, and without effect here: {flag}");
+            anstream::eprintln!("note: line {line}: not understood, and left out of the prediction: {flag}");
         }
     }
 

@@ -305,7 +305,7 @@ fn training_script(request: &ExportRequest, hf: &HfModel) -> String {
         format!("model = AutoModelForCausalLM.from_config(config, attn_implementation=\"{attention}\")\n");
     let (empty_import, build) = if l.zero_stage > 0 {
         let build = format!(
-            "    # The first rank holds the model in its host's memory; the others receive their shards from it.\n    whole = nullcontext() if accelerator.is_main_process else init_empty_weights()\n    with whole:\n        {model}    model.tie_weights()\n"
+            "    # The first rank holds the model in its host's memory; the others receive their shards from it. Their own\n    # weights are never touched, so that they take no memory.\n    whole = nullcontext() if accelerator.is_main_process else init_empty_weights()\n    with whole:\n        {model}    for module in model.modules():\n        for name, weight in list(module.named_parameters(recurse=False)):\n            if weight.is_meta:\n                untouched = torch.empty_like(weight, device=\"cpu\")\n                module.register_parameter(name, torch.nn.Parameter(untouched))\n    model.tie_weights()\n"
         );
         (", init_empty_weights", build)
     } else {

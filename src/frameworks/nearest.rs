@@ -1,4 +1,4 @@
-//! The nearest plan that a framework accepts: a refused plan with one or two options changed.
+//! The nearest plan that a framework accepts: a refused plan with one to three options changed.
 
 use super::{Capabilities, Context, SequenceParallel, Target, legal_plan};
 use crate::plan::{

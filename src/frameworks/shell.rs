@@ -115,7 +115,8 @@ impl Launch {
             match found {
                 Some((value, line)) => match value.parse().ok().or(fallback) {
                     Some(n) => Ok(Some(n)),
-                    None if is_unknown(&value) => Ok(None),
+                    // torchrun counts the GPUs itself.
+                    None if is_unknown(&value) || matches!(value.as_str(), "gpu" | "auto") => Ok(None),
                     None => {
                         Err(ImportError::new(line, format!("`{value}` is no number of nodes or processes")))
                     }
@@ -132,7 +133,8 @@ impl Launch {
         let tasks_named: &[&str] = if torch { &[] } else { &["--ntasks-per-node"] };
         let per_node = read(option(&per_node_names), read(option(tasks_named), tasks.or(per_node))?)?;
         let ranks: &[&str] = if torch { &[] } else { &["--ntasks", "-n", "-np"] };
-        if let Some(ranks) = read(option(ranks), None)? {
+        let tasks = header("--ntasks").or(header("-n")).filter(|_| !torch && per_node.is_none());
+        if let Some(ranks) = read(option(ranks), tasks)? {
             return Ok(Some(ranks));
         }
         if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
@@ -207,6 +209,13 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
             notes,
         });
     }
+    if let Some(word) = arguments.first() {
+        let text = format!(
+            "`{}` begins a command of its own: does the line before lack its `\\`?",
+            shown(word.text.split('=').next().unwrap_or_default())
+        );
+        return Err(ImportError::new(word.line, text));
+    }
     let bare = found.iter().find(|l| l.arguments.is_empty()).and_then(|l| l.script.clone());
     found.retain(|l| !l.arguments.is_empty());
     let tells = |l: &Launch| {
@@ -234,8 +243,15 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
 
 /// A number that a script's `#SBATCH` lines say, the last part of `gpu:8` and the like.
 fn slurm_header(text: &str, name: &str) -> Option<u32> {
-    let line = text.lines().find_map(|l| l.trim().strip_prefix("#SBATCH")?.trim().strip_prefix(name));
-    let value = line?.trim_start_matches(['=', ' ']);
+    let line = text.lines().find_map(|line| {
+        let options = line.trim().strip_prefix("#SBATCH")?;
+        let ends = |rest: &str| rest.starts_with(['=', ' ']) || (name.len() == 2 && !rest.is_empty());
+        let mut places = options.match_indices(name).map(|(at, _)| at);
+        let at = places
+            .find(|&at| options[..at].ends_with(char::is_whitespace) && ends(&options[at + name.len()..]))?;
+        Some(&options[at + name.len()..])
+    });
+    let value = line?.trim_start_matches(['=', ' ']).split_whitespace().next()?;
     let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().ok()
 }

@@ -192,7 +192,7 @@ impl Search<'_> {
         cells.sort_unstable();
         let step = if glance { cells.len().div_ceil(CELLS_AT_A_GLANCE).max(1) } else { 1 };
         // Best first: what could be fastest is looked at more closely, cells and lines alike, until it is settled.
-        // Nothing is looked at that could not be faster than the best of the group.
+        // Nothing is looked at that could not be among the group's best.
         let mut cells_left = cells.iter().step_by(step).enumerate().peekable();
         let mut lines: BinaryHeap<Reverse<(Picos, (usize, usize))>> = BinaryHeap::new();
         let mut waiting: HashMap<(usize, usize), (usize, Line)> = HashMap::new();
@@ -235,7 +235,8 @@ impl Search<'_> {
                     continue;
                 }
                 let given = (&key, &cell, at);
-                for line in self.lines(&opening, limit, given, &known[states], scratch, &mut opened.counters) {
+                for line in self.lines(&opening, limit, given, &known[states], scratch, &mut opened.counters)
+                {
                     lines.push(Reverse((line.least, line.at)));
                     waiting.insert(line.at, (states, line));
                 }
@@ -373,7 +374,8 @@ impl Search<'_> {
         let highest = *some.floor.at_most(limit.time()).end();
         // Where nothing has to be beaten, only memory is left.
         let reason = if limit.time().is_none() { "memory" } else { Known::Splits.bound() };
-        let raise = |least: Picos, bound: Option<Picos>| bound.map(|passes| least.max(some.floor.step(passes)));
+        let raise =
+            |least: Picos, bound: Option<Picos>| bound.map(|passes| least.max(some.floor.step(passes)));
         match (line.known, most, line.splits.take()) {
             (Known::Relaxed, Some(most), _) => {
                 let uneven = self.uneven(request);
@@ -388,11 +390,13 @@ impl Search<'_> {
                 }
                 line.known = if bounded { Known::Splits } else { Known::All };
             }
-            (Known::Splits, Some(_), Some(mut splits)) => {
+            // Where backward passes are split, their parts are not known here.
+            (Known::Splits, Some(_), Some(mut splits)) if layout.schedule == Schedule::Interleaved => {
                 // Ranks wait for one another, which no bound on one of them sees.
                 let simulator = &mut scratch.simulator;
                 let mut makespan = |forward: &[Picos], backward: &[Picos]| {
-                    simulator.run(shape(layout), Load { forward, backward, weight: backward, hop: hop.latency })
+                    simulator
+                        .run(shape(layout), Load { forward, backward, weight: backward, hop: hop.latency })
                 };
                 let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop: *hop };
                 balancing.restate(layout, tables);

@@ -171,7 +171,8 @@ impl Splits {
                 if busy > most {
                     break;
                 }
-                let slower = |&(_, other): &(Picos, Policy)| tables.recomputes_no_less(problem, policy, other);
+                let slower =
+                    |&(_, other): &(Picos, Policy)| tables.recomputes_no_less(problem, policy, other);
                 if ways.iter().any(slower) || !split.fits(problem, tables, policy) {
                     continue;
                 }

@@ -611,7 +611,10 @@ fn a_launch_script_is_explained_with_the_flags_to_change() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(notes.contains("line 11: not understood, and without effect here: --my-flag 3"), "{notes}");
+    assert!(
+        notes.contains("line 11: not understood, and left out of the prediction: --my-flag 3"),
+        "{notes}"
+    );
     assert!(notes.contains("128256 entries (that of meta-llama/Llama-3.1-8B)"), "{notes}");
     let output = autoplan(&["explain", script, "--cluster", "dgx-h100", "--format", "json"]);
     let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
@@ -670,7 +673,7 @@ fn a_deepspeed_configuration_is_explained() {
     let text = stdout(&output);
     assert!(text.contains("under deepspeed") && text.contains("GB allocated"), "{text}");
     assert!(
-        stderr(&output).contains("not understood, and without effect here: autotuning"),
+        stderr(&output).contains("not understood, and left out of the prediction: autotuning"),
         "{}",
         stderr(&output)
     );
@@ -785,5 +788,45 @@ fn an_import_prints_what_it_would_write() {
         let refused = import(more);
         assert_eq!(refused.status.code(), Some(2), "{more:?}");
         assert!(stderr(&refused).contains("--cluster"), "{}", stderr(&refused));
+    }
+}
+
+/// The plans of a search and of the same one without pruning.
+fn found(options: &[&str], exhaustive: bool) -> serde_json::Value {
+    let more: &[&str] = if exhaustive { &["--exhaustive"] } else { &[] };
+    let output = autoplan(&[&["plan"][..], options, &["--format", "json"], more].concat());
+    assert!(output.status.success(), "{options:?}: {}", stderr(&output));
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let plans = value["plans"].as_array().expect("a list of plans");
+    plans.iter().map(|plan| serde_json::json!([plan["name"], plan["step_time_s"]])).collect()
+}
+
+/// Schedules that split backward passes, and plans that all offload, beside `--exhaustive`.
+#[test]
+fn pruning_keeps_split_backward_passes_and_offloaded_plans() {
+    let zero_bubble = ["--framework", "torchtitan", "--fix", "schedule=zb-v"];
+    let small = ["llama3.1-8b", "dgx-h100", "--gpus", "32", "-b", "64", "-s", "2048", "--max-zero", "0"];
+    let offloaded = [
+        "llama3.1-70b",
+        "dgx-a100-40gb",
+        "--gpus",
+        "32",
+        "-b",
+        "32",
+        "-s",
+        "4096",
+        "--fix",
+        "pp=4",
+        "--max-mb",
+        "1",
+    ];
+    for options in [
+        [&small[..], &zero_bubble, &["--top", "6"]].concat(),
+        [&["qwen3-8b", "dgx-h100", "--gpus", "8", "-b", "32", "-s", "2048"][..], &zero_bubble].concat(),
+        [&offloaded[..], &["--top", "3", "--per-layout", "2"]].concat(),
+    ] {
+        let pruned = found(&options, false);
+        assert!(pruned.as_array().is_some_and(|plans| plans.len() > 2), "{options:?}: {pruned}");
+        assert_eq!(pruned, found(&options, true), "{options:?}");
     }
 }

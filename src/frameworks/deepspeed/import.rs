@@ -1,7 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
-use crate::frameworks::shell::{ImportError, Launch, is_unknown, shown};
+use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
 use crate::frameworks::{Context, Judge, Target, legal_plan};
 use crate::layers::Layers;
 use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute};
@@ -18,7 +18,7 @@ pub struct Given<'a> {
     pub model: &'a Model,
     /// Ranks of the job.
     pub gpus: u32,
-    /// Tokens per sequence; else as many as the model was made for, at most 4096.
+    /// Tokens per sequence; else what the trainer is told, else as many as the model was made for, at most 4096.
     pub sequence_length: Option<u32>,
     /// Pipeline stages of the script's `PipelineModule`.
     pub pipeline_parallel: u32,
@@ -62,12 +62,17 @@ impl Trainer {
             let next = words.get(at + 1).map(|w| w.text.as_str()).filter(|w| !w.starts_with('-'));
             let value = glued.or(next);
             let number = || -> Result<Option<u32>, ImportError> {
-                let Some(text) = value.filter(|text| !is_unknown(text)) else { return Ok(None) };
+                let Some(text) = value else { return Ok(None) };
+                if is_unknown(text) {
+                    let message = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(text));
+                    return Err(ImportError::new(word.line, message));
+                }
                 let number = text.parse().ok().filter(|n| *n > 0);
                 let message = || format!("{name} takes a whole number from 1, found `{}`", shown(text));
                 number.map(Some).ok_or_else(|| ImportError::new(word.line, message()))
             };
-            let on = value.is_none_or(|text| matches!(text.to_lowercase().as_str(), "true" | "1" | "yes"));
+            let on = value
+                .is_none_or(|text| matches!(text.to_lowercase().as_str(), "true" | "1" | "yes" | "t" | "y"));
             match name.replace('-', "_").as_str() {
                 "__per_device_train_batch_size" => trainer.micro_batch_size = number()?,
                 "__gradient_accumulation_steps" => trainer.gradient_accumulation_steps = number()?,
@@ -187,6 +192,10 @@ const ZERO_NOT_MODELLED: &[&str] =
 
 type Read<T> = Result<T, SpecError>;
 
+/// What of what is read here the Hugging Face Trainer fills in.
+const FILLED: &[&str] =
+    &["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "enabled"];
+
 /// Whether the Hugging Face Trainer is to fill a value in.
 fn left(node: &Node) -> bool {
     matches!(&node.value, Value::Text(text) if text == "auto")
@@ -231,7 +240,7 @@ impl<'a> Section<'a> {
         let Some(node) = self.get(name) else { return Ok(None) };
         let number = match &node.value {
             Value::Null => return Ok(None),
-            _ if left(node) => return Ok(None),
+            _ if left(node) && FILLED.contains(&name) => return Ok(None),
             Value::Whole(n) => u32::try_from(*n).ok(),
             Value::Number(n) if n.fract() == 0.0 && *n >= 0.0 && *n <= f64::from(u32::MAX) => Some(*n as u32),
             _ => None,
@@ -247,7 +256,7 @@ impl<'a> Section<'a> {
         match &node.value {
             Value::Null => Ok(None),
             Value::Flag(flag) => Ok(Some(*flag)),
-            _ if left(node) => Ok(None),
+            _ if left(node) && FILLED.contains(&name) => Ok(None),
             _ => self.wrong(node, name, "true or false"),
         }
     }
@@ -366,6 +375,12 @@ pub struct Beside {
     pub micro_batch_size: Option<u32>,
     /// Sequences of a step.
     pub global_batch_size: Option<u32>,
+    /// Micro-batches of a step.
+    pub gradient_accumulation_steps: Option<u32>,
+    /// FP16 is enabled.
+    pub fp16: bool,
+    /// BF16 is enabled.
+    pub bf16: bool,
     /// Keys that were not understood, each with its line.
     pub unknown: Vec<(usize, String)>,
 }
@@ -386,8 +401,20 @@ pub fn import_beside(text: &str, layout: &mut Layout) -> Read<Beside> {
     if let Some(section) = top.section("activation_checkpointing")? {
         layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
     }
+    for name in FILLED {
+        if let Some(node) = top.get(name).filter(|node| left(node)) {
+            return top.wrong(node, name, "a whole number: no trainer fills it in");
+        }
+    }
     beside.micro_batch_size = top.number("train_micro_batch_size_per_gpu", 1)?;
     beside.global_batch_size = top.number("train_batch_size", 1)?;
+    beside.gradient_accumulation_steps = top.number("gradient_accumulation_steps", 1)?;
+    let enabled = |name: &str| match top.section(name)? {
+        Some(section) => Ok(section.flag("enabled")?.unwrap_or(false)),
+        None => Ok(false),
+    };
+    beside.fp16 = enabled("fp16")?;
+    beside.bf16 = enabled("bf16")? || enabled("bfloat16")?;
     beside.unknown.extend(top.unread());
     beside.unknown.sort();
     Ok(beside)
@@ -481,6 +508,12 @@ fn precision(top: &Section, told: Option<Precision>, assumed: &mut Vec<String>) 
     };
     let (bf16, fp16) =
         (on("bf16", Precision::Bf16)? | on("bfloat16", Precision::Bf16)?, on("fp16", Precision::Fp16)?);
+    let other = told.filter(|told| (bf16 && *told == Precision::Fp16) || (fp16 && *told == Precision::Bf16));
+    if let (Some(told), Some(node)) = (other, top.get("bf16").or(top.get("fp16"))) {
+        return Err(
+            top.error(node, format!("the trainer is told {}, and another format is enabled", told.name()))
+        );
+    }
     if !bf16 && !fp16 && told.is_none() && !open.is_empty() {
         let format = if open.contains(&Precision::Bf16) { Precision::Bf16 } else { Precision::Fp16 };
         assumed.push(format!("{}: \"auto\" leaves the number format to the trainer", format.name()));

@@ -263,6 +263,10 @@ struct Flags {
     given: BTreeMap<String, (Vec<String>, usize)>,
     /// Names that were asked for, given or not.
     asked: BTreeSet<String>,
+    /// Line of flags that only a running shell knows.
+    left_out: Option<usize>,
+    /// Lines of what only a running shell knows behind flags that take no value.
+    behind_switches: Vec<usize>,
     /// Line of the command.
     line: usize,
 }
@@ -281,6 +285,7 @@ impl Flags {
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
         let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
         let mut open: Option<String> = None;
+        let mut left_out = None;
         for Word { text, line } in &launch.arguments {
             if text.starts_with("--") {
                 let (name, value) = match text.split_once('=') {
@@ -295,8 +300,11 @@ impl Flags {
                 map.insert(name.clone(), (value, *line));
                 open = Some(name);
             } else {
-                if is_unknown(text) && open.is_none() {
+                // A word of which nothing is known may be flags, unless a flag still lacks its value.
+                let lacks = open.as_ref().and_then(|name| map.get(name)).is_some_and(|(v, _)| v.is_empty());
+                if is_unknown(text) && (open.is_none() || (!lacks && shown(text) == "$…")) {
                     notes.push(format!("line {line}: flags that only a running shell knows are left out"));
+                    left_out.get_or_insert(*line);
                     continue;
                 }
                 let Some(name) = &open else {
@@ -314,22 +322,26 @@ impl Flags {
                 if !neutral(&name) {
                     let text = format!(
                         "{name} is given again, as `{}`; line {at} gave `{}`",
-                        last.join(" "),
-                        values.join(" ")
+                        shown(&last.join(" ")),
+                        shown(&values.join(" "))
                     );
                     return Err(ImportError::new(*line, text));
                 }
                 notes.push(format!("{name} is given twice, in lines {at} and {line}: the last one counts"));
             }
         }
+        let given = map.clone();
         // Before there was a granularity, a method alone meant that whole layers are recomputed.
-        let old = ["--activations-checkpoint-method", "--activations-checkpoint-num-layers"];
-        let old = launch.arguments.iter().find(|w| old.contains(&w.text.as_str()));
-        if let Some(word) = old.filter(|_| !map.contains_key("--recompute-granularity")) {
+        let method = |w: &&Word| w.text.split('=').next() == Some("--activations-checkpoint-method");
+        let said = ["--recompute-granularity", "--recompute-activations", "--checkpoint-activations"];
+        let said = said.iter().any(|name| map.contains_key(*name));
+        let old = launch.arguments.iter().find(method);
+        if let Some(word) = old.filter(|_| !said && !map.contains_key("--deepspeed-activation-checkpointing"))
+        {
             map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
             map.entry("--recompute-num-layers".into()).or_insert((vec!["1".into()], word.line));
         }
-        Ok(Self { given: map.clone(), map, asked: BTreeSet::new(), line })
+        Ok(Self { given, map, asked: BTreeSet::new(), left_out, behind_switches: Vec::new(), line })
     }
 
     /// Takes a flag out.
@@ -345,7 +357,16 @@ impl Flags {
             Some((other, (_, line))) => {
                 ImportError::new(*line, format!("the command has no {name}: did you mean it by {other}?"))
             }
-            None => ImportError::new(self.line, format!("the command has no {name}: is the script cut off?")),
+            None => match self.left_out {
+                Some(line) => {
+                    let text =
+                        format!("the command has no {name}, and flags that only a running shell knows");
+                    ImportError::new(line, text)
+                }
+                None => {
+                    ImportError::new(self.line, format!("the command has no {name}: is the script cut off?"))
+                }
+            },
         }
     }
 
@@ -382,7 +403,13 @@ impl Flags {
 
     /// A switch.
     fn on(&mut self, name: &str) -> bool {
-        self.take(name).is_some()
+        let taken = self.take(name);
+        if let Some((values, line)) = &taken
+            && values.iter().any(|value| shown(value) == "$…")
+        {
+            self.behind_switches.push(*line);
+        }
+        taken.is_some()
     }
 
     /// The values of a flag.
@@ -506,6 +533,12 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     }
     let precision = precision(&mut f)?;
     let optimizer = optimizer(&mut f)?;
+    for (flag, value) in [("--attention-backend", "unfused"), ("--transformer-impl", "local")] {
+        if f.given.get(flag).is_some_and(|(values, _)| values.first().is_some_and(|v| v == value)) {
+            let text = "attention that keeps its scores needs far more memory";
+            assumed.push(format!("{flag} {value} is predicted with fused attention: {text}"));
+        }
+    }
     let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
     if target == Target::MegatronDeepSpeed {
         configured(&f, &mut layout, (&launch, files), &mut assumed)?;
@@ -583,6 +616,9 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     let flags = f.given.iter().map(|(name, (values, _))| (name.clone(), values.join(" ")));
     let variables = launch.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
     let settings = flags.chain(variables).collect();
+    for line in &f.behind_switches {
+        assumed.push(format!("line {line}: flags that only a running shell knows are left out"));
+    }
     let mut unknown: Vec<(usize, String)> = f
         .map
         .into_iter()
@@ -1341,6 +1377,26 @@ fn configured(
         {
             let text = format!("{flag} is {given}, and {what} of the DeepSpeed configuration {said}");
             return Err(ImportError::new(at, text));
+        }
+    }
+    let number = |flag: &str| f.given.get(flag).and_then(|(values, _)| values.first()?.parse::<u64>().ok());
+    if let (Some(said), Some(batch), Some(micro)) =
+        (beside.gradient_accumulation_steps, number("--global-batch-size"), number("--micro-batch-size"))
+        && u64::from(said) * micro * u64::from(layout.data_parallel) != batch
+    {
+        let text = format!(
+            "--global-batch-size is {batch}, and gradient_accumulation_steps {said} of the DeepSpeed configuration x \
+             micro-batch {micro} x {} replicas {}",
+            layout.data_parallel,
+            u64::from(said) * micro * u64::from(layout.data_parallel)
+        );
+        return Err(ImportError::new(f.line_of(&["--global-batch-size"]), text));
+    }
+    for (key, flag, on) in [("fp16", "--fp16", beside.fp16), ("bf16", "--bf16", beside.bf16)] {
+        let other = if flag == "--fp16" { "--bf16" } else { "--fp16" };
+        if on && f.given.contains_key(other) && !f.given.contains_key(flag) {
+            let text = format!("{other} is given, and the DeepSpeed configuration enables {key}");
+            return Err(ImportError::new(f.line_of(&[other]), text));
         }
     }
     for (at, key) in beside.unknown {

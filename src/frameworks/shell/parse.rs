@@ -160,6 +160,9 @@ impl Parser {
         loop {
             match (self.peek(), self.second()) {
                 (Some('\\'), Some('\n')) => {
+                    if self.chars[self.at + 1..].iter().all(|c| c.is_whitespace()) {
+                        return self.error("the text ends in a continuation line");
+                    }
                     self.next();
                     self.next();
                 }
@@ -775,7 +778,9 @@ fn attach(list: &mut List, found: Vec<Document>) {
     let mut found = found.into_iter();
     for (_, command) in list.iter_mut() {
         if let Command::Simple { streams, .. } = command {
-            streams.documents.extend(found.by_ref().take(std::mem::take(&mut streams.waiting)));
+            let before = streams.documents.len();
+            streams.documents.extend(found.by_ref().take(streams.waiting));
+            streams.waiting -= streams.documents.len() - before;
         }
     }
 }

@@ -15,7 +15,7 @@ const MOST_COMMANDS: u32 = 200_000;
 /// Most files that a script may source, counted as often as it does.
 const MOST_FILES: u32 = 64;
 /// Most words and characters of an expansion that are kept.
-const LONGEST: usize = 1 << 20;
+pub(super) const LONGEST: usize = 1 << 20;
 
 /// What a script starts and says.
 pub(super) struct Shell<'f> {
@@ -116,6 +116,8 @@ impl<'f> Shell<'f> {
             };
             if goes {
                 status = self.command(command)?;
+            } else if *link == Link::And && status.is_none() {
+                self.undecided(std::slice::from_ref(&(Link::Then, command.clone())));
             }
         }
         Ok(status)
@@ -195,7 +197,7 @@ impl<'f> Shell<'f> {
     }
 
     /// A branch that may or may not be taken: says which flags are left out with it.
-    fn undecided(&mut self, body: &List) {
+    fn undecided(&mut self, body: &[(Link, Command)]) {
         let mut flags: Vec<(usize, String)> = Vec::new();
         flags_in(body, &mut flags);
         if let (Some((line, _)), false) = (flags.first(), flags.is_empty()) {
@@ -242,6 +244,7 @@ impl<'f> Shell<'f> {
         let document = streams.documents.first().map(|d| &d.body);
         let before = self.piped.take();
         let printed = self.printed(words, streams, before);
+        self.copied(words, &printed);
         match &streams.output {
             Some(output) if !words.is_empty() => self.write(output, printed),
             _ => self.piped = printed,
@@ -510,6 +513,19 @@ impl<'f> Shell<'f> {
         if !flags && !launchers.iter().any(|l| program(&first.text).starts_with(l)) {
             return Ok(None);
         }
+        for (at, word) in fields[..at].iter().enumerate() {
+            // `srun --export=ALL,NAME=value`, `mpirun -x NAME=value`, `docker run -e NAME=value`
+            let list = match word.text.split_once('=') {
+                Some(("--export" | "--env", list)) => list,
+                _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => {
+                    fields.get(at + 1).map_or("", |next| next.text.as_str())
+                }
+                _ => continue,
+            };
+            for (name, value) in list.split(',').filter_map(|one| one.split_once('=')) {
+                self.environment.insert(name.to_owned(), value.to_owned());
+            }
+        }
         let clean = |w: &Word| Word { text: w.text.replace(UNSET, &UNKNOWN.to_string()), line: w.line };
         Ok(Some(Launch {
             launcher: fields[..at].iter().map(clean).collect(),
@@ -639,6 +655,9 @@ impl<'f> Shell<'f> {
     /// What commands print in place of `$(…)`: `expr`, or texts that the script holds.
     fn substituted(&self, text: &str) -> String {
         let unknown = || UNKNOWN.to_string();
+        if text.matches("$(").count() + text.matches('`').count() > 48 {
+            return unknown();
+        }
         let Ok(list) = parse(text) else { return unknown() };
         if let [(_, Command::Simple { words, .. })] = list.as_slice()
             && words.first().and_then(Raw::plain).as_deref() == Some("expr")
@@ -802,10 +821,18 @@ fn shifted(error: ImportError, line: usize) -> ImportError {
 }
 
 /// Flags that the commands of a list would add.
-fn flags_in(list: &List, flags: &mut Vec<(usize, String)>) {
+fn flags_in(list: &[(Link, Command)], flags: &mut Vec<(usize, String)>) {
     let mut add = |words: &[Raw]| {
         for word in words {
+            // Numbers that are set here decide what is known elsewhere.
+            if let (Some((name, _)), Some(text)) = (assignment(word), word.plain())
+                && text.split_once('=').is_some_and(|(_, value)| value.parse::<u64>().is_ok())
+                && flags.len() < 12
+            {
+                flags.push((word.line, name));
+            }
             if let Some(text) = word.plain() {
+                let text = assignment(word).and(text.split_once('=')).map_or(text.as_str(), |(_, v)| v);
                 for piece in text.split_whitespace().filter(|p| p.starts_with("--") && p.len() > 2) {
                     if flags.len() < 12 {
                         flags.push((word.line, piece.to_owned()));
@@ -857,7 +884,8 @@ fn test(words: &[&str]) -> Option<bool> {
         [_, _] => None,
         [left, "=" | "==", right] => Some(matches(&known(right)?, &known(left)?)),
         [left, "!=", right] => Some(!matches(&known(right)?, &known(left)?)),
-        [left, operator, right] => {
+        // As a number, what is not set may be anything that the surroundings set.
+        [left, operator, right] if !left.contains(UNSET) && !right.contains(UNSET) => {
             let (left, right) = (known(left)?, known(right)?);
             let number = |text: &str| if text.is_empty() { Some(0) } else { text.trim().parse::<i64>().ok() };
             let order = number(&left)?.cmp(&number(&right)?);

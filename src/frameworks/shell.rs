@@ -7,6 +7,7 @@ mod printed;
 mod run;
 
 pub use printed::Written;
+use printed::held;
 use run::file_key;
 
 use std::collections::BTreeMap;
@@ -78,14 +79,8 @@ impl Launch {
     /// # Errors
     /// Why it cannot be read.
     pub fn text_of(&self, path: &str, files: &Files) -> Result<(String, Option<usize>), String> {
-        let unknown = || "its path is known only when the script runs".to_owned();
-        let key = file_key(path, None).ok_or_else(unknown)?;
-        match self.written.get(&key) {
-            Some(Written { text: Some(text), line }) => Ok((text.clone(), Some(*line))),
-            Some(Written { text: None, line }) => Err(format!("what line {line} writes into it {UNTOLD}")),
-            None if is_unknown(&key) => Err(unknown()),
-            None => Ok((files(&key)?, None)),
-        }
+        let key = file_key(path, None).ok_or_else(|| format!("its path {UNTOLD}"))?;
+        held(&self.written, &key, files)
     }
 
     /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`. `text` is
@@ -164,6 +159,14 @@ pub(super) const UNTOLD: &str = "is known only when the script runs";
 
 /// Stands for text that only a running shell knows.
 const UNKNOWN: char = '\u{fffc}';
+
+/// Stands for a variable that the script does not set: unknown as a value, empty in a test.
+const UNSET: char = '\u{fffb}';
+
+/// A text as a value: what is not set is unknown.
+fn as_value(text: &str) -> String {
+    text.replace(UNSET, &UNKNOWN.to_string())
+}
 
 /// Flags of which a training command of these frameworks has at least one.
 const TELLING: &[&str] =
@@ -294,7 +297,7 @@ fn no_command(text: &str, bare: Option<Word>) -> ImportError {
 /// A word for people: what only a running shell knows is `$…`.
 #[must_use]
 pub fn shown(text: &str) -> String {
-    text.replace(UNKNOWN, "$…")
+    text.replace([UNKNOWN, UNSET], "$…")
 }
 
 /// Whether a word holds something that only a running shell knows.

@@ -1,8 +1,8 @@
 //! Groups, opened: their cells, the lines of layouts that differ in nothing but sharding, and which of them
 //! could matter.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways};
@@ -25,6 +25,8 @@ pub(super) struct Line {
     least: Picos,
     /// How much of it is known.
     known: Known,
+    /// Which of the group's states its layouts have.
+    states: usize,
     /// Least time of all passes.
     pub passes: Picos,
     /// Which cell, and which schedule and number of chunks, in the order of generation.
@@ -46,8 +48,8 @@ enum Known {
     Relaxed,
     /// The splits that are its completions, rank by rank.
     Splits,
-    /// All that can be known of all of its layouts at once.
-    All,
+    /// The same, simulated.
+    Simulated,
 }
 
 /// The shardings of a group's orders: one stretch of them per order.
@@ -127,10 +129,31 @@ impl Known {
     fn bound(self) -> &'static str {
         match self {
             Self::Relaxed => "bound: memory and stages",
-            Self::Splits | Self::All => "bound: splits",
+            Self::Splits | Self::Simulated => "bound: splits",
         }
     }
 }
+
+/// The first of a queue is the line with the least time.
+impl Ord for Line {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.least, other.at).cmp(&(self.least, self.at))
+    }
+}
+
+impl PartialOrd for Line {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Line {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Line {}
 
 impl Opening<'_> {
     /// What has to be beaten where these are the best of the group.
@@ -185,94 +208,98 @@ impl Search<'_> {
             shardings,
             leanest_first,
         };
-        let layouts = (opening.orders.len() * opening.shardings.len()) as u64;
         let mut cells = std::mem::take(&mut scratch.cells);
         cells.clear();
         self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
         cells.sort_unstable();
+        let ended = self.walk(&opening, &cells, glance, observer, scratch, &mut opened);
+        scratch.cells = cells;
+        ended.then_some(opened)
+    }
+
+    /// Walks the cells of a group, best first: what could be fastest is looked at more closely, cells and lines
+    /// alike, until it is settled. Nothing is looked at that could not be among the group's best. False if it is
+    /// told to stop before the end.
+    fn walk(
+        &self,
+        opening: &Opening<'_>,
+        cells: &[(Picos, CellKey)],
+        glance: bool,
+        observer: &dyn Observer,
+        scratch: &mut Scratch,
+        opened: &mut Opened,
+    ) -> bool {
+        let &Opening { group, request, frozen, ref orders, ref shardings, .. } = opening;
+        let count = shardings.len() as u64;
         let step = if glance { cells.len().div_ceil(CELLS_AT_A_GLANCE).max(1) } else { 1 };
-        // Best first: what could be fastest is looked at more closely, cells and lines alike, until it is settled.
-        // Nothing is looked at that could not be among the group's best.
-        let mut cells_left = cells.iter().step_by(step).enumerate().peekable();
-        let mut lines: BinaryHeap<Reverse<(Picos, (usize, usize))>> = BinaryHeap::new();
-        let mut waiting: HashMap<(usize, usize), (usize, Line)> = HashMap::new();
+        let bound_of = |cell: &(Picos, CellKey)| self.floor(Picos::ZERO).step(least_passes(cell.0, group));
+        let mut cells = cells.iter().step_by(step).enumerate().peekable();
+        let mut lines: BinaryHeap<Line> = BinaryHeap::new();
         let mut known: Vec<States> = Vec::new();
         let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
-        let first_bound = |total: Picos| self.floor(Picos::ZERO).step(least_passes(total, group));
         loop {
+            if observer.stop() {
+                return false;
+            }
             let limit = opening.limit(&own);
-            let (cell, line) = (cells_left.peek().map(|(_, cell)| first_bound(cell.0)), lines.peek());
-            let next_is_cell = match (cell, line) {
-                (None, None) => break,
-                (Some(cell), Some(Reverse((line, _)))) => cell <= *line,
-                (cell, None) => cell.is_some(),
-                (None, _) => false,
-            };
-            if next_is_cell {
-                let Some((at, &(total, key))) = cells_left.next() else { break };
-                if limit.excludes(first_bound(total)) {
+            let least = lines.peek().map(|line| line.least);
+            let next = cells.next_if(|(_, cell)| least.is_none_or(|least| bound_of(cell) <= least));
+            if let Some((at, cell)) = next {
+                let key = &cell.1;
+                let layouts = orders.len() as u64 * count;
+                if limit.excludes(bound_of(cell)) {
                     opened.counters.drop("bound: flags", layouts);
                     continue;
                 }
-                if let Some(rule) = self.space.cell_rule(group, &key) {
+                if let Some(rule) = self.space.cell_rule(group, key) {
                     opened.counters.drop(&format!("rule: {rule}"), layouts);
                     continue;
                 }
-                if observer.stop() {
-                    drop(cells_left);
-                    scratch.cells = cells;
-                    return None;
-                }
-                let cell = Rc::new(self.price(&key, scratch));
+                let cell = Rc::new(self.price(key, scratch));
                 let states = known.iter().position(|states| states.offload == key.offload);
                 let states = states.unwrap_or_else(|| {
                     let hopeless = self.hopeless(group, key.offload, frozen, scratch);
-                    known.push(self.states(&opening, &key, &cell.parameters, hopeless));
+                    known.push(self.states(opening, key, &cell.parameters, hopeless));
                     known.len() - 1
                 });
                 if let Some(rule) = known[states].rule {
                     opened.counters.drop(&format!("rule: {rule}"), layouts);
                     continue;
                 }
-                let given = (&key, &cell, at);
-                for line in self.lines(&opening, limit, given, &known[states], scratch, &mut opened.counters)
-                {
-                    lines.push(Reverse((line.least, line.at)));
-                    waiting.insert(line.at, (states, line));
-                }
+                let given = (key, &cell, at, states);
+                lines.extend(self.lines(
+                    opening,
+                    limit,
+                    given,
+                    &known[states],
+                    scratch,
+                    &mut opened.counters,
+                ));
                 continue;
             }
-            let Some(Reverse((_, at))) = lines.pop() else { break };
-            let Some((states, mut line)) = waiting.remove(&at) else { continue };
-            let count = opening.shardings.len() as u64;
+            let Some(mut line) = lines.pop() else { return true };
             if limit.excludes(line.least) {
                 opened.counters.drop(line.known.bound(), count);
                 continue;
             }
-            if observer.stop() {
-                drop(cells_left);
-                scratch.cells = cells;
-                return None;
-            }
-            if line.known == Known::All || request.exhaustive {
-                self.settle_line(&opening, &mut line, &known[states], &mut own, scratch, &mut opened);
-                if glance && !opened.settled.is_empty() {
-                    break;
-                }
-                continue;
-            }
-            let of_order = (&known[states].some[at.1], known[states].most[at.1].as_ref());
-            match self.know_more(&mut line, of_order, (request, limit), scratch) {
-                Ok(()) => {
-                    lines.push(Reverse((line.least, at)));
-                    waiting.insert(at, (states, line));
+            let states = &known[line.states];
+            let of_order = (&states.some[line.at.1], states.most[line.at.1].as_ref());
+            let more = if request.exhaustive {
+                Ok(false)
+            } else {
+                self.know_more(&mut line, of_order, (request, limit), scratch)
+            };
+            match more {
+                Ok(true) => lines.push(line),
+                Ok(false) => {
+                    self.settle_line(opening, &mut line, states, &mut own, scratch, opened);
+                    if glance && !opened.settled.is_empty() {
+                        return true;
+                    }
                 }
                 Err(reason) => opened.counters.drop(reason, count),
             }
         }
-        drop(cells_left);
-        scratch.cells = cells;
-        Some(opened)
     }
 
     /// The lines of a cell that could matter.
@@ -280,7 +307,7 @@ impl Search<'_> {
         &self,
         opening: &Opening<'_>,
         limit: Threshold,
-        (key, cell, at): (&CellKey, &Rc<Priced>, usize),
+        (key, cell, at, of_cell): (&CellKey, &Rc<Priced>, usize, usize),
         states: &States,
         scratch: &mut Scratch,
         counters: &mut Counters,
@@ -334,6 +361,7 @@ impl Search<'_> {
             let mut line = Line {
                 least,
                 known: Known::Relaxed,
+                states: of_cell,
                 passes,
                 at: (at, order),
                 cell: cell.clone(),
@@ -360,58 +388,52 @@ impl Search<'_> {
         lines
     }
 
-    /// Raises the bound of a line by the next that is known of its completions, or says what excludes it. `some` and
-    /// `most` hold no more, and no less, than any of its shardings.
+    /// Raises the bound of a line by the next that is known of its completions, or says what excludes it; false if
+    /// nothing more is known before its layouts are settled. `some` and `most` hold no more, and no less, than any of
+    /// its shardings.
     fn know_more(
         &self,
         line: &mut Line,
         (some, most): (&StateCost, Option<&Sharding>),
         (request, limit): (&Request, Threshold),
         scratch: &mut Scratch,
-    ) -> Result<(), &'static str> {
-        let Line { balancing, cell, layout, hop, .. } = line;
-        let most = most.filter(|_| layout.virtual_stages > 1);
+    ) -> Result<bool, &'static str> {
+        let Line { balancing, cell, layout, hop, splits, .. } = line;
+        let Some(most) = most.filter(|_| layout.virtual_stages > 1) else { return Ok(false) };
         let highest = *some.floor.at_most(limit.time()).end();
-        // Where nothing has to be beaten, only memory is left.
-        let reason = if limit.time().is_none() { "memory" } else { Known::Splits.bound() };
-        let raise =
-            |least: Picos, bound: Option<Picos>| bound.map(|passes| least.max(some.floor.step(passes)));
-        match (line.known, most, line.splits.take()) {
-            (Known::Relaxed, Some(most), _) => {
+        let (known, bound) = match (line.known, splits) {
+            (Known::Relaxed, splits) => {
                 let uneven = self.uneven(request);
-                let (mut splits, bound) =
-                    scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
+                let (mut found, bound) = scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
                 // None is relieved if all are even, or if one fits with the fullest states.
                 balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
-                let bounded = !uneven || scratch.balancer.any_fits(&balancing.problem, &mut splits);
-                line.splits = Some(splits);
-                if bounded {
-                    line.least = raise(line.least, bound).ok_or(reason)?;
+                let bounded = !uneven || scratch.balancer.any_fits(&balancing.problem, &mut found);
+                *splits = Some(found);
+                if !bounded {
+                    return Ok(false);
                 }
-                line.known = if bounded { Known::Splits } else { Known::All };
+                (Known::Splits, bound)
             }
             // Where backward passes are split, their parts are not known here.
-            (Known::Splits, Some(_), Some(mut splits)) if layout.schedule == Schedule::Interleaved => {
+            (Known::Splits, Some(splits)) if layout.schedule == Schedule::Interleaved => {
                 // Ranks wait for one another, which no bound on one of them sees.
                 let simulator = &mut scratch.simulator;
                 let mut makespan = |forward: &[Picos], backward: &[Picos]| {
                     simulator
                         .run(shape(layout), Load { forward, backward, weight: backward, hop: hop.latency })
                 };
-                let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop: *hop };
-                balancing.restate(layout, tables);
+                balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: &some.sharding, hop: *hop });
                 let problem = &balancing.problem;
-                let bound = scratch.balancer.simulated_splits(problem, &mut splits, highest, &mut makespan);
-                line.splits = Some(splits);
-                line.least = raise(line.least, bound).ok_or(reason)?;
-                line.known = Known::All;
+                let bound = scratch.balancer.simulated_splits(problem, splits, highest, &mut makespan);
+                (Known::Simulated, bound)
             }
-            (_, _, splits) => {
-                line.splits = splits;
-                line.known = Known::All;
-            }
-        }
-        if limit.excludes(line.least) { Err(reason) } else { Ok(()) }
+            _ => return Ok(false),
+        };
+        line.known = known;
+        // Where nothing has to be beaten, only memory is left.
+        let reason = if limit.time().is_none() { "memory" } else { known.bound() };
+        line.least = line.least.max(some.floor.step(bound.ok_or(reason)?));
+        if limit.excludes(line.least) { Err(reason) } else { Ok(true) }
     }
 
     /// Prices all shardings of a group's orders.

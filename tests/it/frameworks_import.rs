@@ -396,8 +396,21 @@ fn what_a_configuration_leaves_to_the_trainer_comes_from_its_flags() {
     for part in ["micro-batches of 8", "no accumulation", "bf16: \"auto\" leaves"] {
         assert!(imported.assumed.iter().any(|note| note.contains(part)), "{part}: {:?}", imported.assumed);
     }
-    let wrong = read_launch("python train.py --per_device_train_batch_size x --deepspeed ds.json", &no_files);
-    assert!(deepspeed::Trainer::read(&wrong.unwrap()).is_err());
+    for value in ["x", "$1"] {
+        let text = format!("python train.py --per_device_train_batch_size {value} --deepspeed ds.json");
+        let launch = read_launch(&text, &no_files).unwrap();
+        assert!(deepspeed::Trainer::read(&launch).is_err(), "{text}");
+    }
+    // Of anything else nobody fills an "auto" in.
+    for (from, to) in
+        [("\"stage\": 3", "\"stage\": \"auto\""), ("\"overlap_comm\": true", "\"overlap_comm\": \"auto\"")]
+    {
+        let error = deepspeed::import(&auto.replacen(from, to, 1), given).unwrap_err();
+        assert!(error.title().contains("expected"), "{}", error.title());
+    }
+    given.trainer.precision = Some(Precision::Bf16);
+    let fp16 = auto.replacen("\"fp16\": {\"enabled\": \"auto\"}", "\"fp16\": {\"enabled\": true}", 1);
+    assert!(deepspeed::import(&fp16, given).unwrap_err().title().contains("the trainer is told"));
 }
 
 #[test]
@@ -419,6 +432,10 @@ fn a_configuration_that_the_script_writes_is_read() {
         format!(
             "CONFIG=ds.json\nread -r -d '' FLAGS <<EOF\n{flags}\nEOF\ncat <<EOT > $CONFIG\n{body}\nEOT\ndeepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py $FLAGS\n"
         ),
+        format!(
+            "CONFIG=ds.json\nread -r -d '' X <<EOC || true\nx\nEOC\ncp template.json $CONFIG\nsed -i -e \"s/A_BATCH/$BATCH/\" -e \"s/A_STAGE/$ZERO/\" $CONFIG\n{launch}"
+        ),
+        format!("CONFIG=ds.json\ncat <<EOT | tee $CONFIG\n{body}\nEOT\n{launch}"),
     ];
     let files = |path: &str| match path {
         "template.json" => Ok(template.clone()),
@@ -441,6 +458,95 @@ fn a_configuration_that_the_script_writes_is_read() {
             let error = import_with(&text, given, &files).unwrap_err();
             assert!(error.message.contains(part), "{error}\n{text}");
         }
+    }
+}
+
+/// What the script holds only in part is not taken for the whole, and never for an older file of that name.
+#[test]
+fn what_is_written_by_what_is_not_followed_is_unknown() {
+    let launch = format!("deepspeed --num_nodes 8 --num_gpus 8 pretrain_gpt.py {COMMAND} --deepspeed")
+        .replace(" --sequence-parallel --pipeline-model-parallel-size 2 --use-distributed-optimizer", "");
+    let files = |_: &str| Ok("{\"zero_optimization\": {\"stage\": 3}}".to_owned());
+    let stage = "{\"zero_optimization\": {\"stage\": 2}}";
+    for (writer, known) in [
+        (format!("echo '{stage}' > ds.json"), true),
+        (format!("printf '%s\\n' '{stage}' > ds.json"), true),
+        (format!("echo -e '{stage}\\n' > ds.json"), false),
+        (format!("{{ echo '{stage}'; }} > ds.json"), false),
+        (format!("for x in 1; do echo '{stage}'; done > ds.json"), false),
+        (format!("python make.py > ds.json\necho '{stage}' >> ds.json"), false),
+        (format!("echo '{stage}' | jq . > ds.json"), false),
+        (format!("echo '{stage}' | sed -E 's/2+/2/' > ds.json"), false),
+        (format!("echo '{stage}' | sed 's/2/2/2' > ds.json"), false),
+        (format!("echo '{stage}' > ds.json\nsed -i '/x/d' ds.json"), false),
+    ] {
+        let text = format!("{writer}\n{launch} --zero-stage 1 --deepspeed_config ds.json\n");
+        let given = Given { name: "x", gpus: None, vocabulary: None, architecture: None };
+        let imported = import_with(&text, given, &files).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(imported.plan.layout().zero_stage, if known { 2 } else { 1 }, "{text}");
+        let told = imported.assumed.iter().any(|note| note.contains("only when the script runs"));
+        assert_eq!(told, !known, "{:?}\n{text}", imported.assumed);
+    }
+}
+
+#[test]
+fn texts_that_grow_without_end_are_unknown() {
+    let double = "for i in 1 2 3 4 5 6 7 8; do for j in 1 2 3 4 5 6 7 8; do cat f f > f; done; done\n";
+    let sed = "| sed s/a/aaaaaaaaaaaaaaaaaaaa/g ".repeat(12);
+    let deep = format!("{}x{}", "$(echo ".repeat(20_000), ")".repeat(20_000));
+    for start in [format!("echo aaaaaaaaaa > f\n{double}"), format!("echo aaaaaaaaaa {sed}> f\n")] {
+        let launch = read_launch(&format!("{start}X=$(cat f)\npython x.py --n $X\n"), &no_files).unwrap();
+        assert_eq!(launch.arguments[1].text, "\u{fffc}");
+    }
+    let launch = read_launch(&format!("python x.py --n \"{deep}\"\n"), &no_files).unwrap();
+    assert_eq!(launch.arguments[1].text, "\u{fffc}");
+}
+
+#[test]
+fn what_may_be_missing_is_said_or_refused() {
+    let given = Given { name: "x", gpus: Some(64), vocabulary: None, architecture: None };
+    let start = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
+    for (text, part) in [
+        (format!("{start} {COMMAND} $MORE\n"), "line 1: flags that only a running shell knows"),
+        (format!("{start} {COMMAND} --seed 1 $MORE\n"), "line 1: flags that only a running shell knows"),
+        (
+            format!("if [ \"$SLURM_NNODES\" -ge 4 ]; then P='--seed 1'; fi\n{start} {COMMAND} $P\n"),
+            "line 1: whether --seed is set",
+        ),
+        (format!("MB=1\n[ -f x ] && MB=4\n{start} {COMMAND}\n"), "line 2: whether MB is set"),
+        (format!("{start} {COMMAND} --attention-backend unfused\n"), "predicted with fused attention"),
+    ] {
+        let imported = import_given(&text, given).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert!(imported.assumed.iter().any(|n| n.contains(part)), "{:?}\n{text}", imported.assumed);
+    }
+    for (text, line, part) in [
+        (format!("{start} {COMMAND}\n  --seed 1\n"), 2, "begins a command of its own"),
+        (format!("{start} {COMMAND} \\\n"), 1, "ends in a continuation"),
+        (format!("{start} $EVERYTHING --seed 1\n"), 1, "flags that only a running shell knows"),
+    ] {
+        let error = import_given(&text, given).unwrap_err();
+        assert!(error.line == line && error.message.contains(part), "{error}\n{text}");
+    }
+}
+
+#[test]
+fn launchers_say_ranks_and_variables_in_many_ways() {
+    let read = |text: &str| read_launch(text, &no_files).unwrap();
+    for text in [
+        "#SBATCH --nodes=4 --ntasks-per-node=8\nsrun python x.py --n 1",
+        "#SBATCH -N 4 -n 32\nsrun python x.py --n 1",
+        "#SBATCH -n 32\nsrun python x.py --n 1",
+    ] {
+        assert_eq!(read(text).ranks(text).unwrap(), Some(32), "{text}");
+    }
+    let text = "torchrun --nproc-per-node=gpu x.py --n 1";
+    assert_eq!(read(text).ranks(text).unwrap(), None);
+    for text in [
+        "srun --export=ALL,A=1 python x.py --n 1",
+        "mpirun -np 2 -x A=1 python x.py --n 1",
+        "docker run -e A=1 image torchrun x.py --n 1",
+    ] {
+        assert_eq!(read(text).environment.get("A").map(String::as_str), Some("1"), "{text}");
     }
 }
 

@@ -428,14 +428,23 @@ impl Parser {
         self.simple()
     }
 
-    /// Redirections and here-documents behind a compound command.
+    /// Redirections and here-documents behind a compound command. What it writes into a file is not followed: a
+    /// command that prints what nobody knows stands for it.
     fn redirected(&mut self, command: Command) -> Result<Command, ImportError> {
+        let mut streams = Streams::default();
+        let line = self.fixed.unwrap_or(self.line);
         self.blanks()?;
         while matches!(self.peek(), Some('<' | '>')) {
-            self.redirection(&mut Streams::default())?;
+            self.redirection(&mut streams)?;
             self.blanks()?;
         }
-        Ok(command)
+        if streams.output.is_none() {
+            return Ok(command);
+        }
+        let word = Raw { parts: vec![Part::Text(":".into())], line, quoted: false };
+        let streams = Streams { output: streams.output, ..Streams::default() };
+        let unknown = Command::Simple { words: vec![word], arrays: Vec::new(), streams, negated: false };
+        Ok(Command::Group(vec![(Link::Then, unknown), (Link::Then, command)]))
     }
 
     fn function(&mut self, name: String) -> Result<Command, ImportError> {

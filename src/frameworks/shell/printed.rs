@@ -1,9 +1,14 @@
-//! What simple commands print: `cat`, `echo`, `printf` and `sed` over texts that the script itself holds, alone, in
-//! a pipe or into a file. Any other program's output is unknown.
+//! What simple commands print: `cat`, `echo`, `printf`, `tee` and `sed` over texts that the script itself holds, alone,
+//! in a pipe or into a file, and what `cp` and `mv` do to them. Any other program's output is unknown.
 
-use super::UNKNOWN;
+use std::collections::BTreeMap;
+
 use super::parse::{Command, Link, List, Raw, Streams};
-use super::run::{LONGEST, Shell, UNSET};
+use super::run::{LONGEST, Shell};
+use super::{Files, UNKNOWN, UNSET, UNTOLD, as_value, is_unknown};
+
+/// Most bytes that a script may write into files; what it writes beyond is unknown.
+const MOST_KEPT: usize = 64 * LONGEST;
 
 /// Text that a script writes into a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,84 +34,92 @@ impl Shell<'_> {
     }
 
     /// What a command prints; `piped` is what the one before it in a pipe did.
-    pub(super) fn printed(&self, words: &[Raw], streams: &Streams, piped: Option<String>) -> Option<String> {
-        self.printed_text(words, streams, piped).filter(|text| text.len() <= LONGEST)
-    }
-
-    fn printed_text(&self, words: &[Raw], streams: &Streams, piped: Option<String>) -> Option<String> {
-        let fields: Vec<String> = words.iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect();
-        let read =
-            |path: &String| if path == "-" { self.read_in(streams, &piped) } else { self.text_at(path) };
-        let Some((program, rest)) = fields.split_first() else {
+    fn printed(&self, words: &[Raw], streams: &Streams, piped: Option<String>) -> Option<String> {
+        let Some(first) = words.first() else {
             // `$(< FILE)`
             return streams.input.as_ref().and_then(|_| self.read_in(streams, &piped));
         };
-        match program.as_str() {
+        let program = first.plain()?;
+        if !matches!(program.as_str(), "echo" | "printf" | "cat" | "sed" | "tee") {
+            return None;
+        }
+        let rest = self.texts(&words[1..]);
+        let read =
+            |path: &String| if path == "-" { self.read_in(streams, &piped) } else { self.text_at(path) };
+        let text = match program.as_str() {
             "echo" => {
-                let quiet =
+                let options =
                     rest.iter().take_while(|w| matches!(w.as_str(), "-n" | "-e" | "-ne" | "-en")).count();
-                let end = if rest[..quiet].iter().any(|w| w.contains('n')) { "" } else { "\n" };
-                Some(format!("{}{end}", rest[quiet..].join(" ")))
+                let has = |option: char| rest[..options].iter().any(|w| w.contains(option));
+                let text = rest[options..].join(" ");
+                let plain = !has('e') || !text.contains('\\');
+                plain.then(|| text + if has('n') { "" } else { "\n" })
             }
-            "printf" => match rest {
+            "printf" => match rest.as_slice() {
                 [text] if !text.contains('%') => Some(text.replace("\\n", "\n")),
-                [form, text] if matches!(form.as_str(), "%s" | "%s\\n") => {
-                    Some(format!("{text}{}", if form == "%s" { "" } else { "\n" }))
-                }
+                [form, text] if form == "%s" => Some(text.clone()),
+                [form, text] if form == "%s\\n" => Some(format!("{text}\n")),
                 _ => None,
             },
             "cat" => {
                 let files: Vec<&String> = rest.iter().filter(|w| *w == "-" || !w.starts_with('-')).collect();
                 if files.is_empty() {
-                    return self.read_in(streams, &piped);
+                    self.read_in(streams, &piped)
+                } else {
+                    joined(files.into_iter().map(read))
                 }
-                joined(files.into_iter().map(read))
             }
             "sed" => {
-                let mut commands = Vec::new();
-                let mut files = Vec::new();
-                let mut words = rest.iter();
-                while let Some(word) = words.next() {
-                    match word.as_str() {
-                        "-e" => commands.push(words.next()?),
-                        "-E" | "-r" => {}
-                        word if word.starts_with('-') => return None,
-                        _ if commands.is_empty() => commands.push(word),
-                        _ => files.push(word),
-                    }
-                }
-                let text = match files.as_slice() {
+                let sed = Sed::of(&rest).filter(|sed| !sed.in_place)?;
+                let text = match sed.files.as_slice() {
                     [] => self.read_in(streams, &piped),
-                    files => joined(files.iter().map(|path| read(path))),
+                    files => joined(files.iter().map(read)),
                 };
-                commands.into_iter().try_fold(text?, |text, command| substituted(&text, command))
+                sed.edit(text?)
             }
-            "tee" => self.read_in(streams, &piped),
-            _ => None,
-        }
+            _ => self.read_in(streams, &piped),
+        };
+        text.filter(|text| text.len() <= LONGEST)
     }
 
-    /// Keeps what `cp`, `mv`, `tee` and `sed -i` write.
-    pub(super) fn copied(&mut self, words: &[Raw], printed: &Option<String>) {
-        let fields: Vec<String> = words.iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect();
-        let Some((program, rest)) = fields.split_first() else { return };
-        let line = words.first().map_or(1, |word| word.line);
-        let named: Vec<&String> = rest.iter().filter(|w| !w.starts_with('-')).collect();
-        let (path, text) = match (program.as_str(), named.as_slice()) {
-            ("cp" | "mv", [from, to]) => (*to, self.text_at(from)),
-            ("tee", [to]) => (*to, printed.clone()),
-            ("sed", [.., file]) if rest.iter().any(|w| w.starts_with("-i")) => {
-                let commands = rest.iter().filter(|w| w.starts_with('s') && *w != *file);
-                let text = commands.fold(self.text_at(file), |text, command| substituted(&text?, command));
-                (*file, text)
+    /// Follows what a command prints and writes: into files, which are kept, or for the next in a pipe.
+    pub(super) fn print(
+        &mut self,
+        words: &[Raw],
+        streams: &Streams,
+        piped: Option<String>,
+    ) -> Option<String> {
+        let first = words.first()?;
+        let printed = self.printed(words, streams, piped);
+        let rest = |shell: &Self| shell.texts(&words[1..]);
+        match first.plain().as_deref() {
+            Some("cp" | "mv") => {
+                if let [from, to] = rest(self).as_slice() {
+                    let text = self.text_at(from);
+                    self.keep(to, false, text, first.line);
+                }
             }
-            _ => return,
-        };
-        // A file that is neither written nor beside the script stays what it is.
-        if let Some(name) = self.key_of(path).filter(|name| name.ends_with(".json")) {
-            let text = text.map(|text| text.replace(UNSET, &UNKNOWN.to_string()));
-            self.written.insert(name, Written { text, line });
+            Some("tee") => {
+                let rest = rest(self);
+                let append = rest.iter().any(|w| w == "-a");
+                for path in rest.iter().filter(|w| !w.starts_with('-')) {
+                    self.keep(path, append, printed.clone(), first.line);
+                }
+            }
+            Some("sed") => {
+                let rest = rest(self);
+                let in_place = rest.iter().any(|w| w.starts_with("-i") || w == "--in-place");
+                if let (Some(path), true) = (rest.last(), in_place) {
+                    let text = Sed::of(&rest).and_then(|sed| sed.edit(self.text_at(path)?));
+                    self.keep(path, false, text, first.line);
+                }
+            }
+            _ => {}
         }
+        let Some((path, append)) = &streams.output else { return printed };
+        let name = self.joined(path);
+        self.keep(&name, *append, printed, path.line);
+        None
     }
 
     /// Standard input of a command.
@@ -118,17 +131,72 @@ impl Shell<'_> {
         }
     }
 
-    /// Keeps what a command writes into a file.
-    pub(super) fn write(&mut self, (path, append): &(Raw, bool), text: Option<String>) {
-        let Some(name) = self.key_of(&self.joined(path)) else { return };
-        let before = match self.written.get(&name) {
-            _ if !*append => Some(String::new()),
+    /// Keeps what is written into a file.
+    fn keep(&mut self, path: &str, append: bool, text: Option<String>, line: usize) {
+        let Some(key) = self.key_of(path) else { return };
+        let before = match self.written.get(&key) {
+            _ if !append => Some(String::new()),
             Some(written) => written.text.clone(),
-            None => Some(self.text_at(&name).unwrap_or_default()),
+            None => Some(self.text_at(path).unwrap_or_default()),
         };
-        let text = joined([before, text].into_iter());
-        let text = text.map(|text| text.replace(UNSET, &UNKNOWN.to_string()));
-        self.written.insert(name, Written { text, line: path.line });
+        let text = joined([before, text].into_iter()).map(|text| as_value(&text));
+        self.kept += text.as_ref().map_or(0, String::len);
+        let text = text.filter(|_| self.kept <= MOST_KEPT);
+        self.written.insert(key, Written { text, line });
+    }
+
+    /// Words as texts.
+    fn texts(&self, words: &[Raw]) -> Vec<String> {
+        words.iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect()
+    }
+}
+
+/// What a file holds by its key: what a script has written into it, with the line, or what stands beside the script.
+///
+/// # Errors
+/// Why it cannot be read.
+pub(super) fn held(
+    written: &BTreeMap<String, Written>,
+    key: &str,
+    files: &Files,
+) -> Result<(String, Option<usize>), String> {
+    match written.get(key) {
+        Some(Written { text: Some(text), line }) => Ok((text.clone(), Some(*line))),
+        Some(Written { text: None, line }) => Err(format!("what line {line} writes into it {UNTOLD}")),
+        None if is_unknown(key) => Err(format!("its path {UNTOLD}")),
+        None => Ok((files(key)?, None)),
+    }
+}
+
+/// A call of `sed`: substitutions of plain text.
+struct Sed {
+    commands: Vec<String>,
+    files: Vec<String>,
+    in_place: bool,
+}
+
+impl Sed {
+    /// Reads its arguments; none where there are others than these.
+    fn of(words: &[String]) -> Option<Self> {
+        let mut sed = Self { commands: Vec::new(), files: Vec::new(), in_place: false };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            match word.as_str() {
+                "-e" => sed.commands.push(words.next()?.clone()),
+                "-E" | "-r" => {}
+                "--in-place" => sed.in_place = true,
+                word if word.starts_with("-i") => sed.in_place = true,
+                word if word.starts_with('-') => return None,
+                _ if sed.commands.is_empty() => sed.commands.push(word.clone()),
+                _ => sed.files.push(word.clone()),
+            }
+        }
+        Some(sed)
+    }
+
+    /// What becomes of a text.
+    fn edit(&self, text: String) -> Option<String> {
+        self.commands.iter().try_fold(text, |text, command| substituted(&text, command))
     }
 }
 

@@ -4,11 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::parse::{Array, Command, Link, List, Part, Raw, Streams, parse, parse_sourced, template};
-use super::printed::Written;
-use super::{Files, ImportError, Launch, UNKNOWN, UNTOLD, Word, is_unknown};
-
-/// Stands for a variable that the script does not set: unknown as a value, empty in a test.
-pub(super) const UNSET: char = '\u{fffb}';
+use super::printed::{Written, held};
+use super::{Files, ImportError, Launch, UNKNOWN, UNSET, UNTOLD, Word, as_value, is_unknown, shown};
 
 /// Commands after which a script is taken to loop for ever.
 const MOST_COMMANDS: u32 = 200_000;
@@ -28,6 +25,8 @@ pub(super) struct Shell<'f> {
     pub(super) environment: BTreeMap<String, String>,
     /// Files that the script writes, by their path from its folder.
     pub(super) written: BTreeMap<String, Written>,
+    /// Bytes that it has written into them.
+    pub(super) kept: usize,
     /// What the command before a pipe printed.
     piped: Option<String>,
     functions: BTreeMap<String, List>,
@@ -63,7 +62,7 @@ fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
 /// What tells a file from others: its path from the script's folder, else the part of the path that is known; none
 /// where that is nothing.
 pub(super) fn file_key(path: &str, asks: Option<&str>) -> Option<String> {
-    let path = path.replace(UNSET, &UNKNOWN.to_string());
+    let path = as_value(path);
     let named = path.chars().any(char::is_alphanumeric);
     from_folder(&path, asks).or(Some(path)).filter(|_| named)
 }
@@ -79,6 +78,7 @@ impl<'f> Shell<'f> {
             arrays: BTreeMap::new(),
             environment: BTreeMap::new(),
             written: BTreeMap::new(),
+            kept: 0,
             piped: None,
             functions: BTreeMap::new(),
             positional: Vec::new(),
@@ -243,12 +243,7 @@ impl<'f> Shell<'f> {
         }
         let document = streams.documents.first().map(|d| &d.body);
         let before = self.piped.take();
-        let printed = self.printed(words, streams, before);
-        self.copied(words, &printed);
-        match &streams.output {
-            Some(output) if !words.is_empty() => self.write(output, printed),
-            _ => self.piped = printed,
-        }
+        self.piped = self.print(words, streams, before);
         let mut words: &[Raw] = words;
         // Prefixes that change nothing here.
         while let Some(word) = words.first().and_then(Raw::plain) {
@@ -401,12 +396,8 @@ impl<'f> Shell<'f> {
     }
 
     /// What a file holds that the script has written or that stands beside it.
-    fn text_of_file(&self, path: &str) -> Result<String, String> {
-        match self.written.get(path) {
-            Some(Written { text: Some(text), .. }) => Ok(text.clone()),
-            Some(Written { text: None, line }) => Err(format!("what line {line} writes into it {UNTOLD}")),
-            None => (self.files)(path),
-        }
+    fn text_of_file(&self, key: &str) -> Result<String, String> {
+        held(&self.written, key, self.files).map(|(text, _)| text)
     }
 
     /// The same by the path as the script says it; none where it cannot be read.
@@ -422,7 +413,7 @@ impl<'f> Shell<'f> {
 
     /// `source FILE ARGUMENTS`: its commands run here. A file that cannot be followed is named and changes nothing.
     fn source(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<bool>> {
-        let followed = self.path_of(path).ok_or("its path is known only when the script runs".to_owned());
+        let followed = self.path_of(path).ok_or_else(|| format!("its path {UNTOLD}"));
         let followed = followed.and_then(|path| {
             if self.sources.contains(&path) {
                 return Err("it asks for itself".to_owned());
@@ -439,8 +430,7 @@ impl<'f> Shell<'f> {
         let (path, list) = match followed {
             Ok(followed) => followed,
             Err(reason) => {
-                let path = path.replace([UNKNOWN, UNSET], "$…");
-                let note = format!("line {line}: `{path}` is not read: {reason}");
+                let note = format!("line {line}: `{}` is not read: {reason}", shown(path));
                 if !self.notes.contains(&note) {
                     self.notes.push(note);
                 }
@@ -460,7 +450,7 @@ impl<'f> Shell<'f> {
 
     /// A here-document that holds a script of its own, for sbatch or a file.
     fn document(&mut self, body: &Raw, launcher: &[Word]) -> Run<()> {
-        let text = self.joined(body).replace(UNSET, &UNKNOWN.to_string());
+        let text = as_value(&self.joined(body));
         if !text.contains(".py") {
             return Ok(());
         }
@@ -493,8 +483,7 @@ impl<'f> Shell<'f> {
             }
         });
         if let Some((at, inner)) = wrapped {
-            let list = parse(&inner.text.replace(UNSET, &UNKNOWN.to_string()))
-                .map_err(|e| shifted(e, inner.line))?;
+            let list = parse(&as_value(&inner.text)).map_err(|e| shifted(e, inner.line))?;
             let before = self.found.len();
             self.nested(inner.line, |shell| shell.list(&list))?;
             for launch in &mut self.found[before..] {
@@ -526,7 +515,7 @@ impl<'f> Shell<'f> {
                 self.environment.insert(name.to_owned(), value.to_owned());
             }
         }
-        let clean = |w: &Word| Word { text: w.text.replace(UNSET, &UNKNOWN.to_string()), line: w.line };
+        let clean = |w: &Word| Word { text: as_value(&w.text), line: w.line };
         Ok(Some(Launch {
             launcher: fields[..at].iter().map(clean).collect(),
             script: Some(clean(&fields[at])),

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod cost;
 pub mod explain;
 pub mod frameworks;
+mod kept;
 pub mod layers;
 pub mod memory;
 pub mod plan;

@@ -15,7 +15,6 @@ mod best;
 mod bounds;
 mod finish;
 mod groups;
-mod kept;
 mod layouts;
 #[cfg(test)]
 mod levels;
@@ -34,6 +33,7 @@ use crate::cost::CellKey;
 use crate::cost::model::{CostModel, Parts};
 use crate::cost::schedule::Simulator;
 use crate::cost::step::Prediction;
+use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Offload, Plan};
 use crate::stages::relax::Relaxation;
@@ -46,7 +46,6 @@ use balance::{LegalModes, Pipelines};
 use best::{Best, Class, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::Opened;
-use kept::Kept;
 use layouts::{Completions, RankPasses, Simulated};
 
 /// What to look for.

@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::kept::Kept;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
@@ -12,6 +11,7 @@ use crate::cost::step::{
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, PlanReach, Target};
+use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
 use crate::stages::{

@@ -16,7 +16,8 @@ use super::loads::Loads;
 use super::relax::Relaxation;
 use super::splits::Pick;
 use super::tables::Tables;
-use super::{Assignment, Choice, Evaluation, Problem, measure};
+use super::{Assignment, Choice, Evaluation, Fixed, Problem, measure};
+use crate::kept::Kept;
 use crate::units::Picos;
 
 /// Scratch memory.
@@ -34,6 +35,24 @@ pub(super) struct ChunkWork {
     trial: Assignment,
     pub evaluation: Evaluation,
     pub relaxation: Relaxation,
+    /// What [`Chunked::level_splits`] found.
+    known: Kept<LevelKey, Vec<Vec<u32>>, KEPT_SPLITS>,
+}
+
+/// Problems whose splits are kept.
+const KEPT_SPLITS: usize = 512;
+
+/// All of a problem that [`Chunked::level_splits`] looks at.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct LevelKey {
+    /// Kind and number of layers of every run.
+    runs: Vec<(u8, u32)>,
+    /// Both passes of a layer, by kind.
+    layers: Vec<u64>,
+    /// Both passes of every chunk beside its layers, and the fewest layers it may have.
+    ends: Vec<(u64, u32, bool)>,
+    rank_of_chunk: Vec<u32>,
+    micro_batches: u64,
 }
 
 /// How recomputation is chosen while layers are placed.
@@ -71,6 +90,24 @@ impl<'a> Chunked<'a> {
     /// Splits of two levels, whatever the memory and without recomputation: the best few by the load of
     /// the fullest rank.
     pub fn level_splits(&mut self) -> Vec<Vec<u32>> {
+        let (problem, pipeline) = (self.problem, &*self.problem.pipeline);
+        let end = |(k, fixed): (usize, &Fixed)| {
+            (fixed.forward.0 + fixed.backward.0, problem.least(k), fixed.closed)
+        };
+        let key = LevelKey {
+            runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
+            layers: problem.kinds.iter().map(|kind| kind.forward.0 + kind.backward.0).collect(),
+            ends: problem.fixed.iter().enumerate().map(end).collect(),
+            rank_of_chunk: pipeline.rank_of_chunk.clone(),
+            micro_batches: pipeline.micro_batches,
+        };
+        let mut known = std::mem::take(&mut self.work.known);
+        let splits = known.get(key, || self.place_levels()).clone();
+        self.work.known = known;
+        splits
+    }
+
+    fn place_levels(&mut self) -> Vec<Vec<u32>> {
         self.read_ends();
         if self.tables.layers < self.work.reserved[0] {
             return Vec::new();

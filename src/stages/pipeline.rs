@@ -411,8 +411,9 @@ pub fn steady(shape: Shape) -> Shape {
     Shape { micro_batches, ..shape }
 }
 
-/// Groups of micro-batches after which the interleaved schedule has shown all its states.
-const STEADY_GROUPS: u32 = 7;
+/// Groups of micro-batches after which the interleaved schedule has shown all its states: no rank starts more
+/// than two before its first backward pass, and one more shows every state.
+const STEADY_GROUPS: u32 = 3;
 
 fn interleaved_states(ranks: u32, chunks_per_rank: u32, micro_batches: u64, group: u32) -> Vec<Vec<u32>> {
     let (p, v, m, g) = (u64::from(ranks), u64::from(chunks_per_rank), micro_batches, u64::from(group));
@@ -448,11 +449,11 @@ fn interleaved_in_flight(v: u64, m: u64, group: u64, warm: u64) -> Vec<u32> {
     };
     push(&counts, &mut states);
     let mut peak = counts.clone();
-    // The pattern repeats with every group; the last group may be shorter.
-    let groups = m.div_ceil(group.max(1));
-    let enough =
-        if groups >= u64::from(STEADY_GROUPS) && m.is_multiple_of(group) { 4 * v * group } else { u64::MAX };
-    for step in 0..enough {
+    // States repeat with every group until the last forward pass, and then only empty; the last group may be
+    // shorter.
+    let period = v * group;
+    let repeats = m.is_multiple_of(group) && warm + period <= m * v;
+    for step in 0..if repeats { period + 1 } else { u64::MAX } {
         let Some(up) = forward.next() else { break };
         counts[up as usize] += 1;
         let Some(down) = backward.next() else { break };

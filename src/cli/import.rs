@@ -180,6 +180,8 @@ pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
 pub(crate) struct Launched {
     /// Framework it is for.
     pub target: Target,
+    /// The run-time profile that predicts it.
+    pub profile: &'static str,
     /// The model.
     pub model: Model,
     /// The job.
@@ -227,8 +229,9 @@ impl Launched {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
-        let megatron::Imported { target, model, job, plan, ramp, unknown, assumed, settings } = imported;
-        Ok(Self { target, model, job, plan, ramp, unknown, assumed, settings })
+        let megatron::Imported { target, profile, model, job, plan, ramp, unknown, assumed, settings } =
+            imported;
+        Ok(Self { target, profile, model, job, plan, ramp, unknown, assumed, settings })
     }
 
     /// Reads a DeepSpeed configuration.
@@ -257,8 +260,8 @@ impl Launched {
         let deepspeed::Imported { job, plan, unknown, assumed } =
             deepspeed::import(text, given).map_err(|e| e.in_source(source))?;
         let settings = settings_of_json(text);
-        let target = Target::DeepSpeed;
-        Ok(Self { target, model, job, plan, ramp: None, unknown, assumed, settings })
+        let (target, profile) = (Target::DeepSpeed, Target::DeepSpeed.profile_name());
+        Ok(Self { target, profile, model, job, plan, ramp: None, unknown, assumed, settings })
     }
 
     /// Reads the DeepSpeed configuration that a script hands on.
@@ -328,7 +331,7 @@ impl Launched {
                 machine.cluster.name
             )));
         }
-        let (_, profile_name, profile) = framework(profile.unwrap_or_else(|| self.target.name()))?;
+        let (_, profile_name, profile) = framework(profile.unwrap_or(self.profile))?;
         Ok(Task {
             model: self.model.clone(),
             machine,
@@ -371,10 +374,11 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         }
         (LaunchFormat::Model, _) => model_text(&launched.model)?,
         (LaunchFormat::Json, _) => {
-            let Launched { target, model, job, plan, ramp, unknown, assumed, settings: _ } = &launched;
+            let Launched { target, profile, model, job, plan, ramp, unknown, assumed, settings: _ } =
+                &launched;
             let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
             let value = json!({
-                "name": plan.to_string(), "framework": target.name(), "plan": plan.layout(), "stages": stages,
+                "name": plan.to_string(), "framework": target.name(), "profile": profile, "plan": plan.layout(), "stages": stages,
                 "recompute": plan.common_recompute(), "model": model,
                 "gpus": job.gpus, "global_batch_size": job.global_batch_size,
                 "sequence_length": job.sequence_length, "precision": job.precision.name(),

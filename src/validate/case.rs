@@ -225,7 +225,7 @@ fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'stati
         }
         "megatron-deepspeed" => match stage {
             Some("3") => "deepspeed",
-            Some(_) if unfused => "megatron-deepspeed",
+            Some(_) if unfused => "megatron-deepspeed-bloom",
             _ => "megatron-deepspeed-ddp",
         },
         "aa-scaling" if row.text_or_empty("attn_kernel").contains("rms") => "aa-scaling-rms",

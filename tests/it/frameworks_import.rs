@@ -192,15 +192,19 @@ fn launches_of_megatron_deepspeed_survive_export_and_import() {
         let to = Destination::Framework(Target::MegatronDeepSpeed);
         let Ok(files) = export(to, &question.request(Format::Script)) else { continue };
         let text = &files.iter().find(|f| f.name == "launch.sh").unwrap().text;
-        // The tokenizer's file says how many entries the vocabulary has.
-        let vocabulary = Some(question.model.vocabulary);
-        let given = Given { name: &question.model.name, gpus: None, vocabulary, architecture: None };
+        let given = Given { name: &question.model.name, ..Given::default() };
         let beside = |name: &str| {
             files.iter().find(|f| f.name == name).map(|f| f.text.clone()).ok_or("no such file".to_owned())
         };
         let imported = import_with(text, given, &beside).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(imported.target, Target::MegatronDeepSpeed);
         compare(&question, &imported, shown_by_deepspeed);
+        // What is exported is predicted with the attention that it asks for, and what is imported as well.
+        assert_eq!(imported.profile, Target::MegatronDeepSpeed.profile_name());
+        let unfused = text.replace("    --use-flash-attn-v2\n", "");
+        assert_ne!(unfused, *text);
+        let imported = import_with(&unfused, given, &beside).unwrap();
+        assert_eq!(imported.profile, "megatron-deepspeed-bloom");
         done += 1;
     }
     assert_eq!(done, 500);

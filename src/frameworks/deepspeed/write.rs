@@ -369,6 +369,7 @@ fn megatron_arguments(request: &ExportRequest, layers: &Layers) -> Result<String
         ("--kv-channels", a.head_dim),
         ("--seq-length", u64::from(job.sequence_length)),
         ("--max-position-embeddings", longest),
+        ("--vocab-size", model.vocabulary),
         ("--make-vocab-size-divisible-by", model.vocabulary_divisor),
         ("--tensor-model-parallel-size", u64::from(l.tensor_parallel)),
         ("--pipeline-model-parallel-size", u64::from(l.pipeline_parallel)),

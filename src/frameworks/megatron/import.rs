@@ -31,6 +31,8 @@ use crate::stages::layout::{LayoutError, Split, read_layout};
 pub struct Imported {
     /// The framework that the launch is for.
     pub target: Target,
+    /// The run-time profile that predicts it.
+    pub profile: &'static str,
     /// The model.
     pub model: Model,
     /// The job.
@@ -186,6 +188,7 @@ const NEUTRAL: &[&str] = &[
     "--use-flash-attn-v1",
     "--use-flash-attn-v2",
     "--use-flash-attn-triton",
+    "--use-flash-attn-builder",
 ];
 
 /// Families of flags without bearing on a step's time or memory: logging, checkpoints, data, learning rates.
@@ -469,6 +472,18 @@ impl Flags {
 /// Parts of the names of training scripts for other kinds of models.
 const OTHER_MODELS: &[&str] = &["t5", "bert", "ict", "retro", "vision", "vlm", "multimodal", "mimo"];
 
+/// Megatron-DeepSpeed's flags for attention that does not keep its scores (`megatron/arguments.py`).
+const FLASH_ATTENTION: [&str; 5] = [
+    "--use-flash-attn",
+    "--use-flash-attn-v1",
+    "--use-flash-attn-v2",
+    "--use-flash-attn-triton",
+    "--use-flash-attn-builder",
+];
+
+/// The profile of Megatron-DeepSpeed with none of them.
+const UNFUSED: &str = "megatron-deepspeed-bloom";
+
 /// What the text of a launch leaves open.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Given<'a> {
@@ -538,6 +553,13 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
             let text = "attention that keeps its scores needs far more memory";
             assumed.push(format!("{flag} {value} is predicted with fused attention: {text}"));
         }
+    }
+    let mut profile = target.profile_name();
+    if target == Target::MegatronDeepSpeed && !FLASH_ATTENTION.iter().any(|flag| f.given.contains_key(*flag))
+    {
+        profile = UNFUSED;
+        let text = "attention keeps its scores, as it does without --use-flash-attn-v2";
+        assumed.push(format!("{text}: predicted as {profile}"));
     }
     let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
     if target == Target::MegatronDeepSpeed {
@@ -634,7 +656,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         })
         .collect();
     unknown.sort();
-    Ok(Imported { target, model, job, plan, ramp, unknown, assumed, settings })
+    Ok(Imported { target, profile, model, job, plan, ramp, unknown, assumed, settings })
 }
 
 /// Flags that a rule of the framework is about, the most telling first.

@@ -242,13 +242,15 @@ impl Launched {
         trainer: deepspeed::Trainer,
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
-        let needed = |name: &str| {
-            Failure::Usage(format!("{source}: a DeepSpeed configuration does not say it: give {name}"))
+        let needed = |what: &str, flag: &str| {
+            Failure::Usage(format!("{source}: a DeepSpeed configuration does not say {what}: give {flag}"))
         };
-        let model = spec::load_model(args.model.as_deref().ok_or_else(|| needed("--model"))?)?;
+        let model = spec::load_model(
+            args.model.as_deref().ok_or_else(|| needed("which model it trains", "--model"))?,
+        )?;
         let given = deepspeed::Given {
             model: &model,
-            gpus: gpus.ok_or_else(|| needed("--gpus"))?,
+            gpus: gpus.ok_or_else(|| needed("how many GPUs it runs on", "--gpus"))?,
             sequence_length: seq_len,
             pipeline_parallel: args.pipeline_stages,
             trainer: deepspeed::Trainer {

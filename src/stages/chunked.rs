@@ -107,6 +107,7 @@ impl<'a> Chunked<'a> {
         splits
     }
 
+    /// [`Chunked::level_splits`] of a problem that was not met before.
     fn place_levels(&mut self) -> Vec<Vec<u32>> {
         self.read_ends();
         if self.tables.layers < self.work.reserved[0] {

@@ -411,8 +411,9 @@ pub fn steady(shape: Shape) -> Shape {
     Shape { micro_batches, ..shape }
 }
 
-/// Groups of micro-batches after which the interleaved schedule has shown all its states: no rank starts more
-/// than two before its first backward pass, and one more shows every state.
+/// Groups of micro-batches after which the interleaved schedule of `p` ranks has shown all its states: a rank runs
+/// less than `(v + 1) p` forward passes before its first backward pass, and `v p` more show every state, of `v p` a
+/// group.
 const STEADY_GROUPS: u32 = 3;
 
 fn interleaved_states(ranks: u32, chunks_per_rank: u32, micro_batches: u64, group: u32) -> Vec<Vec<u32>> {

@@ -13,6 +13,10 @@ const MOST_COMMANDS: u32 = 200_000;
 const MOST_FILES: u32 = 64;
 /// Most words and characters of an expansion that are kept.
 pub(super) const LONGEST: usize = 1 << 20;
+/// Most commands inside one another, in a word or otherwise: each is read by a call inside the one before.
+const MOST_DEPTH: usize = 48;
+/// Most flags and numbers that a note on an undecided branch names.
+const MOST_NAMED: usize = 12;
 
 /// What a script starts and says.
 pub(super) struct Shell<'f> {
@@ -33,7 +37,7 @@ pub(super) struct Shell<'f> {
     positional: Vec<String>,
     /// Inside a function, where arguments are known.
     called: u32,
-    depth: u32,
+    depth: usize,
     commands: u32,
     /// Training commands.
     pub(super) found: Vec<Launch>,
@@ -125,7 +129,7 @@ impl<'f> Shell<'f> {
 
     fn nested<T>(&mut self, line: usize, run: impl FnOnce(&mut Self) -> Run<T>) -> Run<T> {
         self.depth += 1;
-        if self.depth > 48 {
+        if self.depth > MOST_DEPTH {
             return Err(ImportError::new(line, "the script calls itself too deeply"));
         }
         let result = run(self);
@@ -644,7 +648,7 @@ impl<'f> Shell<'f> {
     /// What commands print in place of `$(…)`: `expr`, or texts that the script holds.
     fn substituted(&self, text: &str) -> String {
         let unknown = || UNKNOWN.to_string();
-        if text.matches("$(").count() + text.matches('`').count() > 48 {
+        if text.matches("$(").count() + text.matches('`').count() > MOST_DEPTH {
             return unknown();
         }
         let Ok(list) = parse(text) else { return unknown() };
@@ -816,14 +820,14 @@ fn flags_in(list: &[(Link, Command)], flags: &mut Vec<(usize, String)>) {
             // Numbers that are set here decide what is known elsewhere.
             if let (Some((name, _)), Some(text)) = (assignment(word), word.plain())
                 && text.split_once('=').is_some_and(|(_, value)| value.parse::<u64>().is_ok())
-                && flags.len() < 12
+                && flags.len() < MOST_NAMED
             {
                 flags.push((word.line, name));
             }
             if let Some(text) = word.plain() {
                 let text = assignment(word).and(text.split_once('=')).map_or(text.as_str(), |(_, v)| v);
                 for piece in text.split_whitespace().filter(|p| p.starts_with("--") && p.len() > 2) {
-                    if flags.len() < 12 {
+                    if flags.len() < MOST_NAMED {
                         flags.push((word.line, piece.to_owned()));
                     }
                 }

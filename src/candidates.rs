@@ -178,6 +178,23 @@ pub struct Group {
     pub micro_batches: u32,
 }
 
+impl Group {
+    /// The group of a layout.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Self {
+        Self {
+            tensor_parallel: layout.tensor_parallel,
+            context_parallel: layout.context_parallel,
+            pipeline_parallel: layout.pipeline_parallel,
+            data_parallel: layout.data_parallel,
+            expert_parallel: layout.expert_parallel,
+            expert_tensor_parallel: layout.expert_tensor_parallel,
+            micro_batch_size: layout.micro_batch_size,
+            micro_batches: layout.gradient_accumulation_steps,
+        }
+    }
+}
+
 /// All layouts of one job under one framework.
 #[derive(Debug, Clone)]
 pub struct Space<'a> {

@@ -15,6 +15,7 @@ mod best;
 mod bounds;
 mod finish;
 mod groups;
+mod incumbents;
 mod layouts;
 #[cfg(test)]
 mod levels;
@@ -22,7 +23,7 @@ mod levels;
 mod verify;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -243,10 +244,6 @@ impl Drop for Held<'_> {
 const REFINED_AT_ONCE: usize = 512;
 /// Groups opened at once even if one without a second bound might come first: work for several threads.
 const OPENED_AT_LEAST: usize = 8;
-/// Groups seen at a glance before any is opened, each of another class, for every class that is asked for;
-/// and how many cells of each.
-const GLANCED_AT: usize = 8;
-const CELLS_AT_A_GLANCE: usize = 8;
 /// Priced floors, and lists of ways to recompute, that a thread keeps.
 const KEPT_FLOORS: usize = 128;
 /// Parts of cells that a thread keeps.
@@ -357,17 +354,15 @@ impl Search<'_> {
             }
             pool.extend(batch.drain(sharp..).map(Reverse));
             if incumbents.is_none() {
-                let mut glanced = Best::new(request);
-                if !request.exhaustive && classes.is_none() {
-                    let first = promising(&pool, &batch, GLANCED_AT * request.top.min(64));
-                    let glance = |held: &mut Held<'_>, next: &Bounded| {
-                        self.open(next, request, Threshold::default(), true, observer, &mut held.scratch)
-                    };
-                    let seen: Vec<Option<Opened>> =
-                        first.par_iter().map_init(|| scratches.take(), glance).collect();
-                    let settled = seen.into_iter().flatten().flat_map(|one| one.settled);
-                    settled.for_each(|settled| glanced.offer(settled));
-                }
+                let glanced = if !request.exhaustive && classes.is_none() {
+                    let refined = pool.iter().map(|Reverse(next)| next).chain(&batch).copied();
+                    let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
+                    let mut open: Vec<Bounded> = refined.chain(ordered[at..].iter().map(first)).collect();
+                    open.sort_unstable();
+                    self.incumbents(&open, request, observer, &scratches)
+                } else {
+                    Best::new(request)
+                };
                 incumbents = Some(glanced);
                 pool.extend(batch.drain(..).map(Reverse));
                 continue;
@@ -432,14 +427,4 @@ impl Search<'_> {
             None => counters.drop("memory", self.space.count(group)),
         }
     }
-}
-
-/// So many groups with the least bounds, each of another class.
-fn promising(pool: &BinaryHeap<Reverse<Bounded>>, next: &[Bounded], most: usize) -> Vec<Bounded> {
-    let mut all: Vec<Bounded> = pool.iter().map(|Reverse(next)| *next).chain(next.iter().copied()).collect();
-    all.sort_unstable();
-    let mut seen: HashSet<Class> = HashSet::new();
-    all.retain(|next| seen.insert(class_of_group(&next.group)));
-    all.truncate(most);
-    all
 }

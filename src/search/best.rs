@@ -104,6 +104,12 @@ impl Best {
         (self.firsts.len() >= self.top).then(|| self.firsts[self.top - 1].0)
     }
 
+    /// The best layout of every class that is kept, best first.
+    pub fn leaders(&self) -> impl Iterator<Item = &Layout> {
+        let kept = self.firsts.iter().take(self.top);
+        kept.filter_map(|(_, class)| self.classes.get(class)?.first()).map(|first| first.plan.layout())
+    }
+
     pub fn offer(&mut self, settled: Settled) {
         let class = class_of(settled.plan.layout());
         let list = self.classes.entry(class).or_default();

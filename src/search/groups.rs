@@ -9,7 +9,7 @@ use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways};
 use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
-use super::{Bounded, CELLS_AT_A_GLANCE, Counters, Observer, Request, Scratch, Search};
+use super::{Bounded, Counters, Observer, Request, Scratch, Search};
 use crate::candidates::{Group, layout_of};
 use crate::cost::schedule::Load;
 use crate::cost::step::{shape, state_bytes};
@@ -18,6 +18,9 @@ use crate::frameworks::Reach;
 use crate::plan::{Layout, Offload, Schedule};
 use crate::stages::Splits;
 use crate::units::Picos;
+
+/// Cells of a group that a glance looks at.
+const CELLS_AT_A_GLANCE: usize = 8;
 
 /// Layouts of a group that differ in nothing but sharding.
 pub(super) struct Line {
@@ -178,7 +181,7 @@ impl Search<'_> {
     }
 
     /// Settles the layouts of a group that could matter; nothing if it is told to stop before the end.
-    /// A mere `glance` settles what looks best, and drops nothing.
+    /// A mere `glance` looks at some cells only, and what it drops does not count.
     pub(super) fn open(
         &self,
         &Bounded { bound, ref group, .. }: &Bounded,
@@ -293,9 +296,6 @@ impl Search<'_> {
                 Ok(true) => lines.push(line),
                 Ok(false) => {
                     self.settle_line(opening, &mut line, states, &mut own, scratch, opened);
-                    if glance && !opened.settled.is_empty() {
-                        return true;
-                    }
                 }
                 Err(reason) => opened.counters.drop(reason, count),
             }

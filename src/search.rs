@@ -23,7 +23,7 @@ mod levels;
 mod verify;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -310,6 +310,8 @@ impl Search<'_> {
             }
             if observer.stop() {
                 stop = Stop::Interrupted;
+                // What was only glanced at is better than nothing.
+                incumbents.take().into_iter().flat_map(Best::into_sorted).for_each(|one| best.offer(one));
                 break open;
             }
             if first.is_some_and(|first| second.is_none_or(|second| first < second)) {
@@ -354,17 +356,25 @@ impl Search<'_> {
             }
             pool.extend(batch.drain(sharp..).map(Reverse));
             if incumbents.is_none() {
-                let glanced = if !request.exhaustive && classes.is_none() {
-                    let refined = pool.iter().map(|Reverse(next)| next).chain(&batch).copied();
+                pool.extend(batch.drain(..).map(Reverse));
+                let mut found = Best::new(request);
+                if !request.exhaustive && classes.is_none() {
+                    let refined = pool.iter().map(|Reverse(next)| *next);
                     let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
                     let mut open: Vec<Bounded> = refined.chain(ordered[at..].iter().map(first)).collect();
                     open.sort_unstable();
-                    self.incumbents(&open, request, observer, &scratches)
-                } else {
-                    Best::new(request)
-                };
-                incumbents = Some(glanced);
-                pool.extend(batch.drain(..).map(Reverse));
+                    let seen = self.incumbents(&open, request, observer, &scratches);
+                    let done: HashSet<Group> = seen.opened.iter().map(|(group, _)| *group).collect();
+                    pool.retain(|Reverse(next)| !done.contains(&next.group));
+                    ordered.drain(..std::mem::take(&mut at));
+                    ordered.retain(|(_, group)| !done.contains(group));
+                    for (_, one) in seen.opened {
+                        counters.add(&one.counters);
+                        one.settled.into_iter().for_each(|settled| best.offer(settled));
+                    }
+                    found = seen.found;
+                }
+                incumbents = Some(found);
                 continue;
             }
             let opened: Vec<Option<Opened>> = batch
@@ -376,7 +386,7 @@ impl Search<'_> {
                         let incumbent = incumbents.as_ref().map(|found| found.threshold(class));
                         let frozen = best.threshold(class).min(incumbent.unwrap_or_default());
                         let frozen = if request.exhaustive { Threshold::default() } else { frozen };
-                        self.open(next, request, frozen, false, observer, &mut held.scratch)
+                        self.open(next, request, frozen, usize::MAX, observer, &mut held.scratch)
                     },
                 )
                 .collect();

@@ -506,6 +506,12 @@ pub fn as_number<Q: Copy + Into<f64>, S: Serializer>(quantity: &Q, serializer: S
     serializer.serialize_f64((*quantity).into())
 }
 
+/// The product of counts, `u64::MAX` where it is more.
+#[must_use]
+pub fn product<const N: usize>(counts: [u32; N]) -> u64 {
+    counts.into_iter().map(u64::from).fold(1, u64::saturating_mul)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,9 +19,6 @@ use crate::plan::{Layout, Offload, Schedule};
 use crate::stages::Splits;
 use crate::units::Picos;
 
-/// Cells of a group that a glance looks at.
-const CELLS_AT_A_GLANCE: usize = 8;
-
 /// Layouts of a group that differ in nothing but sharding.
 pub(super) struct Line {
     /// Least time of the whole step.
@@ -181,13 +178,13 @@ impl Search<'_> {
     }
 
     /// Settles the layouts of a group that could matter; nothing if it is told to stop before the end.
-    /// A mere `glance` looks at some cells only, and what it drops does not count.
+    /// Of its cells it looks at about `cells_seen`.
     pub(super) fn open(
         &self,
         &Bounded { bound, ref group, .. }: &Bounded,
         request: &Request,
         frozen: Threshold,
-        glance: bool,
+        cells_seen: usize,
         observer: &dyn Observer,
         scratch: &mut Scratch,
     ) -> Option<Opened> {
@@ -215,7 +212,7 @@ impl Search<'_> {
         cells.clear();
         self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
         cells.sort_unstable();
-        let ended = self.walk(&opening, &cells, glance, observer, scratch, &mut opened);
+        let ended = self.walk(&opening, &cells, cells_seen, observer, scratch, &mut opened);
         scratch.cells = cells;
         ended.then_some(opened)
     }
@@ -227,14 +224,14 @@ impl Search<'_> {
         &self,
         opening: &Opening<'_>,
         cells: &[(Picos, CellKey)],
-        glance: bool,
+        cells_seen: usize,
         observer: &dyn Observer,
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) -> bool {
         let &Opening { group, request, frozen, ref orders, ref shardings, .. } = opening;
         let count = shardings.len() as u64;
-        let step = if glance { cells.len().div_ceil(CELLS_AT_A_GLANCE).max(1) } else { 1 };
+        let step = cells.len().div_ceil(cells_seen).max(1);
         let bound_of = |cell: &(Picos, CellKey)| self.floor(Picos::ZERO).step(least_passes(cell.0, group));
         let mut cells = cells.iter().step_by(step).enumerate().peekable();
         let mut lines: BinaryHeap<Line> = BinaryHeap::new();

@@ -1,8 +1,10 @@
-//! Good layouts, found before any group is opened: what they take, the rest has to beat from the start.
+//! Good layouts, found before the groups are opened in their order: what they take, the rest has to beat from the
+//! start.
 //!
 //! A bound says little about which of many groups is good where memory decides: it knows neither the flags that fit nor
-//! the splits. So a few groups are seen at a glance, and then those that are like the best of them, as long as that
-//! leads to better ones. Nothing is lost where it does not: whatever is found only raises what is pruned.
+//! the splits. So a few groups are seen at a glance, then those that are like the best of them, as long as that leads
+//! to better ones; the best at last are opened. Nothing is lost where it does not: what is found only decides how much
+//! is pruned.
 
 use std::collections::HashSet;
 
@@ -12,58 +14,118 @@ use super::best::{Best, Class, class_of_group};
 use super::groups::Opened;
 use super::{Bounded, Held, Observer, Request, Scratches, Search};
 use crate::candidates::Group;
-use crate::plan::Layout;
 
 /// Groups seen at a glance first, each of another class, for every class that is asked for.
-const FIRST: usize = 8;
+const FIRST: usize = 4;
+/// Cells of a group that a glance looks at.
+const CELLS: usize = 8;
 /// Groups seen at once, before what they show is known to others.
 const AT_ONCE: usize = 8;
-/// Groups like the best that are seen next.
+/// Groups that are seen next: of each of the best, so many that are like it, and so many in all.
+const LIKE_EACH: usize = 3;
 const NEXT: usize = 24;
+/// How often in a row groups like the best may bring nothing better before the best are opened.
+const PATIENCE: u32 = 2;
 /// Best classes whose like are looked for.
-const MOST_CENTRES: usize = 64;
+const CENTRES: usize = 64;
 /// By what factor a degree of groups that are alike differs at most.
 const ALIKE: u32 = 4;
 
+/// What was found.
+pub(super) struct Incumbents {
+    /// Layouts, for the times that the best certainly do not exceed.
+    pub found: Best,
+    /// Groups that need not be opened again.
+    pub opened: Vec<(Group, Opened)>,
+}
+
+/// A look for incumbents.
+struct Look<'a> {
+    search: &'a Search<'a>,
+    request: &'a Request,
+    observer: &'a dyn Observer,
+    scratches: &'a Scratches,
+    found: Best,
+}
+
 impl Search<'_> {
-    /// Layouts found at a glance in some of the groups that are `open`, which come in the order of their bounds.
+    /// Layouts of some of the groups that are `open`, which come in the order of their bounds.
     pub(super) fn incumbents(
         &self,
         open: &[Bounded],
         request: &Request,
         observer: &dyn Observer,
         scratches: &Scratches,
-    ) -> Best {
-        let mut found = Best::new(request);
+    ) -> Incumbents {
+        let mut look = Look { search: self, request, observer, scratches, found: Best::new(request) };
         let mut seen: HashSet<Group> = HashSet::new();
-        let mut next = one_per_class(open, FIRST * request.top.min(MOST_CENTRES));
-        let mut leaders: Vec<Layout> = Vec::new();
-        while !next.is_empty() && !observer.stop() {
-            for some in next.chunks(AT_ONCE) {
-                let glance = |held: &mut Held<'_>, one: &Bounded| {
-                    let limit = found.threshold(class_of_group(&one.group));
-                    self.open(one, request, limit, true, observer, &mut held.scratch)
+        let mut opened: Vec<(Group, Opened)> = Vec::new();
+        let mut next = one_per_class(open, FIRST * request.top.min(CENTRES));
+        let mut idle = 0;
+        while !observer.stop() {
+            let before = look.centres();
+            look.at(&next, CELLS);
+            seen.extend(next.iter().map(|one| one.group));
+            let mut centres = look.centres();
+            idle = if centres == before { idle + 1 } else { 0 };
+            next = look.like(&centres, open, &seen);
+            if idle >= PATIENCE || next.is_empty() {
+                idle = 0;
+                let closer = |one: &&Bounded| {
+                    centres.contains(&one.group) && opened.iter().all(|(group, _)| *group != one.group)
                 };
-                let opened: Vec<Option<Opened>> =
-                    some.par_iter().map_init(|| scratches.take(), glance).collect();
-                seen.extend(some.iter().map(|one| one.group));
-                let settled = opened.into_iter().flatten().flat_map(|one| one.settled);
-                settled.for_each(|settled| found.offer(settled));
+                let closer: Vec<Bounded> = open.iter().filter(closer).copied().collect();
+                if closer.is_empty() {
+                    break;
+                }
+                opened.extend(look.at(&closer, usize::MAX));
+                centres = look.centres();
+                next = look.like(&centres, open, &seen);
             }
-            let before =
-                std::mem::replace(&mut leaders, found.leaders().take(MOST_CENTRES).copied().collect());
-            if leaders == before {
-                break;
-            }
-            let centres: Vec<Group> = leaders.iter().map(Group::of).collect();
-            let kth = found.any_threshold();
-            let hopeful = open.iter().take_while(|one| kth.is_none_or(|kth| one.bound <= kth));
-            let near = |one: &&Bounded| {
-                !seen.contains(&one.group) && centres.iter().any(|centre| alike(centre, &one.group))
-            };
-            next = hopeful.filter(near).take(NEXT).copied().collect();
         }
-        found
+        Incumbents { found: look.found, opened }
+    }
+}
+
+impl Look<'_> {
+    /// The groups of the best layouts.
+    fn centres(&self) -> Vec<Group> {
+        self.found.leaders().take(CENTRES).map(Group::of).collect()
+    }
+
+    /// Looks at some cells of groups.
+    fn at(&mut self, groups: &[Bounded], cells: usize) -> Vec<(Group, Opened)> {
+        let mut seen = Vec::new();
+        for some in groups.chunks(AT_ONCE) {
+            let found = &self.found;
+            let open = |held: &mut Held<'_>, one: &Bounded| {
+                let limit = found.threshold(class_of_group(&one.group));
+                let scratch = &mut held.scratch;
+                let opened = self.search.open(one, self.request, limit, cells, self.observer, scratch);
+                opened.map(|opened| (one.group, opened))
+            };
+            let opened: Vec<_> = some.par_iter().map_init(|| self.scratches.take(), open).collect();
+            for (group, opened) in opened.into_iter().flatten() {
+                opened.settled.iter().for_each(|settled| self.found.offer(settled.clone()));
+                seen.push((group, opened));
+            }
+        }
+        seen
+    }
+
+    /// Groups that are like the best ones, and could be among them.
+    fn like(&self, centres: &[Group], open: &[Bounded], seen: &HashSet<Group>) -> Vec<Bounded> {
+        let kth = self.found.any_threshold();
+        let hopeful = open.iter().take_while(|one| kth.is_none_or(|kth| one.bound <= kth));
+        let hopeful: Vec<&Bounded> = hopeful.filter(|one| !seen.contains(&one.group)).collect();
+        let mut next: Vec<Bounded> = Vec::new();
+        for centre in centres {
+            let room = LIKE_EACH.min(NEXT - next.len());
+            let near = hopeful.iter().filter(|one| alike(centre, &one.group) && !next.contains(one));
+            let near: Vec<Bounded> = near.take(room).map(|one| **one).collect();
+            next.extend(near);
+        }
+        next
     }
 }
 

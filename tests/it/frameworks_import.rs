@@ -877,6 +877,39 @@ fn with_flags(flags: &str) -> String {
 }
 
 #[test]
+fn flags_that_the_prediction_leaves_out_are_said() {
+    for (flags, part) in [
+        ("--use-precision-aware-optimizer --main-grads-dtype bf16", "gradients of 32 bits"),
+        ("--use-precision-aware-optimizer --main-params-dtype fp16", "master weights of 32 bits"),
+        (
+            "--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.25",
+            "all of the optimizer offloaded",
+        ),
+    ] {
+        let imported =
+            import(&with_flags(flags), "x", None).unwrap_or_else(|error| panic!("{flags}: {error}"));
+        assert!(imported.assumed.iter().any(|note| note.contains(part)), "{flags}: {:?}", imported.assumed);
+    }
+    let imported = import(&with_flags("--mtp-num-layers 0"), "x", None).unwrap();
+    assert_eq!(imported.model.mtp, None);
+}
+
+#[test]
+fn numbers_beyond_reason_are_refused() {
+    for (change, part) in [
+        ("--micro-batch-size 1 => --micro-batch-size 2147483648", "out of range"),
+        (
+            "--tensor-model-parallel-size 4 => --tensor-model-parallel-size 2147483648 \
+             --context-parallel-size 2147483648",
+            "do not divide",
+        ),
+    ] {
+        let error = import(&script(change), "x", None).expect_err(change);
+        assert!(error.message.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn every_rule_between_flags_refuses_what_it_says() {
     for &(rule, flags, flag, part) in BROKEN_FLAGS {
         let text = with_flags(flags);

@@ -10,6 +10,7 @@ use crate::spec::cluster::Architecture;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::json::{Field, Node, Object, Value, parse};
 use crate::spec::model::Model;
+use crate::units::product;
 
 /// What stands beside the configuration.
 #[derive(Debug, Clone, Copy)]
@@ -467,7 +468,7 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
         }
     }
     let pp = given.pipeline_parallel.max(1);
-    let ranks = u64::from(tp) * u64::from(cp) * u64::from(pp);
+    let ranks = product([tp, cp, pp]);
     if u64::from(given.gpus) % ranks != 0 {
         let message =
             format!("{} GPUs do not divide by tp {tp} x Ulysses {cp} x {pp} stages = {ranks}", given.gpus);
@@ -477,7 +478,7 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
     }
     let dp = (u64::from(given.gpus) / ranks) as u32;
     if let (Some(said), Some(node)) = (top.number("data_parallel_size", 1)?, top.get("data_parallel_size"))
-        && said * cp != dp * cp
+        && said != dp
     {
         let message =
             format!("data_parallel_size {said} x sequence_parallel_size {cp} is not the {} ranks", dp * cp);
@@ -632,7 +633,7 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
     let wrong = |micro: u32, accumulation: u32, batch: u32| {
         let message = format!(
             "train_batch_size {batch} is not micro-batch {micro} x accumulation {accumulation} x {counted} ranks = {}",
-            u64::from(micro) * u64::from(accumulation) * u64::from(counted)
+            product([micro, accumulation, counted])
         );
         let node = top.get("train_batch_size").or(top.get("train_micro_batch_size_per_gpu"));
         node.map_or_else(|| SpecError::new("", message.clone()), |n| top.error(n, message.clone()))
@@ -650,8 +651,8 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
             ));
         }
     };
-    let product = u64::from(micro) * u64::from(accumulation) * u64::from(counted);
-    if let Some(batch) = batch.filter(|b| u64::from(*b) != product) {
+    let all = product([micro, accumulation, counted]);
+    if let Some(batch) = batch.filter(|b| u64::from(*b) != all) {
         return Err(wrong(micro, accumulation, batch));
     }
     let told = trainer.gradient_accumulation_steps.is_some()
@@ -659,7 +660,7 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
     if batch.is_none() && accumulation == 1 && !told {
         assumed.push("no accumulation: gradient_accumulation_steps is not given".into());
     }
-    let whole = u64::from(micro) * u64::from(accumulation) * u64::from(dp);
+    let whole = product([micro, accumulation, dp]);
     let whole = u32::try_from(whole).map_err(|_| wrong(micro, accumulation, u32::MAX))?;
     Ok((micro, accumulation, whole))
 }

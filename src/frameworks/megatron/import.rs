@@ -25,6 +25,7 @@ use crate::spec::model::{
     Position, QkNorm, Router, RouterGroups, RouterScore, SCHEMA, Segment,
 };
 use crate::stages::layout::{LayoutError, Split, read_layout};
+use crate::units::product;
 
 /// What a launch says.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,11 +131,8 @@ const NEUTRAL: &[&str] = &[
     "--rotary-scaling-factor",
     "--mscale",
     "--mscale-all-dim",
-    "--optimizer-offload-fraction",
     "--overlap-cpu-optimizer-d2h-h2d",
     "--use-precision-aware-optimizer",
-    "--main-grads-dtype",
-    "--main-params-dtype",
     "--offload-modules",
     "--fine-grained-offloading-max-inflight-offloads",
     "--manual-gc",
@@ -571,8 +569,16 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         assumed.push("--recompute-modules changes nothing without --recompute-granularity".into());
     }
     let ramp = batch_ramp(&mut f, &mut assumed)?;
+    states(&mut f, &mut assumed)?;
     let batch_line = f.line("--global-batch-size");
-    let per_step = layout.micro_batch_size * layout.data_parallel;
+    let per_step = product([layout.micro_batch_size, layout.data_parallel]);
+    let Ok(per_step) = u32::try_from(per_step) else {
+        let text = format!(
+            "--micro-batch-size x {} replicas is {per_step}, which is out of range",
+            layout.data_parallel
+        );
+        return Err(ImportError::new(f.line("--micro-batch-size"), text));
+    };
     let global_batch_size = match f.small("--global-batch-size")? {
         Some(batch) => batch,
         None => {
@@ -695,6 +701,18 @@ fn batch_ramp(f: &mut Flags, assumed: &mut Vec<String>) -> Read<Option<BatchRamp
         let text = format!("--rampup-batch-size takes three whole numbers, found `{}`", values.join(" "));
         ImportError::new(line, text)
     })
+}
+
+/// States in fewer bits than the plan counts.
+fn states(f: &mut Flags, assumed: &mut Vec<String>) -> Read<()> {
+    for (flag, what) in [("--main-grads-dtype", "gradients"), ("--main-params-dtype", "master weights")] {
+        if let Some((format, _)) = f.text(flag)?
+            && format != "fp32"
+        {
+            assumed.push(format!("{flag} {format}: predicted with {what} of 32 bits"));
+        }
+    }
+    Ok(())
 }
 
 /// The pattern of a hybrid model, if it is one: symbols of every layer, layers of every chunk, symbols of
@@ -820,7 +838,14 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         names.push(name_block(&mut model.blocks, block));
     }
     model.layers = segments(&names);
-    let modules = f.small("--mtp-num-layers")?;
+    let modules = match f.given.get("--mtp-num-layers") {
+        // None, as for the trainer.
+        Some((values, _)) if values.len() == 1 && values[0] == "0" => {
+            f.take("--mtp-num-layers");
+            None
+        }
+        _ => f.small("--mtp-num-layers")?,
+    };
     if modules.is_some() && matches!(model.position, Position::Learned(_)) {
         let line = f.line_of(&["--mtp-num-layers"]);
         let text = "multi-token prediction needs --position-embedding-type rope or none";
@@ -1249,7 +1274,7 @@ fn layout(
     let pp = f.small("--pipeline-model-parallel-size")?.unwrap_or(1);
     let ulysses = f.small("--ds-sequence-parallel-size")?.filter(|_| deepspeed);
     let cp = f.small("--context-parallel-size")?.or(ulysses).unwrap_or(1);
-    let ranks = u64::from(tp) * u64::from(pp) * u64::from(cp);
+    let ranks = product([tp, pp, cp]);
     if u64::from(gpus) % ranks != 0 {
         return Err(ImportError::new(
             tp_line,
@@ -1329,6 +1354,14 @@ fn layout(
     }
     let cuda_graphs = cuda_graphs(f)?;
     let offloads = f.on("--optimizer-cpu-offload");
+    if let Some((share, _)) = f.text("--optimizer-offload-fraction")?
+        && offloads
+        && share.parse() != Ok(1.0)
+    {
+        assumed.push(format!(
+            "--optimizer-offload-fraction {share}: predicted with all of the optimizer offloaded"
+        ));
+    }
     Ok(Layout {
         tensor_parallel: tp,
         pipeline_parallel: pp,
@@ -1585,7 +1618,8 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
     let old = f.on("--checkpoint-activations") | f.on("--deepspeed-activation-checkpointing");
     let shorthand = f.on("--recompute-activations");
     let granularity = f.choice("--recompute-granularity", &[("full", 1), ("selective", 2)])?;
-    let granularity = granularity.or(shorthand.then_some(2));
+    // It overrides the other (training/arguments.py validate_args).
+    let granularity = shorthand.then_some(2).or(granularity);
     let method_line = f.line("--recompute-method");
     let method = f.choice("--recompute-method", &[("uniform", true), ("block", false)])?;
     let number = f.small("--recompute-num-layers")?;

@@ -290,7 +290,7 @@ impl Search<'_> {
 
         let scratches = Scratches::default();
         let mut best = Best::new(request);
-        // Times that the best certainly do not exceed, found at a glance.
+        // Layouts of some groups: the best certainly do not take longer.
         let mut incumbents: Option<Best> = None;
         // Groups whose second bound is known, by that bound or a third; and the next group that has only a
         // first.
@@ -310,7 +310,7 @@ impl Search<'_> {
             }
             if observer.stop() {
                 stop = Stop::Interrupted;
-                // What was only glanced at is better than nothing.
+                // What only some cells of a group were seen for is better than nothing.
                 incumbents.take().into_iter().flat_map(Best::into_sorted).for_each(|one| best.offer(one));
                 break open;
             }

@@ -2,15 +2,26 @@
 //! functions, here-documents, commands in strings, other files by `source`. Nothing is executed; what only a
 //! running shell knows stays unknown.
 
+mod arithmetic;
+mod builtins;
+mod conditions;
+mod expand;
+mod launches;
 mod parse;
+mod patterns;
 mod printed;
+mod ranks;
 mod run;
+mod state;
+mod undecided;
 
 pub use printed::Written;
 use printed::held;
-use run::file_key;
+use ranks::{Said, gpus_of_header, header};
+use run::{file_key, in_folder};
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Why a launch could not be read, with the line at which it shows (counted from 1).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,8 +59,14 @@ pub struct Launch {
     pub arguments: Vec<Word>,
     /// Variables that were exported or stand before the command.
     pub environment: BTreeMap<String, String>,
-    /// Files that the script writes, by their path from its folder.
-    pub written: BTreeMap<String, Written>,
+    /// Files that the script has written, by their path from its folder.
+    pub written: BTreeMap<String, Arc<Written>>,
+    /// The folder in which it is started, from the script's; empty: that one.
+    pub folder: String,
+    /// What the launcher's file of hosts holds.
+    pub hosts: Option<String>,
+    /// A file that could have set any variable was not read.
+    pub unread: bool,
     /// What was decided without knowing it, for people.
     pub notes: Vec<String>,
 }
@@ -79,67 +96,9 @@ impl Launch {
     /// # Errors
     /// Why it cannot be read.
     pub fn text_of(&self, path: &str, files: &Files) -> Result<(String, Option<usize>), String> {
-        let key = file_key(path, None).ok_or_else(|| format!("its path {UNTOLD}"))?;
+        let key =
+            file_key(&in_folder(&self.folder, path), None).ok_or_else(|| format!("its path {UNTOLD}"))?;
         held(&self.written, &key, files)
-    }
-
-    /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's header, or `WORLD_SIZE`. `text` is
-    /// the script's.
-    ///
-    /// # Errors
-    /// A number of nodes or processes that is none.
-    pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
-        let option = |names: &[&str]| -> Option<(String, usize)> {
-            let words = &self.launcher;
-            for (at, word) in words.iter().enumerate() {
-                for name in names {
-                    if word.text == *name {
-                        return words.get(at + 1).map(|w| (w.text.clone(), w.line));
-                    }
-                    if let Some(value) = word.text.strip_prefix(&format!("{name}=")) {
-                        return Some((value.to_owned(), word.line));
-                    }
-                }
-            }
-            None
-        };
-        let header = |name: &str| slurm_header(text, name);
-        let read = |found: Option<(String, usize)>,
-                    fallback: Option<u32>|
-         -> Result<Option<u32>, ImportError> {
-            match found {
-                Some((value, line)) => match value.parse().ok().or(fallback) {
-                    Some(n) => Ok(Some(n)),
-                    // torchrun counts the GPUs itself.
-                    None if is_unknown(&value) || matches!(value.as_str(), "gpu" | "auto") => Ok(None),
-                    None => {
-                        Err(ImportError::new(line, format!("`{value}` is no number of nodes or processes")))
-                    }
-                },
-                None => Ok(fallback),
-            }
-        };
-        let nodes = option(&["--nnodes", "-N", "--num_nodes"]).or(option(&["--nodes"]));
-        let nodes = read(nodes, header("--nodes").or(header("-N")))?;
-        let per_node_names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--gpus-per-node"];
-        let per_node = header("--gpus-per-node").or(header("--gres"));
-        let torch = self.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
-        let tasks = header("--ntasks-per-node").filter(|_| !torch);
-        let tasks_named: &[&str] = if torch { &[] } else { &["--ntasks-per-node"] };
-        let per_node = read(option(&per_node_names), read(option(tasks_named), tasks.or(per_node))?)?;
-        let ranks: &[&str] = if torch { &[] } else { &["--ntasks", "-n", "-np"] };
-        let tasks = header("--ntasks").or(header("-n")).filter(|_| !torch && per_node.is_none());
-        if let Some(ranks) = read(option(ranks), tasks)? {
-            return Ok(Some(ranks));
-        }
-        if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
-            return Ok(Some(size));
-        }
-        match (nodes, per_node) {
-            (Some(nodes), Some(per_node)) => Ok(nodes.checked_mul(per_node)),
-            (None, Some(per_node)) if option(&["--nnodes"]).is_none() => Ok(Some(per_node)),
-            _ => Ok(None),
-        }
     }
 }
 
@@ -186,30 +145,48 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     }
     let list = parse::parse(text)?;
     let mut shell = run::Shell::new(files);
-    for (variable, options) in [
-        ("SLURM_NNODES", &["--nodes", "-N"][..]),
-        ("SLURM_JOB_NUM_NODES", &["--nodes", "-N"]),
-        ("SLURM_NTASKS_PER_NODE", &["--ntasks-per-node"]),
-        ("SLURM_GPUS_ON_NODE", &["--gpus-per-node", "--gres"]),
-        ("SLURM_GPUS_PER_NODE", &["--gpus-per-node", "--gres"]),
+    shell.slurm = text.lines().any(|line| line.trim_start().starts_with("#SBATCH"));
+    for (variable, said) in [
+        ("SLURM_NNODES", header(text, &["--nodes", "-N"])),
+        ("SLURM_JOB_NUM_NODES", header(text, &["--nodes", "-N"])),
+        ("SLURM_NTASKS", header(text, &["--ntasks", "-n"])),
+        ("SLURM_NTASKS_PER_NODE", header(text, &["--ntasks-per-node"])),
+        ("SLURM_GPUS_ON_NODE", gpus_of_header(text)),
+        ("SLURM_GPUS_PER_NODE", gpus_of_header(text)),
     ] {
-        if let Some(number) = options.iter().find_map(|option| slurm_header(text, option)) {
-            shell.set(variable, number.to_string());
+        match said {
+            Said::Number(number) => shell.set(variable, number.to_string()),
+            Said::Unread => shell.set(variable, UNKNOWN.to_string()),
+            Said::Not => {}
         }
     }
     shell.list(&list)?;
+    let unread = shell.unread;
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
-    let notes = std::mem::take(&mut shell.notes);
+    let mut notes = std::mem::take(&mut shell.notes);
+    // What may not run counts where nothing else does.
+    if found.iter().all(|launch| launch.arguments.is_empty())
+        && arguments.is_empty()
+        && let Some(line) = shell.perhaps.first().and_then(|launch| launch.script.as_ref()).map(|w| w.line)
+    {
+        notes.push(format!("line {line}: whether this command starts is known only when the script runs"));
+        found.append(&mut shell.perhaps);
+    }
     // Argument lists name the script on a line of its own, or not at all.
     if !arguments.is_empty() && found.iter().all(|l| l.arguments.is_empty()) {
         let script = found.pop().and_then(|l| l.script);
+        let mut environment = shell.texts_of_variables();
+        environment.extend(std::mem::take(&mut shell.beside));
+        let (written, folder) = (shell.state.written, shell.state.folder);
         return Ok(Launch {
-            launcher: Vec::new(),
             script,
             arguments,
-            written: std::mem::take(&mut shell.written),
-            environment: shell.into_environment(),
+            written,
+            folder,
+            environment,
             notes,
+            unread,
+            ..Launch::default()
         });
     }
     if let Some(word) = arguments.first() {
@@ -241,22 +218,7 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
         let line = other.script.as_ref().map_or(1, |w| w.line);
         return Err(ImportError::new(line, "a second training command differs from the first; expected one"));
     }
-    Ok(Launch { notes, written: shell.written, ..first })
-}
-
-/// A number that a script's `#SBATCH` lines say, the last part of `gpu:8` and the like.
-fn slurm_header(text: &str, name: &str) -> Option<u32> {
-    let line = text.lines().find_map(|line| {
-        let options = line.trim().strip_prefix("#SBATCH")?;
-        let ends = |rest: &str| rest.starts_with(['=', ' ']) || (name.len() == 2 && !rest.is_empty());
-        let mut places = options.match_indices(name).map(|(at, _)| at);
-        let at = places
-            .find(|&at| options[..at].ends_with(char::is_whitespace) && ends(&options[at + name.len()..]))?;
-        Some(&options[at + name.len()..])
-    });
-    let value = line?.trim_start_matches(['=', ' ']).split_whitespace().next()?;
-    let digits: String = value.rsplit(':').next()?.chars().take_while(char::is_ascii_digit).collect();
-    digits.parse().ok()
+    Ok(Launch { notes, unread, ..first })
 }
 
 /// What launches can be read, for messages.

@@ -476,8 +476,24 @@ fn what_is_written_by_what_is_not_followed_is_unknown() {
         (format!("echo '{stage}' > ds.json"), true),
         (format!("printf '%s\\n' '{stage}' > ds.json"), true),
         (format!("echo -e '{stage}\\n' > ds.json"), false),
-        (format!("{{ echo '{stage}'; }} > ds.json"), false),
-        (format!("for x in 1; do echo '{stage}'; done > ds.json"), false),
+        (format!("{{ echo '{stage}'; }} > ds.json"), true),
+        (format!("for x in 1; do echo '{stage}'; done > ds.json"), true),
+        (format!("for x in $LIST; do echo '{stage}'; done > ds.json"), false),
+        (format!("w() {{ echo '{stage}'; }}; w > ds.json"), true),
+        (format!("echo '{stage}' > ./a/..//ds.json"), true),
+        (format!("cd out; echo '{{}}' > ds.json; cd ..; echo '{stage}' > ds.json"), true),
+        (format!("rm -f ds.json; echo '{stage}' >> ds.json"), true),
+        (format!("> ds.json; echo '{stage}' >> ds.json"), true),
+        (format!("echo '{stage}' | sudo tee ds.json"), true),
+        (format!("echo '{stage}' > c/ds.json; cp -f c/ds.json ."), true),
+        (format!("echo '{stage}' > c.json; mv c.json ds.json"), true),
+        (format!("cat <<A > ds.json <<B\n{{}}\nA\n{stage}\nB"), true),
+        (format!("echo '{}' > ds.json; sed -Ei s/7/2/ ds.json other.json", stage.replace('2', "7")), true),
+        (format!("echo '{}' > ds.json; sed --in-place=.bak s/7/2/ ds.json", stage.replace('2', "7")), true),
+        (format!("echo '{stage}' > ds.json; sed -ri 's/\\<2\\>/3/' ds.json"), false),
+        (format!("echo '{stage}' > ds.json; perl -pi -e s/2/3/ ds.json"), false),
+        (format!("echo '{stage}' > ds.json; [ -d /x ] && echo x > ds.json"), false),
+        (format!("if [ -d /x ]; then cp a.json ds.json; else echo '{stage}' > ds.json; fi"), false),
         (format!("python make.py > ds.json\necho '{stage}' >> ds.json"), false),
         (format!("echo '{stage}' | jq . > ds.json"), false),
         (format!("echo '{stage}' | sed -E 's/2+/2/' > ds.json"), false),
@@ -504,6 +520,209 @@ fn texts_that_grow_without_end_are_unknown() {
     }
     let launch = read_launch(&format!("python x.py --n \"{deep}\"\n"), &no_files).unwrap();
     assert_eq!(launch.arguments[1].text, "\u{fffc}");
+}
+
+/// Scripts before `--n $N`, and the value that bash gives it; `?` where only a running shell knows it.
+const VALUES: &[(&str, &str)] = &[
+    // Arithmetic.
+    ("M=4; if (( M > 8 )); then N=8; else N=2; fi", "2"),
+    ("N=4; (( N = 8 ))", "8"),
+    ("N=7; (( N++ ))", "8"),
+    ("let N=8", "8"),
+    ("M=4; N=2; (( M > 8 )) && N=8", "2"),
+    ("N=1; (( $(nproc) > 8 )) && N=8", "?"),
+    ("N=$((010))", "8"),
+    ("N=$((2**3**1))", "8"),
+    ("M=8; N=$(( M == 8 ? 4 : 2 ))", "4"),
+    ("N=$(( 1 + (1 == 2 < 3) ))", "2"),
+    ("N=$[ 4 * 2 ]", "8"),
+    ("declare -i N=4*2", "8"),
+    ("A=1; B=A; N=${!B}", "1"),
+    // Lengths and parts of what is not known.
+    ("H=($(scontrol show hostnames)); N=${#H[@]}", "?"),
+    ("H=$(hostname); N=${#H}", "?"),
+    ("H=$(hostname); N=${H:3:1}", "?"),
+    // Ways out.
+    ("for i in 2 4 8; do N=$i; if [ $i -eq 4 ]; then break; fi; done", "4"),
+    ("N=1; for i in 2 4 8; do if [ $i -gt 4 ]; then continue; fi; N=$i; done", "4"),
+    ("N=4; f() { N=2; return; N=8; }; f", "2"),
+    ("f() { return 1; }; N=2; if f; then N=8; fi", "2"),
+    ("N=4; for i in 1 2; do N=$i; [ -d /nowhere/$X ] && break; done", "?"),
+    // Loops.
+    ("N=1; for i in {1..3}; do N=$((N*2)); done", "8"),
+    ("N=1; for ((i=0;i<3;i++)); do N=$((N*2)); done", "8"),
+    ("N=1; for i in $(seq 1 3); do N=$((N*2)); done", "8"),
+    ("N=1; while true; do N=$((N*2)); if [ $N -ge 8 ]; then break; fi; done", "8"),
+    ("N=0; while [ $N -lt 100 ]; do N=$((N+1)); done", "100"),
+    ("N=2; while [ -e /tmp/$X ]; do N=8; done", "?"),
+    ("N=2; for i in $(ls); do N=8; done", "?"),
+    ("N=2; for i in *; do N=8; done", "?"),
+    ("N=2; while true; do N=$((N+0)); done", "?"),
+    ("while read -r N; do M=$N; done <<< 8; N=$M", "8"),
+    // Scopes.
+    ("N=4; f() { local N=8; }; f", "4"),
+    ("N=4; ( N=8 )", "4"),
+    ("N=4; echo x | N=8", "4"),
+    ("N=4; N=8 & wait", "4"),
+    ("N=2; f() { M=$N; }; N=8 f; N=$M", "8"),
+    ("N=2; M=3; f() { M=$N; }; N=8 f", "2"),
+    // Order.
+    ("TP=8; TP=2 N=$TP", "2"),
+    // Programs that are not known.
+    ("N=2; if python3 -c x; then N=8; fi", "?"),
+    ("N=2; if which x >/dev/null; then N=8; fi", "?"),
+    ("N=2; if ! grep -q x /etc/x; then N=8; fi", "?"),
+    ("N=2; if ! true | false; then N=8; fi", "8"),
+    ("false; N=$(( $? + 1 ))", "2"),
+    ("python3 prepare; N=8", "8"),
+    ("cd x || exit 1; N=8", "8"),
+    ("mkdir -p x && N=8", "8"),
+    ("N=2; [ -d /usr ] && N=8 || N=4", "?"),
+    ("N=2; if [ -d /usr ]; then if true; then N=8; fi; fi", "?"),
+    ("M=a; if [ -d /usr ]; then M=b; fi; N=$M", "?"),
+    ("python3 prepare || exit 1; N=8", "8"),
+    ("if [ -d /usr ]; then exit 1; fi; N=8", "8"),
+    ("if [ -z \"$1\" ]; then echo usage; exit 1; fi; N=8", "8"),
+    // Patterns.
+    ("M=7b; case $M in [0-9]*) N=8;; *) N=2;; esac", "8"),
+    ("M='x*'; case xyz in \"$M\") N=8;; *) N=2;; esac", "2"),
+    ("case a in a) N=8;& b) N=4;; esac", "4"),
+    ("case ab in a*) N=8;;& *b) M=1;; esac; N=$N$M", "81"),
+    ("N=2; case $(hostname) in a) N=8;; esac", "?"),
+    ("N=2; case $(hostname) in *) N=8;; esac", "8"),
+    ("A=1; B=0; C=0; N=2; if [[ ( $A == 1 || $B == 1 ) && $C == 1 ]]; then N=8; fi", "2"),
+    ("A=1; B=0; N=2; if [[ ! ( $A == 1 && $B == 1 ) ]]; then N=8; fi", "8"),
+    ("N=4; if [[ 7b =~ ^(7|8)b$ ]]; then N=8; fi", "?"),
+    ("P=a/b; N=${P//\\//_}", "a_b"),
+    ("M=28; N=${M/#2/}", "8"),
+    ("M=82; N=${M/%2/}", "8"),
+    ("M=4x12; N=${M%x[0-9]*}", "4"),
+    // Arrays and names.
+    ("A=(1 2 4); A[1]=8; N=${A[1]}", "8"),
+    ("N=4; N=(8)", "8"),
+    ("mapfile -t A < <(echo 8); N=${A[0]}", "8"),
+    ("printf -v N '%d' 8", "8"),
+    ("read -r -a A <<< '4 8'; N=${A[1]}", "8"),
+    ("A=(4 8); unset 'A[0]'; N=\"${A[*]}\"", "8"),
+    ("declare -A A=([7]=4 [13]=8); N=${A[13]}", "8"),
+    ("declare -A A; A[a]=4; A[b]=8; K=b; N=${A[$K]}", "8"),
+    ("A=(2 4 8); B=(\"${A[@]:2}\"); N=${B[0]}", "8"),
+    ("read -r N M <<< \"8 4\"", "8"),
+    ("IFS=, read -r A N <<< '8,4'", "4"),
+    ("read -r N", "?"),
+    ("set -- 4 8; shift; N=$1", "8"),
+    ("M=; N=${M+8}", "8"),
+    ("N=; : ${N:=8}", "8"),
+    ("M=$(echo 8 >&2); N=${M:-2}", "2"),
+    ("N=$'8'", "8"),
+    ("f() { echo $1; }; N=$(f 8)", "8"),
+    ("N=2; if [ -z \"$HOME\" ]; then N=8; fi", "?"),
+    ("N=2; if [ -z \"$SIZE_THAT_NOBODY_SETS\" ]; then N=8; fi", "8"),
+    // What stands inside substitutions.
+    ("X=$(cat <<EOF\nit's 8 (\nEOF\n); N=8", "8"),
+    ("N=$( # don't\necho 8)", "8"),
+    ("N=$(case x in x) echo 8;; esac)", "8"),
+    ("N=8; Z=${M:-'}'}", "8"),
+];
+
+#[test]
+fn variables_have_the_values_that_bash_gives_them() {
+    for &(preamble, expected) in VALUES {
+        let launch = read_launch(&format!("{preamble}\npython x.py --n \"$N\"\n"), &no_files);
+        let launch = launch.unwrap_or_else(|error| panic!("{preamble}: {error}"));
+        let value = launch.arguments[1].text.replace('\u{fffc}', "?");
+        assert_eq!(value, expected, "{preamble}");
+        // Where there is a bash, it has the last word on what is known.
+        let text = format!("{preamble}\necho \"$N\"");
+        let bash = std::process::Command::new("bash").args(["--norc", "-c", &text]).env_clear().output();
+        let told = bash.ok().filter(|b| b.status.success() && expected != "?" && !preamble.contains('/'));
+        if let Some(output) = told {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said.lines().last().unwrap_or_default(), expected, "{preamble}");
+        }
+    }
+}
+
+#[test]
+fn what_a_script_does_not_reach_is_not_read() {
+    let read = |text: &str| read_launch(text, &no_files);
+    for text in [
+        "python x.py --n 8\nexit 0\npython x.py --n 4",
+        "if true; then python x.py --n 8; exit; fi\npython x.py --n 4",
+        "exec python x.py --n 8\npython x.py --n 4",
+        // What may run counts where nothing else does.
+        "if [ -d /x ]; then python x.py --n 8; fi",
+        "python prepare && python x.py --n 8",
+    ] {
+        assert_eq!(read(text).unwrap().arguments[1].text, "8", "{text}");
+    }
+    assert!(read("exit 0\npython x.py --n 4").is_err());
+    // Flags that may be there are unknown, and those around them stay.
+    let launch = read("A=(--n 8)\n[ -d /x ] && A+=(--m 4)\npython x.py \"${A[@]}\" --k").unwrap();
+    let texts: Vec<&str> = launch.arguments.iter().map(|w| w.text.as_str()).collect();
+    assert_eq!(texts, ["--n", "8", "\u{fffc}", "--k"]);
+    assert!(launch.notes[0].contains("line 2: whether --m is set"), "{:?}", launch.notes);
+}
+
+#[test]
+fn scripts_that_are_started_are_followed() {
+    let files = |path: &str| match path {
+        "inner.sh" => Ok("python x.py --n $1 --m $M --k ${K:-0}".to_owned()),
+        "hosts" => Ok("a slots=8\nb slots=8\n".to_owned()),
+        other => Err(other.to_owned()),
+    };
+    for start in ["bash inner.sh 8", "./inner.sh 8", "srun -N 2 bash ./inner.sh 8"] {
+        let launch = read_launch(&format!("export M=4; K=5\n{start}\n"), &files).unwrap();
+        let texts: Vec<&str> = launch.arguments.iter().map(|w| w.text.as_str()).collect();
+        assert_eq!(texts, ["--n", "8", "--m", "4", "--k", "0"], "{start}");
+    }
+    let text = "deepspeed --hostfile hosts x.py --n 1";
+    assert_eq!(read_launch(text, &files).unwrap().ranks(text), Ok(Some(16)));
+}
+
+#[test]
+fn nesting_and_growth_are_bounded() {
+    let double = format!("B=x\n{}", "B=$B$B\n".repeat(20));
+    for (text, error) in [
+        (format!("N=$(({}1))", "-".repeat(400_000)), false),
+        (format!("N=$(({}1{}))", "(".repeat(9000), ")".repeat(9000)), false),
+        (format!("N=1; if [[ {} 1 = 1 ]]; then N=2; fi", " 1 = 2 ||".repeat(100_000)), false),
+        (format!("N=1; if [ {} 1 = 1 ]; then N=2; fi", "! ".repeat(100_000)), false),
+        (format!("N=1; if [[ {} 1 = 1 {} ]]; then N=2; fi", "( ".repeat(9000), ") ".repeat(9000)), true),
+        (format!("{}{{ N=1; }}", "a() ".repeat(100_000)), true),
+        (format!("N={}1{}", "${a:-".repeat(20_000), "}".repeat(20_000)), true),
+        (format!("{double}N=${{B//x/$B}}"), false),
+        (format!("{double}N=${{B%%z*y}}"), false),
+        (format!("{double}N=1; for i in {{1..900}}; do C=\"$B\"; done"), true),
+        (format!("A=(x)\n{}N=1", "A+=(\"${A[@]}\")\n".repeat(40)), false),
+        ("f() { f; }; f".to_owned(), true),
+        (format!("f() {{ {} f; {} }}; f", "if true; then".repeat(60), "fi;".repeat(60)), true),
+        (format!("N={}", "{1,2}".repeat(40)), false),
+    ] {
+        let read = read_launch(&format!("{text}\npython x.py --n $N\n"), &no_files);
+        let start: String = text.chars().take(40).collect();
+        assert_eq!(read.is_err(), error, "{start}: {:?}", read.err());
+    }
+}
+
+#[test]
+fn variables_are_exported_in_many_ways() {
+    let exported = |text: &str| read_launch(text, &no_files).unwrap().environment.get("V").cloned();
+    for text in [
+        "declare -x V=1; python x.py --n 1",
+        "typeset -x V=1; python x.py --n 1",
+        "set -a; V=1; python x.py --n 1",
+        "export V; V=1; python x.py --n 1",
+        "env V=1 python x.py --n 1",
+        "run() { python x.py \"$@\"; }; V=1 run --n 1",
+        "V=1 nohup python x.py --n 1",
+        "srun env V=1 python x.py --n 1",
+    ] {
+        assert_eq!(exported(text).as_deref(), Some("1"), "{text}");
+    }
+    assert_eq!(exported("V=1; python x.py --n 1"), None);
+    // What was not read may export it.
+    assert!(read_launch("source gone.sh\npython x.py --n 1", &no_files).unwrap().unread);
 }
 
 #[test]
@@ -542,6 +761,27 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
         "#SBATCH -n 32\nsrun python x.py --n 1",
     ] {
         assert_eq!(read(text).ranks(text).unwrap(), Some(32), "{text}");
+    }
+    for (text, ranks) in [
+        ("srun -N4 --ntasks-per-node=8 python x.py --n 1", Some(32)),
+        ("srun --nodes=$NNODES --ntasks-per-node=8 python x.py --n 1", None),
+        ("deepspeed --num_nodes $NNODES --num_gpus 8 x.py --n 1", None),
+        ("deepspeed --hostfile hosts --num_gpus 8 x.py --n 1", None),
+        ("export WORLD_SIZE=16; torchrun --nnodes $WORLD_SIZE --nproc_per_node 8 x.py --n 1", Some(128)),
+        ("torchrun --nnodes 1:4 --nproc_per_node 8 x.py --n 1", None),
+        ("#SBATCH --nodes=8\n#SBATCH --gres=gpu:8,nvme:4\nsrun python x.py --n 1", Some(64)),
+        ("#SBATCH --ntasks=32\n#SBATCH --gpus-per-node=8\nsrun python x.py --n 1", Some(32)),
+        (
+            "#SBATCH --nodes=2\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nsrun python x.py --n 1",
+            Some(32),
+        ),
+        ("#SBATCH --nodes=2-4\n#SBATCH --ntasks-per-node=8\nsrun python x.py --n 1", None),
+        (
+            "#SBATCH -N 4\nH=($(scontrol show hostnames)); torchrun --nnodes ${#H[@]} --nproc_per_node 8 x.py --n 1",
+            Some(32),
+        ),
+    ] {
+        assert_eq!(read(text).ranks(text).unwrap(), ranks, "{text}");
     }
     let text = "torchrun --nproc-per-node=gpu x.py --n 1";
     assert_eq!(read(text).ranks(text).unwrap(), None);
@@ -1099,7 +1339,7 @@ fn what_the_framework_refuses_is_refused_at_its_flag() {
 fn names_in_a_script_stay_names() {
     // Nothing in a script is run, whatever it holds.
     let nasty =
-        "N='$(touch injected)'\nM=`touch injected`\nP=$(touch injected; echo 8)\neval \"touch injected\"\n";
+        "N='$(touch injected)'\nM=`touch injected`\nP=$(injected; echo 8)\neval \"touch injected\"\n";
     let script = format!(
         "{nasty}torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND} --save \"$N\" --load $M\n"
     );

@@ -631,7 +631,8 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     }
     if target == Target::Megatron {
         let (environment, layers) = (&launch.environment, model.layer_count());
-        let (architecture, script) = (given.architecture, launch.script.is_some());
+        // What was not read may export what a rule asks for.
+        let (architecture, script) = (given.architecture, launch.script.is_some() && !launch.unread);
         let layout = plan.layout();
         let command = Command { given: &f.given, environment, layout, layers, architecture, script };
         for rule in FLAG_RULES {

@@ -1,5 +1,8 @@
-//! Shell text to commands: words with their expansions, lists, `if`, `for`, `while`, `case`, functions,
-//! here-documents. Nothing is expanded or run here.
+//! Shell text to commands: words with their expansions, lists, pipes, tests, arithmetic, `if`, `for`, `while`, `case`,
+//! functions, here-documents. Nothing is expanded or run here.
+
+use std::cell::OnceCell;
+use std::sync::Arc;
 
 use super::ImportError;
 
@@ -7,11 +10,13 @@ use super::ImportError;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Part {
     /// Literal text.
-    Text(String),
+    Text { text: String, quoted: bool },
     /// `$NAME`, `${…}` or `$((…))` (which begins with `((`).
     Variable { expression: String, quoted: bool },
-    /// `$(…)` or backquotes: the text inside.
-    Command { text: String, quoted: bool },
+    /// `$(…)` or backquotes; none where the commands inside are not understood.
+    Command { list: Option<Arc<List>>, quoted: bool },
+    /// `<(…)`, `>(…)`.
+    Process(Option<Arc<List>>),
 }
 
 /// A word before expansion.
@@ -19,73 +24,165 @@ pub(super) enum Part {
 pub(super) struct Raw {
     pub parts: Vec<Part>,
     pub line: usize,
-    /// Some part of it stands in quotes: it is a field even if it is empty.
+    /// Some part of it stands in quotes.
     pub quoted: bool,
+    /// The members of an array that is assigned: the word ends in `=`.
+    pub members: Option<Vec<Raw>>,
 }
 
 impl Raw {
+    /// A word that stands as it is.
+    pub(super) fn literal(text: &str, line: usize) -> Self {
+        let parts = vec![Part::Text { text: text.to_owned(), quoted: false }];
+        Self { parts, line, quoted: false, members: None }
+    }
+
     /// The text of a word without expansions.
     pub(super) fn plain(&self) -> Option<String> {
-        self.parts.iter().map(|p| if let Part::Text(t) = p { Some(t.as_str()) } else { None }).collect()
+        self.parts
+            .iter()
+            .map(|p| if let Part::Text { text, .. } = p { Some(text.as_str()) } else { None })
+            .collect()
     }
-    /// A word that is not quoted and reads like this.
-    fn is(&self, text: &str) -> bool {
-        !self.quoted && self.plain().as_deref() == Some(text)
+
+    /// The text of a word of which nothing is quoted.
+    pub(super) fn bare(&self) -> Option<String> {
+        self.plain().filter(|_| !self.quoted)
     }
 }
 
-/// An array in an assignment.
-#[derive(Debug, Clone)]
-pub(super) struct Array {
-    pub name: String,
-    pub append: bool,
-    pub words: Vec<Raw>,
-}
-
-/// A here-document.
-#[derive(Debug, Clone)]
-pub(super) struct Document {
-    /// Its text as one quoted word, or as it stands where the delimiter is quoted.
-    pub body: Raw,
-}
-
-/// Where a command's files are: of those numbered otherwise than standard input and output nothing is kept.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Streams {
-    /// Here-documents and here-strings.
-    pub documents: Vec<Document>,
-    /// Here-documents whose text is still to come.
-    waiting: usize,
+/// Where a command reads from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Input {
     /// `< FILE`
-    pub input: Option<Raw>,
-    /// `> FILE`, `>> FILE`: whether the text goes behind what is there.
-    pub output: Option<(Raw, bool)>,
+    File(Raw),
+    /// A here-document or here-string; its text follows its command.
+    Text(Arc<OnceCell<Raw>>),
+    /// `<&3` and the like.
+    Elsewhere,
 }
 
-/// What links a command to the one before.
+/// Where a command writes to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Output {
+    /// `> FILE`, `>> FILE`: whether the text goes behind what is there.
+    File { path: Raw, append: bool },
+    /// `2> FILE`: what it will hold is not followed.
+    Errors(Raw),
+    /// `>&2` and the like.
+    Elsewhere,
+}
+
+/// The files of a command, in the order in which they stand.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Streams {
+    pub input: Option<Input>,
+    pub outputs: Vec<Output>,
+}
+
+impl Streams {
+    /// The line of the here-document that stands for standard input.
+    pub(super) fn document(&self) -> Option<usize> {
+        match &self.input {
+            Some(Input::Text(cell)) => cell.get().map(|body| body.line),
+            _ => None,
+        }
+    }
+}
+
+/// What links a pipe to the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
     /// A new line, `;` or `&`.
     Then,
-    /// `|`
-    Pipe,
     /// `&&`
     And,
     /// `||`
     Or,
 }
 
-pub(super) type List = Vec<(Link, Command)>;
+/// Commands joined by `|`, often one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pipe {
+    pub commands: Vec<Command>,
+    /// `!` before it.
+    pub negated: bool,
+    /// `&` behind it.
+    pub background: bool,
+}
 
-#[derive(Debug, Clone)]
+pub(super) type List = Vec<(Link, Pipe)>;
+
+/// How an arm of `case` ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ArmEnd {
+    /// `;;`
+    Done,
+    /// `;&`: the next arm's commands follow.
+    Through,
+    /// `;;&`: the patterns behind it are tried.
+    Further,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Arm {
+    pub patterns: Vec<Raw>,
+    pub body: List,
+    pub end: ArmEnd,
+}
+
+/// What a loop turns over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Loop {
+    While {
+        test: List,
+        until: bool,
+    },
+    /// No words: the arguments.
+    For {
+        name: String,
+        words: Option<Vec<Raw>>,
+    },
+    /// `for ((start; test; step))`
+    Count {
+        start: String,
+        test: String,
+        step: String,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Command {
-    Simple { words: Vec<Raw>, arrays: Vec<Array>, streams: Streams, negated: bool },
-    If { arms: Vec<(List, List)>, otherwise: List },
-    While { test: List, body: List, until: bool },
-    For { name: String, words: Vec<Raw>, body: List },
-    Case { word: Raw, arms: Vec<(Vec<Raw>, List)> },
+    Simple {
+        words: Vec<Raw>,
+        streams: Streams,
+    },
+    /// `[[ … ]]`
+    Test(Vec<Raw>),
+    /// `(( … ))`
+    Arithmetic(String),
+    If {
+        arms: Vec<(List, List)>,
+        otherwise: List,
+    },
+    Loop {
+        kind: Loop,
+        body: List,
+        line: usize,
+    },
+    Case {
+        word: Raw,
+        arms: Vec<Arm>,
+    },
     Group(List),
-    Function { name: String, body: List },
+    Subshell(List),
+    Function {
+        name: String,
+        body: Arc<List>,
+    },
+    Redirected(Box<Command>, Streams),
+    /// One or the other: a function that was defined in two ways.
+    Either(Arc<List>, Arc<List>),
 }
 
 /// Deepest nesting of commands: beyond it a script is refused rather than the stack risked.
@@ -102,8 +199,7 @@ pub(super) fn parse_sourced(text: &str, line: usize) -> Result<List, ImportError
 }
 
 fn read(text: &str, fixed: Option<usize>) -> Result<List, ImportError> {
-    let chars = text.chars().collect();
-    let mut parser = Parser { chars, at: 0, line: 1, fixed, waiting: Vec::new(), depth: 0 };
+    let mut parser = Parser::new(&text.replace("\r\n", "\n"), 1, fixed);
     let list = parser.list(&[])?;
     match parser.peek() {
         None => Ok(list),
@@ -111,15 +207,32 @@ fn read(text: &str, fixed: Option<usize>) -> Result<List, ImportError> {
     }
 }
 
-/// Reads a text as if it stood in double quotes, without an end.
-pub(super) fn template(text: &str, line: usize) -> Result<Raw, ImportError> {
-    let chars = text.chars().collect();
-    let mut parser = Parser { chars, at: 0, line, fixed: None, waiting: Vec::new(), depth: 0 };
-    let mut raw = Raw { parts: Vec::new(), line, quoted: true };
-    let mut text = String::new();
-    parser.quoted_text(&mut raw, &mut text, None, line)?;
-    flush(&mut raw, &mut text);
+/// How a text is read that is one word, whatever stands in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Quoting {
+    /// A here-document.
+    Document,
+    /// Inside double quotes.
+    Double,
+    /// Outside quotes.
+    None,
+}
+
+/// Reads a text as one word.
+pub(super) fn template(text: &str, line: usize, quoting: Quoting) -> Result<Raw, ImportError> {
+    let mut parser = Parser::new(text, line, None);
+    let mut raw = Raw { parts: Vec::new(), line, quoted: quoting != Quoting::None, members: None };
+    parser.whole(&mut raw, quoting)?;
     Ok(raw)
+}
+
+/// A here-document whose text is still to come.
+struct Waiting {
+    delimiter: String,
+    literal: bool,
+    /// `<<-`
+    tabs: bool,
+    body: Arc<OnceCell<Raw>>,
 }
 
 struct Parser {
@@ -128,12 +241,43 @@ struct Parser {
     line: usize,
     /// The line of all words, where the text is that of another file.
     fixed: Option<usize>,
-    /// Here-documents whose text begins after this line: delimiter, whether it is quoted, `<<-`.
-    waiting: Vec<(String, bool, bool)>,
+    waiting: Vec<Waiting>,
     depth: u32,
+    /// Whether `@(a|b)` and the like are part of a word.
+    patterns: bool,
+}
+
+/// Literal text of a word that is being read.
+#[derive(Default)]
+struct Pending {
+    text: String,
+    quoted: bool,
+}
+
+impl Pending {
+    fn push(&mut self, raw: &mut Raw, c: char, quoted: bool) {
+        if quoted != self.quoted {
+            self.flush(raw);
+            self.quoted = quoted;
+        }
+        self.text.push(c);
+    }
+
+    fn flush(&mut self, raw: &mut Raw) {
+        if !self.text.is_empty() {
+            raw.parts.push(Part::Text { text: std::mem::take(&mut self.text), quoted: self.quoted });
+        }
+    }
 }
 
 impl Parser {
+    fn new(text: &str, line: usize, fixed: Option<usize>) -> Self {
+        let chars = text.chars().collect();
+        Self { chars, at: 0, line, fixed, waiting: Vec::new(), depth: 0, patterns: false }
+    }
+    fn shown_line(&self) -> usize {
+        self.fixed.unwrap_or(self.line)
+    }
     fn peek(&self) -> Option<char> {
         self.chars.get(self.at).copied()
     }
@@ -166,10 +310,6 @@ impl Parser {
                     self.next();
                     self.next();
                 }
-                (Some('\\'), Some('\r')) if self.chars.get(self.at + 2) == Some(&'\n') => {
-                    self.at += 2;
-                    self.next();
-                }
                 (Some('\\'), None) => return self.error("the text ends in a continuation line"),
                 (Some(' ' | '\t' | '\r'), _) => {
                     self.next();
@@ -185,12 +325,12 @@ impl Parser {
     }
 
     /// Skips blanks and empty lines; reads here-documents that wait.
-    fn lines(&mut self, documents: &mut Vec<Document>) -> Result<(), ImportError> {
+    fn lines(&mut self) -> Result<(), ImportError> {
         loop {
             self.blanks()?;
             match self.peek() {
-                Some('\n') => self.newline(documents)?,
-                Some(';') if self.second() != Some(';') => {
+                Some('\n') => self.newline()?,
+                Some(';') if self.second() != Some(';') && self.second() != Some('&') => {
                     self.next();
                 }
                 _ => return Ok(()),
@@ -198,9 +338,9 @@ impl Parser {
         }
     }
 
-    fn newline(&mut self, documents: &mut Vec<Document>) -> Result<(), ImportError> {
+    fn newline(&mut self) -> Result<(), ImportError> {
         self.next();
-        for (delimiter, literal, tabs) in std::mem::take(&mut self.waiting) {
+        for Waiting { delimiter, literal, tabs, body: cell } in std::mem::take(&mut self.waiting) {
             let line = self.line;
             let mut body = String::new();
             loop {
@@ -217,7 +357,7 @@ impl Parser {
                     }
                 }
                 let shown = if tabs { text.trim_start_matches('\t') } else { &text };
-                if shown.trim_end_matches('\r') == delimiter {
+                if shown == delimiter {
                     break;
                 }
                 if ended {
@@ -229,62 +369,81 @@ impl Parser {
             }
             let shown = self.fixed.unwrap_or(line);
             let body = if literal {
-                Raw { parts: vec![Part::Text(body)], line: shown, quoted: true }
+                let parts = vec![Part::Text { text: body, quoted: true }];
+                Raw { parts, line: shown, quoted: true, members: None }
             } else {
-                template(&body, shown)?
+                template(&body, shown, Quoting::Document)?
             };
-            documents.push(Document { body });
+            // It is set once: the command that waits for it asked once.
+            let _ = cell.set(body);
         }
         Ok(())
     }
 
     /// Commands up to one of these words, to a closing parenthesis or `;;`, or to the end.
     fn list(&mut self, ends: &[&str]) -> Result<List, ImportError> {
+        self.deeper(|parser| parser.list_inside(ends))
+    }
+
+    fn deeper<T>(
+        &mut self,
+        read: impl FnOnce(&mut Self) -> Result<T, ImportError>,
+    ) -> Result<T, ImportError> {
         self.depth += 1;
         if self.depth > DEEPEST {
             return self.error("commands are nested too deeply");
         }
+        let result = read(self);
+        self.depth -= 1;
+        result
+    }
+
+    fn list_inside(&mut self, ends: &[&str]) -> Result<List, ImportError> {
         let mut list: List = Vec::new();
         let mut link = Link::Then;
         loop {
-            let mut documents = Vec::new();
-            self.lines(&mut documents)?;
-            attach(&mut list, documents);
-            match self.peek() {
-                None | Some(')') => break,
-                Some(';') => break,
-                _ => {}
+            self.lines()?;
+            if matches!(self.peek(), None | Some(')' | ';')) || self.word_ahead(ends) {
+                return Ok(list);
             }
-            if self.word_ahead(ends) {
-                break;
+            let mut pipe = self.pipe()?;
+            let next = match (self.peek(), self.second()) {
+                (Some('&'), Some('&')) => Link::And,
+                (Some('|'), Some('|')) => Link::Or,
+                _ => Link::Then,
+            };
+            if next != Link::Then {
+                self.at += 2;
+            } else if self.peek() == Some('&') {
+                self.at += 1;
+                pipe.background = true;
             }
-            let command = self.command()?;
-            list.push((link, command));
-            link = Link::Then;
+            list.push((link, pipe));
+            link = next;
+        }
+    }
+
+    fn pipe(&mut self) -> Result<Pipe, ImportError> {
+        let mut negated = false;
+        while self.word_ahead(&["!"]) {
+            self.next();
+            self.blanks()?;
+            negated = !negated;
+        }
+        let mut commands = vec![self.command()?];
+        loop {
             self.blanks()?;
             match (self.peek(), self.second()) {
-                (Some('&'), Some('&')) => {
-                    self.at += 2;
-                    link = Link::And;
+                (Some('|'), Some('|')) => break,
+                (Some('|'), second) => {
+                    self.at += if second == Some('&') { 2 } else { 1 };
+                    self.lines()?;
+                    commands.push(self.command()?);
                 }
-                (Some('|'), Some('|')) => {
-                    self.at += 2;
-                    link = Link::Or;
-                }
-                (Some('|'), Some('&')) => {
-                    self.at += 2;
-                    link = Link::Pipe;
-                }
-                (Some('|'), _) => {
-                    self.at += 1;
-                    link = Link::Pipe;
-                }
-                (Some('&'), _) => self.at += 1,
-                _ => {}
+                _ => break,
             }
         }
-        self.depth -= 1;
-        Ok(list)
+        Ok(Pipe { commands, negated, background: false })
     }
 
     /// Whether one of these words comes next; stays before it.
@@ -298,12 +457,17 @@ impl Parser {
         })
     }
 
+    /// Passes a word if it comes next.
+    fn take(&mut self, word: &str) -> bool {
+        let there = self.word_ahead(&[word]);
+        self.at += if there { word.chars().count() } else { 0 };
+        there
+    }
+
     /// Passes a keyword that must come now.
     fn keyword(&mut self, word: &str, open: &str, line: usize) -> Result<(), ImportError> {
-        let mut documents = Vec::new();
-        self.lines(&mut documents)?;
-        if self.word_ahead(&[word]) {
-            self.at += word.chars().count();
+        self.lines()?;
+        if self.take(word) {
             return Ok(());
         }
         let at = if self.peek().is_none() { self.last_line() } else { self.line };
@@ -311,113 +475,52 @@ impl Parser {
     }
 
     fn command(&mut self) -> Result<Command, ImportError> {
+        self.deeper(Self::command_inside)
+    }
+
+    fn command_inside(&mut self) -> Result<Command, ImportError> {
         let line = self.line;
-        let take = |parser: &mut Self, word: &str| {
-            let there = parser.word_ahead(&[word]);
-            parser.at += if there { word.chars().count() } else { 0 };
-            there
-        };
-        if take(self, "if") {
-            let mut arms = Vec::new();
-            let mut otherwise = Vec::new();
-            loop {
-                let test = self.list(&["then"])?;
-                self.keyword("then", "if", line)?;
-                let body = self.list(&["elif", "else", "fi"])?;
-                arms.push((test, body));
-                if take(self, "elif") {
-                    continue;
-                }
-                if take(self, "else") {
-                    otherwise = self.list(&["fi"])?;
-                }
-                self.keyword("fi", "if", line)?;
-                return self.redirected(Command::If { arms, otherwise });
-            }
+        if self.take("if") {
+            let command = self.branches(line)?;
+            return self.redirected(command);
         }
         for (word, until) in [("while", false), ("until", true)] {
-            if take(self, word) {
+            if self.take(word) {
                 let test = self.list(&["do"])?;
-                self.keyword("do", word, line)?;
-                let body = self.list(&["done"])?;
-                self.keyword("done", word, line)?;
-                return self.redirected(Command::While { test, body, until });
+                return self.turns(Loop::While { test, until }, word, line);
             }
         }
-        if take(self, "for") {
-            self.blanks()?;
-            let (name, words) = if self.peek() == Some('(') {
-                self.parentheses()?;
-                (String::new(), vec![Raw { parts: Vec::new(), line, quoted: true }])
-            } else {
-                let name = self.word()?.and_then(|w| w.plain()).unwrap_or_default();
-                self.lines(&mut Vec::new())?;
-                let mut words = Vec::new();
-                if take(self, "in") {
-                    while let Some(word) = self.word()? {
-                        words.push(word);
-                    }
-                }
-                (name, words)
-            };
-            self.keyword("do", "for", line)?;
-            let body = self.list(&["done"])?;
-            self.keyword("done", "for", line)?;
-            return self.redirected(Command::For { name, words, body });
-        }
-        if take(self, "case") {
-            let Some(word) = self.word()? else { return self.error("`case` needs a word") };
-            self.keyword("in", "case", line)?;
-            let mut arms = Vec::new();
-            loop {
-                self.lines(&mut Vec::new())?;
-                if take(self, "esac") {
-                    return self.redirected(Command::Case { word, arms });
-                }
-                if self.peek().is_none() {
-                    return self.keyword("esac", "case", line).map(|()| Command::Group(Vec::new()));
-                }
-                if self.peek() == Some('(') {
-                    self.next();
-                }
-                let mut patterns = Vec::new();
-                while let Some(pattern) = self.word()? {
-                    patterns.push(pattern);
-                    self.blanks()?;
-                    if self.peek() == Some('|') {
-                        self.next();
-                    }
-                }
-                if self.next() != Some(')') {
-                    return self.error("expected `)` after a pattern of `case`");
-                }
-                let body = self.list(&["esac"])?;
-                if self.peek() == Some(';') {
-                    while self.peek().is_some_and(|c| ";&".contains(c)) {
-                        self.next();
-                    }
-                }
-                arms.push((patterns, body));
+        for word in ["for", "select"] {
+            if self.take(word) {
+                let kind = self.for_head(line, word)?;
+                return self.turns(kind, word, line);
             }
         }
-        if take(self, "{") {
+        if self.take("case") {
+            let command = self.case(line)?;
+            return self.redirected(command);
+        }
+        if self.take("{") {
             let body = self.list(&["}"])?;
             self.keyword("}", "{", line)?;
             return self.redirected(Command::Group(body));
         }
+        if self.take("[[") {
+            let words = self.test(line)?;
+            return self.redirected(Command::Test(words));
+        }
         if self.peek() == Some('(') {
-            if self.second() == Some('(') {
-                self.parentheses()?;
-                return Ok(Command::Group(Vec::new()));
+            if let Some(sum) = self.arithmetic() {
+                return self.redirected(Command::Arithmetic(sum));
             }
             self.next();
             let body = self.list(&[])?;
             if self.next() != Some(')') {
                 return Err(ImportError::new(line, "this parenthesis is never closed"));
             }
-            return self.redirected(Command::Group(body));
+            return self.redirected(Command::Subshell(body));
         }
-        if take(self, "function") {
+        if self.take("function") {
             let name = self.word()?.and_then(|w| w.plain()).unwrap_or_default();
             self.blanks()?;
             if self.peek() == Some('(') {
@@ -428,75 +531,240 @@ impl Parser {
         self.simple()
     }
 
-    /// Redirections and here-documents behind a compound command. What it writes into a file is not followed: a
-    /// command that prints what nobody knows stands for it.
+    fn branches(&mut self, line: usize) -> Result<Command, ImportError> {
+        let mut arms = Vec::new();
+        let mut otherwise = Vec::new();
+        loop {
+            let test = self.list(&["then"])?;
+            self.keyword("then", "if", line)?;
+            let body = self.list(&["elif", "else", "fi"])?;
+            arms.push((test, body));
+            if self.take("elif") {
+                continue;
+            }
+            if self.take("else") {
+                otherwise = self.list(&["fi"])?;
+            }
+            self.keyword("fi", "if", line)?;
+            return Ok(Command::If { arms, otherwise });
+        }
+    }
+
+    /// The body of a loop.
+    fn turns(&mut self, kind: Loop, word: &str, line: usize) -> Result<Command, ImportError> {
+        self.lines()?;
+        let body = if self.take("{") {
+            let body = self.list(&["}"])?;
+            self.keyword("}", word, line)?;
+            body
+        } else {
+            self.keyword("do", word, line)?;
+            let body = self.list(&["done"])?;
+            self.keyword("done", word, line)?;
+            body
+        };
+        self.redirected(Command::Loop { kind, body, line: self.fixed.unwrap_or(line) })
+    }
+
+    fn for_head(&mut self, line: usize, word: &str) -> Result<Loop, ImportError> {
+        self.blanks()?;
+        if self.peek() == Some('(') {
+            let text = self.arithmetic();
+            let parts: Vec<String> = text.iter().flat_map(|t| t.split(';')).map(str::to_owned).collect();
+            return match <[String; 3]>::try_from(parts) {
+                Ok([start, test, step]) => Ok(Loop::Count { start, test, step }),
+                Err(_) => Err(ImportError::new(line, format!("`{word} ((` needs three parts"))),
+            };
+        }
+        let name = self.word()?.and_then(|w| w.plain()).unwrap_or_default();
+        self.lines()?;
+        if !self.take("in") {
+            return Ok(Loop::For { name, words: None });
+        }
+        let mut words = Vec::new();
+        while let Some(word) = self.word()? {
+            words.push(word);
+        }
+        // Which of them `select` takes is asked.
+        let asked = (word == "select").then(|| Raw {
+            parts: vec![Part::Command { list: None, quoted: false }],
+            ..Raw::literal("", line)
+        });
+        Ok(Loop::For { name, words: Some(words.into_iter().chain(asked).collect()) })
+    }
+
+    fn case(&mut self, line: usize) -> Result<Command, ImportError> {
+        let Some(word) = self.word()? else { return self.error("`case` needs a word") };
+        self.keyword("in", "case", line)?;
+        let mut arms = Vec::new();
+        loop {
+            self.lines()?;
+            if self.take("esac") {
+                return Ok(Command::Case { word, arms });
+            }
+            if self.peek().is_none() {
+                self.keyword("esac", "case", line)?;
+            }
+            if self.peek() == Some('(') {
+                self.next();
+            }
+            let mut patterns = Vec::new();
+            while let Some(pattern) = self.pattern_word()? {
+                patterns.push(pattern);
+                self.blanks()?;
+                if self.peek() == Some('|') {
+                    self.next();
+                }
+            }
+            if self.next() != Some(')') {
+                return self.error("expected `)` after a pattern of `case`");
+            }
+            let body = self.list(&["esac"])?;
+            let mut mark = String::new();
+            while let Some(c) = self.peek().filter(|c| ";&".contains(*c)) {
+                mark.push(c);
+                self.next();
+            }
+            let end = match mark.as_str() {
+                ";&" => ArmEnd::Through,
+                ";;&" => ArmEnd::Further,
+                _ => ArmEnd::Done,
+            };
+            arms.push(Arm { patterns, body, end });
+        }
+    }
+
+    /// The words of `[[ … ]]`: `&&`, `||`, `<`, `>` and parentheses are words of their own.
+    fn test(&mut self, line: usize) -> Result<Vec<Raw>, ImportError> {
+        let mut words: Vec<Raw> = Vec::new();
+        loop {
+            self.blanks()?;
+            if self.take("]]") {
+                return Ok(words);
+            }
+            let regular = words.last().is_some_and(|w| w.bare().as_deref() == Some("=~"));
+            if regular {
+                words.push(self.regular_expression()?);
+                continue;
+            }
+            let operator = match (self.peek(), self.second()) {
+                (Some('&'), Some('&')) => "&&",
+                (Some('|'), Some('|')) => "||",
+                (Some('('), _) => "(",
+                (Some(')'), _) => ")",
+                (Some('<'), _) => "<",
+                (Some('>'), _) => ">",
+                (Some('\n'), _) => {
+                    self.newline()?;
+                    continue;
+                }
+                _ => "",
+            };
+            if !operator.is_empty() {
+                self.at += operator.len();
+                words.push(Raw::literal(operator, self.shown_line()));
+                continue;
+            }
+            match self.pattern_word()? {
+                Some(word) => words.push(word),
+                None => {
+                    return Err(ImportError::new(line, "this `[[` is never closed by `]]`"));
+                }
+            }
+        }
+    }
+
+    fn pattern_word(&mut self) -> Result<Option<Raw>, ImportError> {
+        let before = std::mem::replace(&mut self.patterns, true);
+        let word = self.word();
+        self.patterns = before;
+        word
+    }
+
+    /// What stands behind `=~`, where parentheses and bars are text.
+    fn regular_expression(&mut self) -> Result<Raw, ImportError> {
+        let mut depth = 0_usize;
+        let start = self.at;
+        while let Some(c) = self.peek() {
+            match c {
+                '\\' => {
+                    self.next();
+                }
+                '(' => depth += 1,
+                ')' => depth = depth.saturating_sub(1),
+                c if c.is_whitespace() && (depth == 0 || c == '\n') => break,
+                _ => {}
+            }
+            self.next();
+        }
+        let text: String = self.chars[start..self.at.min(self.chars.len())].iter().collect();
+        Ok(Raw::literal(&text, self.shown_line()))
+    }
+
+    /// `(( … ))` to its text; stays where it is before anything else.
+    fn arithmetic(&mut self) -> Option<String> {
+        if self.second() != Some('(') {
+            return None;
+        }
+        let (at, line) = (self.at, self.line);
+        let text = self.parentheses().ok();
+        let sum = text.as_deref().and_then(|t| t.strip_prefix("((")).and_then(|t| t.strip_suffix("))"));
+        if sum.is_none_or(closes_early) {
+            (self.at, self.line) = (at, line);
+            return None;
+        }
+        sum.map(str::to_owned)
+    }
+
+    /// Redirections and here-documents behind a compound command.
     fn redirected(&mut self, command: Command) -> Result<Command, ImportError> {
         let mut streams = Streams::default();
-        let line = self.fixed.unwrap_or(self.line);
         self.blanks()?;
-        while matches!(self.peek(), Some('<' | '>')) {
-            self.redirection(&mut streams)?;
+        loop {
+            let glued =
+                matches!(self.second(), Some('<' | '>')) && self.peek().is_some_and(|c| c.is_ascii_digit());
+            let both = self.peek() == Some('&') && self.second() == Some('>');
+            if !glued && !both && !matches!(self.peek(), Some('<' | '>')) {
+                break;
+            }
+            let number = if glued { self.next().map(|c| c.to_string()) } else { None };
+            if both {
+                self.next();
+            }
+            self.redirection(&mut streams, number.as_deref())?;
             self.blanks()?;
         }
-        if streams.output.is_none() {
+        if streams == Streams::default() {
             return Ok(command);
         }
-        let word = Raw { parts: vec![Part::Text(":".into())], line, quoted: false };
-        let streams = Streams { output: streams.output, ..Streams::default() };
-        let unknown = Command::Simple { words: vec![word], arrays: Vec::new(), streams, negated: false };
-        Ok(Command::Group(vec![(Link::Then, unknown), (Link::Then, command)]))
+        Ok(Command::Redirected(Box::new(command), streams))
     }
 
     fn function(&mut self, name: String) -> Result<Command, ImportError> {
-        self.lines(&mut Vec::new())?;
+        self.lines()?;
         let body = match self.command()? {
             Command::Group(list) => list,
-            other => vec![(Link::Then, other)],
+            other => {
+                let pipe = Pipe { commands: vec![other], negated: false, background: false };
+                vec![(Link::Then, pipe)]
+            }
         };
-        Ok(Command::Function { name, body })
+        Ok(Command::Function { name, body: Arc::new(body) })
     }
 
     fn simple(&mut self) -> Result<Command, ImportError> {
-        let (mut words, mut arrays): (Vec<Raw>, Vec<Array>) = (Vec::new(), Vec::new());
+        let mut words: Vec<Raw> = Vec::new();
         let mut streams = Streams::default();
-        let mut negated = false;
         loop {
             self.blanks()?;
-            if words.is_empty() && self.word_ahead(&["!"]) {
-                self.next();
-                negated = !negated;
-                continue;
-            }
-            if words.first().is_some_and(|w| w.is("[[")) && !words.last().is_some_and(|w| w.is("]]")) {
-                // Inside a test, `&&`, `<` and parentheses are words.
-                let line = self.fixed.unwrap_or(self.line);
-                let operator = match (self.peek(), self.second()) {
-                    (Some('&'), Some('&')) => "&&",
-                    (Some('|'), Some('|')) => "||",
-                    (Some('('), _) => "(",
-                    (Some(')'), _) => ")",
-                    (Some('<'), _) => "<",
-                    (Some('>'), _) => ">",
-                    (Some('\n'), _) => {
-                        self.next();
-                        continue;
-                    }
-                    _ => "",
-                };
-                if !operator.is_empty() {
-                    self.at += operator.len();
-                    words.push(Raw { parts: vec![Part::Text(operator.into())], line, quoted: false });
-                    continue;
-                }
-            }
-            if let Some(word) = self.word()? {
+            if let Some(mut word) = self.word()? {
                 if self.peek() == Some('(') {
                     let name = word.plain().unwrap_or_default();
-                    let assigned = name.strip_suffix("+=").map(|n| (n, true));
-                    if let Some((name, append)) = assigned.or(name.strip_suffix('=').map(|n| (n, false))) {
-                        let (name, line) = (name.to_owned(), self.line);
+                    if name.ends_with('=') {
+                        let line = self.line;
                         self.next();
-                        arrays.push(Array { name, append, words: self.array(line)? });
+                        word.members = Some(self.array(line)?);
+                        words.push(word);
                         continue;
                     }
                     if words.is_empty() && self.second() == Some(')') {
@@ -518,28 +786,32 @@ impl Parser {
                     let glued = self.at > 0 && self.chars[self.at - 1].is_ascii_digit();
                     let number = words
                         .last()
-                        .and_then(Raw::plain)
+                        .and_then(Raw::bare)
                         .filter(|w| glued && w.bytes().all(|b| b.is_ascii_digit()));
-                    let mut elsewhere = Streams::default();
-                    let standard = number.as_ref().is_none_or(|n| n == "0" || n == "1");
                     if number.is_some() {
                         words.pop();
                     }
-                    self.redirection(if standard { &mut streams } else { &mut elsewhere })?;
+                    self.redirection(&mut streams, number.as_deref())?;
                 }
                 (Some('&'), Some('>')) => {
                     self.next();
-                    self.redirection(&mut streams)?;
+                    self.redirection(&mut streams, None)?;
                 }
                 _ => break,
             }
         }
-        Ok(Command::Simple { words, arrays, streams, negated })
+        Ok(Command::Simple { words, streams })
     }
 
-    fn redirection(&mut self, streams: &mut Streams) -> Result<(), ImportError> {
+    /// A redirection; `number` is that of the file that stands before it.
+    fn redirection(&mut self, streams: &mut Streams, number: Option<&str>) -> Result<(), ImportError> {
+        let standard = number.is_none_or(|n| n == "0" || n == "1");
         let mut operator = String::new();
         while let Some(c) = self.peek().filter(|c| "<>&|".contains(*c)) {
+            // `< <(…)` without a blank.
+            if !operator.is_empty() && c != '&' && c != '|' && self.second() == Some('(') {
+                break;
+            }
             operator.push(c);
             self.next();
         }
@@ -549,29 +821,37 @@ impl Parser {
                 self.next();
             }
             let Some(word) = self.word()? else { return self.error("a here-document without a delimiter") };
-            let literal = word.quoted;
-            self.waiting.push((word.plain().unwrap_or_default(), literal, tabs));
-            streams.waiting += 1;
+            let (literal, body) = (word.quoted, Arc::new(OnceCell::new()));
+            let delimiter = word.plain().unwrap_or_default();
+            self.waiting.push(Waiting { delimiter, literal, tabs, body: Arc::clone(&body) });
+            if standard {
+                streams.input = Some(Input::Text(body));
+            }
             return Ok(());
         }
         if self.peek() == Some('-') {
             self.next();
             return Ok(());
         }
-        self.blanks()?;
-        if self.peek() == Some('(') {
-            return self.parentheses().map(drop);
-        }
-        if matches!(self.peek(), Some('<' | '>')) && self.second() == Some('(') {
-            self.next();
-            return self.parentheses().map(drop);
-        }
         let Some(word) = self.word()? else { return Ok(()) };
+        let numbered = word.plain().is_some_and(|w| w.bytes().all(|b| b.is_ascii_digit() || b == b'-'));
         match operator.as_str() {
-            ">" | ">|" => streams.output = Some((word, false)),
-            ">>" => streams.output = Some((word, true)),
-            "<" => streams.input = Some(word),
-            "<<<" => streams.documents.push(Document { body: word }),
+            "<" if standard => streams.input = Some(Input::File(word)),
+            "<<<" if standard => {
+                let body = Raw {
+                    parts: [word.parts, vec![Part::Text { text: "\n".into(), quoted: true }]].concat(),
+                    ..Raw::literal("", word.line)
+                };
+                streams.input = Some(Input::Text(Arc::new(OnceCell::from(body))));
+            }
+            "<&" if standard => streams.input = Some(Input::Elsewhere),
+            ">&" if numbered && standard => streams.outputs.push(Output::Elsewhere),
+            ">&" if numbered => {}
+            ">" | ">|" | ">>" | ">&" | ">>&" | "<>" => streams.outputs.push(if standard {
+                Output::File { path: word, append: operator.starts_with(">>") }
+            } else {
+                Output::Errors(word)
+            }),
             _ => {}
         }
         Ok(())
@@ -604,142 +884,199 @@ impl Parser {
         }
     }
 
+    /// The commands of `( … )`, of which the parenthesis comes next; none where they are not understood.
+    fn commands(&mut self) -> Result<Option<Arc<List>>, ImportError> {
+        let (at, line, depth) = (self.at, self.line, self.depth);
+        let outer = std::mem::take(&mut self.waiting);
+        self.next();
+        let read = self.list(&[]);
+        let closed = read.is_ok() && self.next() == Some(')');
+        let inner = std::mem::replace(&mut self.waiting, outer);
+        if let (Ok(list), true) = (read, closed) {
+            self.waiting.extend(inner);
+            return Ok(Some(Arc::new(list)));
+        }
+        (self.at, self.line, self.depth) = (at, line, depth);
+        self.parentheses().map(|_| None)
+    }
+
     /// One word, or none before an operator or the end of a line.
     fn word(&mut self) -> Result<Option<Raw>, ImportError> {
         self.blanks()?;
         let line = self.line;
-        let mut raw = Raw { parts: Vec::new(), line: self.fixed.unwrap_or(line), quoted: false };
-        let mut text = String::new();
+        let mut raw =
+            Raw { parts: Vec::new(), line: self.fixed.unwrap_or(line), quoted: false, members: None };
+        let mut pending = Pending::default();
         let mut any = false;
         while let Some(c) = self.peek() {
+            if matches!(c, '<' | '>') && self.second() == Some('(') && !any {
+                self.next();
+                raw.parts.push(Part::Process(self.commands()?));
+                any = true;
+                continue;
+            }
+            if self.patterns && "?*+@!".contains(c) && self.second() == Some('(') {
+                self.next();
+                for inner in std::iter::once(c).chain(self.parentheses()?.chars()) {
+                    pending.push(&mut raw, inner, false);
+                }
+                any = true;
+                continue;
+            }
             if matches!(c, ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | ')' | '(' | '<' | '>') {
                 break;
             }
             any = true;
-            self.next();
-            match c {
-                '\\' => match self.next() {
-                    Some('\n') => {}
-                    Some('\r') if self.peek() == Some('\n') => {
-                        self.next();
-                    }
-                    Some(c) => text.push(c),
-                    None => return self.error("the text ends in a continuation line"),
-                },
-                '\'' => {
-                    raw.quoted = true;
-                    loop {
-                        match self.next() {
-                            Some('\'') => break,
-                            Some(c) => text.push(c),
-                            None => return Err(ImportError::new(line, "this single quote is never closed")),
-                        }
-                    }
-                }
-                '"' => {
-                    raw.quoted = true;
-                    let open = self.line;
-                    self.quoted_text(&mut raw, &mut text, Some('"'), open)?;
-                }
-                '$' => self.dollar(&mut raw, &mut text, false)?,
-                '`' => self.backquoted(&mut raw, &mut text, false)?,
-                c => text.push(c),
-            }
+            self.piece(&mut raw, &mut pending)?;
         }
-        flush(&mut raw, &mut text);
+        pending.flush(&mut raw);
         Ok(any.then_some(raw))
     }
 
-    /// Text with expansions up to a closing quote, or to the end where there is none.
-    fn quoted_text(
-        &mut self,
-        raw: &mut Raw,
-        text: &mut String,
-        end: Option<char>,
-        line: usize,
-    ) -> Result<(), ImportError> {
-        loop {
-            let c = self.next();
-            match c {
-                None if end.is_none() => return Ok(()),
-                None => return Err(ImportError::new(line, "this double quote is never closed")),
-                Some(c) if Some(c) == end => return Ok(()),
-                Some('\\') => match self.next() {
-                    Some('\n') => {}
-                    Some(c @ ('"' | '\\' | '$' | '`')) => text.push(c),
-                    Some(c) => {
-                        text.push('\\');
-                        text.push(c);
+    /// The next character of a word outside quotes, with what belongs to it.
+    fn piece(&mut self, raw: &mut Raw, pending: &mut Pending) -> Result<(), ImportError> {
+        let line = self.line;
+        match self.next() {
+            Some('\\') => match self.next() {
+                Some('\n') => {}
+                Some(c) => pending.push(raw, c, true),
+                None => return self.error("the text ends in a continuation line"),
+            },
+            Some('\'') => {
+                raw.quoted = true;
+                let start = self.at;
+                loop {
+                    match self.next() {
+                        Some('\'') => break,
+                        Some(c) => pending.push(raw, c, true),
+                        None => return Err(ImportError::new(line, "this single quote is never closed")),
                     }
-                    None => text.push('\\'),
-                },
-                Some('$') => self.dollar(raw, text, true)?,
-                Some('`') => self.backquoted(raw, text, true)?,
-                Some(c) => text.push(c),
+                }
+                if self.at == start + 1 {
+                    empty_quotes(raw, pending);
+                }
+            }
+            Some('"') => {
+                raw.quoted = true;
+                let start = self.at;
+                self.quoted_text(raw, pending, line)?;
+                if self.at == start + 1 {
+                    empty_quotes(raw, pending);
+                }
+            }
+            Some('$') => self.dollar(raw, pending, false)?,
+            Some('`') => self.backquoted(raw, pending, false)?,
+            Some(c) => pending.push(raw, c, false),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Text with expansions up to the closing quote.
+    fn quoted_text(&mut self, raw: &mut Raw, pending: &mut Pending, line: usize) -> Result<(), ImportError> {
+        loop {
+            match self.peek() {
+                None => return Err(ImportError::new(line, "this double quote is never closed")),
+                Some('"') => {
+                    self.next();
+                    return Ok(());
+                }
+                Some(_) => self.quoted_piece(raw, pending, "\"\\$`")?,
             }
         }
     }
 
-    fn backquoted(&mut self, raw: &mut Raw, text: &mut String, quoted: bool) -> Result<(), ImportError> {
+    /// The next character inside quotes, with what belongs to it; a backslash is dropped before one of `escaped`.
+    fn quoted_piece(
+        &mut self,
+        raw: &mut Raw,
+        pending: &mut Pending,
+        escaped: &str,
+    ) -> Result<(), ImportError> {
+        match self.next() {
+            Some('\\') => match self.next() {
+                Some('\n') => {}
+                Some(c) => {
+                    if !escaped.contains(c) {
+                        pending.push(raw, '\\', true);
+                    }
+                    pending.push(raw, c, true);
+                }
+                None => pending.push(raw, '\\', true),
+            },
+            Some('$') => self.dollar(raw, pending, true)?,
+            Some('`') => self.backquoted(raw, pending, true)?,
+            Some(c) => pending.push(raw, c, true),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// The rest of the text as one word.
+    fn whole(&mut self, raw: &mut Raw, quoting: Quoting) -> Result<(), ImportError> {
+        let mut pending = Pending::default();
+        while let Some(c) = self.peek() {
+            match quoting {
+                Quoting::Document => self.quoted_piece(raw, &mut pending, "\\$`")?,
+                Quoting::Double if c == '"' => {
+                    self.next();
+                }
+                Quoting::Double => self.quoted_piece(raw, &mut pending, "\"\\$`}")?,
+                Quoting::None => self.piece(raw, &mut pending)?,
+            }
+        }
+        pending.flush(raw);
+        Ok(())
+    }
+
+    fn backquoted(&mut self, raw: &mut Raw, pending: &mut Pending, quoted: bool) -> Result<(), ImportError> {
         let line = self.line;
         let mut inner = String::new();
         loop {
             match self.next() {
                 Some('`') => break,
-                Some('\\') => inner.extend(self.next()),
+                Some('\\') => match self.next() {
+                    Some(c) if "`\\$".contains(c) || (quoted && c == '"') => inner.push(c),
+                    Some(c) => inner.extend(['\\', c]),
+                    None => {}
+                },
                 Some(c) => inner.push(c),
                 None => return Err(ImportError::new(line, "this backquote is never closed")),
             }
         }
-        flush(raw, text);
-        raw.parts.push(Part::Command { text: inner, quoted });
+        let mut parser = Self::new(&inner, line, self.fixed);
+        parser.depth = self.depth;
+        let list = parser.list(&[]).ok().filter(|_| parser.peek().is_none());
+        pending.flush(raw);
+        raw.parts.push(Part::Command { list: list.map(Arc::new), quoted });
         Ok(())
     }
 
     /// What follows a dollar.
-    fn dollar(&mut self, raw: &mut Raw, text: &mut String, quoted: bool) -> Result<(), ImportError> {
-        let line = self.line;
-        let mut push = |raw: &mut Raw, part: Part| {
-            flush(raw, text);
-            raw.parts.push(part);
-        };
+    fn dollar(&mut self, raw: &mut Raw, pending: &mut Pending, quoted: bool) -> Result<(), ImportError> {
         match self.peek() {
             Some('{') => {
-                self.next();
-                let mut depth = 1;
-                let mut expression = String::new();
-                loop {
-                    match self.next() {
-                        Some('\\') => {
-                            expression.push('\\');
-                            expression.extend(self.next());
-                        }
-                        Some('{') => {
-                            depth += 1;
-                            expression.push('{');
-                        }
-                        Some('}') => {
-                            depth -= 1;
-                            if depth == 0 {
-                                break;
-                            }
-                            expression.push('}');
-                        }
-                        Some(c) => expression.push(c),
-                        None => return Err(ImportError::new(line, "this ${ is never closed")),
-                    }
-                }
-                push(raw, Part::Variable { expression, quoted });
+                let expression = self.braces(quoted)?;
+                pending.flush(raw);
+                raw.parts.push(Part::Variable { expression, quoted });
             }
             Some('(') => {
-                let inner = self.parentheses()?;
-                match inner.strip_prefix("((").and_then(|s| s.strip_suffix("))")) {
-                    Some(sum) => push(raw, Part::Variable { expression: format!("(({sum}"), quoted }),
-                    None => {
-                        let text = inner[1..inner.len() - 1].to_owned();
-                        push(raw, Part::Command { text, quoted });
-                    }
+                let part = match self.arithmetic() {
+                    Some(sum) => Part::Variable { expression: format!("(({sum}"), quoted },
+                    None => Part::Command { list: self.commands()?, quoted },
+                };
+                pending.flush(raw);
+                raw.parts.push(part);
+            }
+            // `$[sum]`, as it was once written.
+            Some('[') => {
+                let mut sum = String::new();
+                self.next();
+                while let Some(c) = self.next().filter(|c| *c != ']') {
+                    sum.push(c);
                 }
+                pending.flush(raw);
+                raw.parts.push(Part::Variable { expression: format!("(({sum}"), quoted });
             }
             Some(c) if c.is_ascii_alphabetic() || c == '_' => {
                 let mut expression = String::new();
@@ -747,16 +1084,84 @@ impl Parser {
                     expression.push(c);
                     self.next();
                 }
-                push(raw, Part::Variable { expression, quoted });
+                pending.flush(raw);
+                raw.parts.push(Part::Variable { expression, quoted });
             }
             Some(c @ ('@' | '*' | '#' | '?' | '!' | '$' | '-' | '0'..='9')) => {
                 self.next();
-                push(raw, Part::Variable { expression: c.to_string(), quoted });
+                pending.flush(raw);
+                raw.parts.push(Part::Variable { expression: c.to_string(), quoted });
             }
-            Some('\'' | '"') if !quoted => {}
-            _ => text.push('$'),
+            Some('\'') if !quoted => self.escapes(raw, pending)?,
+            Some('"') if !quoted => {}
+            _ => pending.push(raw, '$', quoted),
         }
         Ok(())
+    }
+
+    /// `$'a\tb'`, from its quote on.
+    fn escapes(&mut self, raw: &mut Raw, pending: &mut Pending) -> Result<(), ImportError> {
+        let line = self.line;
+        raw.quoted = true;
+        self.next();
+        loop {
+            match self.next() {
+                Some('\'') => return Ok(()),
+                Some('\\') => match self.next() {
+                    Some('n') => pending.push(raw, '\n', true),
+                    Some('t') => pending.push(raw, '\t', true),
+                    Some('r') => pending.push(raw, '\r', true),
+                    Some(c @ ('\\' | '\'' | '"' | '?')) => pending.push(raw, c, true),
+                    // By number, and what no flag holds.
+                    Some(_) => pending.push(raw, super::UNKNOWN, true),
+                    None => {}
+                },
+                Some(c) => pending.push(raw, c, true),
+                None => return Err(ImportError::new(line, "this single quote is never closed")),
+            }
+        }
+    }
+
+    /// What stands between the braces of `${ … }`, which come next.
+    fn braces(&mut self, quoted: bool) -> Result<String, ImportError> {
+        let line = self.line;
+        let mut expression = String::new();
+        // What closes the braces, parentheses and quotes that are open.
+        let mut open: Vec<char> = Vec::new();
+        loop {
+            let Some(c) = self.next() else {
+                return Err(ImportError::new(line, "this ${ is never closed"));
+            };
+            expression.push(c);
+            let inside = open.last().copied();
+            if inside == Some('\'') {
+                if c == '\'' {
+                    open.pop();
+                }
+                continue;
+            }
+            if c == '\\' {
+                expression.extend(self.next());
+                continue;
+            }
+            if inside == Some(c) {
+                open.pop();
+                if open.is_empty() {
+                    expression.pop();
+                    return Ok(expression.split_off(1));
+                }
+                continue;
+            }
+            let doubled = inside == Some('"') || (quoted && open.iter().all(|c| *c == '}'));
+            match c {
+                '{' if open.is_empty() || expression.ends_with("${") => open.push('}'),
+                '(' if expression.ends_with("$(") || inside == Some(')') => open.push(')'),
+                '`' => open.push('`'),
+                '"' => open.push('"'),
+                '\'' if !doubled => open.push('\''),
+                _ => {}
+            }
+        }
     }
 
     /// Words up to the closing parenthesis.
@@ -765,9 +1170,12 @@ impl Parser {
         loop {
             match self.word()? {
                 Some(word) => words.push(word),
-                None => match self.next() {
-                    Some(')') => return Ok(words),
-                    Some('\n') => {}
+                None => match self.peek() {
+                    Some(')') => {
+                        self.next();
+                        return Ok(words);
+                    }
+                    Some('\n') => self.newline()?,
                     Some(c) => return self.error(format!("unexpected `{c}` in an array: quote it")),
                     None => return Err(ImportError::new(line, "this array is never closed")),
                 },
@@ -776,20 +1184,17 @@ impl Parser {
     }
 }
 
-fn flush(raw: &mut Raw, text: &mut String) {
-    if !text.is_empty() {
-        raw.parts.push(Part::Text(std::mem::take(text)));
-    }
+/// Empty quotes are a word, or part of one.
+fn empty_quotes(raw: &mut Raw, pending: &mut Pending) {
+    pending.flush(raw);
+    raw.parts.push(Part::Text { text: String::new(), quoted: true });
 }
 
-/// Here-documents belong to the simple commands that asked for them, in order.
-fn attach(list: &mut List, found: Vec<Document>) {
-    let mut found = found.into_iter();
-    for (_, command) in list.iter_mut() {
-        if let Command::Simple { streams, .. } = command {
-            let before = streams.documents.len();
-            streams.documents.extend(found.by_ref().take(streams.waiting));
-            streams.waiting -= streams.documents.len() - before;
-        }
-    }
+/// Whether the parentheses of what should stand inside `((…))` do not match: `((a); (b))` are two subshells.
+fn closes_early(text: &str) -> bool {
+    let mut depth = 0_i64;
+    text.chars().any(|c| {
+        depth += i64::from(c == '(') - i64::from(c == ')');
+        depth < 0
+    })
 }

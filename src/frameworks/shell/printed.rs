@@ -1,10 +1,11 @@
-//! What simple commands print: `cat`, `echo`, `printf`, `tee` and `sed` over texts that the script itself holds, alone,
-//! in a pipe or into a file, and what `cp` and `mv` do to them. Any other program's output is unknown.
+//! What programs print: `cat`, `echo`, `printf`, `seq`, `tee` and `sed` over texts that the script itself holds, and what
+//! they, `cp`, `mv` and `rm` do to files. Any other program's output is unknown, and so are files that it edits.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use super::parse::{Command, Link, List, Raw, Streams};
 use super::run::{LONGEST, Shell};
+use super::state::{Status, known, unknown};
 use super::{Files, UNKNOWN, UNSET, UNTOLD, as_value, is_unknown};
 
 /// Most bytes that a script may write into files; what it writes beyond is unknown.
@@ -19,122 +20,208 @@ pub struct Written {
     pub line: usize,
 }
 
+/// What a program does that is known here.
+pub(super) struct Done {
+    pub status: Status,
+    /// What it prints; none where that is not known.
+    pub text: Option<String>,
+}
+
+impl Done {
+    fn well(text: Option<String>) -> Self {
+        Self { status: Some(0), text }
+    }
+    fn silent() -> Self {
+        Self::well(Some(String::new()))
+    }
+}
+
+/// Programs that change the files they are told of in ways that are not followed.
+const EDITORS: &[&str] = &[
+    "perl", "ruby", "awk", "gawk", "ed", "ex", "vim", "patch", "dos2unix", "truncate", "sponge", "python",
+    "python3", "node", "yq", "install", "rsync", "scp", "wget", "curl", "dd", "unzip", "tar",
+];
+
 impl Shell<'_> {
-    /// What a list of commands prints, where it is one pipe of commands that only print.
-    pub(super) fn printed_by(&self, list: &List) -> Option<String> {
-        let mut text = None;
-        for (at, (link, command)) in list.iter().enumerate() {
-            let Command::Simple { words, streams, .. } = command else { return None };
-            if (at > 0) != (*link == Link::Pipe) {
-                return None;
-            }
-            text = self.printed(words, streams, text);
+    /// What is printed here goes where the output is kept.
+    pub(super) fn print(&mut self, text: Option<String>) {
+        if let Some(kept) = self.state.output.take() {
+            let all = joined([kept, text].into_iter());
+            self.worked(all.as_ref().map_or(0, String::len));
+            self.state.output = Some(all);
         }
-        text
     }
 
-    /// What a command prints; `piped` is what the one before it in a pipe did.
-    fn printed(&self, words: &[Raw], streams: &Streams, piped: Option<String>) -> Option<String> {
-        let Some(first) = words.first() else {
-            // `$(< FILE)`
-            return streams.input.as_ref().and_then(|_| self.read_in(streams, &piped));
-        };
-        let program = first.plain()?;
-        if !matches!(program.as_str(), "echo" | "printf" | "cat" | "sed" | "tee") {
-            return None;
-        }
-        let rest = self.texts(&words[1..]);
-        let read =
-            |path: &String| if path == "-" { self.read_in(streams, &piped) } else { self.text_at(path) };
-        let text = match program.as_str() {
-            "echo" => {
-                let options =
-                    rest.iter().take_while(|w| matches!(w.as_str(), "-n" | "-e" | "-ne" | "-en")).count();
-                let has = |option: char| rest[..options].iter().any(|w| w.contains(option));
-                let text = rest[options..].join(" ");
-                let plain = !has('e') || !text.contains('\\');
-                plain.then(|| text + if has('n') { "" } else { "\n" })
-            }
-            "printf" => match rest.as_slice() {
-                [text] if !text.contains('%') => Some(text.replace("\\n", "\n")),
-                [form, text] if form == "%s" => Some(text.clone()),
-                [form, text] if form == "%s\\n" => Some(format!("{text}\n")),
-                _ => None,
+    /// What a program prints and writes, and whether it goes well; none where it is not one of those that are known.
+    pub(super) fn known_program(&mut self, name: &str, words: &[String], line: usize) -> Option<Done> {
+        let done = match name {
+            "echo" => Done::well(echoed(words)),
+            "printf" => return Some(self.printf(words)),
+            "pwd" => Done::well(Some(self.working_folder() + "\n")),
+            "expr" => Done { status: None, text: self.sum(&words.join(" ")).map(|n| format!("{n}\n")) },
+            "seq" => Done::well(sequence(words)),
+            "basename" => match words {
+                [path] if known(path) => {
+                    let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+                    Done::well(Some(format!("{name}\n")))
+                }
+                _ => Done::well(None),
             },
             "cat" => {
-                let files: Vec<&String> = rest.iter().filter(|w| *w == "-" || !w.starts_with('-')).collect();
-                if files.is_empty() {
-                    self.read_in(streams, &piped)
-                } else {
-                    joined(files.into_iter().map(read))
+                let files: Vec<&String> = words.iter().filter(|w| *w == "-" || !w.starts_with('-')).collect();
+                let plain =
+                    words.iter().all(|w| !w.starts_with('-') || matches!(w.as_str(), "-" | "-s" | "-u"));
+                let text = self.read_all(&files).filter(|_| plain);
+                Done { status: text.as_ref().map(|_| 0), text }
+            }
+            "sed" => return Some(self.sed(words, line)),
+            "tee" => {
+                let text = self.state.input.take();
+                let append =
+                    options(words).any(|w| w == "--append" || (!w.starts_with("--") && w.contains('a')));
+                for path in operands(words) {
+                    self.keep(path, append, text.clone(), line);
                 }
+                Done::well(text)
             }
-            "sed" => {
-                let sed = Sed::of(&rest).filter(|sed| !sed.in_place)?;
-                let text = match sed.files.as_slice() {
-                    [] => self.read_in(streams, &piped),
-                    files => joined(files.iter().map(read)),
-                };
-                sed.edit(text?)
+            "cp" | "mv" | "ln" => {
+                self.copy(name, words, line);
+                Done::silent()
             }
-            _ => self.read_in(streams, &piped),
+            "rm" => {
+                for path in operands(words) {
+                    self.remove(path, line);
+                }
+                Done::silent()
+            }
+            "touch" => {
+                for path in operands(words) {
+                    self.keep(path, true, Some(String::new()), line);
+                }
+                Done::silent()
+            }
+            "mkdir" | "chmod" | "chown" | "wait" | "sync" => Done::silent(),
+            "module" | "date" | "hostname" => Done::well(None),
+            _ => return None,
         };
-        text.filter(|text| text.len() <= LONGEST)
+        Some(done)
     }
 
-    /// Follows what a command prints and writes: into files, which are kept, or for the next in a pipe.
-    pub(super) fn print(
-        &mut self,
-        words: &[Raw],
-        streams: &Streams,
-        piped: Option<String>,
-    ) -> Option<String> {
-        let first = words.first()?;
-        let printed = self.printed(words, streams, piped);
-        let rest = |shell: &Self| shell.texts(&words[1..]);
-        match first.plain().as_deref() {
-            Some("cp" | "mv") => {
-                if let [from, to] = rest(self).as_slice() {
-                    let text = self.text_at(from);
-                    self.keep(to, false, text, first.line);
+    /// A program of which nothing is known may change files that it is told of.
+    pub(super) fn unknown_program(&mut self, name: &str, words: &[String], line: usize) {
+        self.print(None);
+        self.state.input = None;
+        if EDITORS.iter().any(|editor| name == *editor || name.starts_with("python")) {
+            for path in operands(words) {
+                let path = path.strip_prefix("of=").unwrap_or(path);
+                if path.contains(['.', '/']) && !path.contains(char::is_whitespace) {
+                    self.keep(path, false, None, line);
                 }
             }
-            Some("tee") => {
-                let rest = rest(self);
-                let append = rest.iter().any(|w| w == "-a");
-                for path in rest.iter().filter(|w| !w.starts_with('-')) {
-                    self.keep(path, append, printed.clone(), first.line);
-                }
-            }
-            Some("sed") => {
-                let rest = rest(self);
-                let in_place = rest.iter().any(|w| w.starts_with("-i") || w == "--in-place");
-                if let (Some(path), true) = (rest.last(), in_place) {
-                    let text = Sed::of(&rest).and_then(|sed| sed.edit(self.text_at(path)?));
-                    self.keep(path, false, text, first.line);
-                }
-            }
-            _ => {}
         }
-        let Some((path, append)) = &streams.output else { return printed };
-        let name = self.joined(path);
-        self.keep(&name, *append, printed, path.line);
-        None
     }
 
-    /// Standard input of a command.
-    fn read_in(&self, streams: &Streams, piped: &Option<String>) -> Option<String> {
-        match (streams.documents.first(), &streams.input) {
-            (Some(document), _) => Some(self.joined(&document.body)),
-            (None, Some(path)) => self.text_at(&self.joined(path)),
-            (None, None) => piped.clone(),
+    fn printf(&mut self, words: &[String]) -> Done {
+        let (name, words) = match words {
+            [option, name, words @ ..] if option == "-v" => (Some(name), words),
+            words => (None, words.strip_prefix(&["--".to_owned()]).unwrap_or(words)),
+        };
+        let text = words.split_first().and_then(|(form, values)| formatted(form, values));
+        match name {
+            None => Done::well(text),
+            Some(name) => {
+                let (name, index) = match name.strip_suffix(']').and_then(|n| n.split_once('[')) {
+                    Some((name, index)) => (name, Some(index)),
+                    None => (name.as_str(), None),
+                };
+                self.put(name, index, false, text.unwrap_or_else(unknown));
+                Done::silent()
+            }
         }
+    }
+
+    /// The texts of files one after the other, of standard input where there are none.
+    fn read_all(&mut self, files: &[&String]) -> Option<String> {
+        if files.is_empty() {
+            return self.state.input.take();
+        }
+        let mut all = String::new();
+        for path in files {
+            let text = if *path == "-" { self.state.input.take() } else { self.text_at(path) };
+            all.push_str(&text?);
+            if all.len() > LONGEST {
+                return None;
+            }
+        }
+        Some(all)
+    }
+
+    fn sed(&mut self, words: &[String], line: usize) -> Done {
+        let sed = Sed::of(words);
+        if sed.in_place {
+            for path in &sed.files {
+                let text = self.text_at(path).and_then(|text| sed.edit(text));
+                self.keep(path, false, text, line);
+            }
+            return Done::silent();
+        }
+        let files: Vec<&String> = sed.files.iter().collect();
+        let text = self.read_all(&files).and_then(|text| sed.edit(text));
+        Done { status: text.as_ref().map(|_| 0), text }
+    }
+
+    /// `cp`, `mv` and `ln`: into a file, or under their names into a folder.
+    fn copy(&mut self, name: &str, words: &[String], line: usize) {
+        let all: Vec<&String> = operands(words).collect();
+        let into = options(words).any(|w| w.starts_with("-t") || w.starts_with("--target"));
+        let Some((to, from)) = all.split_last().filter(|_| !into) else {
+            all.iter().for_each(|path| self.keep(path, false, None, line));
+            return;
+        };
+        // Whether these write at all depends on what is there.
+        let certain = !options(words)
+            .any(|w| !w.starts_with("--") && w.contains(['n', 'u', 'b']) || w.starts_with("--no-c"));
+        let last = to.rsplit('/').next().unwrap_or_default();
+        let folder = from.len() > 1 || matches!(last, "" | "." | "..");
+        for path in from {
+            let text = self.text_at(path).filter(|_| certain);
+            let base = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+            if folder || !last.contains('.') {
+                self.keep(&format!("{to}/{base}"), false, text.clone(), line);
+            }
+            if !folder {
+                self.keep(to, false, text, line);
+            }
+            if name == "mv" {
+                self.remove(path, line);
+            }
+        }
+    }
+
+    /// Nothing is left of a file, or of what a folder holds.
+    fn remove(&mut self, path: &str, line: usize) {
+        if path.contains(['*', '?', '[']) {
+            let all: Vec<String> = self.state.written.keys().cloned().collect();
+            all.iter().for_each(|key| self.forget_file(key, line));
+            return;
+        }
+        let Some(key) = self.key_of(path) else { return };
+        let inside = format!("{key}/");
+        let gone = self.state.written.keys().filter(|other| other.starts_with(&inside)).cloned();
+        for key in gone.chain([key.clone()]).collect::<Vec<_>>() {
+            self.state.written.insert(key, Arc::new(Written { text: Some(String::new()), line }));
+        }
+    }
+
+    /// What a file holds is no longer known.
+    pub(super) fn forget_file(&mut self, key: &str, line: usize) {
+        self.state.written.insert(key.to_owned(), Arc::new(Written { text: None, line }));
     }
 
     /// Keeps what is written into a file.
-    fn keep(&mut self, path: &str, append: bool, text: Option<String>, line: usize) {
-        let Some(key) = self.key_of(path) else { return };
-        let before = match self.written.get(&key) {
+    pub(super) fn keep(&mut self, path: &str, append: bool, text: Option<String>, line: usize) {
+        let Some(key) = self.key_of(path).filter(|key| !key.starts_with("/dev/")) else { return };
+        let before = match self.state.written.get(&key) {
             _ if !append => Some(String::new()),
             Some(written) => written.text.clone(),
             None => Some(self.text_at(path).unwrap_or_default()),
@@ -142,13 +229,82 @@ impl Shell<'_> {
         let text = joined([before, text].into_iter()).map(|text| as_value(&text));
         self.kept += text.as_ref().map_or(0, String::len);
         let text = text.filter(|_| self.kept <= MOST_KEPT);
-        self.written.insert(key, Written { text, line });
+        self.state.written.insert(key, Arc::new(Written { text, line }));
     }
+}
 
-    /// Words as texts.
-    fn texts(&self, words: &[Raw]) -> Vec<String> {
-        words.iter().flat_map(|w| self.fields(w)).map(|w| w.text).collect()
+fn options(words: &[String]) -> impl Iterator<Item = &String> {
+    words.iter().filter(|w| w.starts_with('-') && w.len() > 1)
+}
+
+fn operands(words: &[String]) -> impl Iterator<Item = &String> {
+    words.iter().filter(|w| !(w.starts_with('-') && w.len() > 1))
+}
+
+fn echoed(words: &[String]) -> Option<String> {
+    let options =
+        words.iter().take_while(|w| matches!(w.as_str(), "-n" | "-e" | "-ne" | "-en" | "-E")).count();
+    let has = |option: char| words[..options].iter().any(|w| w.contains(option));
+    let text = words[options..].join(" ");
+    let plain = !has('e') || !text.contains('\\');
+    plain.then(|| text + if has('n') { "" } else { "\n" })
+}
+
+/// `printf` with `%s`, `%d` and plain escapes; none for anything cleverer.
+fn formatted(form: &str, values: &[String]) -> Option<String> {
+    let mut text = String::new();
+    let mut values = values.iter();
+    loop {
+        let before = values.len();
+        let mut chars = form.chars();
+        while let Some(c) = chars.next() {
+            match c {
+                '%' => match chars.next()? {
+                    '%' => text.push('%'),
+                    's' => text.push_str(values.next().map_or("", String::as_str)),
+                    'd' | 'i' => {
+                        let value = values.next().map_or("0", String::as_str);
+                        let whole =
+                            !known(value) || value.parse::<i64>().is_ok_and(|n| n.to_string() == value);
+                        text.push_str(whole.then_some(value)?);
+                    }
+                    _ => return None,
+                },
+                '\\' => text.push(match chars.next()? {
+                    'n' => '\n',
+                    't' => '\t',
+                    c @ ('\\' | '"' | '\'') => c,
+                    _ => return None,
+                }),
+                c => text.push(c),
+            }
+            if text.len() > LONGEST {
+                return None;
+            }
+        }
+        // The format is used again while values are left.
+        if values.len() == 0 || values.len() == before {
+            return Some(text);
+        }
     }
+}
+
+/// `seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST`
+fn sequence(words: &[String]) -> Option<String> {
+    let numbers: Vec<i64> = words.iter().map(|w| w.parse().ok()).collect::<Option<_>>()?;
+    let (first, step, last) = match numbers.as_slice() {
+        [last] => (1, 1, *last),
+        [first, last] => (*first, 1, *last),
+        [first, step, last] if *step != 0 => (*first, *step, *last),
+        _ => return None,
+    };
+    let mut text = String::new();
+    let mut n = first;
+    while if step > 0 { n <= last } else { n >= last } {
+        text.push_str(&format!("{n}\n"));
+        n = n.checked_add(step).filter(|_| text.len() <= LONGEST)?;
+    }
+    Some(text)
 }
 
 /// What a file holds by its key: what a script has written into it, with the line, or what stands beside the script.
@@ -156,11 +312,11 @@ impl Shell<'_> {
 /// # Errors
 /// Why it cannot be read.
 pub(super) fn held(
-    written: &BTreeMap<String, Written>,
+    written: &BTreeMap<String, Arc<Written>>,
     key: &str,
     files: &Files,
 ) -> Result<(String, Option<usize>), String> {
-    match written.get(key) {
+    match written.get(key).map(Arc::as_ref) {
         Some(Written { text: Some(text), line }) => Ok((text.clone(), Some(*line))),
         Some(Written { text: None, line }) => Err(format!("what line {line} writes into it {UNTOLD}")),
         None if is_unknown(key) => Err(format!("its path {UNTOLD}")),
@@ -173,30 +329,58 @@ struct Sed {
     commands: Vec<String>,
     files: Vec<String>,
     in_place: bool,
+    /// All its options are understood.
+    plain: bool,
 }
 
 impl Sed {
-    /// Reads its arguments; none where there are others than these.
-    fn of(words: &[String]) -> Option<Self> {
-        let mut sed = Self { commands: Vec::new(), files: Vec::new(), in_place: false };
+    fn of(words: &[String]) -> Self {
+        let mut sed = Self { commands: Vec::new(), files: Vec::new(), in_place: false, plain: true };
+        let mut operands = Vec::new();
         let mut words = words.iter();
         while let Some(word) = words.next() {
-            match word.as_str() {
-                "-e" => sed.commands.push(words.next()?.clone()),
-                "-E" | "-r" => {}
-                "--in-place" => sed.in_place = true,
-                word if word.starts_with("-i") => sed.in_place = true,
-                word if word.starts_with('-') => return None,
-                _ if sed.commands.is_empty() => sed.commands.push(word.clone()),
-                _ => sed.files.push(word.clone()),
+            match word.strip_prefix('-') {
+                Some("") | None => operands.push(word.clone()),
+                Some(long) if long.starts_with('-') => match long.split('=').next().unwrap_or_default() {
+                    "-in-place" => sed.in_place = true,
+                    "-regexp-extended" => {}
+                    _ => sed.plain = false,
+                },
+                Some(letters) => sed.options(letters, &mut words),
             }
         }
-        Some(sed)
+        if sed.commands.is_empty() && sed.plain && !operands.is_empty() {
+            sed.commands.push(operands.remove(0));
+        }
+        sed.files = operands;
+        sed
+    }
+
+    /// Letters behind one dash: those behind `i` are a suffix, those behind `e` a command.
+    fn options(&mut self, letters: &str, words: &mut std::slice::Iter<String>) {
+        for (at, letter) in letters.char_indices() {
+            match letter {
+                'E' | 'r' | 's' | 'u' => {}
+                'i' => {
+                    self.in_place = true;
+                    return;
+                }
+                'e' => {
+                    let rest = &letters[at + 1..];
+                    let command = if rest.is_empty() { words.next().cloned() } else { Some(rest.to_owned()) };
+                    self.plain &= command.is_some();
+                    self.commands.extend(command);
+                    return;
+                }
+                _ => self.plain = false,
+            }
+        }
     }
 
     /// What becomes of a text.
     fn edit(&self, text: String) -> Option<String> {
-        self.commands.iter().try_fold(text, |text, command| substituted(&text, command))
+        let commands = Some(&self.commands).filter(|_| self.plain)?;
+        commands.iter().try_fold(text, |text, command| substituted(&text, command))
     }
 }
 
@@ -223,7 +407,7 @@ fn substituted(text: &str, command: &str) -> Option<String> {
         match c {
             '\\' => match chars.next()? {
                 other if other == mark => parts.last_mut()?.push(mark),
-                other if sought && "+?|(){}".contains(other) => return None,
+                other if sought && "+?|(){}<>'`".contains(other) => return None,
                 other if other.is_ascii_punctuation() => parts.last_mut()?.push(other),
                 _ => return None,
             },

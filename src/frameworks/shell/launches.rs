@@ -1,0 +1,236 @@
+//! Which command lines start training, directly or in scripts and texts that they hand on.
+
+use std::collections::BTreeMap;
+
+use super::parse::parse;
+use super::ranks::host_file;
+use super::run::{Run, Shell};
+use super::state::Status;
+use super::{Launch, Word, as_value, is_unknown};
+
+impl Shell<'_> {
+    /// Runs a program as far as it matters: one that prints or writes, another script, training.
+    pub(super) fn program(&mut self, fields: &[Word], document: Option<usize>) -> Run<Status> {
+        let Some((first, arguments)) = fields.split_first() else { return Ok(Some(0)) };
+        let name = program(&first.text).to_owned();
+        let texts: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
+        let given = self.state.input.clone().filter(|_| document.is_some());
+        if let Some(done) = self.known_program(&name, &texts, first.line) {
+            self.print(done.text);
+            if let (Some(text), Some(line), "cat" | "tee") = (given, document, name.as_str()) {
+                self.document(&text, line, &[])?;
+            }
+            return Ok(done.status);
+        }
+        if QUIET.contains(&name.as_str()) {
+            self.print(None);
+            return Ok(None);
+        }
+        if let Some(status) = self.started_script(fields)? {
+            return Ok(status);
+        }
+        if let (Some(text), Some(line)) = (given, document) {
+            self.document(&text, line, fields)?;
+            self.unknown_program(&name, &texts, first.line);
+            return Ok(None);
+        }
+        if first.text.starts_with("--") {
+            // An argument list on its own, one or many lines.
+            self.beside.extend(self.environment());
+            self.arguments.extend(fields.iter().cloned());
+            return Ok(Some(0));
+        }
+        match self.training_command(fields)? {
+            Some(launch) => {
+                self.start(launch);
+                self.print(None);
+            }
+            None if fields.len() == 1 && first.text.ends_with(".py") => {
+                self.beside.extend(self.environment());
+                self.start(Launch { script: Some(first.clone()), ..Launch::default() });
+            }
+            None => self.unknown_program(&name, &texts, first.line),
+        }
+        Ok(None)
+    }
+
+    /// Notes a training command, once.
+    fn start(&mut self, launch: Launch) {
+        let mut environment = self.environment();
+        environment.extend(launch.environment);
+        let hosts = host_file(&launch.launcher).map(str::to_owned).and_then(|path| self.text_at(&path));
+        let launch = Launch {
+            environment,
+            hosts,
+            written: self.state.written.clone(),
+            folder: self.state.folder.clone(),
+            ..launch
+        };
+        self.worked(
+            launch.arguments.iter().map(|w| w.text.len()).sum::<usize>() + launch.environment.len() * 16,
+        );
+        let all = if self.uncertain > 0 { &mut self.perhaps } else { &mut self.found };
+        if !all.contains(&launch) {
+            all.push(launch);
+        }
+    }
+
+    /// `bash FILE`, `./FILE.sh`, also behind a launcher: followed where the file can be read.
+    fn started_script(&mut self, fields: &[Word]) -> Run<Option<Status>> {
+        let is_shell = |w: &Word| matches!(program(&w.text), "bash" | "sh" | "zsh");
+        let at = match fields.iter().position(is_shell) {
+            Some(shell) => {
+                let rest = &fields[shell + 1..];
+                if rest.iter().take_while(|w| w.text.starts_with('-')).any(|w| w.text.ends_with('c')) {
+                    return Ok(None);
+                }
+                rest.iter().position(|w| !w.text.starts_with('-')).map(|at| shell + 1 + at)
+            }
+            None => fields.iter().position(|w| w.text.ends_with(".sh")),
+        };
+        let Some(at) = at.filter(|at| fields[*at].text.ends_with(".sh")) else { return Ok(None) };
+        // A launcher has options and numbers before it; anything else may only be told of the file.
+        let launcher = &fields[..at];
+        let launches = launcher.first().is_none_or(|w| LAUNCHERS.contains(&program(&w.text)) || is_shell(w));
+        if !launches {
+            return Ok(None);
+        }
+        let (found, perhaps) = (self.found.len(), self.perhaps.len());
+        let (path, line) = (fields[at].text.clone(), fields[at].line);
+        let Some(status) = self.script(&path, &fields[at + 1..], line)? else { return Ok(None) };
+        let added = self.found.iter_mut().skip(found).chain(self.perhaps.iter_mut().skip(perhaps));
+        let before: Vec<Word> = launcher.iter().filter(|w| !is_shell(w)).map(clean).collect();
+        added.for_each(|launch| drop(launch.launcher.splice(0..0, before.iter().cloned())));
+        Ok(Some(status))
+    }
+
+    /// A here-document that holds a script of its own, for sbatch or a file.
+    fn document(&mut self, text: &str, line: usize, launcher: &[Word]) -> Run<()> {
+        let text = as_value(text);
+        if !text.contains(".py") && !text.contains(".sh") {
+            return Ok(());
+        }
+        // Any other text, such as a Python program, is no script.
+        let Ok(list) = parse(&text) else { return Ok(()) };
+        self.launched_by(line, launcher, |shell| shell.child(None, &list))?;
+        Ok(())
+    }
+
+    /// Splits a command at its training script, if it starts one.
+    fn training_command(&mut self, fields: &[Word]) -> Run<Option<Launch>> {
+        let Some(first) = fields.first() else { return Ok(None) };
+        let wrapped = fields.iter().enumerate().find_map(|(at, w)| match w.text.as_str() {
+            // `bash -c`, `bash -x -c`, `sh -lc`; but not `python -c`.
+            text if text.starts_with('-') && !text.starts_with("--") && text.ends_with('c') => {
+                let shell = fields[..at].iter().any(|w| matches!(program(&w.text), "bash" | "sh" | "zsh"));
+                fields.get(at + 1).filter(|_| shell).map(|inner| (at, inner.clone()))
+            }
+            "--wrap" => fields.get(at + 1).map(|inner| (at, inner.clone())),
+            text => {
+                text.strip_prefix("--wrap=").map(|inner| (at, Word { text: inner.to_owned(), line: w.line }))
+            }
+        });
+        if let Some((at, inner)) = wrapped {
+            self.script_text(&inner.text, inner.line, &fields[..at])?;
+            return Ok(None);
+        }
+        // Whatever starts it: a script with flags behind it.
+        let Some(at) = fields.iter().position(|w| w.text.ends_with(".py")) else { return Ok(None) };
+        let flags = fields[at + 1..].iter().any(|w| w.text.starts_with("--") || is_unknown(&w.text));
+        let launchers = ["python", "torchrun", "deepspeed"];
+        if !flags && !launchers.iter().any(|l| program(&first.text).starts_with(l)) {
+            return Ok(None);
+        }
+        Ok(Some(Launch {
+            launcher: fields[..at].iter().map(clean).collect(),
+            script: Some(clean(&fields[at])),
+            arguments: fields[at + 1..].iter().map(clean).collect(),
+            environment: handed_on(&fields[..at]),
+            ..Launch::default()
+        }))
+    }
+}
+
+/// Programs that start a script which stands behind their options.
+const LAUNCHERS: &[&str] = &[
+    "srun",
+    "sbatch",
+    "mpirun",
+    "mpiexec",
+    "numactl",
+    "timeout",
+    "qsub",
+    "setsid",
+    "stdbuf",
+    "singularity",
+    "apptainer",
+];
+
+/// Programs that start no training, whatever they are told of.
+const QUIET: &[&str] = &[
+    "conda",
+    "pip",
+    "pip3",
+    "git",
+    "grep",
+    "egrep",
+    "which",
+    "type",
+    "kill",
+    "tail",
+    "head",
+    "ls",
+    "test",
+    "find",
+    "diff",
+    "stat",
+    "wc",
+    "sort",
+    "cut",
+    "tr",
+    "jq",
+    "md5sum",
+    "du",
+    "df",
+    "scancel",
+    "squeue",
+    "scontrol",
+    "nvidia-smi",
+    "dirname",
+    "realpath",
+    "readlink",
+    "xargs",
+    "apt",
+    "apt-get",
+    "vi",
+    "nano",
+    "history",
+];
+
+/// Variables that a launcher hands on: `srun --export=ALL,NAME=value`, `mpirun -x NAME=value`, `docker run -e NAME=value`,
+/// `env NAME=value`.
+fn handed_on(launcher: &[Word]) -> BTreeMap<String, String> {
+    let mut all = BTreeMap::new();
+    for (at, word) in launcher.iter().enumerate() {
+        let next = launcher.get(at + 1).map_or("", |next| next.text.as_str());
+        let list = match word.text.split_once('=') {
+            Some(("--export" | "--env", list)) => list,
+            _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => next,
+            _ => "",
+        };
+        let named = launcher[at + 1..].iter().map_while(|w| w.text.split_once('='));
+        let by_env = named.filter(|_| program(&word.text) == "env");
+        for (name, value) in list.split(',').filter_map(|one| one.split_once('=')).chain(by_env) {
+            all.insert(name.to_owned(), as_value(value));
+        }
+    }
+    all
+}
+
+fn clean(word: &Word) -> Word {
+    Word { text: as_value(&word.text), line: word.line }
+}
+
+fn program(text: &str) -> &str {
+    text.rsplit('/').next().unwrap_or_default()
+}

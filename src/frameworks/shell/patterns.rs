@@ -1,0 +1,249 @@
+//! Patterns of the shell: `*`, `?`, classes in brackets; a backslash makes the next character literal.
+
+/// Whether a pattern matches a text; none where it holds what is not followed.
+pub(super) fn matches(pattern: &str, text: &str, ignore_case: bool) -> Option<bool> {
+    let pieces = pieces(pattern)?;
+    let text: Vec<char> = text.chars().collect();
+    let tried = pieces.len().saturating_mul(text.len());
+    (tried <= MOST_TRIED * MOST_TRIED || !pieces.contains(&Piece::Many))
+        .then(|| matched(&pieces, &text, ignore_case))
+}
+
+/// A pattern taken apart.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Piece {
+    One(char),
+    Any,
+    Many,
+    Class { negated: bool, ranges: Vec<(char, char)> },
+}
+
+/// The text that a pattern without wildcards stands for.
+pub(super) fn literal(pattern: &str) -> Option<String> {
+    pieces(pattern)?.into_iter().map(|piece| if let Piece::One(c) = piece { Some(c) } else { None }).collect()
+}
+
+/// A text as a pattern that matches nothing else.
+pub(super) fn escaped(text: &str) -> String {
+    let mut pattern = String::new();
+    for c in text.chars() {
+        if "*?[]\\()!+@".contains(c) {
+            pattern.push('\\');
+        }
+        pattern.push(c);
+    }
+    pattern
+}
+
+fn pieces(pattern: &str) -> Option<Vec<Piece>> {
+    let chars: Vec<char> = pattern.chars().collect();
+    let mut pieces = Vec::new();
+    let mut at = 0;
+    while let Some(&c) = chars.get(at) {
+        at += 1;
+        // `@(a|b)` and the like.
+        if "?*+@!".contains(c) && chars.get(at) == Some(&'(') {
+            return None;
+        }
+        match c {
+            '*' if pieces.last() == Some(&Piece::Many) => {}
+            '*' => pieces.push(Piece::Many),
+            '?' => pieces.push(Piece::Any),
+            '\\' => {
+                pieces.push(Piece::One(chars.get(at).copied().unwrap_or('\\')));
+                at += 1;
+            }
+            '[' => match class(&chars[at..]) {
+                Some((length, piece)) => {
+                    pieces.push(piece?);
+                    at += length;
+                }
+                None => pieces.push(Piece::One('[')),
+            },
+            c => pieces.push(Piece::One(c)),
+        }
+    }
+    Some(pieces)
+}
+
+/// A class in brackets after the opening one: its length and what it is, where that is followed; none if it never
+/// closes.
+fn class(chars: &[char]) -> Option<(usize, Option<Piece>)> {
+    let negated = chars.first().is_some_and(|c| "!^".contains(*c));
+    let start = usize::from(negated);
+    let mut ranges = Vec::new();
+    let mut known = true;
+    let mut at = start;
+    loop {
+        let c = *chars.get(at)?;
+        if c == ']' && at > start {
+            let piece = Piece::Class { negated, ranges };
+            return Some((at + 1, known.then_some(piece)));
+        }
+        if c == '[' && chars.get(at + 1).is_some_and(|c| ":.=".contains(*c)) {
+            let length = chars[at + 2..].iter().position(|c| *c == ']')?;
+            let name: String = chars[at + 2..at + 2 + length].iter().collect();
+            match name.as_str() {
+                "digit:" => ranges.push(('0', '9')),
+                "alpha:" => ranges.extend([('a', 'z'), ('A', 'Z')]),
+                "alnum:" => ranges.extend([('0', '9'), ('a', 'z'), ('A', 'Z')]),
+                "upper:" => ranges.push(('A', 'Z')),
+                "lower:" => ranges.push(('a', 'z')),
+                "space:" => ranges.extend([(' ', ' '), ('\t', '\r')]),
+                _ => known = false,
+            }
+            at += length + 3;
+            continue;
+        }
+        let (low, next) = if c == '\\' { (*chars.get(at + 1)?, at + 2) } else { (c, at + 1) };
+        let range = chars.get(next) == Some(&'-') && chars.get(next + 1).is_some_and(|c| *c != ']');
+        let high = if range { chars[next + 1] } else { low };
+        ranges.push((low, high));
+        at = if range { next + 2 } else { next };
+    }
+}
+
+fn matched(pieces: &[Piece], text: &[char], ignore_case: bool) -> bool {
+    let fits = |piece: &Piece, c: char| {
+        let same = |c: char| match piece {
+            Piece::One(one) => *one == c,
+            Piece::Any => true,
+            Piece::Many => false,
+            Piece::Class { negated, ranges } => {
+                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *negated
+            }
+        };
+        same(c) || ignore_case && (same(c.to_ascii_lowercase()) || same(c.to_ascii_uppercase()))
+    };
+    // Greedy with one place to come back to.
+    let (mut p, mut t, mut star) = (0, 0, None);
+    while t < text.len() {
+        match pieces.get(p) {
+            Some(Piece::Many) => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(piece) if fits(piece, text[t]) => {
+                p += 1;
+                t += 1;
+            }
+            _ => match star {
+                Some((at, from)) => {
+                    star = Some((at, from + 1));
+                    p = at + 1;
+                    t = from + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pieces[p..].iter().all(|piece| *piece == Piece::Many)
+}
+
+/// The longest or shortest end (or start) of a text that a pattern matches, as what is left without it; none where it is not followed
+/// or too long to try.
+pub(super) fn without(text: &str, pattern: &str, at_end: bool, longest: bool) -> Option<String> {
+    if let Some(part) = literal(pattern) {
+        let rest = if at_end { text.strip_suffix(&part) } else { text.strip_prefix(&part) };
+        return Some(rest.unwrap_or(text).to_owned());
+    }
+    let (pieces, chars) = (pieces(pattern)?, text.chars().collect::<Vec<_>>());
+    if chars.len() > MOST_TRIED {
+        return None;
+    }
+    let mut cuts: Vec<usize> = (0..=chars.len()).collect();
+    if at_end != longest {
+        cuts.reverse();
+    }
+    let cut = cuts
+        .into_iter()
+        .find(|&cut| matched(&pieces, if at_end { &chars[cut..] } else { &chars[..cut] }, false));
+    Some(match cut {
+        Some(cut) if at_end => chars[..cut].iter().collect(),
+        Some(cut) => chars[cut..].iter().collect(),
+        None => text.to_owned(),
+    })
+}
+
+/// Longest text in which a pattern with wildcards is looked for.
+const MOST_TRIED: usize = 2048;
+
+/// Where a pattern is sought in a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    First,
+    All,
+    Start,
+    End,
+}
+
+/// A text with what a pattern matches replaced; none where it is not followed, or too long.
+pub(super) fn replaced(text: &str, pattern: &str, to: &str, place: Place, most: usize) -> Option<String> {
+    if pattern.is_empty() && matches!(place, Place::First | Place::All) {
+        return Some(text.to_owned());
+    }
+    if let Some(from) = literal(pattern) {
+        let times = if place == Place::All { text.matches(from.as_str()).count() } else { 1 };
+        if times.saturating_mul(to.len()) > most {
+            return None;
+        }
+        return Some(match place {
+            Place::First => text.replacen(&from, to, 1),
+            Place::All => text.replace(&from, to),
+            Place::Start => text.strip_prefix(&from).map_or(text.to_owned(), |rest| format!("{to}{rest}")),
+            Place::End => text.strip_suffix(&from).map_or(text.to_owned(), |rest| format!("{rest}{to}")),
+        });
+    }
+    let (pieces, chars) = (pieces(pattern)?, text.chars().collect::<Vec<_>>());
+    // Every start with every end.
+    if chars.len() > MOST_TRIED / 8 || chars.len().saturating_mul(to.len()) > most {
+        return None;
+    }
+    let mut result = String::new();
+    let mut at = 0;
+    let mut done = false;
+    while at < chars.len() {
+        let here = !done && (place != Place::Start || at == 0);
+        let ends = if place == Place::End { chars.len()..=chars.len() } else { at + 1..=chars.len() };
+        let end = ends.rev().find(|&end| here && matched(&pieces, &chars[at..end], false));
+        match end {
+            Some(end) => {
+                result.push_str(to);
+                at = end;
+                done = place != Place::All;
+            }
+            None => {
+                result.push(chars[at]);
+                at += 1;
+            }
+        }
+    }
+    Some(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_match_as_in_bash() {
+        for (pattern, text, expected) in [
+            ("a*b?", "aXXbY", true),
+            ("*", "", true),
+            ("[0-9]*", "7b", true),
+            ("[!0-9]*", "7b", false),
+            ("[a-c]", "d", false),
+            ("[]x]", "]", true),
+            ("[[:digit:]x]", "4", true),
+            ("x\\*", "xy", false),
+            ("x\\*", "x*", true),
+            ("[", "[", true),
+        ] {
+            assert_eq!(matches(pattern, text, false), Some(expected), "{pattern} {text}");
+        }
+        assert_eq!(matches("@(a|b)", "a", false), None);
+        assert_eq!(without("4x12", "x[0-9]*", true, false).as_deref(), Some("4"));
+        assert_eq!(replaced("a1b22", "[0-9]", "", Place::All, 99).as_deref(), Some("ab"));
+        assert_eq!(replaced("28", "2", "", Place::Start, 99).as_deref(), Some("8"));
+    }
+}

@@ -1,0 +1,190 @@
+//! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
+
+use super::{ImportError, Launch, Word, is_unknown};
+
+/// A number that a launch may say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Said {
+    Not,
+    /// It is named, and only a running shell knows it.
+    Unread,
+    Number(u32),
+}
+
+impl Said {
+    fn number(self) -> Option<u32> {
+        if let Self::Number(n) = self { Some(n) } else { None }
+    }
+    fn or(self, other: Self) -> Self {
+        if self == Self::Not { other } else { self }
+    }
+    /// What only a running shell knows may be said elsewhere as well.
+    fn or_read(self, other: Self) -> Self {
+        if matches!(self, Self::Number(_)) || other == Self::Not { self } else { other }
+    }
+    fn times(self, other: Self) -> Option<u32> {
+        match (self, other) {
+            (Self::Not, Self::Number(n)) => Some(n),
+            (Self::Number(n), Self::Number(m)) => n.checked_mul(m),
+            _ => None,
+        }
+    }
+}
+
+impl Launch {
+    /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's tasks, or `WORLD_SIZE`. `text` is
+    /// the script's.
+    ///
+    /// # Errors
+    /// A number of nodes or processes that is none.
+    pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
+        let torch = self.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
+        if torch { self.ranks_of_torch(text) } else { self.ranks_of_tasks(text) }
+    }
+
+    fn ranks_of_torch(&self, text: &str) -> Result<Option<u32>, ImportError> {
+        let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
+        let names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
+        let per_node = self.option(&names)?.or_read(gpus);
+        // Which hosts and which of their GPUs.
+        if self.names(&["--include", "--exclude", "-i", "-e"]) && self.names_deepspeed() {
+            return Ok(None);
+        }
+        let nodes = self.option(&["--nnodes", "--num_nodes", "--num-nodes"])?;
+        if nodes == Said::Not && self.names(&["--hostfile", "-H"]) {
+            let Some(slots) = self.hosts.as_deref().and_then(slots) else { return Ok(None) };
+            return Ok(match (per_node, u32::try_from(slots.len())) {
+                (Said::Number(n), Ok(hosts)) => hosts.checked_mul(n),
+                (Said::Not, _) => slots.into_iter().try_fold(0, u32::checked_add),
+                _ => None,
+            });
+        }
+        let of_slurm = self.option(&["-N", "--nodes"])?.or_read(header(text, &["--nodes", "-N"]));
+        Ok(nodes.or_read(of_slurm).times(per_node))
+    }
+
+    fn ranks_of_tasks(&self, text: &str) -> Result<Option<u32>, ImportError> {
+        let mpi =
+            self.launcher.iter().any(|w| matches!(w.text.rsplit('/').next(), Some("mpirun" | "mpiexec")));
+        let tasks = self.option(&["--ntasks", "-n", "-np", "--np"])?;
+        let per_node: &[&str] = if mpi { &["-N", "--npernode", "-ppn"] } else { &["--ntasks-per-node"] };
+        let per_node = self.option(per_node)?;
+        let all =
+            if per_node == Said::Not { tasks.or_read(header(text, &["--ntasks", "-n"])) } else { tasks };
+        if all != Said::Not {
+            return Ok(all.number());
+        }
+        if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
+            return Ok(Some(size));
+        }
+        let nodes = if mpi { Said::Not } else { self.option(&["-N", "--nodes"])? };
+        let nodes = nodes.or_read(header(text, &["--nodes", "-N"]));
+        let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
+        let per_node = per_node.or_read(header(text, &["--ntasks-per-node"])).or(gpus);
+        Ok(nodes.times(per_node))
+    }
+
+    fn names_deepspeed(&self) -> bool {
+        self.launcher.iter().any(|w| w.text.ends_with("deepspeed"))
+    }
+
+    fn names(&self, names: &[&str]) -> bool {
+        self.launcher.iter().any(|w| names.contains(&w.text.split('=').next().unwrap_or_default()))
+    }
+
+    /// The last value of an option of the launcher.
+    fn option(&self, names: &[&str]) -> Result<Said, ImportError> {
+        let values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
+            names.iter().find_map(|name| {
+                let rest = word.text.strip_prefix(name)?;
+                let text = match rest.strip_prefix('=') {
+                    Some(value) => value,
+                    None if rest.is_empty() => &self.launcher.get(at + 1)?.text,
+                    // `-N4`
+                    None if name.len() == 2 && rest.starts_with(|c: char| c.is_ascii_digit()) => rest,
+                    None => return None,
+                };
+                Some(Word { text: text.to_owned(), line: word.line })
+            })
+        });
+        values.last().map_or(Ok(Said::Not), |value| read(&value))
+    }
+}
+
+/// The option whose file says which hosts there are.
+pub(super) fn host_file(launcher: &[Word]) -> Option<&str> {
+    launcher.iter().enumerate().find_map(|(at, word)| match word.text.split_once('=') {
+        Some(("--hostfile", path)) => Some(path),
+        _ if matches!(word.text.as_str(), "--hostfile" | "-H") => {
+            launcher.get(at + 1).map(|w| w.text.as_str())
+        }
+        _ => None,
+    })
+}
+
+/// Slots of the hosts in a file of `NAME slots=N`.
+fn slots(text: &str) -> Option<Vec<u32>> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    let hosts = lines.filter(|line| !line.is_empty());
+    let slots: Option<Vec<u32>> = hosts
+        .map(|line| line.split_whitespace().find_map(|w| w.strip_prefix("slots="))?.parse().ok())
+        .collect();
+    slots.filter(|slots| !slots.is_empty())
+}
+
+fn read(value: &Word) -> Result<Said, ImportError> {
+    let text = value.text.as_str();
+    if let Ok(n) = text.parse() {
+        return Ok(Said::Number(n));
+    }
+    // torchrun counts the GPUs itself, or takes as many nodes as come.
+    let range = text.split_once(':').map(|(least, most)| (least.parse::<u32>(), most.parse::<u32>()));
+    match range {
+        Some((Ok(least), Ok(most))) if least == most => return Ok(Said::Number(least)),
+        Some((Ok(_), Ok(_))) => return Ok(Said::Unread),
+        _ => {}
+    }
+    if is_unknown(text) || matches!(text, "gpu" | "auto" | "cpu" | "xpu") {
+        return Ok(Said::Unread);
+    }
+    Err(ImportError::new(value.line, format!("`{text}` is no number of nodes or processes")))
+}
+
+/// GPUs of a node by a script's `#SBATCH` lines.
+pub(super) fn gpus_of_header(text: &str) -> Said {
+    header(text, &["--gpus-per-node", "--gres"])
+}
+
+/// A number that a script's `#SBATCH` lines say, the last one that does.
+pub(super) fn header(text: &str, names: &[&str]) -> Said {
+    let lines = text.lines().filter_map(|line| line.trim().strip_prefix("#SBATCH"));
+    let said = lines.flat_map(|options| names.iter().filter_map(move |name| header_option(options, name)));
+    said.last().map_or(Said::Not, |value| match amount(value) {
+        Some(n) => Said::Number(n),
+        None if value.starts_with(|c: char| c.is_ascii_digit() || c == '$') => Said::Unread,
+        None => Said::Not,
+    })
+}
+
+fn header_option<'t>(options: &'t str, name: &str) -> Option<&'t str> {
+    let ends = |rest: &str| rest.starts_with(['=', ' ', '\t']) || (name.len() == 2 && !rest.is_empty());
+    let places = options.match_indices(name).map(|(at, _)| at);
+    let at = places
+        .filter(|&at| options[..at].ends_with(char::is_whitespace) && ends(&options[at + name.len()..]))
+        .last()?;
+    options[at + name.len()..].trim_start_matches(['=', ' ', '\t']).split_whitespace().next()
+}
+
+/// `8`, `h100:8`, `gpu:8,nvme:4`
+fn amount(value: &str) -> Option<u32> {
+    let plain = |text: &str| {
+        let number = text.rsplit(':').next()?.split('(').next()?;
+        number.parse().ok()
+    };
+    match value.split(',').find(|one| one.starts_with("gpu")) {
+        Some(gpus) => plain(gpus.split('(').next()?),
+        None if value.contains(',') => None,
+        None if value.starts_with(|c: char| c.is_ascii_alphabetic()) && value.split(':').count() > 2 => None,
+        None => plain(value),
+    }
+}

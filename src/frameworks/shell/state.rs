@@ -1,0 +1,424 @@
+//! What a running shell would hold: variables, arguments, functions, files. Where a script goes one way or another, both
+//! states are joined: what they have in common stays, what differs is unknown.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::parse::{Command, Link, List, Pipe};
+use super::printed::Written;
+use super::run::{LONGEST, Shell};
+use super::{UNKNOWN, UNSET, Word};
+
+/// The status of a command; none where only a running shell knows it.
+pub(super) type Status = Option<u8>;
+
+/// What a variable holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) enum Value {
+    #[default]
+    Unset,
+    Text(String),
+    Array(BTreeMap<i64, Word>),
+    /// `declare -A`
+    Table(BTreeMap<String, Word>),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Variable {
+    pub value: Value,
+    pub exported: bool,
+    /// `declare -i`
+    pub number: bool,
+    pub read_only: bool,
+}
+
+/// Switches of `set` and `shopt`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Options {
+    /// `set -a`
+    pub export_all: bool,
+    /// `shopt -s nocasematch`
+    pub ignore_case: bool,
+    /// `set -o pipefail`
+    pub pipe_fails: bool,
+}
+
+/// Variables that a function hides, by name.
+pub(super) type Frame = BTreeMap<String, Option<Arc<Variable>>>;
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct State {
+    pub variables: BTreeMap<String, Arc<Variable>>,
+    pub functions: BTreeMap<String, Arc<List>>,
+    /// None: those of the script itself, which are its caller's and are taken to be none.
+    pub positional: Option<Arc<Vec<String>>>,
+    pub frames: Vec<Frame>,
+    /// The folder that relative paths are from, by its path from the script's; empty: that one.
+    pub folder: String,
+    /// Those of `pushd`.
+    pub folders: Vec<String>,
+    pub options: Options,
+    /// Files that the script writes, by their path from its folder.
+    pub written: BTreeMap<String, Arc<Written>>,
+    /// What was printed, where it is kept.
+    pub output: Option<Option<String>>,
+    /// What is left to read.
+    pub input: Option<String>,
+    pub status: Status,
+}
+
+/// Where a script goes after a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Flow {
+    #[default]
+    Next,
+    Break(u32),
+    Continue(u32),
+    Return,
+    Exit,
+}
+
+/// A state and where it goes.
+#[derive(Debug)]
+pub(super) struct Branch {
+    pub flow: Flow,
+    pub state: State,
+}
+
+pub(super) fn unknown() -> String {
+    UNKNOWN.to_string()
+}
+
+/// Whether nothing is known of a text, not even whether it is one word.
+pub(super) fn loose(text: &str) -> bool {
+    text.chars().any(|c| c == UNKNOWN || c == UNSET)
+        && text.chars().all(|c| c == UNKNOWN || c == UNSET || c.is_whitespace())
+}
+
+/// Whether a text is known.
+pub(super) fn known(text: &str) -> bool {
+    !text.contains([UNKNOWN, UNSET])
+}
+
+impl State {
+    /// What is known whichever of two states it is.
+    pub(super) fn joined(self, other: Self) -> Self {
+        let mut variables = BTreeMap::new();
+        let names: Vec<&String> = self.variables.keys().chain(other.variables.keys()).collect();
+        for name in names {
+            if !variables.contains_key(name) {
+                let (one, two) = (self.variables.get(name), other.variables.get(name));
+                variables.insert(name.clone(), joined_variables(one, two));
+            }
+        }
+        let mut functions = self.functions;
+        for (name, body) in other.functions {
+            let either = match functions.get(&name) {
+                Some(mine) if !Arc::ptr_eq(mine, &body) && *mine != body => {
+                    let either = Command::Either(Arc::clone(mine), body);
+                    Arc::new(vec![(
+                        Link::Then,
+                        Pipe { commands: vec![either], negated: false, background: false },
+                    )])
+                }
+                Some(mine) => Arc::clone(mine),
+                None => body,
+            };
+            functions.insert(name, either);
+        }
+        let mut frames = self.frames;
+        for (frame, other) in frames.iter_mut().zip(other.frames) {
+            for (name, value) in other {
+                frame.entry(name).or_insert(value);
+            }
+        }
+        let mut written = self.written;
+        for (key, theirs) in &other.written {
+            let same = written.get(key).is_some_and(|mine| mine.text == theirs.text);
+            if !same {
+                written.insert(key.clone(), Arc::new(Written { text: None, line: theirs.line }));
+            }
+        }
+        for (key, mine) in &mut written {
+            if !other.written.contains_key(key) {
+                *mine = Arc::new(Written { text: None, line: mine.line });
+            }
+        }
+        let output = match (self.output, other.output) {
+            (Some(one), Some(two)) => Some(one.filter(|text| two.as_ref() == Some(text))),
+            (one, _) => one,
+        };
+        Self {
+            variables,
+            functions,
+            positional: if self.positional == other.positional {
+                self.positional
+            } else {
+                Some(Arc::new(vec![unknown()]))
+            },
+            frames,
+            folder: if self.folder == other.folder { self.folder } else { unknown() },
+            folders: if self.folders == other.folders { self.folders } else { Vec::new() },
+            options: Options {
+                export_all: self.options.export_all || other.options.export_all,
+                ..self.options
+            },
+            written,
+            output,
+            input: self.input.filter(|text| other.input.as_ref() == Some(text)),
+            status: self.status.filter(|status| other.status == Some(*status)),
+        }
+    }
+}
+
+fn joined_variables(one: Option<&Arc<Variable>>, two: Option<&Arc<Variable>>) -> Arc<Variable> {
+    let (Some(one), Some(two)) = (one, two) else {
+        let set = one.or(two).map(|v| Variable::clone(v)).unwrap_or_default();
+        let value = if set.value == Value::Unset { Value::Unset } else { Value::Text(unknown()) };
+        return Arc::new(Variable { value, ..set });
+    };
+    if Arc::ptr_eq(one, two) || one == two {
+        return Arc::clone(one);
+    }
+    let value = match (&one.value, &two.value) {
+        (a, b) if a == b => a.clone(),
+        (Value::Text(a), Value::Text(b)) => Value::Text(joined_texts(a, b)),
+        (Value::Array(a), Value::Array(b)) => joined_arrays(a, b),
+        _ => Value::Text(unknown()),
+    };
+    Arc::new(Variable {
+        value,
+        exported: one.exported || two.exported,
+        number: one.number && two.number,
+        read_only: one.read_only && two.read_only,
+    })
+}
+
+/// The words that two texts begin and end with, and something unknown between them.
+fn joined_texts(one: &str, two: &str) -> String {
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    joined_words(&words(one), &words(two), |a, b| a == b, unknown()).join(" ")
+}
+
+fn joined_arrays(one: &BTreeMap<i64, Word>, two: &BTreeMap<i64, Word>) -> Value {
+    let dense = |array: &BTreeMap<i64, Word>| array.keys().copied().eq(0..array.len() as i64);
+    if !dense(one) || !dense(two) {
+        return Value::Text(unknown());
+    }
+    let words = |array: &BTreeMap<i64, Word>| array.values().cloned().collect::<Vec<_>>();
+    let (one, two) = (words(one), words(two));
+    let line = one.iter().chain(&two).map(|w| w.line).max().unwrap_or(0);
+    let between = Word { text: unknown(), line };
+    array_of(joined_words(&one, &two, |a, b| a.text == b.text, between))
+}
+
+fn joined_words<T: Clone>(one: &[T], two: &[T], same: impl Fn(&T, &T) -> bool, between: T) -> Vec<T> {
+    let start = one.iter().zip(two).take_while(|(a, b)| same(a, b)).count();
+    let (whole, one, two) = (one, &one[start..], &two[start..]);
+    let end = one.iter().rev().zip(two.iter().rev()).take_while(|(a, b)| same(a, b)).count();
+    let differs = one.len() > end || two.len() > end;
+    let (head, tail) = (&whole[..start], &one[one.len() - end..]);
+    head.iter().cloned().chain(differs.then_some(between)).chain(tail.iter().cloned()).collect()
+}
+
+/// Members in their order.
+pub(super) fn array_of(words: Vec<Word>) -> Value {
+    Value::Array((0..).zip(words).collect())
+}
+
+/// What the surroundings of every script set; of a Slurm job some more.
+fn is_surrounding(name: &str, slurm: bool) -> bool {
+    const ALWAYS: &[&str] = &[
+        "HOME",
+        "PATH",
+        "USER",
+        "LOGNAME",
+        "PWD",
+        "OLDPWD",
+        "HOSTNAME",
+        "SHELL",
+        "TERM",
+        "RANDOM",
+        "SECONDS",
+        "UID",
+        "EUID",
+        "PPID",
+        "BASHPID",
+        "BASH",
+        "BASH_VERSION",
+        "BASH_SOURCE",
+        "BASH_LINENO",
+        "BASH_REMATCH",
+        "LINENO",
+        "FUNCNAME",
+        "HOSTTYPE",
+        "OSTYPE",
+        "MACHTYPE",
+        "EPOCHSECONDS",
+        "SHLVL",
+        "OPTIND",
+        "REPLY",
+        "PIPESTATUS",
+    ];
+    const OF_SLURM: &[&str] = &[
+        "JOB_ID",
+        "JOBID",
+        "JOB_NAME",
+        "NNODES",
+        "JOB_NUM_NODES",
+        "NODELIST",
+        "JOB_NODELIST",
+        "PROCID",
+        "LOCALID",
+        "NODEID",
+        "SUBMIT_DIR",
+        "NTASKS",
+        "NPROCS",
+        "CPUS_ON_NODE",
+        "TASKS_PER_NODE",
+    ];
+    let of_slurm = name.strip_prefix("SLURM_").filter(|_| slurm);
+    ALWAYS.contains(&name) || of_slurm.is_some_and(|rest| OF_SLURM.contains(&rest))
+}
+
+impl Shell<'_> {
+    /// The text of a variable or of one member; none where it is not set.
+    pub(super) fn content(&mut self, name: &str, index: Option<&str>) -> Option<String> {
+        let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
+            return is_surrounding(name, self.slurm).then(unknown);
+        };
+        match &variable.value {
+            Value::Unset => None,
+            Value::Text(text) if index.is_none() || loose(text) => Some(text.clone()),
+            Value::Text(text) => match self.sum(index.unwrap_or_default()) {
+                Some(0 | -1) => Some(text.clone()),
+                Some(_) => None,
+                None => Some(unknown()),
+            },
+            Value::Table(table) => {
+                let key = self.text_of(index.unwrap_or("0"), false);
+                let some_unknown = !known(&key) || table.keys().any(|key| !known(key));
+                if some_unknown { Some(unknown()) } else { table.get(&key).map(|w| w.text.clone()) }
+            }
+            Value::Array(array) => {
+                let Some(index) = index.map_or(Some(0), |index| self.sum(index)) else {
+                    return Some(unknown());
+                };
+                let end = array.keys().next_back().map_or(0, |last| last + 1);
+                let at = if index < 0 { end.checked_add(index)? } else { index };
+                // What stands before it may be several words or none.
+                let reached = array.values().any(|w| loose(&w.text))
+                    && (index < 0 || array.iter().any(|(i, w)| *i <= at && loose(&w.text)));
+                if reached { Some(unknown()) } else { array.get(&at).map(|w| w.text.clone()) }
+            }
+        }
+    }
+
+    /// Assigns a text to a variable or to a member of it.
+    pub(super) fn put(&mut self, name: &str, index: Option<&str>, append: bool, text: String) {
+        let old = self.state.variables.get(name).map(Arc::clone).unwrap_or_default();
+        if old.read_only {
+            return;
+        }
+        let key = match (&old.value, index) {
+            (Value::Table(_), index) => Some(self.text_of(index.unwrap_or("0"), false)),
+            _ => None,
+        };
+        let at = match (&old.value, index) {
+            (Value::Table(_), _) => None,
+            (Value::Array(_), None) => Some(0),
+            (_, Some(index)) => self.sum(index),
+            (_, None) => None,
+        };
+        let before = if append { self.content(name, index).unwrap_or_default() } else { String::new() };
+        let text = if old.number {
+            let text = if append { format!("({before})+({text})") } else { text };
+            self.sum(&text).map_or_else(unknown, |n| n.to_string())
+        } else {
+            before + &text
+        };
+        let text = if text.len() > LONGEST { unknown() } else { text };
+        let word = Word { text, line: 0 };
+        let value = match (old.value.clone(), key, at) {
+            (Value::Table(mut table), Some(key), _) => {
+                table.insert(key, word);
+                Value::Table(table)
+            }
+            (Value::Array(mut array), _, Some(at)) => {
+                let end = array.keys().next_back().map_or(0, |last| last + 1);
+                let at = if at < 0 { end.saturating_add(at) } else { at };
+                if array.iter().any(|(i, w)| *i <= at && loose(&w.text)) || at < 0 {
+                    Value::Text(unknown())
+                } else {
+                    array.insert(at, word);
+                    Value::Array(array)
+                }
+            }
+            (Value::Text(text), _, Some(at)) if at >= 0 && !loose(&text) => {
+                let first = Word { text, line: 0 };
+                let mut array = BTreeMap::from([(0, first)]);
+                array.insert(at, word);
+                Value::Array(array)
+            }
+            (Value::Unset, _, Some(at)) if at >= 0 => Value::Array(BTreeMap::from([(at, word)])),
+            (_, _, None) if index.is_none() => Value::Text(word.text),
+            _ => Value::Text(unknown()),
+        };
+        self.store(name, value);
+    }
+
+    /// Assigns a whole value; attributes of the name stay.
+    pub(super) fn store(&mut self, name: &str, value: Value) {
+        let old = self.state.variables.get(name).map(|v| Variable::clone(v)).unwrap_or_default();
+        if old.read_only {
+            return;
+        }
+        let exported = old.exported || self.state.options.export_all;
+        self.state.variables.insert(name.to_owned(), Arc::new(Variable { value, exported, ..old }));
+    }
+
+    /// Changes the attributes of a name.
+    pub(super) fn mark(&mut self, name: &str, change: impl FnOnce(&mut Variable)) {
+        let mut variable = self.state.variables.get(name).map(|v| Variable::clone(v)).unwrap_or_default();
+        change(&mut variable);
+        self.state.variables.insert(name.to_owned(), Arc::new(variable));
+    }
+
+    /// Forgets what a name holds.
+    pub(super) fn forget_name(&mut self, name: &str) {
+        self.store(name, Value::Text(unknown()));
+    }
+
+    /// Hides a variable until the function ends.
+    pub(super) fn hide(&mut self, name: &str) {
+        let before = self.state.variables.get(name).cloned();
+        let Some(frame) = self.state.frames.last_mut() else { return };
+        if !frame.contains_key(name) {
+            frame.insert(name.to_owned(), before.clone());
+            let exported = before.is_some_and(|variable| variable.exported);
+            self.state
+                .variables
+                .insert(name.to_owned(), Arc::new(Variable { exported, ..Variable::default() }));
+        }
+    }
+
+    /// Exported variables with their texts.
+    pub(super) fn environment(&self) -> BTreeMap<String, String> {
+        let exported = self.state.variables.iter().filter(|(_, variable)| variable.exported);
+        exported
+            .filter_map(|(name, variable)| match &variable.value {
+                Value::Text(text) => Some((name.clone(), text.clone())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// Variables that have a text, exported or not.
+    pub(super) fn texts_of_variables(&self) -> BTreeMap<String, String> {
+        let texts = self.state.variables.iter().filter_map(|(name, variable)| match &variable.value {
+            Value::Text(text) => Some((name.clone(), text.clone())),
+            _ => None,
+        });
+        texts.collect()
+    }
+}

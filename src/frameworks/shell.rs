@@ -4,9 +4,11 @@
 
 mod arithmetic;
 mod builtins;
+mod calls;
 mod conditions;
 mod expand;
 mod launches;
+mod loops;
 mod parse;
 mod patterns;
 mod printed;
@@ -15,10 +17,10 @@ mod run;
 mod state;
 mod undecided;
 
+use calls::{file_key, in_folder};
 pub use printed::Written;
 use printed::held;
 use ranks::{Said, gpus_of_header, header};
-use run::{file_key, in_folder};
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -756,6 +756,10 @@ fn a_launch_script_and_the_files_it_sources_are_one() {
     for key in ["plan", "model", "gpus"] {
         assert_eq!(read(&two)[key], read(&one)[key]);
     }
+    // One that only starts the other.
+    std::fs::write(path("start.sh"), "cd \"$(dirname \"$0\")\"\nsrun bash one.sh\n").unwrap();
+    let started = import(&path("start.sh"));
+    assert_eq!(read(&started)["plan"], read(&one)["plan"], "{}", stderr(&started));
     assert!(
         stderr(&two).contains("line 3: `gone.sh` is not read: there is no such file"),
         "{}",

@@ -487,6 +487,9 @@ fn what_is_written_by_what_is_not_followed_is_unknown() {
         (format!("echo '{stage}' | sudo tee ds.json"), true),
         (format!("echo '{stage}' > c/ds.json; cp -f c/ds.json ."), true),
         (format!("echo '{stage}' > c.json; mv c.json ds.json"), true),
+        (format!("echo '{stage}' > ds.json 2> log"), true),
+        (format!("cd out; cd -; echo '{stage}' > $PWD/ds.json"), true),
+        (format!("echo '{stage}' > ds.json; cd out; echo '{{}}' > $PWD/ds.json; cd .."), true),
         (format!("cat <<A > ds.json <<B\n{{}}\nA\n{stage}\nB"), true),
         (format!("echo '{}' > ds.json; sed -Ei s/7/2/ ds.json other.json", stage.replace('2', "7")), true),
         (format!("echo '{}' > ds.json; sed --in-place=.bak s/7/2/ ds.json", stage.replace('2', "7")), true),
@@ -593,6 +596,8 @@ const VALUES: &[(&str, &str)] = &[
     ("A=1; B=0; C=0; N=2; if [[ ( $A == 1 || $B == 1 ) && $C == 1 ]]; then N=8; fi", "2"),
     ("A=1; B=0; N=2; if [[ ! ( $A == 1 && $B == 1 ) ]]; then N=8; fi", "8"),
     ("N=4; if [[ 7b =~ ^(7|8)b$ ]]; then N=8; fi", "?"),
+    ("A=(4 8); N=2; if [[ \" ${A[*]} \" =~ \" 8 \" ]]; then N=8; fi", "8"),
+    ("M=\"\"; if [[ -z \"$M\" ]]; then echo needed; exit 1; fi; N=8", "8"),
     ("P=a/b; N=${P//\\//_}", "a_b"),
     ("M=28; N=${M/#2/}", "8"),
     ("M=82; N=${M/%2/}", "8"),
@@ -632,11 +637,13 @@ fn variables_have_the_values_that_bash_gives_them() {
         let launch = launch.unwrap_or_else(|error| panic!("{preamble}: {error}"));
         let value = launch.arguments[1].text.replace('\u{fffc}', "?");
         assert_eq!(value, expected, "{preamble}");
-        // Where there is a bash, it has the last word on what is known.
+        // Where there is a bash, it has the last word on what is known; it is asked nothing that looks at files.
+        if expected == "?" || preamble.contains('/') {
+            continue;
+        }
         let text = format!("{preamble}\necho \"$N\"");
         let bash = std::process::Command::new("bash").args(["--norc", "-c", &text]).env_clear().output();
-        let told = bash.ok().filter(|b| b.status.success() && expected != "?" && !preamble.contains('/'));
-        if let Some(output) = told {
+        if let Some(output) = bash.ok().filter(|output| output.status.success()) {
             let said = String::from_utf8_lossy(&output.stdout);
             assert_eq!(said.lines().last().unwrap_or_default(), expected, "{preamble}");
         }
@@ -1338,8 +1345,7 @@ fn what_the_framework_refuses_is_refused_at_its_flag() {
 #[test]
 fn names_in_a_script_stay_names() {
     // Nothing in a script is run, whatever it holds.
-    let nasty =
-        "N='$(touch injected)'\nM=`touch injected`\nP=$(injected; echo 8)\neval \"touch injected\"\n";
+    let nasty = "N='$(touch injected)'\nM=`touch injected`\nP=$(injected; echo 8)\neval \"touch injected\"\n";
     let script = format!(
         "{nasty}torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND} --save \"$N\" --load $M\n"
     );

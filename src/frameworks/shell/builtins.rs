@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::calls::{in_folder, plain_path, shifted};
 use super::parse::{Part, Raw, parse};
-use super::run::{LONGEST, Run, Shell, in_folder, shifted};
+use super::run::{LONGEST, Run, Shell};
 use super::state::{Flow, Options, Status, Value, known, loose, unknown};
 use super::{UNKNOWN, UNSET, Word, as_value};
 
@@ -567,16 +568,17 @@ impl Shell<'_> {
     }
 
     fn change_folder(&mut self, how: &str, words: &[String]) -> Status {
-        let path = words.iter().find(|w| !w.starts_with('-') || *w == "-");
+        let path = words.iter().find(|w| !w.starts_with('-') || *w == "-").map(String::as_str);
         let to = match (how, path) {
             ("popd", _) => self.state.folders.pop().unwrap_or_else(unknown),
-            (_, Some(path)) if path != "-" => in_folder(&self.state.folder, &as_value(path)),
+            (_, Some("-")) => self.state.left_folder.clone(),
+            (_, Some(path)) => in_folder(&self.state.folder, &as_value(path)),
             _ => unknown(),
         };
         if how == "pushd" {
             self.state.folders.push(self.state.folder.clone());
         }
-        self.state.folder = super::run::plain_path(&to);
+        self.state.left_folder = std::mem::replace(&mut self.state.folder, plain_path(&to));
         Some(0)
     }
 

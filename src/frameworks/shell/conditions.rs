@@ -133,10 +133,11 @@ impl Shell<'_> {
                     _ => order.is_le(),
                 })
             }
-            // Regular expressions are not followed, nor what they find.
+            // Regular expressions are not followed, nor what they find; one in quotes is a text.
             "=~" => {
                 self.forget_name("BASH_REMATCH");
-                None
+                let sought = self.tested(&right.text).filter(|_| !right.bare)?;
+                Some(self.tested(&left.text)?.contains(&sought))
             }
             _ => None,
         }

@@ -8,6 +8,9 @@ use super::run::{Run, Shell};
 use super::state::Status;
 use super::{Launch, Word, as_value, is_unknown};
 
+/// Most training commands that are told apart: one is expected.
+const MOST_LAUNCHES: usize = 64;
+
 impl Shell<'_> {
     /// Runs a program as far as it matters: one that prints or writes, another script, training.
     pub(super) fn program(&mut self, fields: &[Word], document: Option<usize>) -> Run<Status> {
@@ -70,7 +73,7 @@ impl Shell<'_> {
             launch.arguments.iter().map(|w| w.text.len()).sum::<usize>() + launch.environment.len() * 16,
         );
         let all = if self.uncertain > 0 { &mut self.perhaps } else { &mut self.found };
-        if !all.contains(&launch) {
+        if all.len() < MOST_LAUNCHES && !all.contains(&launch) {
             all.push(launch);
         }
     }

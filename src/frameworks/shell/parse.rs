@@ -1,8 +1,7 @@
 //! Shell text to commands: words with their expansions, lists, pipes, tests, arithmetic, `if`, `for`, `while`, `case`,
 //! functions, here-documents. Nothing is expanded or run here.
 
-use std::cell::OnceCell;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::ImportError;
 
@@ -57,7 +56,7 @@ pub(super) enum Input {
     /// `< FILE`
     File(Raw),
     /// A here-document or here-string; its text follows its command.
-    Text(Arc<OnceCell<Raw>>),
+    Text(Arc<OnceLock<Raw>>),
     /// `<&3` and the like.
     Elsewhere,
 }
@@ -232,7 +231,7 @@ struct Waiting {
     literal: bool,
     /// `<<-`
     tabs: bool,
-    body: Arc<OnceCell<Raw>>,
+    body: Arc<OnceLock<Raw>>,
 }
 
 struct Parser {
@@ -683,21 +682,31 @@ impl Parser {
 
     /// What stands behind `=~`, where parentheses and bars are text.
     fn regular_expression(&mut self) -> Result<Raw, ImportError> {
-        let mut depth = 0_usize;
+        let (mut depth, mut quote) = (0_usize, None);
         let start = self.at;
         while let Some(c) = self.peek() {
-            match c {
-                '\\' => {
+            match (quote, c) {
+                (_, '\\') => {
                     self.next();
                 }
-                '(' => depth += 1,
-                ')' => depth = depth.saturating_sub(1),
-                c if c.is_whitespace() && (depth == 0 || c == '\n') => break,
+                (Some(open), c) if open == c => quote = None,
+                (Some(_), _) => {}
+                (None, '"' | '\'') => quote = Some(c),
+                (None, '(') => depth += 1,
+                (None, ')') => depth = depth.saturating_sub(1),
+                (None, c) if c.is_whitespace() && (depth == 0 || c == '\n') => break,
                 _ => {}
             }
             self.next();
         }
         let text: String = self.chars[start..self.at.min(self.chars.len())].iter().collect();
+        // Quoted as a whole it is a text that is sought.
+        let inside = ['"', '\'']
+            .iter()
+            .find_map(|q| text.strip_prefix(*q)?.strip_suffix(*q)?.find(*q).is_none().then_some(()));
+        if inside.is_some() {
+            return template(&text, self.shown_line(), Quoting::None);
+        }
         Ok(Raw::literal(&text, self.shown_line()))
     }
 
@@ -821,7 +830,7 @@ impl Parser {
                 self.next();
             }
             let Some(word) = self.word()? else { return self.error("a here-document without a delimiter") };
-            let (literal, body) = (word.quoted, Arc::new(OnceCell::new()));
+            let (literal, body) = (word.quoted, Arc::new(OnceLock::new()));
             let delimiter = word.plain().unwrap_or_default();
             self.waiting.push(Waiting { delimiter, literal, tabs, body: Arc::clone(&body) });
             if standard {
@@ -842,7 +851,7 @@ impl Parser {
                     parts: [word.parts, vec![Part::Text { text: "\n".into(), quoted: true }]].concat(),
                     ..Raw::literal("", word.line)
                 };
-                streams.input = Some(Input::Text(Arc::new(OnceCell::from(body))));
+                streams.input = Some(Input::Text(Arc::new(OnceLock::from(body))));
             }
             "<&" if standard => streams.input = Some(Input::Elsewhere),
             ">&" if numbered && standard => streams.outputs.push(Output::Elsewhere),

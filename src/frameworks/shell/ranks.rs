@@ -94,7 +94,7 @@ impl Launch {
 
     /// The last value of an option of the launcher.
     fn option(&self, names: &[&str]) -> Result<Said, ImportError> {
-        let values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
+        let mut values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
             names.iter().find_map(|name| {
                 let rest = word.text.strip_prefix(name)?;
                 let text = match rest.strip_prefix('=') {
@@ -107,7 +107,7 @@ impl Launch {
                 Some(Word { text: text.to_owned(), line: word.line })
             })
         });
-        values.last().map_or(Ok(Said::Not), |value| read(&value))
+        values.next_back().map_or(Ok(Said::Not), |value| read(&value))
     }
 }
 

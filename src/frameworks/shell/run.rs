@@ -4,21 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::parse::{
-    Arm, ArmEnd, Command, Input, Link, List, Loop, Output, Part, Pipe, Raw, Streams, parse, parse_sourced,
-};
+use super::parse::{Arm, ArmEnd, Command, Input, Link, List, Output, Part, Pipe, Raw, Streams};
 use super::patterns::matches;
-use super::printed::held;
-use super::state::{Branch, Flow, State, Status, Variable, known, loose, unknown};
+use super::state::{Branch, Flow, State, Status, Variable, known, unknown};
 use super::undecided::{Effects, flags_in};
-use super::{Files, ImportError, Launch, UNKNOWN, UNSET, UNTOLD, Word, as_value, shown};
+use super::{Files, ImportError, Launch, UNSET, Word};
 
 /// Commands after which a script is taken to loop for ever.
 const MOST_COMMANDS: u32 = 200_000;
-/// Most turns of a loop that are followed.
-const MOST_TURNS: usize = 10_000;
-/// Most files that a script may source, counted as often as it does.
-const MOST_FILES: u32 = 64;
 /// Most words and characters of an expansion that are kept.
 pub(super) const LONGEST: usize = 1 << 20;
 /// Most characters that all expansions of a script may make.
@@ -34,10 +27,10 @@ pub(super) struct Shell<'f> {
     pub(super) state: State,
     pub(super) flow: Flow,
     /// States that left an undecided branch for the end of a loop or function.
-    pending: Vec<Branch>,
+    pub(super) pending: Vec<Branch>,
     /// Files that are being read, each asked for by the one before.
     pub(super) sources: Vec<String>,
-    sourced: u32,
+    pub(super) sourced: u32,
     /// The script has a Slurm header.
     pub(super) slurm: bool,
     /// Bytes that it has written into files.
@@ -74,51 +67,6 @@ pub(super) struct Shell<'f> {
 }
 
 pub(super) type Run<T> = Result<T, ImportError>;
-
-/// A path that a script names, from the script's folder; none where only a running shell knows it. A folder that a
-/// command finds out, such as `$(dirname "$0")`, is taken for that of the file that asks: `asks`, if it was sourced.
-fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
-    let beside = path.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('/'));
-    let path = match beside {
-        Some(rest) => {
-            let folder = asks.and_then(|own| own.rsplit_once('/')).map(|(folder, _)| folder);
-            folder.map_or_else(|| rest.to_owned(), |folder| format!("{folder}/{rest}"))
-        }
-        None => path.to_owned(),
-    };
-    known(&path).then(|| plain_path(&path))
-}
-
-/// A path without `.`, `..` and empty parts, as far as it goes.
-pub(super) fn plain_path(path: &str) -> String {
-    let mut parts: Vec<&str> = Vec::new();
-    for part in path.split('/') {
-        match part {
-            "" | "." => {}
-            ".." if parts.last().is_some_and(|last| *last != ".." && known(last)) => {
-                parts.pop();
-            }
-            ".." if parts.is_empty() && path.starts_with('/') => {}
-            part => parts.push(part),
-        }
-    }
-    let start = if path.starts_with('/') { "/" } else { "" };
-    format!("{start}{}", parts.join("/"))
-}
-
-/// A path from a folder.
-pub(super) fn in_folder(folder: &str, path: &str) -> String {
-    let apart = folder.is_empty() || path.starts_with(['/', '~', UNKNOWN, UNSET]);
-    if apart { path.to_owned() } else { format!("{folder}/{path}") }
-}
-
-/// What tells a file from others: its path from the script's folder, else the part of the path that is known; none
-/// where that is nothing.
-pub(super) fn file_key(path: &str, asks: Option<&str>) -> Option<String> {
-    let path = as_value(path);
-    let named = path.chars().any(char::is_alphanumeric);
-    from_folder(&path, asks).or_else(|| Some(plain_path(&path))).filter(|_| named)
-}
 
 impl<'f> Shell<'f> {
     /// A shell that has run nothing yet.
@@ -187,9 +135,11 @@ impl<'f> Shell<'f> {
             }
             match goes {
                 Some(false) => {}
-                Some(true) if assumed => self.assumed_way(|shell| shell.pipe(pipe))?,
-                Some(true) => {
+                Some(true) if *link == Link::Then => {
                     self.pipe(pipe)?;
+                }
+                Some(true) => {
+                    self.way(assumed, |shell| shell.pipe(pipe))?;
                 }
                 None => {
                     let other = self.branch(|shell| shell.pipe(pipe))?;
@@ -301,7 +251,7 @@ impl<'f> Shell<'f> {
         result
     }
 
-    fn command(&mut self, command: &Command) -> Run<Status> {
+    pub(super) fn command(&mut self, command: &Command) -> Run<Status> {
         if let Some(why) = self.fault.take() {
             return Err(ImportError::new(line_of(command).unwrap_or(1), why));
         }
@@ -404,27 +354,25 @@ impl<'f> Shell<'f> {
 
     /// Writes what a command printed: the last of its files gets it.
     fn deliver(&mut self, outputs: &[Output], printed: Option<String>) {
+        let last = outputs.iter().rposition(|output| !matches!(output, Output::Errors(_)));
+        if last.is_none() {
+            self.print(printed.clone());
+        }
         for (at, output) in outputs.iter().enumerate() {
-            let text = if at + 1 == outputs.len() { printed.clone() } else { Some(String::new()) };
             match output {
                 Output::Elsewhere => {}
                 Output::File { path, append } => {
+                    let text = if Some(at) == last { printed.clone() } else { Some(String::new()) };
                     let name = self.joined(path);
                     self.keep(&name, *append, text, path.line);
                 }
                 Output::Errors(path) => {
                     let name = self.joined(path);
                     self.keep(&name, false, None, path.line);
-                    if at + 1 == outputs.len() {
-                        // Standard output is not this one.
-                        self.print(printed.clone());
-                    }
                 }
             }
         }
     }
-
-    // Branches.
 
     /// Runs what may or may not run, on a copy of the state.
     pub(super) fn branch(&mut self, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<Branch> {
@@ -439,16 +387,20 @@ impl<'f> Shell<'f> {
         Ok(Branch { flow: std::mem::take(&mut self.flow), state })
     }
 
-    /// A way that rests on what nobody gave: where it ends the script before its training command, the other way is
-    /// meant.
-    fn assumed_way(&mut self, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<()> {
+    /// A way that the script takes under a condition; whether it is meant. A script is taken to get to its training command, so
+    /// one that fails before is not, nor one that ends because of what nobody gave.
+    fn way(&mut self, assumed: bool, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<bool> {
         let (before, found) = (self.state.clone(), self.found.len() + self.perhaps.len());
+        self.worked(before.variables.len() * 16);
         run(self)?;
-        if self.flow == Flow::Exit && self.found.len() + self.perhaps.len() == found {
+        let fails = self.state.status != Some(0);
+        let starts = self.found.len() + self.perhaps.len() > found;
+        let meant = self.flow != Flow::Exit || starts || found > 0 || !(assumed || fails);
+        if !meant {
             self.flow = Flow::Next;
             self.state = before;
         }
-        Ok(())
+        Ok(meant)
     }
 
     /// Goes on with what is the same in all branches that go on.
@@ -503,23 +455,11 @@ impl<'f> Shell<'f> {
                 taken = true;
                 break;
             }
-            match (status, self.assumed) {
-                (Some(0), false) => {
-                    self.list(body)?;
-                    taken = true;
-                }
-                (Some(0), true) => {
-                    // Where its end is taken back, what stands behind it is meant.
-                    let exits = self.state.clone();
-                    self.list(body)?;
-                    taken = !(self.flow == Flow::Exit && self.nothing_found());
-                    if !taken {
-                        self.flow = Flow::Next;
-                        self.state = exits;
-                    }
-                }
-                (Some(_), _) => {}
-                (None, _) => {
+            match status {
+                // Where its end is taken back, what stands behind it is meant.
+                Some(0) => taken = self.way(self.assumed, |shell| shell.list(body))?,
+                Some(_) => {}
+                None => {
                     let other = self.branch(|shell| shell.list(body))?;
                     self.note_undecided(body, &other);
                     others.push(other);
@@ -531,20 +471,12 @@ impl<'f> Shell<'f> {
         }
         if !taken {
             self.state.status = Some(0);
-            let assumed = std::mem::take(&mut self.assumed);
-            if assumed && others.is_empty() {
-                self.assumed_way(|shell| shell.list(otherwise))?;
-            } else {
-                self.list(otherwise)?;
-            }
+            let assumed = self.assumed && others.is_empty();
+            self.way(assumed, |shell| shell.list(otherwise))?;
         }
         self.assumed = false;
         self.join(others);
         Ok(self.state.status)
-    }
-
-    fn nothing_found(&self) -> bool {
-        self.found.is_empty() && self.perhaps.is_empty()
     }
 
     /// The arms of `case`.
@@ -555,7 +487,7 @@ impl<'f> Shell<'f> {
             match self.fits(value, &arm.patterns) {
                 Some(false) => {}
                 Some(true) => {
-                    self.assumed_if(assumed, |shell| shell.arm(value, &arms[at..]))?;
+                    self.way(assumed, |shell| shell.arm(value, &arms[at..]))?;
                     taken = true;
                     break;
                 }
@@ -571,10 +503,6 @@ impl<'f> Shell<'f> {
         }
         self.join(others);
         Ok(self.state.status)
-    }
-
-    fn assumed_if(&mut self, assumed: bool, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<()> {
-        if assumed { self.assumed_way(run) } else { run(self).map(drop) }
     }
 
     fn fits(&mut self, value: &str, patterns: &[Raw]) -> Option<bool> {
@@ -613,313 +541,8 @@ impl<'f> Shell<'f> {
         Ok(self.state.status)
     }
 
-    // Loops.
-
-    fn turns(&mut self, kind: &Loop, body: &List, line: usize) -> Run<Status> {
-        let outer = std::mem::take(&mut self.pending);
-        self.loops += 1;
-        let decided = match kind {
-            Loop::While { test, until } => self.while_loop(test, *until, body)?,
-            Loop::For { name, words } => self.for_loop(name, words.as_deref(), body)?,
-            Loop::Count { start, test, step } => {
-                self.sum(start);
-                self.count_loop(test, step, body)?
-            }
-        };
-        if !decided {
-            self.undecided_loop(kind, body, line)?;
-        }
-        self.loops -= 1;
-        self.end_of_loop();
-        self.pending.splice(0..0, outer);
-        Ok(self.state.status)
-    }
-
-    /// Turns a `while` loop; whether its text decides them all.
-    fn while_loop(&mut self, test: &List, until: bool, body: &List) -> Run<bool> {
-        let mut status = Some(0);
-        for _ in 0..MOST_TURNS {
-            let Some(holds) = self.list(test)?.map(|status| status == 0) else { return Ok(false) };
-            if self.flow != Flow::Next {
-                return Ok(true);
-            }
-            if holds == until {
-                self.state.status = status;
-                return Ok(true);
-            }
-            status = self.list(body)?;
-            if !self.turned() {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    fn for_loop(&mut self, name: &str, words: Option<&[Raw]>, body: &List) -> Run<bool> {
-        let items: Vec<Word> = match words {
-            // Names of files are not looked up.
-            Some(words) if words.iter().any(is_glob) => return Ok(false),
-            Some(words) => self.all_fields(words),
-            None => {
-                let given = self.state.positional.clone();
-                given
-                    .iter()
-                    .flat_map(|all| all.iter())
-                    .map(|text| Word { text: text.clone(), line: 0 })
-                    .collect()
-            }
-        };
-        if items.len() > MOST_TURNS || items.iter().any(|word| loose(&word.text)) {
-            return Ok(false);
-        }
-        for item in items {
-            self.put(name, None, false, item.text);
-            self.list(body)?;
-            if !self.turned() {
-                break;
-            }
-        }
-        Ok(true)
-    }
-
-    fn count_loop(&mut self, test: &str, step: &str, body: &List) -> Run<bool> {
-        for _ in 0..MOST_TURNS {
-            let holds = if test.trim().is_empty() { Some(1) } else { self.sum(test) };
-            match holds {
-                None => return Ok(false),
-                Some(0) => return Ok(true),
-                Some(_) => self.list(body)?,
-            };
-            if !self.turned() {
-                return Ok(true);
-            }
-            self.sum(step);
-        }
-        Ok(false)
-    }
-
-    /// After a turn: whether another may follow.
-    fn turned(&mut self) -> bool {
-        if self.flow == Flow::Continue(1) {
-            self.flow = Flow::Next;
-        }
-        let (next, rest): (Vec<Branch>, Vec<Branch>) = std::mem::take(&mut self.pending)
-            .into_iter()
-            .partition(|branch| branch.flow == Flow::Continue(1));
-        self.pending = rest;
-        if self.flow == Flow::Next || self.flow == Flow::Break(1) {
-            for branch in next {
-                self.state = std::mem::take(&mut self.state).joined(branch.state);
-            }
-        } else if let Some(state) = next.into_iter().map(|branch| branch.state).reduce(State::joined) {
-            let own = Branch {
-                flow: std::mem::take(&mut self.flow),
-                state: std::mem::replace(&mut self.state, state),
-            };
-            if own.flow != Flow::Exit {
-                self.pending.push(own);
-            }
-        }
-        self.flow == Flow::Next
-    }
-
-    /// A loop of which it is not known how often it turns: what it could assign is unknown.
-    fn undecided_loop(&mut self, kind: &Loop, body: &List, line: usize) -> Run<()> {
-        let mut effects = Effects::default();
-        effects.of_loop(kind, body, &self.state.functions);
-        self.forget(&effects);
-        let branch = self.branch(|shell| shell.list(body))?;
-        let flags = flags_in(body);
-        if !flags.is_empty() {
-            let names: Vec<&str> = flags.iter().map(|f| f.1.as_str()).collect();
-            let names = names.join(" ");
-            self.note(format!(
-                "line {line}: how often this loop sets {names} is known only when the script runs"
-            ));
-        }
-        let written = branch.state.written;
-        for key in written
-            .keys()
-            .filter(|key| written.get(*key) != self.state.written.get(*key))
-            .cloned()
-            .collect::<Vec<_>>()
-        {
-            self.forget_file(&key, line);
-        }
-        self.forget(&effects);
-        self.state.status = None;
-        Ok(())
-    }
-
-    /// States that left a loop meet behind it; those that leave several go on.
-    fn end_of_loop(&mut self) {
-        let outward = |flow: Flow| match flow {
-            Flow::Break(1) => Flow::Next,
-            Flow::Break(n) => Flow::Break(n - 1),
-            Flow::Continue(n) if n > 1 => Flow::Continue(n - 1),
-            flow => flow,
-        };
-        self.flow = outward(self.flow);
-        let others = std::mem::take(&mut self.pending).into_iter();
-        let others: Vec<Branch> =
-            others.map(|branch| Branch { flow: outward(branch.flow), ..branch }).collect();
-        self.join(others);
-    }
-
-    // Functions and other files.
-
-    /// Calls a function.
-    pub(super) fn call(&mut self, body: &List, arguments: Vec<String>) -> Run<Status> {
-        let before = self.state.positional.replace(Arc::new(arguments));
-        let outer = std::mem::take(&mut self.pending);
-        let loops = std::mem::take(&mut self.loops);
-        self.state.frames.push(Default::default());
-        self.nested(|shell| shell.list(body))?;
-        self.end_of_call();
-        self.loops = loops;
-        if let Some(frame) = self.state.frames.pop() {
-            for (name, value) in frame {
-                match value {
-                    Some(value) => self.state.variables.insert(name, value),
-                    None => self.state.variables.remove(&name),
-                };
-            }
-        }
-        self.pending.splice(0..0, outer);
-        self.state.positional = before;
-        Ok(self.state.status)
-    }
-
-    fn end_of_call(&mut self) {
-        if self.flow == Flow::Return {
-            self.flow = Flow::Next;
-        }
-        let others = std::mem::take(&mut self.pending).into_iter().map(|branch| Branch {
-            flow: if branch.flow == Flow::Return { Flow::Next } else { branch.flow },
-            ..branch
-        });
-        let others = others.collect();
-        self.join(others);
-    }
-
-    /// The path of a file that the script names, from the script's folder.
-    fn path_of(&self, path: &str) -> Option<String> {
-        let path = in_folder(&self.state.folder, path);
-        from_folder(&as_value(&path), self.sources.last().map(String::as_str))
-    }
-
-    /// What tells a file that the script names from others.
-    pub(super) fn key_of(&self, path: &str) -> Option<String> {
-        file_key(&in_folder(&self.state.folder, path), self.sources.last().map(String::as_str))
-    }
-
-    /// What a file holds that the script has written or that stands beside it.
-    pub(super) fn text_of_file(&self, key: &str) -> Result<String, String> {
-        held(&self.state.written, key, self.files).map(|(text, _)| text)
-    }
-
-    /// The same by the path as the script says it; none where it cannot be read.
-    pub(super) fn text_at(&self, path: &str) -> Option<String> {
-        self.text_of_file(&self.key_of(path)?).ok()
-    }
-
-    /// Whether a script that could be sourced is there; not known of any other file.
-    pub(super) fn is_there(&self, path: &str) -> Option<bool> {
-        let path = self.path_of(path).filter(|p| p.ends_with(".sh") || p.ends_with(".env"))?;
-        self.text_of_file(&path).is_ok().then_some(true)
-    }
-
-    /// The commands of a file that the script asks for, with its path.
-    fn followed(&mut self, path: &str, line: usize) -> Result<(String, List), String> {
-        let path = self.path_of(path).ok_or_else(|| format!("its path {UNTOLD}"))?;
-        if self.sources.contains(&path) {
-            return Err("it asks for itself".to_owned());
-        }
-        self.sourced += 1;
-        if self.sourced > MOST_FILES {
-            return Err(format!("more than {MOST_FILES} files are asked for"));
-        }
-        let text = self.text_of_file(&path)?;
-        let list = parse_sourced(&text, line).map_err(|e| format!("its line {}: {}", e.line, e.message))?;
-        Ok((path, list))
-    }
-
-    /// `source FILE ARGUMENTS`: its commands run here. A file that cannot be followed is named and changes nothing.
-    pub(super) fn source(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Status> {
-        let (path, list) = match self.followed(path, line) {
-            Ok(followed) => followed,
-            Err(reason) => {
-                self.unread |= reason != "it asks for itself";
-                self.note(format!("line {line}: `{}` is not read: {reason}", shown(path)));
-                return Ok(None);
-            }
-        };
-        self.sources.push(path);
-        let own: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
-        let before = (!own.is_empty()).then(|| self.state.positional.replace(Arc::new(own)));
-        let outer = std::mem::take(&mut self.pending);
-        self.nested(|shell| shell.list(&list))?;
-        self.end_of_call();
-        self.pending.splice(0..0, outer);
-        if let Some(before) = before {
-            self.state.positional = before;
-        }
-        self.sources.pop();
-        Ok(self.state.status)
-    }
-
-    /// A script that is started, with only what is exported: a file beside this one. None where it cannot be read.
-    pub(super) fn script(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<Status>> {
-        let Ok((path, list)) = self.followed(path, line) else { return Ok(None) };
-        self.sources.push(path);
-        let arguments = arguments.iter().map(|w| w.text.clone()).collect();
-        let status = self.child(Some(arguments), &list)?;
-        self.sources.pop();
-        Ok(Some(status))
-    }
-
-    /// Runs commands as a program of their own does.
-    pub(super) fn child(&mut self, arguments: Option<Vec<String>>, list: &List) -> Run<Status> {
-        self.nested(|shell| {
-            shell.subshell(|shell| {
-                shell.state.variables.retain(|_, variable| variable.exported);
-                shell.state.functions.clear();
-                shell.state.frames.clear();
-                shell.state.options = Default::default();
-                shell.state.positional = arguments.map(Arc::new);
-                shell.list(list)
-            })
-        })
-    }
-
-    /// A text that holds a script of its own: where it stands and what starts it is told of its training commands.
-    pub(super) fn script_text(&mut self, text: &str, line: usize, launcher: &[Word]) -> Run<Status> {
-        let list = parse(&as_value(text)).map_err(|e| shifted(e, line))?;
-        self.launched_by(line, launcher, |shell| shell.child(None, &list))
-    }
-
-    /// Runs what starts training commands for a launcher.
-    pub(super) fn launched_by(
-        &mut self,
-        line: usize,
-        launcher: &[Word],
-        run: impl FnOnce(&mut Self) -> Run<Status>,
-    ) -> Run<Status> {
-        let (found, perhaps) = (self.found.len(), self.perhaps.len());
-        let status = run(self)?;
-        let (found, perhaps) = (found.min(self.found.len()), perhaps.min(self.perhaps.len()));
-        for launch in self.found[found..].iter_mut().chain(&mut self.perhaps[perhaps..]) {
-            let shift = |w: &mut Word| w.line += line - 1;
-            launch.launcher.iter_mut().for_each(shift);
-            launch.script.iter_mut().for_each(shift);
-            launch.arguments.iter_mut().for_each(shift);
-            launch.launcher.splice(0..0, launcher.iter().cloned());
-        }
-        Ok(status)
-    }
-
     /// Forgets what commands could have changed.
-    fn forget(&mut self, effects: &Effects) {
+    pub(super) fn forget(&mut self, effects: &Effects) {
         if effects.everything {
             let names: Vec<String> = self.state.variables.keys().cloned().collect();
             names.iter().for_each(|name| self.forget_name(name));
@@ -954,13 +577,6 @@ fn file_alone(list: &List) -> Option<&Raw> {
     }
 }
 
-/// Whether a word stands for names of files.
-fn is_glob(raw: &Raw) -> bool {
-    raw.parts
-        .iter()
-        .any(|part| matches!(part, Part::Text { text, quoted: false } if text.contains(['*', '?', '['])))
-}
-
 /// The line of the first word of a command.
 fn line_of(command: &Command) -> Option<usize> {
     match command {
@@ -970,8 +586,4 @@ fn line_of(command: &Command) -> Option<usize> {
         Command::Case { word, .. } => Some(word.line),
         _ => None,
     }
-}
-
-pub(super) fn shifted(error: ImportError, line: usize) -> ImportError {
-    ImportError { line: error.line + line - 1, ..error }
 }

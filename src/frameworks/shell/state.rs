@@ -55,6 +55,8 @@ pub(super) struct State {
     pub frames: Vec<Frame>,
     /// The folder that relative paths are from, by its path from the script's; empty: that one.
     pub folder: String,
+    /// The one before, for `cd -`.
+    pub left_folder: String,
     /// Those of `pushd`.
     pub folders: Vec<String>,
     pub options: Options,
@@ -158,6 +160,7 @@ impl State {
             },
             frames,
             folder: if self.folder == other.folder { self.folder } else { unknown() },
+            left_folder: if self.left_folder == other.left_folder { self.left_folder } else { unknown() },
             folders: if self.folders == other.folders { self.folders } else { Vec::new() },
             options: Options {
                 export_all: self.options.export_all || other.options.export_all,
@@ -285,7 +288,10 @@ impl Shell<'_> {
     /// The text of a variable or of one member; none where it is not set.
     pub(super) fn content(&mut self, name: &str, index: Option<&str>) -> Option<String> {
         let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
-            return is_surrounding(name, self.slurm).then(unknown);
+            return match name {
+                "PWD" => Some(self.working_folder()),
+                name => is_surrounding(name, self.slurm).then(unknown),
+            };
         };
         match &variable.value {
             Value::Unset => None,

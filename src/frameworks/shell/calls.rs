@@ -1,0 +1,213 @@
+//! Functions, files that are sourced, scripts that are started, and where they lie.
+
+use std::sync::Arc;
+
+use super::parse::{List, parse, parse_sourced};
+use super::printed::held;
+use super::run::{Run, Shell};
+use super::state::{Branch, Flow, Status, known};
+use super::{ImportError, UNKNOWN, UNSET, UNTOLD, Word, as_value, shown};
+
+/// Most files that a script may source, counted as often as it does.
+const MOST_FILES: u32 = 64;
+
+/// A path that a script names, from the script's folder; none where only a running shell knows it. A folder that a
+/// command finds out, such as `$(dirname "$0")`, is taken for that of the file that asks: `asks`, if it was sourced.
+fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
+    let beside = path.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('/'));
+    let path = match beside {
+        Some(rest) => {
+            let folder = asks.and_then(|own| own.rsplit_once('/')).map(|(folder, _)| folder);
+            folder.map_or_else(|| rest.to_owned(), |folder| format!("{folder}/{rest}"))
+        }
+        None => path.to_owned(),
+    };
+    known(&path).then(|| plain_path(&path))
+}
+
+/// A path without `.`, `..` and empty parts, as far as it goes.
+pub(super) fn plain_path(path: &str) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != ".." && known(last)) => {
+                parts.pop();
+            }
+            ".." if parts.is_empty() && path.starts_with('/') => {}
+            part => parts.push(part),
+        }
+    }
+    let start = if path.starts_with('/') { "/" } else { "" };
+    format!("{start}{}", parts.join("/"))
+}
+
+/// A path from a folder.
+pub(super) fn in_folder(folder: &str, path: &str) -> String {
+    let apart = folder.is_empty() || path.starts_with(['/', '~', UNKNOWN, UNSET]);
+    if apart { path.to_owned() } else { format!("{folder}/{path}") }
+}
+
+/// What tells a file from others: its path from the script's folder, else the part of the path that is known; none
+/// where that is nothing.
+pub(super) fn file_key(path: &str, asks: Option<&str>) -> Option<String> {
+    let path = as_value(path);
+    let named = path.chars().any(char::is_alphanumeric);
+    from_folder(&path, asks).or_else(|| Some(plain_path(&path))).filter(|_| named)
+}
+
+impl Shell<'_> {
+    /// Calls a function.
+    pub(super) fn call(&mut self, body: &List, arguments: Vec<String>) -> Run<Status> {
+        let before = self.state.positional.replace(Arc::new(arguments));
+        let outer = std::mem::take(&mut self.pending);
+        let loops = std::mem::take(&mut self.loops);
+        self.state.frames.push(Default::default());
+        self.nested(|shell| shell.list(body))?;
+        self.end_of_call();
+        self.loops = loops;
+        if let Some(frame) = self.state.frames.pop() {
+            for (name, value) in frame {
+                match value {
+                    Some(value) => self.state.variables.insert(name, value),
+                    None => self.state.variables.remove(&name),
+                };
+            }
+        }
+        self.pending.splice(0..0, outer);
+        self.state.positional = before;
+        Ok(self.state.status)
+    }
+
+    fn end_of_call(&mut self) {
+        if self.flow == Flow::Return {
+            self.flow = Flow::Next;
+        }
+        let others = std::mem::take(&mut self.pending).into_iter().map(|branch| Branch {
+            flow: if branch.flow == Flow::Return { Flow::Next } else { branch.flow },
+            ..branch
+        });
+        let others = others.collect();
+        self.join(others);
+    }
+
+    /// The path of a file that the script names, from the script's folder.
+    fn path_of(&self, path: &str) -> Option<String> {
+        let path = in_folder(&self.state.folder, path);
+        from_folder(&as_value(&path), self.sources.last().map(String::as_str))
+    }
+
+    /// What tells a file that the script names from others.
+    pub(super) fn key_of(&self, path: &str) -> Option<String> {
+        file_key(&in_folder(&self.state.folder, path), self.sources.last().map(String::as_str))
+    }
+
+    /// What a file holds that the script has written or that stands beside it.
+    pub(super) fn text_of_file(&self, key: &str) -> Result<String, String> {
+        held(&self.state.written, key, self.files).map(|(text, _)| text)
+    }
+
+    /// The same by the path as the script says it; none where it cannot be read.
+    pub(super) fn text_at(&self, path: &str) -> Option<String> {
+        self.text_of_file(&self.key_of(path)?).ok()
+    }
+
+    /// Whether a script that could be sourced is there; not known of any other file.
+    pub(super) fn is_there(&self, path: &str) -> Option<bool> {
+        let path = self.path_of(path).filter(|p| p.ends_with(".sh") || p.ends_with(".env"))?;
+        self.text_of_file(&path).is_ok().then_some(true)
+    }
+
+    /// The commands of a file that the script asks for, with its path.
+    fn followed(&mut self, path: &str, line: usize) -> Result<(String, List), String> {
+        let path = self.path_of(path).ok_or_else(|| format!("its path {UNTOLD}"))?;
+        if self.sources.contains(&path) {
+            return Err("it asks for itself".to_owned());
+        }
+        self.sourced += 1;
+        if self.sourced > MOST_FILES {
+            return Err(format!("more than {MOST_FILES} files are asked for"));
+        }
+        let text = self.text_of_file(&path)?;
+        let list = parse_sourced(&text, line).map_err(|e| format!("its line {}: {}", e.line, e.message))?;
+        Ok((path, list))
+    }
+
+    /// `source FILE ARGUMENTS`: its commands run here. A file that cannot be followed is named and changes nothing.
+    pub(super) fn source(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Status> {
+        let (path, list) = match self.followed(path, line) {
+            Ok(followed) => followed,
+            Err(reason) => {
+                self.unread |= reason != "it asks for itself";
+                self.note(format!("line {line}: `{}` is not read: {reason}", shown(path)));
+                return Ok(None);
+            }
+        };
+        self.sources.push(path);
+        let own: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
+        let before = (!own.is_empty()).then(|| self.state.positional.replace(Arc::new(own)));
+        let outer = std::mem::take(&mut self.pending);
+        self.nested(|shell| shell.list(&list))?;
+        self.end_of_call();
+        self.pending.splice(0..0, outer);
+        if let Some(before) = before {
+            self.state.positional = before;
+        }
+        self.sources.pop();
+        Ok(self.state.status)
+    }
+
+    /// A script that is started, with only what is exported: a file beside this one. None where it cannot be read.
+    pub(super) fn script(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<Status>> {
+        let Ok((path, list)) = self.followed(path, line) else { return Ok(None) };
+        self.sources.push(path);
+        let arguments = arguments.iter().map(|w| w.text.clone()).collect();
+        let status = self.child(Some(arguments), &list)?;
+        self.sources.pop();
+        Ok(Some(status))
+    }
+
+    /// Runs commands as a program of their own does.
+    pub(super) fn child(&mut self, arguments: Option<Vec<String>>, list: &List) -> Run<Status> {
+        self.nested(|shell| {
+            shell.subshell(|shell| {
+                shell.state.variables.retain(|_, variable| variable.exported);
+                shell.state.functions.clear();
+                shell.state.frames.clear();
+                shell.state.options = Default::default();
+                shell.state.positional = arguments.map(Arc::new);
+                shell.list(list)
+            })
+        })
+    }
+
+    /// A text that holds a script of its own: where it stands and what starts it is told of its training commands.
+    pub(super) fn script_text(&mut self, text: &str, line: usize, launcher: &[Word]) -> Run<Status> {
+        let list = parse(&as_value(text)).map_err(|e| shifted(e, line))?;
+        self.launched_by(line, launcher, |shell| shell.child(None, &list))
+    }
+
+    /// Runs what starts training commands for a launcher.
+    pub(super) fn launched_by(
+        &mut self,
+        line: usize,
+        launcher: &[Word],
+        run: impl FnOnce(&mut Self) -> Run<Status>,
+    ) -> Run<Status> {
+        let (found, perhaps) = (self.found.len(), self.perhaps.len());
+        let status = run(self)?;
+        let (found, perhaps) = (found.min(self.found.len()), perhaps.min(self.perhaps.len()));
+        for launch in self.found[found..].iter_mut().chain(&mut self.perhaps[perhaps..]) {
+            let shift = |w: &mut Word| w.line += line - 1;
+            launch.launcher.iter_mut().for_each(shift);
+            launch.script.iter_mut().for_each(shift);
+            launch.arguments.iter_mut().for_each(shift);
+            launch.launcher.splice(0..0, launcher.iter().cloned());
+        }
+        Ok(status)
+    }
+}
+
+pub(super) fn shifted(error: ImportError, line: usize) -> ImportError {
+    ImportError { line: error.line + line - 1, ..error }
+}

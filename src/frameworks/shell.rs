@@ -126,7 +126,13 @@ const UNSET: char = '\u{fffb}';
 
 /// A text as a value: what is not set is unknown.
 fn as_value(text: &str) -> String {
-    text.replace(UNSET, &UNKNOWN.to_string())
+    once(&text.replace(UNSET, &UNKNOWN.to_string()))
+}
+
+/// A text in which what is not known stands once where it stands several times in a row.
+fn once(text: &str) -> String {
+    let mut last = None;
+    text.chars().filter(|&c| last.replace(c) != Some(c) || (c != UNKNOWN && c != UNSET)).collect()
 }
 
 /// Flags of which a training command of these frameworks has at least one.

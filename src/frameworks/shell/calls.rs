@@ -6,7 +6,7 @@ use super::parse::{List, parse, parse_sourced};
 use super::printed::held;
 use super::run::{Run, Shell};
 use super::state::{Branch, Flow, Status, known};
-use super::{ImportError, UNKNOWN, UNSET, UNTOLD, Word, as_value, shown};
+use super::{ImportError, UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
 /// Most files that a script may source, counted as often as it does.
 const MOST_FILES: u32 = 64;
@@ -94,7 +94,7 @@ impl Shell<'_> {
     /// The path of a file that the script names, from the script's folder.
     fn path_of(&self, path: &str) -> Option<String> {
         let path = in_folder(&self.state.folder, path);
-        from_folder(&as_value(&path), self.sources.last().map(String::as_str))
+        from_folder(&once(&path), self.sources.last().map(String::as_str))
     }
 
     /// What tells a file that the script names from others.

@@ -4,7 +4,7 @@ use super::parse::{Part, Quoting, Raw, template};
 use super::patterns::{Place, escaped, replaced, without};
 use super::run::{LONGEST, MOST_DEPTH, Shell};
 use super::state::{Value, known, loose, unknown};
-use super::{UNKNOWN, UNSET, Word};
+use super::{UNKNOWN, UNSET, Word, once};
 
 /// Most words that braces make.
 const MOST_BRACES: usize = 4096;
@@ -27,7 +27,7 @@ impl Fields {
         for piece in text.split_inclusive(|c| self.separators.contains(c)).collect::<Vec<_>>() {
             let rest = piece.trim_end_matches(|c| self.separators.contains(c));
             if !rest.is_empty() {
-                self.push(rest, line);
+                self.push(&once(rest), line);
             }
             let Some(separator) = piece[rest.len()..].chars().next() else { continue };
             match self.open.take() {
@@ -175,6 +175,8 @@ impl Shell<'_> {
             }
             if quoted {
                 fields.push(&value, raw.line);
+                // One word, whatever it is.
+                fields.push(if loose(&value) { &value } else { "" }, raw.line);
             } else {
                 fields.split(&value, raw.line);
             }

@@ -91,10 +91,10 @@ pub(super) fn unknown() -> String {
     UNKNOWN.to_string()
 }
 
-/// Whether nothing is known of a text, not even whether it is one word.
+/// Whether nothing is known of a text, not even whether it is one word. What is quoted is: it stands there twice.
 pub(super) fn loose(text: &str) -> bool {
-    text.chars().any(|c| c == UNKNOWN || c == UNSET)
-        && text.chars().all(|c| c == UNKNOWN || c == UNSET || c.is_whitespace())
+    let mut chars = text.trim().chars();
+    matches!((chars.next(), chars.next()), (Some(UNKNOWN | UNSET), None))
 }
 
 /// Whether a text is known.

@@ -267,7 +267,7 @@ fn no_command(text: &str, bare: Option<Word>) -> ImportError {
 /// A word for people: what only a running shell knows is `$…`.
 #[must_use]
 pub fn shown(text: &str) -> String {
-    text.replace([UNKNOWN, UNSET], "$…")
+    as_value(text).replace(UNKNOWN, "$…")
 }
 
 /// Whether a word holds something that only a running shell knows.

@@ -195,6 +195,9 @@ impl Group {
     }
 }
 
+/// How states are sharded: ZeRO stage, shard group, overlap with computation.
+pub type Shards = (u8, u32, bool);
+
 /// All layouts of one job under one framework.
 #[derive(Debug, Clone)]
 pub struct Space<'a> {
@@ -202,6 +205,12 @@ pub struct Space<'a> {
     capabilities: &'static Capabilities,
     context: &'a Context,
     restrictions: &'a Restrictions,
+    /// What divides the number of GPUs, ascending, and the shardings of so many ranks.
+    shardings: Vec<(u32, Vec<Shards>)>,
+    /// The flags that cells may have, by which degrees are above one.
+    flags: [Flags; 8],
+    /// The same without graphs that no layout of the job may have.
+    possible_flags: [Flags; 8],
 }
 
 /// Divisors of `n`, ascending.
@@ -227,7 +236,20 @@ impl<'a> Space<'a> {
     /// The space of a job under a framework.
     #[must_use]
     pub fn new(target: Target, context: &'a Context, restrictions: &'a Restrictions) -> Self {
-        Self { target, capabilities: target.capabilities(), context, restrictions }
+        let none = || std::array::from_fn(|_| Flags::default());
+        let capabilities = target.capabilities();
+        let (flags, possible_flags, shardings) = (none(), none(), Vec::new());
+        let mut space =
+            Self { target, capabilities, context, restrictions, shardings, flags, possible_flags };
+        let ranks = divisors(context.gpus).into_iter();
+        space.shardings = ranks.map(|ranks| (ranks, space.shardings_of(ranks))).collect();
+        space.flags = std::array::from_fn(|at| space.flags_where(at & 1 > 0, at & 2 > 0, at & 4 > 0));
+        space.possible_flags = std::array::from_fn(|at| {
+            let mut flags = space.flags[at].clone();
+            flags.cuda_graphs.retain(|&graphs| !space.forbids_graphs(graphs));
+            flags
+        });
+        space
     }
 
     /// The framework.
@@ -476,31 +498,40 @@ impl<'a> Space<'a> {
 
     /// The flags that cells of a group may have, before the framework's rules.
     #[must_use]
-    pub fn flags(&self, g: &Group) -> Flags {
+    pub fn flags(&self, g: &Group) -> &Flags {
+        &self.flags[degrees_above_one(g)]
+    }
+
+    /// The same without graphs that no layout of the job may have.
+    #[must_use]
+    pub fn possible_flags(&self, g: &Group) -> &Flags {
+        &self.possible_flags[degrees_above_one(g)]
+    }
+
+    /// The flags of cells whose tensor, context and expert parallelism are above one, or are not.
+    fn flags_where(&self, tensor: bool, context: bool, expert: bool) -> Flags {
         let k = self.capabilities;
         let experts = self.context.has_experts();
-        let sequence: &[bool] = match (g.tensor_parallel > 1, k.sequence_parallel) {
+        let sequence: &[bool] = match (tensor, k.sequence_parallel) {
             (false, _) | (_, SequenceParallel::Never) => &[false],
             (true, SequenceParallel::Always) => &[true],
             (true, SequenceParallel::Optional) => &[true, false],
         };
-        let overlaps = |on: bool| choices(k.tensor_overlap && g.tensor_parallel > 1 && on);
+        let overlaps = |on: bool| choices(k.tensor_overlap && tensor && on);
         let r = self.restrictions;
-        let tensor = sequence
+        let tensor_flags = sequence
             .iter()
             .flat_map(|&on| overlaps(on).iter().map(move |&overlap| (on, overlap)))
             .filter(|(on, overlap)| {
-                let effect = g.tensor_parallel > 1;
-                admits(&r.sequence_parallel, effect, on) && admits(&r.tensor_overlap, effect, overlap)
+                admits(&r.sequence_parallel, tensor, on) && admits(&r.tensor_overlap, tensor, overlap)
             });
         let dispatchers: Vec<Option<Dispatcher>> = if !experts {
             vec![None]
-        } else if g.expert_parallel == 1 && k.dispatchers.len() > 1 {
+        } else if !expert && k.dispatchers.len() > 1 {
             // Nothing is sent: one name stands for all.
             vec![Some(Dispatcher::AllToAll)]
         } else {
-            let effect = g.expert_parallel > 1;
-            let admitted = |d: &&Dispatcher| admits(&r.dispatcher, effect, *d);
+            let admitted = |d: &&Dispatcher| admits(&r.dispatcher, expert, *d);
             let all = if r.dispatcher.is_some() { k.dispatchers } else { k.default_dispatchers };
             all.iter().filter(admitted).copied().map(Some).collect()
         };
@@ -508,12 +539,12 @@ impl<'a> Space<'a> {
         let graph = |graph: &CudaGraphs| {
             (experts || *graph != CudaGraphs::AttentionRouter) && admits(&r.cuda_graphs, true, graph)
         };
-        let exchange = experts && g.expert_parallel > 1;
+        let exchange = experts && expert;
         let expert_overlap = choices(k.expert_overlap && exchange).iter().copied();
         let comm = |comm: &ContextComm| admits(&r.context_comm, true, comm);
         Flags {
-            tensor: tensor.collect(),
-            context_comms: if g.context_parallel > 1 {
+            tensor: tensor_flags.collect(),
+            context_comms: if context {
                 k.context_comms.iter().copied().filter(comm).collect()
             } else {
                 vec![ContextComm::Ring]
@@ -564,8 +595,7 @@ impl<'a> Space<'a> {
 
     /// Whether a rule forbids a kind of CUDA graph in every layout of the job. Such a rule asks for nothing
     /// else, so that it forbids it on one GPU, where all else is legal.
-    #[must_use]
-    pub fn forbids_graphs(&self, cuda_graphs: CudaGraphs) -> bool {
+    fn forbids_graphs(&self, cuda_graphs: CudaGraphs) -> bool {
         let group = self.one_gpu();
         let plain = self.plain_cell(&group);
         self.cell_rule(&group, &CellKey { cuda_graphs: CudaGraphs::None, ..plain }).is_none()
@@ -581,7 +611,7 @@ impl<'a> Space<'a> {
         (schedule, v, expert_overlap): (Schedule, u32, bool),
     ) -> Option<&'static str> {
         let plain = self.plain_cell(g);
-        let mut rules = self.flags(g).dispatchers.into_iter().map(|dispatcher| {
+        let mut rules = self.flags(g).dispatchers.iter().map(|&dispatcher| {
             let cell = CellKey { dispatcher, expert_overlap, ..plain };
             let layout = layout_of(g, &cell, v, schedule, 0, 1, false);
             self.broken(&layout, Reach::Order).or_else(|| self.broken(&layout, Reach::Exchange))
@@ -599,8 +629,13 @@ impl<'a> Space<'a> {
 
     /// Every sharding of a group: ZeRO stage, shard group, overlap with computation.
     #[must_use]
-    pub fn shardings(&self, g: &Group) -> Vec<(u8, u32, bool)> {
+    pub fn shardings(&self, g: &Group) -> &[Shards] {
         let ranks = g.data_parallel * g.context_parallel;
+        let known = self.shardings.binary_search_by_key(&ranks, |(ranks, _)| *ranks);
+        known.map_or(&[], |at| self.shardings[at].1.as_slice())
+    }
+
+    fn shardings_of(&self, ranks: u32) -> Vec<Shards> {
         let mut shardings = Vec::new();
         for &zero in self.zero_stages(ranks) {
             if self.admits_stage(zero, ranks) {
@@ -618,7 +653,7 @@ impl<'a> Space<'a> {
         &self,
         g: &Group,
         offload: Offload,
-        (zero, shard, overlap): (u8, u32, bool),
+        (zero, shard, overlap): Shards,
     ) -> Option<&'static str> {
         let cell = CellKey { offload, ..self.plain_cell(g) };
         self.broken(&layout_of(g, &cell, 1, Schedule::OneFOneB, zero, shard, overlap), Reach::Sharding)
@@ -628,7 +663,7 @@ impl<'a> Space<'a> {
     pub fn layouts(&self, g: &Group, cell: &CellKey, mut each: impl FnMut(Result<Layout, &'static str>)) {
         let shardings = self.shardings(g);
         self.orders(g, |schedule, v| {
-            for &(zero, shard, overlap) in &shardings {
+            for &(zero, shard, overlap) in shardings {
                 let layout = layout_of(g, cell, v, schedule, zero, shard, overlap);
                 each(
                     legal(self.target, self.context, &layout)
@@ -716,6 +751,13 @@ impl<'a> Space<'a> {
             _ => {}
         }
     }
+}
+
+/// Which flags have an effect in a group goes by this.
+fn degrees_above_one(g: &Group) -> usize {
+    let above =
+        [g.tensor_parallel, g.context_parallel, g.expert_parallel].map(|degree| usize::from(degree > 1));
+    above[0] | above[1] << 1 | above[2] << 2
 }
 
 /// Both choices of a flag, the better one first, or only "off" where the flag does not exist.

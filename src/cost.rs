@@ -174,6 +174,17 @@ pub struct ModuleCost {
     pub saved: Bytes,
 }
 
+/// The input of layers that are recomputed together, kept in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OffloadedInput {
+    /// Bytes per micro-batch.
+    pub bytes: Bytes,
+    /// Time on the link, one way.
+    pub moved: Picos,
+    /// How much of that one layer's forward pass hides on the way down.
+    pub hidden: Picos,
+}
+
 /// One layer kind in one cell, per micro-batch on one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerCost {
@@ -187,14 +198,14 @@ pub struct LayerCost {
     pub kept: Bytes,
     /// What selective recomputation can drop, each on its own; effects add up.
     pub modules: Vec<ModuleCost>,
-    /// Extra backward time when the whole layer is recomputed.
+    /// Extra backward time when the whole layer is recomputed, without what moves to host memory and back.
     pub full_extra: Times,
     /// Bytes kept when the whole layer is recomputed: its input.
     pub full_kept: Bytes,
     /// Bytes kept in host memory for the backward pass without recomputation.
     pub offloaded: Bytes,
-    /// Bytes kept in host memory when the whole layer is recomputed.
-    pub full_offloaded: Bytes,
+    /// What is kept in host memory when the whole layer is recomputed: the input of a group of such layers.
+    pub full_offloaded: OffloadedInput,
     /// Parameters on this rank.
     pub parameters: LocalParameters,
     /// Working set of its backward pass beyond what is kept.

@@ -46,7 +46,7 @@ pub use verify::Verified;
 use balance::{LegalModes, Pipelines};
 use best::{Best, Class, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
-use groups::Opened;
+use groups::{Opened, Seen};
 use layouts::{Completions, RankPasses, Simulated};
 
 /// What to look for.
@@ -185,7 +185,7 @@ struct Scratch {
     parts: Parts,
     /// Cells of the current group with a bound on one micro-batch.
     cells: Vec<(Picos, CellKey)>,
-    legal_modes: Kept<CellKey, Arc<LegalModes>, KEPT_FLOORS>,
+    legal_modes: Kept<CellKey, Arc<LegalModes>, KEPT_LEGAL>,
     relaxation: Relaxation,
     floors: Kept<(Family, Offload, Option<bool>), Floors, KEPT_FLOORS>,
     simulator: Simulator,
@@ -244,8 +244,10 @@ impl Drop for Held<'_> {
 const REFINED_AT_ONCE: usize = 512;
 /// Groups opened at once even if one without a second bound might come first: work for several threads.
 const OPENED_AT_LEAST: usize = 8;
-/// Priced floors, and lists of ways to recompute, that a thread keeps.
+/// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 128;
+/// Lists of legal ways to recompute that a thread keeps.
+const KEPT_LEGAL: usize = 4096;
 /// Parts of cells that a thread keeps.
 const KEPT_PARTS: usize = 1024;
 
@@ -286,7 +288,7 @@ impl Search<'_> {
         let (groups, other): (Vec<Group>, Vec<Group>) = groups.into_iter().partition(wanted);
         counters.drop("bound: degrees", other.par_iter().map(|g| self.space.count(g)).sum());
         let mut ordered = self.first_bounds(&groups);
-        ordered.sort_unstable();
+        ordered.par_sort_unstable();
 
         let scratches = Scratches::default();
         let mut best = Best::new(request);
@@ -386,7 +388,7 @@ impl Search<'_> {
                         let incumbent = incumbents.as_ref().map(|found| found.threshold(class));
                         let frozen = best.threshold(class).min(incumbent.unwrap_or_default());
                         let frozen = if request.exhaustive { Threshold::default() } else { frozen };
-                        self.open(next, request, frozen, usize::MAX, observer, &mut held.scratch)
+                        self.open(next, request, frozen, Seen::Every, observer, &mut held.scratch)
                     },
                 )
                 .collect();

@@ -6,7 +6,7 @@ use super::{Ledger, Sequence, rank_of, spans};
 use crate::cost::model::CostModel;
 use crate::cost::schedule::{Load, chain_bound};
 use crate::cost::step::{ITEM_NAMES, Prediction, StepItem, shape};
-use crate::cost::{CellCosts, CellKey, Hop, ITEMS, Item, Sharding, Times};
+use crate::cost::{CellCosts, CellKey, Hop, ITEMS, Item, OffloadedInput, Sharding, Times};
 use crate::layers::Layers;
 use crate::plan::{Layout, Module, Plan, Recompute};
 use crate::units::Picos;
@@ -86,10 +86,14 @@ impl Prices {
         };
         match recompute {
             Recompute::None => {}
-            Recompute::FullUniform(_) => add(&layer.full_extra),
+            Recompute::FullUniform(n) => {
+                add(&layer.full_extra);
+                extra[Item::Offload as usize] += input_moved(&layer.full_offloaded, u64::from(n.max(1)));
+            }
             Recompute::FullBlock(n) => {
                 if place < n as usize {
                     add(&layer.full_extra);
+                    extra[Item::Offload as usize] += input_moved(&layer.full_offloaded, 1);
                 }
             }
             Recompute::Selective(set) => {
@@ -105,6 +109,13 @@ impl Prices {
         }
         extra
     }
+}
+
+/// A layer's share of the time in which nothing but the input of its group moves, down and up.
+fn input_moved(input: &OffloadedInput, group: u64) -> u64 {
+    let (moved, hidden) = (u128::from(input.moved.0), u128::from(input.hidden.0) * u128::from(group));
+    let waits = if hidden < moved { 2 * moved - hidden } else { moved };
+    waits.div_ceil(u128::from(group)) as u64
 }
 
 /// One chunk, per micro-batch, in picoseconds.

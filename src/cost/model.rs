@@ -7,7 +7,7 @@ use crate::cost::network::{Fabric, Group};
 use crate::cost::step::{OffGpu, Prediction};
 use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
-    PerParameter, Sharding, StateClass, Times,
+    OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Scale};
 use crate::frameworks::profile::{DataMode, OffloadedActivations, Profile};
@@ -145,7 +145,7 @@ impl Parts {
 }
 
 /// The values that a cell's flags may take: what a floor over flags is taken over.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
     /// Sequence parallelism with and without overlap of tensor parallelism.
     pub tensor: Vec<(bool, bool)>,
@@ -735,7 +735,7 @@ impl<'a> CostModel<'a> {
             full_extra: full_extra.times(),
             full_kept: Bytes::from_f64(input),
             offloaded: Bytes::ZERO,
-            full_offloaded: Bytes::ZERO,
+            full_offloaded: OffloadedInput::default(),
             parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
             weight_shapes: shapes,
@@ -1687,17 +1687,17 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// Of a layer that is recomputed, the input goes to the host. Every layer of a group that is recomputed together
-    /// is charged as if its input went.
+    /// Of layers that are recomputed together, the input goes to the host.
     fn offload_inputs(&self, cost: &mut LayerCost, floor: bool) {
         let bytes = cost.full_kept;
-        let back = bytes.0 as f64 / self.accelerator.host_link.0;
         // Of a floor it is not known how the passes divide.
-        let hidden =
-            if floor { f64::INFINITY } else { OFFLOAD_HIDDEN_SHARE * cost.forward.total().seconds().0 };
-        let down = (back - hidden).max(0.0);
-        cost.full_extra.add(Item::Offload, Seconds(down + back).picos());
-        cost.full_offloaded = bytes;
+        let hidden = if floor {
+            Picos(u64::MAX)
+        } else {
+            Seconds(OFFLOAD_HIDDEN_SHARE * cost.forward.total().seconds().0).picos()
+        };
+        let moved = Seconds(bytes.0 as f64 / self.accelerator.host_link.0).picos();
+        cost.full_offloaded = OffloadedInput { bytes, moved, hidden };
         cost.full_kept = Bytes::ZERO;
     }
 

@@ -5,7 +5,10 @@ use serde::Serialize;
 
 use super::model::CostModel;
 use super::schedule::{Load, Shape, Simulator, in_flight_vectors};
-use super::{CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, Sharding, Times};
+use super::{
+    CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, OffloadedInput, Sharding,
+    Times,
+};
 use crate::layers::Layers;
 use crate::plan::{Layout, Module, Modules, Offload, Plan, Recompute};
 use crate::units::{Bytes, Picos};
@@ -210,12 +213,22 @@ pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
         Recompute::None => ModeCost { extra: Times::default(), kept: layer.kept, transient: layer.transient },
         Recompute::Selective(set) => selective_cost(layer, set),
         Recompute::FullUniform(n) => ModeCost {
-            extra: layer.full_extra,
+            extra: whole_layer_extra(layer, n),
             kept: layer.full_kept,
             transient: layer.transient + (layer.kept * u64::from(n)).saturating_sub(layer.full_kept),
         },
         Recompute::FullBlock(_) => mode_cost(layer, Recompute::FullUniform(1)),
     }
+}
+
+/// Extra backward time of each of `n` layers that are recomputed together. One input for all of them goes to
+/// host memory, behind their forward passes as far as these hide it, and comes back before they run again.
+fn whole_layer_extra(layer: &LayerCost, n: u32) -> Times {
+    let OffloadedInput { moved, hidden, .. } = layer.full_offloaded;
+    let down = moved.0.saturating_sub(hidden.0.saturating_mul(u64::from(n)));
+    let mut extra = layer.full_extra;
+    extra.add(Item::Offload, Picos((down + moved.0).div_ceil(u64::from(n.max(1)))));
+    extra
 }
 
 fn selective_cost(layer: &LayerCost, set: Modules) -> ModeCost {
@@ -591,9 +604,9 @@ fn off_gpu(
                 let layer = &tables.cell.layers[layers.order[at] as usize];
                 match chunk.recompute {
                     // Layers that are recomputed whole leave nothing but the input of their group.
-                    Recompute::FullUniform(n) if i as u32 % n == 0 => layer.full_offloaded,
+                    Recompute::FullUniform(n) if i as u32 % n == 0 => layer.full_offloaded.bytes,
                     Recompute::FullUniform(_) => Bytes::ZERO,
-                    Recompute::FullBlock(n) if (i as u32) < n => layer.full_offloaded,
+                    Recompute::FullBlock(n) if (i as u32) < n => layer.full_offloaded.bytes,
                     _ => layer.offloaded,
                 }
             };

@@ -10,8 +10,8 @@ use super::balance::{Balancing, Hopeless, LegalModes, RecomputeFamily, TablesOf,
 use super::best::Threshold;
 use super::groups::Order;
 use super::{Bounded, Scratch, Search};
-use crate::candidates::{Group, layout_of};
-use crate::cost::model::{Flags, Parts};
+use crate::candidates::{Group, Shards, layout_of};
+use crate::cost::model::Parts;
 use crate::cost::step::{once_per_step, shape};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::plan::{Offload, Schedule};
@@ -62,8 +62,8 @@ impl Search<'_> {
         families.sort_unstable();
         families.dedup_by_key(|(family, _)| *family);
         let price = |parts: &mut Parts, (family, group): &(Family, &Group)| {
-            let flags = self.floor_flags(group);
-            (*family, self.cost.floor_total(&self.space.plain_cell(group), &flags, parts))
+            let flags = self.space.possible_flags(group);
+            (*family, self.cost.floor_total(&self.space.plain_cell(group), flags, parts))
         };
         let floors: HashMap<Family, Picos> = families.par_iter().map_init(Parts::default, price).collect();
         let bound = |g: &Group| {
@@ -71,14 +71,6 @@ impl Search<'_> {
             (self.floor(Picos::ZERO).step(least_passes(least, g)), *g)
         };
         groups.par_iter().map(bound).collect()
-    }
-
-    /// Flags of a group without the graphs that no layout may have. They depend on nothing that is no part of
-    /// its [`Family`].
-    fn floor_flags(&self, group: &Group) -> Flags {
-        let mut flags = self.space.flags(group);
-        flags.cuda_graphs.retain(|&graphs| !self.space.forbids_graphs(graphs));
-        flags
     }
 
     /// A bound that knows of memory: what is recomputed at least, at the best flags and the sharding with
@@ -105,7 +97,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
     ) -> Option<Picos> {
         let orders = self.orders(group);
-        let overlaps = self.space.flags(group).expert_overlap;
+        let overlaps = &self.space.flags(group).expert_overlap;
         let allowed = |&Order { schedule, virtual_stages, rules }: &Order| {
             let overlaps = overlaps.iter().filter(move |&&overlap| rules[usize::from(overlap)].is_none());
             overlaps.map(move |&overlap| (schedule, virtual_stages, overlap))
@@ -208,7 +200,7 @@ impl Search<'_> {
         let key = (family_of(group), offload, one.map(|one| one.2));
         let mut kept = std::mem::take(&mut scratch.floors);
         let floors = kept.get(key, || {
-            let mut flags = self.floor_flags(group);
+            let mut flags = self.space.possible_flags(group).clone();
             if one.is_some() {
                 flags.expert_overlap = vec![overlap];
             }
@@ -220,13 +212,13 @@ impl Search<'_> {
         let price = |(zero, shard, overlap)| {
             self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
         };
-        let mut shardings = self.space.shardings(group);
-        // If none is legal, that is found out where rules are counted.
-        let legal = |one: &(u8, u32, bool)| self.space.sharding_rule(group, offload, *one).is_none();
-        if shardings.iter().any(legal) {
-            shardings.retain(legal);
+        let all = self.space.shardings(group);
+        let legal = |one: &&Shards| self.space.sharding_rule(group, offload, **one).is_none();
+        let mut shardings: Vec<Sharding> = all.iter().filter(legal).copied().map(price).collect();
+        if shardings.is_empty() {
+            // That none is legal is found out where rules are counted.
+            shardings.extend(all.iter().copied().map(price));
         }
-        let shardings: Vec<Sharding> = shardings.into_iter().map(price).collect();
         let sharding = Sharding::least(shardings.iter());
         let all =
             every.then(|| Ways::new(&RecomputeFamily::every(&floors.legal, &floors.cell), &floors.cell));

@@ -10,7 +10,7 @@ use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
 use super::{Bounded, Counters, Observer, Request, Scratch, Search};
-use crate::candidates::{Group, layout_of};
+use crate::candidates::{Group, Shards, layout_of};
 use crate::cost::schedule::Load;
 use crate::cost::step::{shape, state_bytes};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
@@ -110,6 +110,17 @@ pub(super) struct Order {
     pub rules: [Option<&'static str>; 2],
 }
 
+/// Which cells of a group are looked at.
+#[derive(Clone, Copy)]
+pub(super) enum Seen<'a> {
+    /// All.
+    Every,
+    /// About so many, from the first to the last by their bounds.
+    Some(usize),
+    /// Those whose flags differ least from the flags of one of these, whatever dispatches tokens.
+    Like(&'a [CellKey]),
+}
+
 /// A group as it is opened.
 pub(super) struct Opening<'a> {
     pub group: &'a Group,
@@ -118,7 +129,7 @@ pub(super) struct Opening<'a> {
     /// What had to be beaten before.
     frozen: Threshold,
     orders: Vec<Order>,
-    shardings: Vec<(u8, u32, bool)>,
+    shardings: &'a [Shards],
     /// Which sharding is settled after which: what lacks no memory is fastest and cheapest to settle. Those that differ
     /// in nothing but bytes held come one after the other.
     leanest_first: Vec<usize>,
@@ -132,6 +143,21 @@ impl Known {
             Self::Splits | Self::Simulated => "bound: splits",
         }
     }
+}
+
+/// In how many flags two cells differ, whatever dispatches their tokens: that goes with the degrees.
+fn flags_apart(a: &CellKey, b: &CellKey) -> usize {
+    [
+        a.sequence_parallel != b.sequence_parallel,
+        a.context_comm != b.context_comm,
+        a.tensor_overlap != b.tensor_overlap,
+        a.expert_overlap != b.expert_overlap,
+        a.cuda_graphs != b.cuda_graphs,
+        a.offload != b.offload,
+    ]
+    .iter()
+    .filter(|differs| **differs)
+    .count()
 }
 
 /// The first of a queue is the line with the least time.
@@ -177,14 +203,13 @@ impl Search<'_> {
         orders
     }
 
-    /// Settles the layouts of a group that could matter; nothing if it is told to stop before the end.
-    /// Of its cells it looks at about `cells_seen`.
+    /// Settles the layouts of a group's cells that could matter; nothing if it is told to stop before the end.
     pub(super) fn open(
         &self,
         &Bounded { bound, ref group, .. }: &Bounded,
         request: &Request,
         frozen: Threshold,
-        cells_seen: usize,
+        seen: Seen<'_>,
         observer: &dyn Observer,
         scratch: &mut Scratch,
     ) -> Option<Opened> {
@@ -210,9 +235,21 @@ impl Search<'_> {
         };
         let mut cells = std::mem::take(&mut scratch.cells);
         cells.clear();
-        self.space.cells(group, |key| cells.push((self.cost.cell_total(&key, &mut scratch.parts), key)));
+        self.space.cells(group, |key| cells.push((Picos::ZERO, key)));
+        if let Seen::Like(flags) = seen {
+            let apart = |key: &CellKey| flags.iter().map(|other| flags_apart(key, other)).min();
+            let least = cells.iter().map(|cell| apart(&cell.1)).min();
+            cells.retain(|cell| Some(apart(&cell.1)) == least);
+        }
+        for (total, key) in &mut cells {
+            *total = self.cost.cell_total(key, &mut scratch.parts);
+        }
         cells.sort_unstable();
-        let ended = self.walk(&opening, &cells, cells_seen, observer, scratch, &mut opened);
+        if let Seen::Some(most) = seen {
+            let step = cells.len().div_ceil(most).max(1);
+            cells = cells.into_iter().step_by(step).collect();
+        }
+        let ended = self.walk(&opening, &cells, observer, scratch, &mut opened);
         scratch.cells = cells;
         ended.then_some(opened)
     }
@@ -224,16 +261,14 @@ impl Search<'_> {
         &self,
         opening: &Opening<'_>,
         cells: &[(Picos, CellKey)],
-        cells_seen: usize,
         observer: &dyn Observer,
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) -> bool {
-        let &Opening { group, request, frozen, ref orders, ref shardings, .. } = opening;
+        let &Opening { group, request, frozen, ref orders, shardings, .. } = opening;
         let count = shardings.len() as u64;
-        let step = cells.len().div_ceil(cells_seen).max(1);
         let bound_of = |cell: &(Picos, CellKey)| self.floor(Picos::ZERO).step(least_passes(cell.0, group));
-        let mut cells = cells.iter().step_by(step).enumerate().peekable();
+        let mut cells = cells.iter().enumerate().peekable();
         let mut lines: BinaryHeap<Line> = BinaryHeap::new();
         let mut known: Vec<States> = Vec::new();
         let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
@@ -309,7 +344,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
         counters: &mut Counters,
     ) -> Vec<Line> {
-        let &Opening { group, request, ref orders, ref shardings, .. } = opening;
+        let &Opening { group, request, ref orders, shardings, .. } = opening;
         let count = shardings.len() as u64;
         let capabilities = self.space.capabilities();
         // The rules on recomputation look at the flags of the cell, and at nothing else of a layout.
@@ -436,14 +471,14 @@ impl Search<'_> {
     /// Prices all shardings of a group's orders.
     fn states(
         &self,
-        &Opening { group, ref orders, ref shardings, .. }: &Opening<'_>,
+        &Opening { group, ref orders, shardings, .. }: &Opening<'_>,
         key: &CellKey,
         parameters: &LocalParameters,
         hopeless: Hopeless,
     ) -> States {
         let p = u64::from(group.pipeline_parallel);
         let (all, some, most, fitting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let rule_of = |&sharding: &(u8, u32, bool)| self.space.sharding_rule(group, key.offload, sharding);
+        let rule_of = |&sharding: &Shards| self.space.sharding_rule(group, key.offload, sharding);
         let rules: Vec<Option<&'static str>> = shardings.iter().map(rule_of).collect();
         let rule = rules.first().copied().flatten().filter(|_| rules.iter().all(Option::is_some));
         let mut states = States { offload: key.offload, all, some, most, fitting, rule, hopeless };
@@ -498,7 +533,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
         opened: &mut Opened,
     ) {
-        let shardings = &opening.shardings;
+        let shardings = opening.shardings;
         scratch.known.clear();
         (scratch.free, scratch.splits, scratch.recent) = (None, line.splits.take(), None);
         let from = line.at.1 * shardings.len();

@@ -11,25 +11,26 @@ use std::collections::HashSet;
 use rayon::prelude::*;
 
 use super::best::{Best, Class, class_of_group};
-use super::groups::Opened;
+use super::groups::{Opened, Seen};
 use super::{Bounded, Held, Observer, Request, Scratches, Search};
 use crate::candidates::Group;
+use crate::cost::CellKey;
 
 /// Groups seen at a glance first, each of another class, for every class that is asked for.
-const FIRST: usize = 4;
-/// Cells of a group that a glance looks at.
+const FIRST: usize = 1;
+/// Cells of such a group that a glance looks at.
 const CELLS: usize = 8;
 /// Groups seen at once, before what they show is known to others.
 const AT_ONCE: usize = 8;
 /// Groups that are seen next: of each of the best, so many that are like it, and so many in all.
-const LIKE_EACH: usize = 3;
-const NEXT: usize = 24;
+const LIKE_EACH: usize = 2;
+const NEXT: usize = 16;
 /// How often in a row groups like the best may bring nothing better before the best are opened.
 const PATIENCE: u32 = 2;
 /// Best classes whose like are looked for.
 const CENTRES: usize = 64;
-/// By what factor a degree of groups that are alike differs at most.
-const ALIKE: u32 = 4;
+/// How many factors of two, in all degrees together, groups that are alike are apart at most.
+const ALIKE: u32 = 3;
 
 /// What was found.
 pub(super) struct Incumbents {
@@ -64,7 +65,8 @@ impl Search<'_> {
         let mut idle = 0;
         while !observer.stop() {
             let before = look.centres();
-            look.at(&next, CELLS);
+            let flags: Vec<CellKey> = look.found.leaders().take(CENTRES).map(CellKey::from).collect();
+            look.at(&next, if flags.is_empty() { Seen::Some(CELLS) } else { Seen::Like(&flags) });
             seen.extend(next.iter().map(|one| one.group));
             let mut centres = look.centres();
             idle = if centres == before { idle + 1 } else { 0 };
@@ -78,7 +80,7 @@ impl Search<'_> {
                 if closer.is_empty() {
                     break;
                 }
-                opened.extend(look.at(&closer, usize::MAX));
+                opened.extend(look.at(&closer, Seen::Every));
                 centres = look.centres();
                 next = look.like(&centres, open, &seen);
             }
@@ -94,7 +96,7 @@ impl Look<'_> {
     }
 
     /// Looks at some cells of groups.
-    fn at(&mut self, groups: &[Bounded], cells: usize) -> Vec<(Group, Opened)> {
+    fn at(&mut self, groups: &[Bounded], cells: Seen<'_>) -> Vec<(Group, Opened)> {
         let mut seen = Vec::new();
         for some in groups.chunks(AT_ONCE) {
             let found = &self.found;
@@ -120,18 +122,21 @@ impl Look<'_> {
         let hopeful: Vec<&Bounded> = hopeful.filter(|one| !seen.contains(&one.group)).collect();
         let mut next: Vec<Bounded> = Vec::new();
         for centre in centres {
-            let room = LIKE_EACH.min(NEXT - next.len());
-            let near = hopeful.iter().filter(|one| alike(centre, &one.group) && !next.contains(one));
-            let near: Vec<Bounded> = near.take(room).map(|one| **one).collect();
-            next.extend(near);
+            let mut near: Vec<(u32, &Bounded)> = hopeful
+                .iter()
+                .map(|one| (apart(centre, &one.group), *one))
+                .filter(|(apart, one)| *apart <= ALIKE && !next.contains(one))
+                .collect();
+            near.sort_unstable();
+            next.extend(near.iter().take(LIKE_EACH.min(NEXT - next.len())).map(|(_, one)| **one));
         }
         next
     }
 }
 
-/// Whether two groups differ in two degrees at most, and in neither much. Data parallelism and the number of
-/// micro-batches follow from the others.
-fn alike(a: &Group, b: &Group) -> bool {
+/// How many factors of two lie between the degrees of two groups. Data parallelism and the number of micro-batches
+/// follow from the others.
+fn apart(a: &Group, b: &Group) -> u32 {
     let degrees = |g: &Group| {
         [
             g.tensor_parallel,
@@ -142,8 +147,11 @@ fn alike(a: &Group, b: &Group) -> bool {
             g.micro_batch_size,
         ]
     };
-    let pairs = || degrees(a).into_iter().zip(degrees(b));
-    pairs().all(|(a, b)| a.max(b) <= ALIKE * a.min(b)) && pairs().filter(|(a, b)| a != b).count() <= 2
+    degrees(a)
+        .into_iter()
+        .zip(degrees(b))
+        .map(|(a, b)| a.max(b).div_ceil(a.min(b)).next_power_of_two().ilog2())
+        .sum()
 }
 
 /// The first groups, each of another class.

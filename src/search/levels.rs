@@ -39,7 +39,7 @@ fn settled(
 ) -> Vec<Settled> {
     let request = Request { top: usize::MAX, per_class: usize::MAX, exhaustive, ..Request::default() };
     let next = Bounded { bound: Picos::ZERO, group, third: true };
-    let opened = search.open(&next, &request, Threshold { any, own: None }, usize::MAX, &Silent, scratch);
+    let opened = search.open(&next, &request, Threshold { any, own: None }, Seen::Every, &Silent, scratch);
     opened.expect("nobody told it to stop").settled
 }
 

@@ -22,14 +22,15 @@ pub struct Relaxation {
     ranks: Vec<Rank>,
     /// Layers of each kind.
     counts: [u64; MAX_KINDS],
-    /// Capacity of a rank as the least of lines `(at zero, per picosecond of the bottleneck)`; one stretch
-    /// of `width` lines per rank.
-    lines: Vec<(f64, f64)>,
+    /// What ranks can hold.
+    all: Capacity,
     /// The same for whole layers of the commonest kind alone.
-    whole: Vec<(f64, f64)>,
+    whole: Capacity,
     /// By rank: from which bottleneck on it can take one layer more, and how many it has then.
     steps: Vec<(f64, u32)>,
     prices: Vec<f64>,
+    /// By price, and by kind that the model has: least extra time with the price of the bytes kept, of all modes.
+    cheapest: Vec<f64>,
     modes: Vec<usize>,
     /// The mode that was best in the last problem: likely the best of one like it.
     hint: usize,
@@ -37,9 +38,20 @@ pub struct Relaxation {
     by_least: Vec<(f64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
-    /// By rank, for one set of modes: bytes free beside transients, those left for layers, and the work
-    /// that they hold.
-    room: Vec<(f64, f64, f64)>,
+    /// By rank, for one set of modes: bytes free beside transients.
+    free: Vec<f64>,
+}
+
+/// The work that every rank can hold, as the least of lines over the bottleneck.
+#[derive(Debug, Default)]
+struct Capacity {
+    /// By rank, what time allows: `(at zero, per picosecond)`.
+    time: Vec<(f64, f64)>,
+    /// By rank, what memory allows.
+    room: Vec<f64>,
+    /// What both allow at a price per byte, as `time`; one stretch of so many lines per rank as there are prices.
+    priced: Vec<(f64, f64)>,
+    prices: usize,
 }
 
 /// What of a rank does not depend on recomputation.
@@ -67,6 +79,8 @@ struct Rank {
 #[derive(Debug, Clone, Copy, Default)]
 struct Present {
     kind: usize,
+    /// Its place among the kinds that the model has.
+    at: usize,
     forward: f64,
     backward: f64,
     /// Least extra backward time, and least bytes kept, of the modes.
@@ -96,10 +110,69 @@ fn lesser(a: f64, b: f64) -> f64 {
     if b < a { b } else { a }
 }
 
-/// Whole layers that a rank holds at a bottleneck, at most; rounding must not lower it.
-fn held(lines: &[(f64, f64)], theta: f64, count: f64, weight: f64) -> u32 {
-    let work = lines.iter().map(|&(a, b)| a + b * theta).fold(f64::INFINITY, lesser);
-    (work.max(0.0) / weight * (1.0 + 1e-9)).min(count) as u32
+impl Capacity {
+    fn clear(&mut self, prices: usize) {
+        self.time.clear();
+        self.room.clear();
+        self.priced.clear();
+        self.prices = prices;
+    }
+
+    fn priced(&self, rank: usize) -> &[(f64, f64)] {
+        &self.priced[rank * self.prices..][..self.prices]
+    }
+
+    /// What a rank holds at a bottleneck.
+    fn of(&self, rank: usize, theta: f64) -> f64 {
+        let (a, b) = self.time[rank];
+        let value = lesser(a + b * theta, self.room[rank]);
+        self.priced(rank).iter().map(|&(a, b)| a + b * theta).fold(value, lesser)
+    }
+
+    /// Whole layers that a rank holds at a bottleneck, at most; rounding must not lower it.
+    fn layers(&self, rank: usize, theta: f64, count: f64, weight: f64) -> u32 {
+        lesser(larger(self.of(rank, theta), 0.0) / weight * (1.0 + 1e-9), count) as u32
+    }
+
+    /// The bottleneck from which on a rank holds so much; rounding must not raise it.
+    fn from(&self, rank: usize, work: f64) -> f64 {
+        let target = work * SHRINK;
+        if self.room[rank] < target {
+            return f64::INFINITY;
+        }
+        let needs =
+            self.priced(rank).iter().chain([&self.time[rank]]).map(|&(a, b)| match (a >= target, b > 0.0) {
+                (true, _) => 0.0,
+                (false, true) => (target - a) / b,
+                (false, false) => f64::INFINITY,
+            });
+        needs.fold(0.0, larger)
+    }
+
+    /// One step of Newton's method up from `theta`, if the ranks do not hold the work there; none at all if
+    /// they do nowhere.
+    fn step(&self, work: f64, theta: f64) -> Option<Option<f64>> {
+        let (mut at_zero, mut slope, mut capacity) = (0.0, 0.0, 0.0);
+        for (rank, (&(a, b), &room)) in self.time.iter().zip(&self.room).enumerate() {
+            let mut value = a + b * theta;
+            let within = value < room;
+            let mut least = (if within { a } else { room }, if within { b } else { 0.0 });
+            value = lesser(value, room);
+            for &(a, b) in self.priced(rank) {
+                let now = a + b * theta;
+                if now < value {
+                    (value, least) = (now, (a, b));
+                }
+            }
+            capacity += value;
+            at_zero += least.0;
+            slope += least.1;
+        }
+        if capacity >= work * SHRINK {
+            return Some(None);
+        }
+        (slope > 0.0).then(|| Some((work - at_zero) / slope))
+    }
 }
 
 /// A bound in whole picoseconds.
@@ -358,6 +431,7 @@ impl Relaxation {
             let weight = f + b + extra[q];
             present[found] = Present {
                 kind: q,
+                at: found,
                 forward: f,
                 backward: b,
                 extra: extra[q],
@@ -378,7 +452,6 @@ impl Relaxation {
             return Some(base);
         }
         let mandatory = f64::from(problem.min_layers);
-        let width = self.prices.len() + 2;
         let common = (0..present.len())
             .max_by(|&a, &b| counts[present[a].kind].total_cmp(&counts[present[b].kind]))
             .unwrap_or(0);
@@ -389,64 +462,78 @@ impl Relaxation {
         // Bytes alone: what most sets of modes fail at.
         let least_kept = present.iter().map(|k| k.kept).fold(f64::INFINITY, lesser);
         let mut room = 0.0;
-        self.room.clear();
+        self.all.clear(self.prices.len());
+        self.whole.clear(self.prices.len());
+        self.free.clear();
         for rank in &self.ranks {
             let free =
-                rank.free - if mandatory > 0.0 { rank.transient.max(transient) } else { rank.transient };
+                rank.free - if mandatory > 0.0 { larger(rank.transient, transient) } else { rank.transient };
             // A chunk with more micro-batches in flight holds its layers as well.
             let left = free - rank.more_in_flight * least_kept * mandatory;
             if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
                 return None;
             }
-            let work = line(left, ratio(present, |k| k.held + rank.in_flight * k.kept)).0;
+            let bytes = |k: &Present| k.held + rank.in_flight * k.kept;
+            let work = line(left, ratio(present, bytes)).0;
             room += work;
-            self.room.push((free, left, work));
+            self.free.push(free);
+            self.all.room.push(work);
+            self.whole.room.push(line(left, ratio(own, bytes)).0);
         }
         if room < work * SHRINK {
             return None;
         }
-        self.lines.clear();
-        self.whole.clear();
+        // By price and kind, what the cheapest mode takes with its bytes.
+        self.cheapest.clear();
+        for &price in &self.prices {
+            self.cheapest.extend(present.iter().map(|k| {
+                let of = |&mode: &usize| {
+                    let m = &problem.modes[mode];
+                    m.extra[k.kind].0 as f64 + price * (m.kept[k.kind].0 as f64 / f64::from(m.group))
+                };
+                modes.iter().map(of).fold(f64::INFINITY, lesser)
+            }));
+        }
         // Rates of time alone, of the last weights: the same for all ranks of most schedules.
         let mut known = ((f64::NAN, f64::NAN), 0.0, 0.0);
-        for (rank, &(free, left, room)) in self.ranks.iter().zip(&self.room) {
+        for (rank, &free) in self.ranks.iter().zip(&self.free) {
             let row = {
                 let [a, b] = rank.rows;
                 let value = |r: (f64, f64)| r.0 * forward + r.1 * backward;
                 if value(a) >= value(b) { a } else { b }
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
-            // Time alone.
             if known.0 != row {
                 let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
                 known = (row, ratio(present, time), ratio(own, time));
             }
-            self.lines.push(line(-fixed, known.1));
-            self.whole.push(line(-fixed, known.2));
-            self.lines.push((room, 0.0));
-            self.whole.push((line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0, 0.0));
+            self.all.time.push(line(-fixed, known.1));
+            self.whole.time.push(line(-fixed, known.2));
             let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
-            let fuller = || in_flight.iter().copied().filter(|&n| n > rank.in_flight);
+            let fuller = || in_flight.iter().copied().filter(|&n| mandatory > 0.0 && n > rank.in_flight);
             // Both, at a price per byte and micro-batch.
-            for &price in &self.prices {
-                let price = if rank.in_flight > 0.0 { price * row.1 / rank.in_flight } else { 0.0 };
-                let priced = |k: &Present, n: f64| {
+            for (&per_layer, cheapest) in self.prices.iter().zip(self.cheapest.chunks_exact(present.len())) {
+                let price = if rank.in_flight > 0.0 { per_layer * row.1 / rank.in_flight } else { 0.0 };
+                let with =
+                    |k: &Present, mode: f64| row.0 * k.forward + row.1 * k.backward + price * k.held + mode;
+                // Of the ranks' micro-batches in flight the price makes one.
+                let priced = |k: &Present| with(k, row.1 * cheapest[k.at]);
+                let fuller_by = |k: &Present, n: f64| {
                     let modes = modes.iter().map(|&mode| {
                         let m = &problem.modes[mode];
                         let kept = m.kept[k.kind].0 as f64 / f64::from(m.group);
                         row.1 * m.extra[k.kind].0 as f64 + price * n * kept
                     });
-                    let cheapest = modes.fold(f64::INFINITY, lesser);
-                    row.0 * k.forward + row.1 * k.backward + price * k.held + cheapest
+                    with(k, modes.fold(f64::INFINITY, lesser)) - priced(k)
                 };
                 let chunk = |n: f64| {
-                    let of = present.iter().map(|k| priced(k, n) - priced(k, rank.in_flight));
+                    let of = present.iter().map(|k| fuller_by(k, n));
                     mandatory * of.fold(f64::INFINITY, f64::min).max(0.0)
                 };
                 let more: f64 = fuller().map(chunk).sum();
                 let at_zero = price * free - fixed - more;
-                self.lines.push(line(at_zero, ratio(present, |k| priced(k, rank.in_flight))));
-                self.whole.push(line(at_zero, ratio(own, |k| priced(k, rank.in_flight))));
+                self.all.priced.push(line(at_zero, ratio(present, priced)));
+                self.whole.priced.push(line(at_zero, ratio(own, priced)));
             }
         }
         let (count, weight) = (counts[own[0].kind], own[0].weight);
@@ -454,37 +541,38 @@ impl Relaxation {
             return Some(base);
         }
         let highest = (most - base).min(FAR);
-        let theta = self.fractions(work, width, highest)?;
+        let theta = self.fractions(work, highest)?;
         if base + theta > most || weight <= 0.0 {
             return Some(base + theta);
         }
-        if base + theta <= enough && self.held(enough - base, count, weight, width) >= count {
+        if base + theta <= enough && self.held(enough - base, count, weight) >= count {
             return Some(base + theta);
         }
-        if highest < FAR && self.held(highest, count, weight, width) < count {
+        if highest < FAR && self.held(highest, count, weight) < count {
             return Some(most.next_up());
         }
-        Some(base + self.whole_layers(theta, count, weight, width)?)
+        Some(base + self.whole_layers(theta, count, weight)?)
     }
 
     /// How many whole layers of the commonest kind all ranks together hold at a bottleneck, at most.
-    fn held(&self, theta: f64, count: f64, weight: f64, width: usize) -> f64 {
-        self.whole.chunks_exact(width).map(|lines| f64::from(held(lines, theta, count, weight))).sum()
+    fn held(&self, theta: f64, count: f64, weight: f64) -> f64 {
+        let ranks = 0..self.whole.time.len();
+        ranks.map(|rank| f64::from(self.whole.layers(rank, theta, count, weight))).sum()
     }
 
     /// The least bottleneck at which all ranks together hold the work, or something above `highest` if that
     /// is above.
-    fn fractions(&self, work: f64, width: usize, highest: f64) -> Option<f64> {
+    fn fractions(&self, work: f64, highest: f64) -> Option<f64> {
         // Where Newton's method starts must not show in the result, or it would depend on what was asked
         // before.
         if highest < FAR
-            && let Some(next) = self.step(work, width, highest)?
+            && let Some(next) = self.all.step(work, highest)?
         {
             return Some(next);
         }
         let mut theta = 0.0;
         for _ in 0..STEPS {
-            let Some(next) = self.step(work, width, theta)? else { break };
+            let Some(next) = self.all.step(work, theta)? else { break };
             if next <= theta * (1.0 + 1e-12) {
                 break;
             }
@@ -493,64 +581,27 @@ impl Relaxation {
         Some(theta)
     }
 
-    /// One step of Newton's method up from `theta`, if the ranks do not hold the work there; none at all if
-    /// they do nowhere.
-    fn step(&self, work: f64, width: usize, theta: f64) -> Option<Option<f64>> {
-        let (mut at_zero, mut slope, mut capacity) = (0.0, 0.0, 0.0);
-        for lines in self.lines.chunks_exact(width) {
-            let mut least = (f64::INFINITY, 0.0);
-            let mut value = f64::INFINITY;
-            for &(a, b) in lines {
-                let now = a + b * theta;
-                if now < value {
-                    (value, least) = (now, (a, b));
-                }
-            }
-            if value.is_infinite() {
-                return Some(None);
-            }
-            capacity += value;
-            at_zero += least.0;
-            slope += least.1;
-        }
-        if capacity >= work * SHRINK {
-            return Some(None);
-        }
-        (slope > 0.0).then(|| Some((work - at_zero) / slope))
-    }
-
     /// The least bottleneck from `theta` on at which all ranks together hold `count` layers of the
     /// commonest kind, none of them cut.
-    fn whole_layers(&mut self, theta: f64, count: f64, weight: f64, width: usize) -> Option<f64> {
-        // The bottleneck from which on a rank can take so many layers; rounding must not raise it.
-        let from = |lines: &[(f64, f64)], layers: u32| {
-            let target = f64::from(layers) * weight * SHRINK;
-            let needs = lines.iter().map(|&(a, b)| match (a >= target, b > 0.0) {
-                (true, _) => 0.0,
-                (false, true) => (target - a) / b,
-                (false, false) => f64::INFINITY,
-            });
-            needs.fold(0.0, larger)
-        };
+    fn whole_layers(&mut self, theta: f64, count: f64, weight: f64) -> Option<f64> {
         let mut all = 0;
         self.steps.clear();
-        for lines in self.whole.chunks_exact(width) {
-            let own = held(lines, theta, count, weight);
+        for rank in 0..self.whole.time.len() {
+            let own = self.whole.layers(rank, theta, count, weight);
             all += own;
-            self.steps.push((from(lines, own + 1), own + 1));
+            self.steps.push((self.whole.from(rank, f64::from(own + 1) * weight), own + 1));
         }
         let mut theta = theta;
         while f64::from(all) < count {
             // One layer more where that takes least.
-            let (at, &(next, layers)) =
+            let (rank, &(next, layers)) =
                 self.steps.iter().enumerate().min_by(|(_, a), (_, b)| a.0.total_cmp(&b.0))?;
             if next.is_infinite() {
                 return None;
             }
             theta = theta.max(next);
             all += 1;
-            let lines = &self.whole[at * width..][..width];
-            self.steps[at] = (from(lines, layers + 1), layers + 1);
+            self.steps[rank] = (self.whole.from(rank, f64::from(layers + 1) * weight), layers + 1);
         }
         Some(theta)
     }

@@ -14,7 +14,7 @@ use autoplan::cost::{CellKey, Item, LayerCost};
 use autoplan::frameworks::Target;
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::{AttentionCount, Layers, model_flops, packed_model_flops, parameter_count};
-use autoplan::plan::{ContextComm, CudaGraphs, Offload, Place, Plan, Recompute};
+use autoplan::plan::{Chunk, ContextComm, CudaGraphs, Offload, Place, Plan, Recompute};
 use autoplan::planner::Task;
 use autoplan::search::{Request, Silent};
 use autoplan::spec::cluster::{Accelerator, Cluster};
@@ -443,9 +443,9 @@ fn offloaded_inputs_are_held_by_the_host_and_waited_for() {
     r.micro_batch_size = one();
     r.zero_stage = Axis { only: Some(vec![2]), max: None };
     r.offload = Some(vec![Offload { activations: true, ..Offload::NONE }]);
+    r.recompute = Some(vec![Recompute::FullUniform(1)]);
     let prepared = task.prepare();
     let found = prepared.search(&Request { top: 1, ..Request::default() }, &Silent).found.swap_remove(0);
-    assert_eq!(found.plan.common_recompute(), Some(Recompute::FullUniform(1)));
     assert!(prepared.check(&found.plan, &found.prediction).passed());
     let input = 2.0 * 4096.0 * 8192.0;
     within("inputs", found.prediction.off_gpu.activations.0 as f64, input * 32.0 * 8.0, 0.1);
@@ -460,6 +460,19 @@ fn offloaded_inputs_are_held_by_the_host_and_waited_for() {
     within("memory", saved, 29.0 * input, 10.0);
     let waited = found.prediction.times.total().seconds().0 - plain.times.total().seconds().0;
     within("time", waited, 8.0 * 32.0 * input / 55e9, 5.0);
+
+    // Four layers that are recomputed together have one input.
+    let grouped = |layout| {
+        let chunk = Chunk { layers: 32, recompute: Recompute::FullUniform(4) };
+        let plan = Plan::new(layout, vec![chunk], 8, 64, 32).unwrap();
+        let prediction = prepared.predict(&plan);
+        assert!(prepared.check(&plan, &prediction).passed());
+        prediction
+    };
+    let fours = grouped(*found.plan.layout());
+    within("inputs of fours", fours.off_gpu.activations.0 as f64, input * 8.0 * 8.0, 0.1);
+    let waited = fours.times.total().seconds().0 - grouped(layout).times.total().seconds().0;
+    within("time of fours", waited, 8.0 * 8.0 * input / 55e9, 5.0);
 }
 
 /// Llama 3.1 8B keeps `8 h + 2 d (a + 2 g) + 2 a d + 4 a + 6 f` bytes a token and layer, of which the input of

@@ -640,7 +640,7 @@ impl<'a> Space<'a> {
         for &zero in self.zero_stages(ranks) {
             if self.admits_stage(zero, ranks) {
                 for shard in self.shard_groups(zero, ranks) {
-                    shardings.extend(self.overlaps(ranks).map(|on| (zero, shard, on)));
+                    shardings.extend(self.overlaps(zero, ranks).map(|on| (zero, shard, on)));
                 }
             }
         }
@@ -719,10 +719,13 @@ impl<'a> Space<'a> {
         }
     }
 
-    /// Data-parallel overlap: which choices there are.
-    fn overlaps(&self, ranks: u32) -> impl Iterator<Item = bool> + '_ {
+    /// Data-parallel overlap: which choices there are. At stage 3 what moves during the passes overlaps with them, and
+    /// nothing is gained where the rest does not: it is off only where the user says so.
+    fn overlaps(&self, zero: u8, ranks: u32) -> impl Iterator<Item = bool> + '_ {
+        let only = &self.restrictions.data_overlap;
         let all = choices(self.capabilities.data_overlap && ranks > 1).iter().copied();
-        all.filter(move |on| admits(&self.restrictions.data_overlap, ranks > 1, on))
+        let all = all.take(if zero == 3 && only.is_none() { 1 } else { 2 });
+        all.filter(move |on| admits(only, ranks > 1, on))
     }
 
     fn schedules(&self, g: &Group) -> impl Iterator<Item = Schedule> + '_ {

@@ -16,7 +16,7 @@ use std::fmt;
 use crate::cost::model::CostModel;
 use crate::cost::step::Prediction;
 use crate::frameworks::profile::Profile;
-use crate::frameworks::{Context, Target, legal_plan};
+use crate::frameworks::{Context, Hardware, Target, legal_plan};
 use crate::layers::Layers;
 use crate::plan::{Layout, Plan, Schedule};
 use crate::spec::Machine;
@@ -280,13 +280,8 @@ pub fn check(given: &Given<'_>, plan: &Plan, prediction: &Prediction) -> Report 
 
     let layers = Layers::new(given.model);
     let machine = given.machine;
-    let context = Context::new(
-        given.model,
-        &layers,
-        given.job,
-        machine.accelerator.architecture,
-        machine.cluster.gpus_per_node,
-    );
+    let context =
+        Context::new(given.model, &layers, given.job, Hardware::of(&machine.cluster, &machine.accelerator));
     match legal_plan(given.target, &context, plan) {
         Ok(()) => ledger.put("framework-rules", Outcome::Passed),
         Err(refusal) => ledger.hold(

@@ -21,7 +21,7 @@ use std::fmt;
 
 use crate::layers::Layers;
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Plan, Recompute, Schedule};
-use crate::spec::cluster::Architecture;
+use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{FeedForward, LatentAttention, Mamba2, Mixer, Model, Position, RouterGroups};
 
@@ -289,13 +289,44 @@ pub struct RecomputeFamilies {
     pub per_stage: bool,
 }
 
+/// What rules ask of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hardware {
+    /// Silicon generation.
+    pub architecture: Architecture,
+    /// GPUs of a node.
+    pub gpus_per_node: u32,
+    /// GPUs that a fast fabric joins.
+    pub domain: u32,
+}
+
+impl Hardware {
+    /// Of a machine that is not known yet, for rules on number formats: what refuses nothing.
+    pub const UNKNOWN: Self =
+        Self { architecture: Architecture::Blackwell, gpus_per_node: 8, domain: u32::MAX };
+
+    /// Of a cluster's GPUs.
+    #[must_use]
+    pub fn of(cluster: &Cluster, accelerator: &Accelerator) -> Self {
+        Self {
+            architecture: accelerator.architecture,
+            gpus_per_node: cluster.gpus_per_node,
+            domain: cluster.scale_up.domain,
+        }
+    }
+
+    /// Whether NVLink joins its GPUs.
+    #[must_use]
+    pub fn has_nvlink(&self) -> bool {
+        matches!(self.architecture, Architecture::Ampere | Architecture::Hopper | Architecture::Blackwell)
+    }
+}
+
 /// Everything about a model, a job and a cluster that rules ask for, reduced to integers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Context {
     /// GPUs of the job.
     pub gpus: u32,
-    /// GPUs of a node.
-    pub gpus_per_node: u32,
     /// Sequences per step.
     pub global_batch_size: u32,
     /// Tokens per sequence.
@@ -306,8 +337,8 @@ pub struct Context {
     pub optimizer: Optimizer,
     /// What is trained.
     pub training: Training,
-    /// Silicon generation.
-    pub architecture: Architecture,
+    /// The machine.
+    pub hardware: Hardware,
     /// Decoder layers.
     pub layers: u32,
     /// Multi-token-prediction modules.
@@ -379,22 +410,15 @@ fn push_new<T: PartialEq>(list: &mut Vec<T>, item: T) {
 impl Context {
     /// Collects the facts of a validated model, a job and a cluster.
     #[must_use]
-    pub fn new(
-        model: &Model,
-        layers: &Layers,
-        job: &Job,
-        architecture: Architecture,
-        gpus_per_node: u32,
-    ) -> Self {
+    pub fn new(model: &Model, layers: &Layers, job: &Job, hardware: Hardware) -> Self {
         let mut context = Self {
             gpus: job.gpus,
-            gpus_per_node,
             global_batch_size: job.global_batch_size,
             sequence_length: u64::from(job.sequence_length),
             precision: job.precision,
             optimizer: job.optimizer,
             training: job.training,
-            architecture,
+            hardware,
             layers: layers.count(),
             mtp_modules: layers.mtp.map_or(0, |(_, modules)| modules),
             hidden: model.hidden,
@@ -644,6 +668,16 @@ pub fn nearest(target: Target, context: &Context, plan: &Plan, fits: &dyn Fn(&Pl
     nearest::search(target, context, plan, fits)
 }
 
+/// Kernels that overlap tensor-parallel exchange with multiplication read the memory of their neighbours.
+pub(crate) fn overlap_in_domain(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let (tp, domain) = (l.tensor_parallel, c.hardware.domain);
+    ensure(
+        !l.tensor_overlap || tp <= domain,
+        "tensor-parallel overlap works among the {0} GPUs of one fast fabric, tp is {1}",
+        numbers([u64::from(domain), u64::from(tp)]),
+    )
+}
+
 const MESH: &str = "degrees multiply to the ranks of the job";
 const AXES: &str = "the framework has no such option";
 const FORM: &str = "a layout says one thing in one way";
@@ -752,6 +786,27 @@ pub static COMMON_RULES: &[Rule] = &[
                 l.virtual_stages == 1 || l.pipeline_parallel > 1,
                 "{0} virtual stages need at least 2 pipeline stages",
                 numbers([u64::from(l.virtual_stages)]),
+            )
+        },
+    },
+    Rule {
+        name: "dispatch-hardware",
+        source: "deepseek-ai/DeepEP docs/legacy.md, branch hybrid-ep: CUDA devices that NVLink joins",
+        judge: Judge::Run,
+        reach: Reach::Cell,
+        check: |_, c, l| {
+            let runs = match l.dispatcher {
+                Some(Dispatcher::DeepEp) => c.hardware.has_nvlink(),
+                // Its copies are those of Hopper and later.
+                Some(Dispatcher::HybridEp) => {
+                    matches!(c.hardware.architecture, Architecture::Hopper | Architecture::Blackwell)
+                }
+                _ => true,
+            };
+            ensure(
+                runs,
+                "DeepEP runs on Ampere, Hopper and Blackwell GPUs that NVLink joins, HybridEP on the last two",
+                [0; 4],
             )
         },
     },
@@ -992,9 +1047,9 @@ pub static COMMON_RULES: &[Rule] = &[
             use Architecture::{Ada, Blackwell, Cdna3, Cdna4, Hopper};
             let there = match c.precision {
                 Precision::Bf16 | Precision::Fp16 => true,
-                Precision::Fp8 => matches!(c.architecture, Ada | Hopper | Blackwell | Cdna3 | Cdna4),
-                Precision::Fp8Blockwise => matches!(c.architecture, Hopper | Blackwell),
-                Precision::Mxfp8 | Precision::Nvfp4 => matches!(c.architecture, Blackwell | Cdna4),
+                Precision::Fp8 => matches!(c.hardware.architecture, Ada | Hopper | Blackwell | Cdna3 | Cdna4),
+                Precision::Fp8Blockwise => matches!(c.hardware.architecture, Hopper | Blackwell),
+                Precision::Mxfp8 | Precision::Nvfp4 => matches!(c.hardware.architecture, Blackwell | Cdna4),
             };
             ensure(there, "the accelerator has no matrix units for this number format", [0; 4])
         },

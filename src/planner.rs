@@ -11,7 +11,7 @@ use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::export::inexpressible;
 use crate::frameworks::profile::Profile;
-use crate::frameworks::{Context, Refusal, Target};
+use crate::frameworks::{Context, Hardware, Refusal, Target};
 use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
@@ -136,8 +136,7 @@ impl Task {
             &self.model,
             &layers,
             &self.job,
-            self.machine.accelerator.architecture,
-            self.machine.cluster.gpus_per_node,
+            Hardware::of(&self.machine.cluster, &self.machine.accelerator),
         );
         let parameters = parameter_count(&self.model);
         Prepared { task: self, layers, context, parameters }

@@ -598,9 +598,9 @@ fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan, settings: Option
         return Vec::new();
     }
     let target = if task.target == Target::Bridge { Target::Megatron } else { task.target };
-    let changes = changes(target, &request(from), &request(to)).unwrap_or_default();
+    let (changes, meant) = changes(target, &request(from), &request(to)).unwrap_or_default();
     match settings {
-        Some(settings) => in_terms_of(settings, changes),
+        Some(settings) => in_terms_of(settings, changes, &meant),
         None => changes,
     }
 }

@@ -13,7 +13,7 @@ use crate::cost::advice::BatchRamp;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
-use crate::frameworks::export::{Settings, one_line, settings_of_json};
+use crate::frameworks::export::{Settings, TRAINER_RECOMPUTES, one_line, settings_of_json};
 use crate::frameworks::megatron::import as megatron;
 use crate::frameworks::shell::{Launch, READABLE, read_launch, shown};
 use crate::layers::parameter_count;
@@ -261,7 +261,10 @@ impl Launched {
         };
         let deepspeed::Imported { job, plan, unknown, assumed } =
             deepspeed::import(text, given).map_err(|e| e.in_source(source))?;
-        let settings = settings_of_json(text);
+        let mut settings = settings_of_json(text);
+        if trainer.recompute {
+            settings.insert(TRAINER_RECOMPUTES.to_owned(), "True".to_owned());
+        }
         let (target, profile) = (Target::DeepSpeed, Target::DeepSpeed.profile_name());
         Ok(Self { target, profile, model, job, plan, ramp: None, unknown, assumed, settings })
     }

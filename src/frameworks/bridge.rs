@@ -23,7 +23,7 @@ const DEEPEP: Rule = Rule {
     reach: Reach::Cell,
     check: |_, c, l| {
         ensure(
-            l.dispatcher != Some(Dispatcher::DeepEp) || c.architecture != Architecture::Blackwell,
+            l.dispatcher != Some(Dispatcher::DeepEp) || c.hardware.architecture != Architecture::Blackwell,
             "DeepEP is for Ampere and Hopper, and for B200 and B300 only where the device's name says so; on Blackwell HybridEP does it",
             [0; 4],
         )

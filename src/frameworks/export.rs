@@ -3,7 +3,8 @@
 use std::fmt::{self, Write};
 
 use super::{
-    Context, Judge, Refusal, Target, accelerate, bridge, deepspeed, legal_plan, megatron, torchtitan,
+    Context, Hardware, Judge, Refusal, Target, accelerate, bridge, deepspeed, legal_plan, megatron,
+    torchtitan,
 };
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Plan, Recompute};
@@ -245,8 +246,13 @@ impl fmt::Display for Change {
     }
 }
 
+/// The flag of the Hugging Face trainer that recomputes all layers.
+pub const TRAINER_RECOMPUTES: &str = "--gradient_checkpointing";
+
 /// Other ways to say it, and the flags that are written here.
-const IMPLIED: [(&str, &[&str]); 5] = [
+const IMPLIED: [(&str, &[&str]); 6] = [
+    // The trainer's own way to recompute, beside DeepSpeed's.
+    (TRAINER_RECOMPUTES, &["activation_checkpointing.cpu_checkpointing"]),
     (
         "--num-layers-per-virtual-pipeline-stage",
         &["--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout"],
@@ -261,24 +267,34 @@ const IMPLIED: [(&str, &[&str]); 5] = [
 ];
 
 /// Changes between two plans, in terms of the settings that a launch has: what it does not have is added instead of
-/// changed, and not removed; other ways to say the same are removed.
+/// changed, and not removed; other ways to say the same are removed, and what else they said is added as it is `meant`
+/// to be.
 #[must_use]
-pub fn in_terms_of(settings: &Settings, changes: Vec<Change>) -> Vec<Change> {
+pub fn in_terms_of(settings: &Settings, changes: Vec<Change>, meant: &Settings) -> Vec<Change> {
     let mut told: Vec<Change> = Vec::new();
     for change in changes {
         let from = settings.get(&change.name).cloned();
         if from.is_none() {
             for (old, now) in IMPLIED {
                 let value = settings.get(old).filter(|_| now.contains(&&*change.name));
-                if let Some(value) = value.filter(|_| told.iter().all(|other| other.name != old)) {
-                    told.push(Change { name: old.to_owned(), from: Some(value.clone()), to: None });
+                // The trainer's flag is as good as DeepSpeed's keys where layers are still recomputed.
+                let gone = old != TRAINER_RECOMPUTES || change.to.is_none();
+                let Some(value) = value.filter(|_| gone && told.iter().all(|other| other.name != old)) else {
+                    continue;
+                };
+                told.push(Change { name: old.to_owned(), from: Some(value.clone()), to: None });
+                for name in now.iter().filter(|name| **name != change.name && !settings.contains_key(**name))
+                {
+                    if let Some(value) = meant.get(*name) {
+                        told.push(Change { name: (*name).to_owned(), from: None, to: Some(value.clone()) });
+                    }
                 }
             }
             if change.to.is_none() {
                 continue;
             }
         }
-        if from != change.to {
+        if from != change.to && told.iter().all(|other| other.name != change.name) {
             told.push(Change { from, ..change });
         }
     }
@@ -295,14 +311,18 @@ pub fn settings_of_json(text: &str) -> Settings {
     all
 }
 
-/// What to change in the settings of one plan to get another: flags, environment, configuration keys.
+/// What to change in the settings of one plan to get another: flags, environment, configuration keys. And all settings
+/// of the other.
 ///
 /// # Errors
 /// A [`Refusal`] where the framework cannot express one of them.
-pub fn changes(target: Target, from: &ExportRequest, to: &ExportRequest) -> Result<Vec<Change>, Refusal> {
+pub fn changes(
+    target: Target,
+    from: &ExportRequest,
+    to: &ExportRequest,
+) -> Result<(Vec<Change>, Settings), Refusal> {
     let destination = Destination::Framework(target);
-    let mut settings = Vec::new();
-    for request in [from, to] {
+    let settings_of = |request: &ExportRequest| {
         let request =
             ExportRequest { format: Format::Args, prediction: None, version: "", command: "", ..*request };
         let mut all = std::collections::BTreeMap::new();
@@ -313,14 +333,15 @@ pub fn changes(target: Target, from: &ExportRequest, to: &ExportRequest) -> Resu
                 lines(&file.text, &mut all);
             }
         }
-        settings.push(all);
-    }
-    let names: std::collections::BTreeSet<&String> = settings.iter().flat_map(|s| s.keys()).collect();
+        Ok(all)
+    };
+    let (from, to) = (settings_of(from)?, settings_of(to)?);
+    let names: std::collections::BTreeSet<&String> = from.keys().chain(to.keys()).collect();
     let change = |name: &String| {
-        let (from, to) = (settings[0].get(name).cloned(), settings[1].get(name).cloned());
+        let (from, to) = (from.get(name).cloned(), to.get(name).cloned());
         (from != to).then(|| Change { name: name.clone(), from, to })
     };
-    Ok(names.into_iter().filter_map(change).collect())
+    Ok((names.into_iter().filter_map(change).collect(), to))
 }
 
 /// Flags, variables and keys by name, with their values; empty for a switch.
@@ -364,8 +385,7 @@ impl ExportRequest<'_> {
             self.model,
             &Layers::new(self.model),
             self.job,
-            self.accelerator.architecture,
-            self.cluster.gpus_per_node,
+            Hardware::of(self.cluster, self.accelerator),
         )
     }
 

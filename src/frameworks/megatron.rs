@@ -11,8 +11,8 @@ pub mod write;
 
 use super::{
     Broken, Capabilities, Context, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule,
-    SequenceParallel, ShardGroups, ensure, heads_divide, mamba_divides, numbers, sequence_divides,
-    widths_divide,
+    SequenceParallel, ShardGroups, ensure, heads_divide, mamba_divides, numbers, overlap_in_domain,
+    sequence_divides, widths_divide,
 };
 use crate::cost::schedule::interleave_group;
 use crate::plan::{
@@ -233,6 +233,20 @@ pub static RULES: &[Rule] = &[
                 "tensor-parallel overlap needs sequence parallelism (tp {0})",
                 numbers([u64::from(l.tensor_parallel)]),
             )
+        },
+    },
+    Rule {
+        name: "tensor-overlap-domain",
+        source: "Transformer Engine examples/pytorch/comm_gemm_overlap: tensor-parallel GPUs that NVLink joins",
+        judge: Judge::Run,
+        reach: Reach::Cell,
+        check: |k, c, l| {
+            ensure(
+                !l.tensor_overlap || c.hardware.has_nvlink(),
+                "tensor-parallel overlap works over NVLink, which these GPUs do not have",
+                [0; 4],
+            )?;
+            overlap_in_domain(k, c, l)
         },
     },
     Rule {

@@ -6,7 +6,7 @@ pub mod write;
 
 use super::{
     Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
-    ShardGroups, ensure, heads_divide, numbers, whole_experts, widths_divide,
+    ShardGroups, ensure, heads_divide, numbers, overlap_in_domain, whole_experts, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
 use crate::spec::job::{Optimizer, Precision, Training};
@@ -164,6 +164,13 @@ pub static RULES: &[Rule] = &[
                 numbers([u64::from(l.pipeline_parallel), u64::from(l.context_parallel)]),
             )
         },
+    },
+    Rule {
+        name: "tensor-overlap-domain",
+        source: "torch distributed/_symmetric_memory: ranks that reach each other's memory",
+        judge: Judge::Run,
+        reach: Reach::Cell,
+        check: overlap_in_domain,
     },
     Rule {
         name: "dispatcher",

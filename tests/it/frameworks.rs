@@ -1,7 +1,9 @@
 //! What each framework accepts: every rule has a layout or plan that breaks it, and nothing else.
 
 use autoplan::candidates::{Restrictions, Space};
-use autoplan::frameworks::{COMMON_PLAN_RULES, COMMON_RULES, Context, Reach, Target, legal, legal_plan};
+use autoplan::frameworks::{
+    COMMON_PLAN_RULES, COMMON_RULES, Context, Hardware, Reach, Target, legal, legal_plan,
+};
 use autoplan::layers::Layers;
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
@@ -91,9 +93,11 @@ pub fn job(gpus: u32, global_batch_size: u32) -> Job {
     }
 }
 
+const DGX_H100: Hardware = Hardware { architecture: Architecture::Hopper, gpus_per_node: 8, domain: 8 };
+
 pub fn context(text: &str, job: &Job) -> Context {
     let model = model(text);
-    Context::new(&model, &Layers::new(&model), job, Architecture::Hopper, 8)
+    Context::new(&model, &Layers::new(&model), job, DGX_H100)
 }
 
 /// A layout of 64 GPUs with everything off.
@@ -142,7 +146,7 @@ impl Case {
         (self.job)(&mut job);
         let mut context = context(self.model, &job);
         if self.rule == "deepep-hardware" {
-            context.architecture = Architecture::Blackwell;
+            context.hardware.architecture = Architecture::Blackwell;
         }
         (context, fill(&job, self.layout))
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use autoplan::frameworks::export::{
     Destination, ExportRequest, ExportedFile, Format, Prediction, inexpressible, write,
 };
-use autoplan::frameworks::{Context, Judge, Target, legal_plan};
+use autoplan::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Layout, Module, Modules, Offload, Place, Plan, Recompute, Schedule,
@@ -58,13 +58,7 @@ pub struct Question {
 impl Question {
     pub fn context(&self) -> Context {
         let layers = Layers::new(&self.model);
-        Context::new(
-            &self.model,
-            &layers,
-            &self.job,
-            self.accelerator.architecture,
-            self.cluster.gpus_per_node,
-        )
+        Context::new(&self.model, &layers, &self.job, Hardware::of(&self.cluster, &self.accelerator))
     }
     pub fn request(&self, format: Format) -> ExportRequest<'_> {
         ExportRequest {

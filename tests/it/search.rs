@@ -9,7 +9,7 @@ use autoplan::cost::model::CostModel;
 use autoplan::cost::step::{Tables, predict, shape};
 use autoplan::frameworks::profile::Profile;
 use autoplan::frameworks::{
-    Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups, Target, legal, legal_plan,
+    Capabilities, Context, ExpertTensor, Hardware, SequenceParallel, ShardGroups, Target, legal, legal_plan,
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan, Schedule};
@@ -63,8 +63,7 @@ impl World {
         let layers = Layers::new(&self.model);
         let (cluster, accelerator) = (&self.machine.cluster, &self.machine.accelerator);
         let cost = CostModel::new(&self.model, &layers, cluster, accelerator, self.profile, &self.job);
-        let context =
-            Context::new(&self.model, &layers, &self.job, accelerator.architecture, cluster.gpus_per_node);
+        let context = Context::new(&self.model, &layers, &self.job, Hardware::of(cluster, accelerator));
         work(&cost, &layers, &context)
     }
 
@@ -187,6 +186,10 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
                         }
                         for &tensor_overlap in flag(k.tensor_overlap && sequence_parallel) {
                             for &data_overlap in flag(k.data_overlap && ranks > 1) {
+                                // At stage 3 overlap is off only where the user says so.
+                                if zero_stage == 3 && k.data_overlap && ranks > 1 && !data_overlap {
+                                    continue;
+                                }
                                 for &expert_overlap in flag(
                                     k.expert_overlap && context.has_experts() && base.expert_parallel > 1,
                                 ) {

@@ -2,11 +2,10 @@
 //! nor the ranks: they are given beside it.
 
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
-use crate::frameworks::{Context, Judge, Target, legal_plan};
+use crate::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use crate::layers::Layers;
 use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute};
 use crate::spec::SpecError;
-use crate::spec::cluster::Architecture;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::json::{Field, Node, Object, Value, parse};
 use crate::spec::model::Model;
@@ -668,7 +667,7 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
 /// DeepSpeed's own rules: what its set-up refuses is an error, the rest a note.
 fn legality(top: &Section, model: &Model, job: &Job, plan: &Plan, assumed: &mut Vec<String>) -> Read<()> {
     // The hardware is not known yet; only rules on number formats ask for it.
-    let context = Context::new(model, &Layers::new(model), job, Architecture::Blackwell, 8);
+    let context = Context::new(model, &Layers::new(model), job, Hardware::UNKNOWN);
     let target =
         if plan.layout().pipeline_parallel > 1 { Target::MegatronDeepSpeed } else { Target::DeepSpeed };
     let Err(refusal) = legal_plan(target, &context, plan) else { return Ok(()) };

@@ -10,7 +10,7 @@ use super::super::export::{Settings, one_line};
 use super::super::shell::{
     Files, ImportError, Launch, UNTOLD, Word, is_unknown, no_files, read_launch, shown,
 };
-use super::super::{Context, Judge, Target, legal_plan};
+use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
@@ -619,8 +619,9 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         .validate()
         .map_err(|fault| ImportError::new(line, format!("{}: {}", fault.field, fault.message)))?;
     // Only rules on number formats ask for the hardware.
-    let architecture = given.architecture.unwrap_or(Architecture::Blackwell);
-    let context = Context::new(&model, &Layers::new(&model), &job, architecture, 8);
+    let architecture = given.architecture.unwrap_or(Hardware::UNKNOWN.architecture);
+    let hardware = Hardware { architecture, ..Hardware::UNKNOWN };
+    let context = Context::new(&model, &Layers::new(&model), &job, hardware);
     if let Err(refusal) = legal_plan(target, &context, &plan) {
         if refusal.judge == Judge::SetUp {
             let line = f.line_of(flags_of_rule(refusal.rule));

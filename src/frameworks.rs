@@ -23,7 +23,9 @@ use crate::layers::Layers;
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Plan, Recompute, Schedule};
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
-use crate::spec::model::{FeedForward, LatentAttention, Mamba2, Mixer, Model, Position, RouterGroups};
+use crate::spec::model::{
+    FeedForward, LatentAttention, Mamba2, Mixer, Model, Position, PositionScaling, RouterGroups,
+};
 
 /// A framework that plans are made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -367,6 +369,8 @@ pub struct Context {
     pub dropout: bool,
     /// Positions are a learned table.
     pub learned_positions: bool,
+    /// Tokens of the longest sequence before YaRN stretches positions, where it does.
+    pub yarn_length: Option<u64>,
     /// DeepSpeed's AutoEP has a preset for the experts.
     pub expert_preset: bool,
     /// DeepSpeed splits the Transformers class of the model by tensor parallelism, if it has one.
@@ -433,6 +437,10 @@ impl Context {
             tied_embeddings: model.tied_embeddings,
             dropout: model.dropout,
             learned_positions: matches!(model.position, Position::Learned(_)),
+            yarn_length: match model.position.scaling() {
+                PositionScaling::Yarn(yarn) => Some(yarn.original_length),
+                _ => None,
+            },
             expert_preset: false,
             tensor_splits: true,
             staged_model: deepspeed::write::megatron_has(model, layers, job),

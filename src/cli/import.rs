@@ -175,6 +175,13 @@ pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
     Ok(told.iter().any(|key| text.contains(key)).then_some(Kind::DeepSpeed))
 }
 
+/// Notes for people, on stderr.
+fn print(notes: &[String]) {
+    for note in notes {
+        anstream::eprintln!("note: {note}");
+    }
+}
+
 /// A launch that was read back.
 #[derive(Debug, Clone)]
 pub(crate) struct Launched {
@@ -226,6 +233,7 @@ impl Launched {
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size, architecture };
         let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
+            print(&e.notes);
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
@@ -291,9 +299,10 @@ impl Launched {
             None => script.parent().unwrap_or(Path::new("")).join(&shown).display().to_string(),
         };
         let (trainer, others) = deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
-        let mut read = Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), trainer, args)?;
         let mut notes = launch.notes.clone();
         notes.push(format!("the script hands {path} to DeepSpeed, which is read; lines are its"));
+        let read = Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), trainer, args);
+        let mut read = read.inspect_err(|_| print(&notes))?;
         if let (Some(gpus), Some(ranks)) =
             (gpus, ranks.filter(|ranks| gpus.is_some_and(|gpus| gpus != *ranks)))
         {
@@ -308,9 +317,7 @@ impl Launched {
 
     /// What was filled in and what was not understood, on stderr.
     pub(crate) fn print_notes(&self) {
-        for note in &self.assumed {
-            anstream::eprintln!("note: {note}");
-        }
+        print(&self.assumed);
         for (line, flag) in &self.unknown {
             anstream::eprintln!("note: line {line}: not understood, and left out of the prediction: {flag}");
         }

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::deepspeed::write::python_literal;
-use super::export::{ExportRequest, ExportedFile};
+use super::export::{ExportRequest, ExportedFile, WrittenFor};
 use super::hf::HfModel;
 use super::{
     Broken, Capabilities, ExpertTensor, Judge, Reach, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
@@ -194,22 +194,24 @@ pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken
     let split = request.plan.layout().tensor_parallel > 1;
     let hf = HfModel::of(request.model, &layers);
     let script = hf.as_ref().filter(|_| !split);
+    // Without the script somebody else builds the model.
+    let written_for = HfModel::written_for(WRITTEN_FOR, request.model, script);
     let mut files = vec![
         ExportedFile {
             name: "accelerate.yaml".into(),
-            text: configuration(request, hf.as_ref()),
+            text: configuration(request, hf.as_ref(), &written_for),
             executable: false,
         },
         ExportedFile {
             name: "launch.sh".into(),
-            text: launcher(request, script.is_some()),
+            text: launcher(request, script.is_some(), &written_for),
             executable: true,
         },
     ];
     if let Some(hf) = script {
         files.push(ExportedFile {
             name: "train.py".into(),
-            text: training_script(request, hf),
+            text: training_script(request, hf, &written_for),
             executable: true,
         });
     }
@@ -220,13 +222,13 @@ fn recomputes(request: &ExportRequest) -> bool {
     request.plan.chunks().iter().any(|c| c.recompute != Recompute::None)
 }
 
-fn configuration(request: &ExportRequest, hf: Option<&HfModel>) -> String {
+fn configuration(request: &ExportRequest, hf: Option<&HfModel>, written_for: &WrittenFor) -> String {
     let l = request.plan.layout();
     let (nodes, _) = request.nodes();
     let precision = if request.job.precision == Precision::Fp16 { "fp16" } else { "bf16" };
     let sharded = l.zero_stage > 0;
     let kind = if sharded { "FSDP" } else { "MULTI_GPU" };
-    let mut text = request.header("#", WRITTEN_FOR);
+    let mut text = request.header("#", written_for);
     text.push_str("#\n# Micro-batch size and accumulation are the training script's.\n");
     let _ = writeln!(text, "compute_environment: LOCAL_MACHINE\ndistributed_type: {kind}");
     let _ = writeln!(text, "mixed_precision: {precision}\nnum_machines: {nodes}");
@@ -259,7 +261,7 @@ fn configuration(request: &ExportRequest, hf: Option<&HfModel>) -> String {
     text
 }
 
-fn launcher(request: &ExportRequest, with_script: bool) -> String {
+fn launcher(request: &ExportRequest, with_script: bool, written_for: &WrittenFor) -> String {
     let (nodes, _) = request.nodes();
     let script = if with_script {
         "TRAIN_SCRIPT may name a\n# training script other than the one beside this file."
@@ -281,13 +283,13 @@ exec accelerate launch --config_file "$HERE/accelerate.yaml" \
     --main_process_ip "${{MASTER_ADDR:-localhost}}" --main_process_port "${{MASTER_PORT:-29500}}" \
     "${{TRAIN_SCRIPT:{default}}}" "$@"
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", written_for),
         gpus = request.job.gpus,
     )
 }
 
 /// A small training script: the model from its configuration, synthetic tokens, Accelerate's loop.
-fn training_script(request: &ExportRequest, hf: &HfModel) -> String {
+fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenFor) -> String {
     let l = request.plan.layout();
     let config = serde_json::to_string_pretty(&Value::Object(hf.config.clone())).unwrap_or_default();
     let optimizer = if request.job.optimizer == Optimizer::Sgd {
@@ -364,7 +366,7 @@ def main():
 if __name__ == "__main__":
     main()
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", written_for),
         literal = python_literal(&config),
         sequence = request.job.sequence_length,
         micro_batch = l.micro_batch_size,

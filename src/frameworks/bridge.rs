@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
-use super::export::{ExportRequest, ExportedFile};
+use super::export::{ExportRequest, ExportedFile, WrittenFor};
 use super::megatron;
 use super::megatron::arguments::{Arguments, arguments};
+use super::megatron::positions::{weighed, yarn_fits};
 use super::megatron::shape::{Shape, pattern};
 use super::{Broken, Judge, Reach, Rule, broken, ensure};
 use crate::cost::schedule::interleave_group;
@@ -12,7 +13,7 @@ use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Dispatcher, Place, Recompute};
 use crate::spec::cluster::Architecture;
 use crate::spec::job::{Optimizer, Precision};
-use crate::spec::model::{Activation, Norm, Position, QkNorm, RouterScore};
+use crate::spec::model::{Activation, Model, Norm, Position, PositionScaling, QkNorm, RouterScore};
 use crate::stages::layout::Split;
 
 /// Bridge's own rule beside those of Megatron-Core.
@@ -71,11 +72,15 @@ pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken
     }
     Ok(vec![
         ExportedFile { name: RECIPE.into(), text: recipe(request, &shape, &command), executable: true },
-        ExportedFile { name: "launch.sh".into(), text: launcher(request, &command), executable: true },
+        ExportedFile {
+            name: "launch.sh".into(),
+            text: launcher(request, &command, &shape),
+            executable: true,
+        },
     ])
 }
 
-fn launcher(request: &ExportRequest, command: &Arguments) -> String {
+fn launcher(request: &ExportRequest, command: &Arguments, shape: &Shape) -> String {
     let (nodes, per_node) = request.nodes();
     let variables: String =
         command.environment.iter().map(|(name, value)| format!("export {name}={value}\n")).collect();
@@ -92,7 +97,7 @@ exec torchrun --nnodes {nodes} --nproc-per-node {per_node} --node-rank "${{NODE_
     --master-addr "${{MASTER_ADDR:-localhost}}" --master-port "${{MASTER_PORT:-29500}}" \
     "$HERE/{RECIPE}" "$@"
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", &written_for(request, shape)),
     )
 }
 
@@ -166,10 +171,59 @@ if __name__ == "__main__":
 
     pretrain(train_config(), forward_step)
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", &written_for(request, shape)),
         imports = imports.join("\n"),
         provider = provider.1,
     )
+}
+
+/// Whom the files are written for.
+fn written_for(request: &ExportRequest, shape: &Shape) -> WrittenFor {
+    WrittenFor::new(WRITTEN_FOR, request.model, scaled_positions(request.model, shape).is_some())
+}
+
+/// Keyword arguments of the way in which positions are scaled; none where the provider has no such way
+/// (models/gpt_provider.py, models/mla_provider.py).
+fn scaled_positions(model: &Model, shape: &Shape) -> Option<Vec<(&'static str, String)>> {
+    let of = |name, number: f64| (name, format!("{number:?}"));
+    let text = |name, word: &str| (name, format!("\"{word}\""));
+    let latent = shape.latent.is_some();
+    let plain = !latent && shape.hybrid.is_none();
+    match model.position.scaling() {
+        PositionScaling::None if latent => Some(vec![text("rope_type", "rope")]),
+        PositionScaling::None => Some(Vec::new()),
+        PositionScaling::Linear { factor } if !latent => {
+            Some(vec![of("seq_len_interpolation_factor", factor)])
+        }
+        // The bounds are Megatron-Core's (rotary_pos_embedding.py _apply_scaling).
+        PositionScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_length }
+            if plain
+                && (low_frequency_factor, high_frequency_factor, original_length) == (1.0, 4.0, 8192) =>
+        {
+            Some(vec![("rope_scaling", "True".to_owned()), of("rope_scaling_factor", factor)])
+        }
+        // Latent attention rounds always (core/transformer/multi_latent_attention.py).
+        PositionScaling::Yarn(yarn) if latent && yarn.truncate && weighed(&yarn) => Some(vec![
+            text("rope_type", "yarn"),
+            of("rotary_scaling_factor", yarn.factor),
+            ("original_max_position_embeddings", yarn.original_length.to_string()),
+            of("beta_fast", yarn.beta_fast),
+            of("beta_slow", yarn.beta_slow),
+            of("mscale", yarn.mscale),
+            of("mscale_all_dim", yarn.mscale_all_dim),
+        ]),
+        PositionScaling::Yarn(yarn) if plain && weighed(&yarn) && yarn_fits(model) => Some(vec![
+            text("position_embedding_type", "yarn"),
+            of("yarn_rotary_scaling_factor", yarn.factor),
+            ("yarn_original_max_position_embeddings", yarn.original_length.to_string()),
+            of("yarn_beta_fast", yarn.beta_fast),
+            of("yarn_beta_slow", yarn.beta_slow),
+            of("yarn_mscale", yarn.mscale),
+            of("yarn_mscale_all_dim", yarn.mscale_all_dim),
+            ("yarn_correction_range_round_to_int", python(yarn.truncate).to_owned()),
+        ]),
+        _ => None,
+    }
 }
 
 /// Keyword arguments of the model provider.
@@ -223,7 +277,6 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
         add("v_head_dim", &a.v_dim);
         add("kv_channels", &a.v_dim);
         add("qk_layernorm", &"True");
-        add("rope_type", &"\"rope\"");
     }
     if let Some(a) = &shape.mamba {
         add("mamba_num_heads", &a.heads);
@@ -255,11 +308,24 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
     }
     add("add_bias_linear", &yes(shape.linear_bias));
     add("add_qkv_bias", &yes(shape.qkv_bias));
+    if let Some(epsilon) = model.norm_epsilon {
+        add("layernorm_epsilon", &format_args!("{epsilon:?}"));
+    }
+    let scaled = scaled_positions(model, shape);
+    match &scaled {
+        Some(settings) => settings.iter().for_each(|(name, value)| add(name, value)),
+        // The provider's own default is YaRN.
+        None if shape.latent.is_some() => add("rope_type", &"\"rope\""),
+        None => {}
+    }
+    let scaled = scaled.unwrap_or_default();
     add("normalization", &if model.norm == Norm::LayerNorm { "\"LayerNorm\"" } else { "\"RMSNorm\"" });
     match model.position {
         Position::Rotary => add("position_embedding_type", &"\"rope\""),
-        Position::RotaryWith { base, share } => {
-            add("position_embedding_type", &"\"rope\"");
+        Position::RotaryWith { base, share, .. } => {
+            if !scaled.iter().any(|(name, _)| *name == "position_embedding_type") {
+                add("position_embedding_type", &"\"rope\"");
+            }
             add("rotary_base", &(base as u64));
             add("rotary_percent", &share);
         }
@@ -300,7 +366,12 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
         match e.router.score {
             RouterScore::Softmax => {}
             RouterScore::SoftmaxBeforeTopK => add("moe_router_pre_softmax", &"True"),
-            RouterScore::Sigmoid => add("moe_router_score_function", &"\"sigmoid\""),
+            RouterScore::Sigmoid | RouterScore::SigmoidAlone => {
+                add("moe_router_score_function", &"\"sigmoid\"");
+            }
+        }
+        if e.router.scaling_factor != 1.0 {
+            add("moe_router_topk_scaling_factor", &format_args!("{:?}", e.router.scaling_factor));
         }
         if let Some(groups) = e.router.groups {
             add("moe_router_num_groups", &groups.count);

@@ -10,7 +10,7 @@ use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
 use crate::spec::job::Job;
-use crate::spec::model::{FeedForward, Model, Position};
+use crate::spec::model::Model;
 use crate::units::{Bytes, Seconds};
 
 /// A plan with everything that its files say.
@@ -34,6 +34,36 @@ pub struct ExportRequest<'a> {
     pub command: &'a str,
     /// A script, or its arguments alone.
     pub format: Format,
+}
+
+/// Whom files are written for, and what they leave to the framework.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WrittenFor {
+    software: &'static str,
+    /// Numbers of the model that no model file says, or that the framework has no setting for. None of them changes
+    /// time or memory.
+    open: Vec<String>,
+}
+
+impl WrittenFor {
+    /// Files that say what the model says; `scaled` tells whether they say how its positions are scaled.
+    #[must_use]
+    pub fn new(software: &'static str, model: &Model, scaled: bool) -> Self {
+        let mut open = Vec::new();
+        if model.norm_epsilon.is_none() {
+            open.push("epsilon of the norms".to_owned());
+        }
+        if !scaled {
+            open.push(format!("scaling of rotary positions ({})", model.position.scaling()));
+        }
+        Self { software, open }
+    }
+
+    /// Files beside a model that somebody else builds.
+    #[must_use]
+    pub fn without_model(software: &'static str) -> Self {
+        Self { software, open: Vec::new() }
+    }
 }
 
 /// What was predicted for a plan.
@@ -414,7 +444,7 @@ impl ExportRequest<'_> {
 
     /// What every file says about itself, as comment lines that begin with `mark`.
     #[must_use]
-    pub fn header(&self, mark: &str, written_for: &str) -> String {
+    pub fn header(&self, mark: &str, written_for: &WrittenFor) -> String {
         let mut text = String::new();
         for (label, value) in self.facts(written_for) {
             let _ = writeln!(text, "{mark} {label:<11}{value}");
@@ -422,21 +452,9 @@ impl ExportRequest<'_> {
         text
     }
 
-    /// Numbers of the model that no model file says, so that the framework's own defaults hold.
-    fn left_open(&self) -> String {
-        let mut open = vec!["epsilon of the norms"];
-        if matches!(self.model.position, Position::Rotary | Position::RotaryWith { .. }) {
-            open.push("scaling of rotary positions");
-        }
-        if self.model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_))) {
-            open.push("scaling of routed experts");
-        }
-        format!("{}: the framework's defaults hold", open.join(", "))
-    }
-
     /// The header's facts, each on one line.
     #[must_use]
-    pub fn facts(&self, written_for: &str) -> Vec<(&'static str, String)> {
+    pub fn facts(&self, written_for: &WrittenFor) -> Vec<(&'static str, String)> {
         let (nodes, per_node) = self.nodes();
         let chunks: Vec<u32> = self.plan.chunks().iter().map(|c| c.layers).collect();
         let predicted = match self.prediction {
@@ -461,7 +479,10 @@ impl ExportRequest<'_> {
             let mtp = self.model.mtp.as_ref().map_or(0, |m| m.modules);
             facts.push(("layers", crate::stages::layout::write_layout(&chunks, mtp)));
         }
-        facts.push(("left open", self.left_open()));
+        if !written_for.open.is_empty() {
+            let open = written_for.open.join(", ");
+            facts.push(("left open", format!("{open}: the framework's defaults hold")));
+        }
         facts.push(("predicted", predicted));
         if let Some(c) = self.checkpoints() {
             let (steps, failures) = (c.steps, c.between_failures);
@@ -471,7 +492,7 @@ impl ExportRequest<'_> {
         }
         facts.push(("made by", one_line(self.version)));
         facts.push(("command", one_line(self.command)));
-        facts.push(("for", written_for.to_owned()));
+        facts.push(("for", written_for.software.to_owned()));
         facts
     }
 

@@ -5,10 +5,11 @@
 
 use serde_json::{Map, Value, json};
 
+use super::export::WrittenFor;
 use crate::layers::Layers;
 use crate::spec::model::{
     Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Model, Moe, Norm, Position,
-    QkNorm, RouterScore,
+    PositionScaling, QkNorm, RouterScore, Yarn,
 };
 
 /// A model as a Hugging Face configuration.
@@ -30,6 +31,15 @@ impl HfModel {
         match self.config.get("model_type").and_then(Value::as_str) {
             Some("bloom" | "gpt_oss") => "eager",
             _ => "sdpa",
+        }
+    }
+
+    /// Whom files with this model are written for.
+    #[must_use]
+    pub fn written_for(software: &'static str, model: &Model, hf: Option<&Self>) -> WrittenFor {
+        match hf {
+            Some(_) => WrittenFor::new(software, model, model.position.scaling() != PositionScaling::Other),
+            None => WrittenFor::without_model(software),
         }
     }
 
@@ -60,6 +70,14 @@ impl HfModel {
         config.insert("model_type".into(), json!(family.model_type));
         config.insert("architectures".into(), json!([family.architecture]));
         config.extend(family.fields);
+        if let Some(epsilon) = model.norm_epsilon {
+            let field = match family.model_type {
+                "gpt2" | "bloom" => "layer_norm_epsilon",
+                "gpt_neox" => "layer_norm_eps",
+                _ => "rms_norm_eps",
+            };
+            config.insert(field.into(), json!(epsilon));
+        }
         config.insert("vocab_size".into(), json!(model.vocabulary));
         config.insert("tie_word_embeddings".into(), json!(model.tied_embeddings));
         config.insert("use_cache".into(), json!(false));
@@ -88,14 +106,47 @@ fn only(layers: &Layers) -> Option<&Block> {
     layers.order.iter().all(|&kind| kind == first).then(|| &layers.kinds[first as usize].block)
 }
 
+/// `rope_parameters` and the rotated share of a head.
 fn rotary(model: &Model) -> Option<(Value, f64)> {
-    match model.position {
-        Position::Rotary => Some((json!({"rope_type": "default", "rope_theta": 10000.0}), 1.0)),
-        Position::RotaryWith { base, share } => {
-            Some((json!({"rope_type": "default", "rope_theta": base}), share))
+    let (base, share, scaling) = match model.position {
+        Position::Rotary => (10_000.0, 1.0, PositionScaling::None),
+        Position::RotaryWith { base, share, scaling } => (base, share, scaling),
+        _ => return None,
+    };
+    let mut all = match scaling {
+        PositionScaling::None | PositionScaling::Other => json!({"rope_type": "default"}),
+        PositionScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        PositionScaling::Dynamic { factor } => json!({"rope_type": "dynamic", "factor": factor}),
+        PositionScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_length } => {
+            json!({
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": low_frequency_factor,
+                "high_freq_factor": high_frequency_factor,
+                "original_max_position_embeddings": original_length,
+            })
         }
-        _ => None,
+        PositionScaling::Yarn(yarn) => rope_of_yarn(&yarn),
+    };
+    all["rope_theta"] = json!(base);
+    Some((all, share))
+}
+
+/// Both weights count only where neither is zero (modeling_rope_utils.py _compute_yarn_parameters).
+fn rope_of_yarn(yarn: &Yarn) -> Value {
+    let mut all = json!({
+        "rope_type": "yarn", "factor": yarn.factor, "beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow,
+        "original_max_position_embeddings": yarn.original_length, "truncate": yarn.truncate,
+    });
+    if yarn.mscale != 0.0 && yarn.mscale_all_dim != 0.0 {
+        all["mscale"] = json!(yarn.mscale);
     }
+    if yarn.mscale_all_dim != 0.0 {
+        all["mscale_all_dim"] = json!(yarn.mscale_all_dim);
+    }
+    let weighed = all.get("mscale").is_some() || (yarn.mscale, yarn.mscale_all_dim) == (1.0, 0.0);
+    if yarn.attention_factor.is_some() || !weighed {
+        all["attention_factor"] = json!(yarn.attention_factor());
+    }
+    all
 }
 
 /// Llama, Qwen2, Qwen3, Mistral, Mixtral, Qwen3-MoE, gpt-oss, DeepSeek-V2 and -V3.
@@ -180,7 +231,8 @@ fn experts(a: &Attention, e: &Moe) -> Option<Family> {
         && e.router.score == RouterScore::Softmax
         && !e.router.bias
         && !e.router.balancing_bias
-        && e.router.groups.is_none();
+        && e.router.groups.is_none()
+        && e.router.scaling_factor == 1.0;
     if !routed || a.qkv_bias || a.output_bias || a.window.is_some() {
         return None;
     }
@@ -244,7 +296,12 @@ fn gpt_oss(layers: &Layers) -> Option<Family> {
         window = window.or(a.window);
         types.push(if a.window.is_some() { "sliding_attention" } else { "full_attention" });
     }
-    if !e.expert_bias || !e.router.bias || e.shared_width > 0 || e.activation != Activation::SwiGlu {
+    if !e.expert_bias
+        || !e.router.bias
+        || e.shared_width > 0
+        || e.activation != Activation::SwiGlu
+        || e.router.scaling_factor != 1.0
+    {
         return None;
     }
     Some(Family {
@@ -298,8 +355,8 @@ fn latent(layers: &Layers) -> Option<Family> {
     {
         return None;
     }
-    let third = e.router.score == RouterScore::Sigmoid && e.router.balancing_bias;
-    if !third && (e.router.score == RouterScore::Sigmoid || e.router.balancing_bias) {
+    let third = e.router.score.is_sigmoid() && e.router.balancing_bias;
+    if !third && (e.router.score.is_sigmoid() || e.router.balancing_bias) {
         return None;
     }
     let groups = e.router.groups;
@@ -311,7 +368,8 @@ fn latent(layers: &Layers) -> Option<Family> {
         "n_routed_experts": e.experts, "n_shared_experts": e.shared_width / e.width,
         "num_experts_per_tok": e.top_k, "moe_intermediate_size": e.width,
         "n_group": groups.map_or(1, |g| g.count), "topk_group": groups.map_or(1, |g| g.top_k),
-        "norm_topk_prob": e.router.score != RouterScore::SoftmaxBeforeTopK,
+        "norm_topk_prob": e.router.score.sums_to_one(),
+        "routed_scaling_factor": e.router.scaling_factor,
     }));
     if third {
         return Some(Family {

@@ -5,7 +5,9 @@
 
 pub mod arguments;
 pub mod flag_rules;
+pub(super) mod flags;
 pub mod import;
+pub mod positions;
 pub mod shape;
 pub mod write;
 
@@ -101,6 +103,20 @@ pub static RULES: &[Rule] = &[
         judge: Judge::SetUp,
         reach: Reach::Cell,
         check: sequence_divides,
+    },
+    Rule {
+        name: "yarn-context",
+        source: "core/models/common/embeddings/rope_utils.py get_pos_emb_on_this_cp_rank",
+        judge: Judge::SetUp,
+        reach: Reach::Group,
+        check: |_, c, l| {
+            let (length, cp) = (c.yarn_length.unwrap_or(0), u64::from(l.context_parallel));
+            ensure(
+                cp == 1 || length % (2 * cp) == 0,
+                "YaRN's first table of {0} positions is not cut into 2 x {1} parts for context parallelism",
+                numbers([length, cp]),
+            )
+        },
     },
     Rule {
         name: "interleaving",

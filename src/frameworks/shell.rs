@@ -33,11 +33,13 @@ pub struct ImportError {
     pub line: usize,
     /// What was found and what was expected.
     pub message: String,
+    /// What had been decided before without knowing it, for people.
+    pub notes: Vec<String>,
 }
 
 impl ImportError {
     pub(crate) fn new(line: usize, message: impl Into<String>) -> Self {
-        Self { line, message: message.into() }
+        Self { line, message: message.into(), notes: Vec::new() }
     }
 }
 

@@ -10,6 +10,7 @@ mod decoder;
 mod draft;
 mod families;
 mod fields;
+mod positions;
 mod special;
 
 use super::diagnostic::{SpecError, list};

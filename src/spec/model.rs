@@ -34,6 +34,10 @@ pub struct Model {
     /// Kind of every normalisation.
     #[serde(default)]
     pub norm: Norm,
+    /// Added to the variance under the root of every normalisation; none where no source says it.
+    /// It changes neither time nor memory, but what is trained: launches carry it.
+    #[serde(default)]
+    pub norm_epsilon: Option<f64>,
     /// A normalisation right after the embedding (BLOOM).
     #[serde(default)]
     pub embedding_norm: bool,
@@ -83,6 +87,7 @@ pub struct Mtp {
 
 /// How positions enter the model.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
 pub enum Position {
     /// Rotary embeddings in every attention layer.
     #[default]
@@ -93,6 +98,10 @@ pub enum Position {
         base: f64,
         /// Share of each head that is rotated.
         share: f64,
+        /// How the rotation is stretched for long sequences; in models whose windowed layers rotate in another
+        /// way, that of the layers with full attention.
+        #[serde(default)]
+        scaling: PositionScaling,
     },
     /// A learned table with this many rows.
     Learned(u64),
@@ -100,6 +109,149 @@ pub enum Position {
     Alibi,
     /// None.
     None,
+}
+
+impl Position {
+    /// How rotary positions are scaled.
+    #[must_use]
+    pub fn scaling(self) -> PositionScaling {
+        match self {
+            Self::RotaryWith { scaling, .. } => scaling,
+            _ => PositionScaling::None,
+        }
+    }
+}
+
+/// How rotary positions are stretched for sequences longer than those of pre-training. It changes neither time nor
+/// memory, but what is trained: launches carry it. Names and formulas are those of
+/// huggingface/transformers:src/transformers/modeling_rope_utils.py.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+pub enum PositionScaling {
+    /// Not at all.
+    #[default]
+    None,
+    /// All frequencies are divided by a factor (arXiv:2306.15595).
+    Linear {
+        /// The factor.
+        factor: f64,
+    },
+    /// The base grows with sequences that are longer than the model's longest (dynamic NTK).
+    Dynamic {
+        /// The factor.
+        factor: f64,
+    },
+    /// Low frequencies are divided by a factor, high ones kept, those between blended (Llama 3.1).
+    Llama3 {
+        /// The factor.
+        factor: f64,
+        /// Wavelengths above `original_length` divided by this are stretched.
+        low_frequency_factor: f64,
+        /// Wavelengths below `original_length` divided by this are kept.
+        high_frequency_factor: f64,
+        /// Tokens of the longest sequence before stretching.
+        original_length: u64,
+    },
+    /// YaRN.
+    Yarn(Yarn),
+    /// In a way that has no name here, such as LongRoPE: launches leave it open.
+    Other,
+}
+
+/// YaRN (arXiv:2309.00071): frequencies that turn seldom within `original_length` tokens are divided by a factor, others
+/// kept, those between blended.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Yarn {
+    /// The factor.
+    pub factor: f64,
+    /// Tokens of the longest sequence before stretching.
+    pub original_length: u64,
+    /// Frequencies with more turns than this are kept.
+    #[serde(default = "thirty_two")]
+    pub beta_fast: f64,
+    /// Frequencies with fewer turns than this are divided by the whole factor.
+    #[serde(default = "one")]
+    pub beta_slow: f64,
+    /// Weight of the factor's logarithm in the size of rotated queries and keys.
+    #[serde(default = "one")]
+    pub mscale: f64,
+    /// The same in the scale of all scores of latent attention, by which the size of the rotated part is divided.
+    #[serde(default)]
+    pub mscale_all_dim: f64,
+    /// Size of rotated queries and keys where both weights do not say it.
+    #[serde(default)]
+    pub attention_factor: Option<f64>,
+    /// The bounds of what is blended are rounded outwards to whole dimensions.
+    #[serde(default = "yes")]
+    pub truncate: bool,
+}
+
+impl Yarn {
+    /// `0.1 weight ln(factor) + 1`, and 1 where nothing is stretched.
+    fn magnitude(&self, weight: f64) -> f64 {
+        if self.factor <= 1.0 { 1.0 } else { 0.1 * weight * self.factor.ln() + 1.0 }
+    }
+
+    /// Size of rotated queries and keys as the two weights say it.
+    #[must_use]
+    pub fn weighed_attention_factor(&self) -> f64 {
+        self.magnitude(self.mscale) / self.magnitude(self.mscale_all_dim)
+    }
+
+    /// Size of rotated queries and keys.
+    #[must_use]
+    pub fn attention_factor(&self) -> f64 {
+        self.attention_factor.unwrap_or_else(|| self.weighed_attention_factor())
+    }
+
+    /// As [`Yarn::attention_factor`] where nothing but the factor is given.
+    #[must_use]
+    pub fn default_attention_factor(&self) -> f64 {
+        self.magnitude(1.0)
+    }
+}
+
+impl PositionScaling {
+    /// What is wrong with the numbers, if anything.
+    pub(super) fn fault(self) -> Option<String> {
+        let positive = |numbers: &[f64]| numbers.iter().all(|n| n.is_finite() && *n > 0.0);
+        let length = |tokens: u64| (1..=LONGEST_SEQUENCE).contains(&tokens);
+        let (fits, expected) = match self {
+            Self::None | Self::Other => return None,
+            Self::Linear { factor } | Self::Dynamic { factor } => (positive(&[factor]), "a positive factor"),
+            Self::Llama3 {
+                factor,
+                low_frequency_factor: low,
+                high_frequency_factor: high,
+                original_length,
+            } => (
+                positive(&[factor, low, high]) && low <= high && length(original_length),
+                "positive factors, the low one at most the high one, and an original length from 1 to 2^32 tokens",
+            ),
+            Self::Yarn(y) => (
+                positive(&[y.factor, y.beta_fast, y.beta_slow, y.attention_factor.unwrap_or(1.0)])
+                    && y.beta_slow <= y.beta_fast
+                    && [y.mscale, y.mscale_all_dim].iter().all(|n| n.is_finite() && *n >= 0.0)
+                    && length(y.original_length),
+                "positive factors, beta_slow at most beta_fast, no negative mscale, and an original length from 1 to 2^32 tokens",
+            ),
+        };
+        (!fits).then(|| format!("expected {expected}"))
+    }
+}
+
+impl std::fmt::Display for PositionScaling {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Linear { factor } => write!(f, "linear, factor {factor}"),
+            Self::Dynamic { factor } => write!(f, "dynamic, factor {factor}"),
+            Self::Llama3 { factor, .. } => write!(f, "Llama 3's, factor {factor}"),
+            Self::Yarn(yarn) => write!(f, "YaRN, factor {}", yarn.factor),
+            Self::Other => f.write_str("of a kind with no name here"),
+        }
+    }
 }
 
 /// Kind of normalisation.
@@ -329,7 +481,7 @@ pub struct Moe {
 }
 
 /// How tokens choose experts.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Router {
     /// Score function.
@@ -344,11 +496,21 @@ pub struct Router {
     /// Expert groups and how many of them a token may visit (node-limited routing).
     #[serde(default)]
     pub groups: Option<RouterGroups>,
+    /// Factor on the weights of the chosen experts (DeepSeek-V3: 2.5). It changes neither time nor memory, but what is
+    /// trained: launches carry it.
+    #[serde(default = "one")]
+    pub scaling_factor: f64,
 }
 
 impl Default for Router {
     fn default() -> Self {
-        Self { score: RouterScore::Softmax, bias: false, balancing_bias: false, groups: None }
+        Self {
+            score: RouterScore::Softmax,
+            bias: false,
+            balancing_bias: false,
+            groups: None,
+            scaling_factor: 1.0,
+        }
     }
 }
 
@@ -360,8 +522,24 @@ pub enum RouterScore {
     Softmax,
     /// Softmax over all experts, then the choice.
     SoftmaxBeforeTopK,
-    /// Independent sigmoids, normalised over the chosen ones.
+    /// Independent sigmoids, brought to a sum of one over the chosen ones where they are several.
     Sigmoid,
+    /// Independent sigmoids as they are.
+    SigmoidAlone,
+}
+
+impl RouterScore {
+    /// The weights of several chosen experts sum to one before they are scaled.
+    #[must_use]
+    pub fn sums_to_one(self) -> bool {
+        matches!(self, Self::Softmax | Self::Sigmoid)
+    }
+
+    /// Scores are independent sigmoids.
+    #[must_use]
+    pub fn is_sigmoid(self) -> bool {
+        matches!(self, Self::Sigmoid | Self::SigmoidAlone)
+    }
 }
 
 /// Group-limited routing.
@@ -382,6 +560,12 @@ fn yes() -> bool {
 }
 fn two() -> u32 {
     2
+}
+fn one() -> f64 {
+    1.0
+}
+fn thirty_two() -> f64 {
+    32.0
 }
 
 /// What is wrong with a model that parsed. `field` is the name of the offending field as the file
@@ -405,6 +589,8 @@ const LARGEST_HIDDEN: u64 = 1 << 20;
 const LARGEST_VOCABULARY: u64 = 1 << 26;
 /// Largest number of weights that the routed experts of one layer may have together.
 const LARGEST_EXPERTS: u64 = 1 << 45;
+/// Tokens of the longest sequence that is accepted.
+const LONGEST_SEQUENCE: u64 = 1 << 32;
 /// Most distinct blocks: layers refer to them by one byte.
 const MOST_BLOCKS: usize = 128;
 
@@ -432,7 +618,7 @@ impl Model {
         ] {
             check_up_to(field, None, value, largest)?;
         }
-        if self.max_sequence == 0 || self.max_sequence > 1 << 32 {
+        if self.max_sequence == 0 || self.max_sequence > LONGEST_SEQUENCE {
             return Err(top(
                 "max_sequence",
                 format!("expected 1 to 2^32 tokens, found {}", self.max_sequence),
@@ -441,10 +627,16 @@ impl Model {
         if let Position::Learned(rows) = self.position {
             check_up_to("position", None, rows, LARGEST_VOCABULARY)?;
         }
-        if let Position::RotaryWith { base, share } = self.position
+        if let Position::RotaryWith { base, share, .. } = self.position
             && !(base.is_finite() && base > 0.0 && share > 0.0 && share <= 1.0)
         {
             return Err(top("position", "expected a positive rotary base and a share in (0, 1]".into()));
+        }
+        if let Some(message) = self.position.scaling().fault() {
+            return Err(top("scaling", message));
+        }
+        if let Some(epsilon) = self.norm_epsilon.filter(|e| !(*e > 0.0 && *e < 1.0)) {
+            return Err(top("norm_epsilon", format!("expected a number between 0 and 1, found {epsilon}")));
         }
         if self.layers.is_empty() {
             return Err(top("layers", "a model needs at least one layer".into()));
@@ -617,6 +809,13 @@ impl Block {
                     return Err(fault(
                         "top_k",
                         format!("{} experts cannot serve top {}", e.experts, e.top_k),
+                    ));
+                }
+                let factor = e.router.scaling_factor;
+                if !(factor.is_finite() && factor > 0.0) {
+                    return Err(fault(
+                        "scaling_factor",
+                        format!("expected a positive number, found {factor}"),
                     ));
                 }
                 if let Some(g) = e.router.groups

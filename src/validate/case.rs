@@ -612,6 +612,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         tied_embeddings: cells.flag("tied_embeddings", old),
         position: if old { Position::Learned(sequence) } else { Position::Rotary },
         norm: if gated { Norm::RmsNorm } else { Norm::LayerNorm },
+        norm_epsilon: None,
         embedding_norm: false,
         final_norm: true,
         head_bias: false,

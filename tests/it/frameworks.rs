@@ -52,6 +52,16 @@ pub const WINDOWS: &str = r#"(
     layers: [(repeat: 18, of: ["window", "full"])],
 )"#;
 
+/// Positions stretched by YaRN.
+pub const YARN: &str = r#"(
+    schema: 1, name: "YaRN 70B", hidden: 8192, vocabulary: 128256, max_sequence: 131072,
+    position: RotaryWith(base: 10000.0, share: 1.0, scaling: Yarn(factor: 32.0, original_length: 4096)),
+    blocks: { "layer": (
+        mixer: Attention(heads: 96, kv_heads: 24, head_dim: 128),
+        feed_forward: Dense(width: 28672)) },
+    layers: [(repeat: 96, of: ["layer"])],
+)"#;
+
 /// Mamba layers with a few of attention.
 pub const HYBRID: &str = r#"(
     schema: 1, name: "Hybrid 8B", hidden: 4096, vocabulary: 131072, max_sequence: 8192,
@@ -255,6 +265,16 @@ static CASES: &[Case] = &[
             l.tensor_parallel = 4;
             l.sequence_parallel = true;
         },
+    ),
+    case(
+        Target::Megatron,
+        "yarn-context",
+        YARN,
+        |j| {
+            ninety_six(j);
+            j.sequence_length = 6144;
+        },
+        |l| l.context_parallel = 3,
     ),
     case(
         Target::Megatron,

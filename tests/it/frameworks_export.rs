@@ -1,13 +1,16 @@
 //! Exports: complete, quoted, and the same for every shell that reads them.
 
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use autoplan::frameworks::Target;
 use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, Format, Prediction, export};
+use autoplan::frameworks::hf::HfModel;
+use autoplan::layers::Layers;
 use autoplan::plan::{Dispatcher, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::Job;
-use autoplan::spec::model::Model;
+use autoplan::spec::model::{FeedForward, Model, Position, PositionScaling};
 use autoplan::spec::{ron_options, shipped};
 use autoplan::units::{Bytes, Seconds};
 
@@ -45,6 +48,24 @@ pub fn write(
         format,
     };
     export(to, &request).map_err(|refusal| refusal.to_string())
+}
+
+/// Without asking the rules: what is written of a model does not hang on the plan.
+fn write_unjudged(to: Destination, model: &Model, job: &Job, plan: &Plan) -> Vec<ExportedFile> {
+    let (cluster, accelerator) = site("dgx-h100");
+    let request = ExportRequest {
+        model,
+        job,
+        cluster: &cluster,
+        accelerator: &accelerator,
+        plan,
+        prediction: None,
+        version: "",
+        command: "",
+        format: Format::Script,
+    };
+    autoplan::frameworks::export::write(to, &request)
+        .unwrap_or_else(|refusal| panic!("{}: {refusal}", model.name))
 }
 
 fn megatron_words(model_text: &str, job: &Job, plan: &Plan) -> Vec<String> {
@@ -121,6 +142,170 @@ fn recipes_say_that_attention_is_latent() {
     let plan = spread(fill(&job, |_| {}), &job, 80, Recompute::None);
     let recipe = text_of(Target::Bridge, "autoplan_recipe.py", DENSE, &job, &plan);
     assert!(!recipe.contains("latent"), "{recipe}");
+}
+
+/// What a target's files say of a model's numbers, and what they leave open.
+#[test]
+fn numbers_of_the_model_are_written_or_named_as_open() {
+    let job = job(64, 256);
+    let text = |target: Target, name: &str| {
+        let model = model(shipped::Kind::Model.find(name).map_or(name, |file| file.text));
+        let sharded = !matches!(target, Target::Megatron | Target::Bridge | Target::MegatronDeepSpeed);
+        let layout = fill(&job, |l| {
+            if sharded {
+                l.zero_stage = 3;
+            }
+            if model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_))) {
+                l.dispatcher = Some(Dispatcher::AllToAll);
+            }
+        });
+        let plan = spread(layout, &job, model.layer_count(), Recompute::None);
+        let files = write_unjudged(Destination::Framework(target), &model, &job, &plan);
+        files.into_iter().map(|file| file.text).collect::<Vec<_>>().join("\n")
+    };
+    let open = |text: &str| text.lines().find_map(|l| l.strip_prefix("# left open  ")).map(str::to_owned);
+    let yarn_of_deepseek =
+        "rope_factor=40.0, beta_fast=32.0, beta_slow=1.0, original_seq_len=4096, truncate=True";
+    let yarn_of_gpt_oss =
+        "rope_factor=32.0, beta_fast=32.0, beta_slow=1.0, original_seq_len=4096, truncate=False";
+    for (target, name, parts) in [
+        (Target::Megatron, "llama3.1-8b", &["--norm-epsilon 1e-5", "--use-rope-scaling"][..]),
+        (
+            Target::Megatron,
+            "deepseek-v3",
+            &[
+                "--norm-epsilon 1e-6",
+                "--rotary-scaling-factor 40.0",
+                "--mscale 1.0",
+                "--mscale-all-dim 1.0",
+                "--moe-router-topk-scaling-factor 2.5",
+                "--position-embedding-type rope",
+            ],
+        ),
+        (
+            Target::Megatron,
+            "gpt-oss-20b",
+            &[
+                "--position-embedding-type yarn",
+                "--rotary-scaling-factor 32.0",
+                "--yarn-original-max-position-embeddings 4096",
+                "--yarn-beta-fast 32.0",
+                "--yarn-beta-slow 1.0",
+                "--no-yarn-correction-range-round-to-int",
+            ],
+        ),
+        (
+            Target::Bridge,
+            "llama3.1-8b",
+            &["rope_scaling=True", "rope_scaling_factor=8.0", "layernorm_epsilon=1e-5"],
+        ),
+        (Target::Bridge, "llama3.2-1b", &["rope_scaling=True", "rope_scaling_factor=32.0"]),
+        (
+            Target::Bridge,
+            "kimi-k2",
+            &[
+                "rope_type=\"yarn\"",
+                "rotary_scaling_factor=32.0",
+                "original_max_position_embeddings=4096",
+                "beta_fast=1.0",
+                "mscale_all_dim=1.0",
+                "moe_router_topk_scaling_factor=2.827",
+            ],
+        ),
+        (
+            Target::Bridge,
+            "gpt-oss-20b",
+            &[
+                "position_embedding_type=\"yarn\"",
+                "yarn_rotary_scaling_factor=32.0",
+                "yarn_correction_range_round_to_int=False",
+            ],
+        ),
+        (
+            Target::Torchtitan,
+            "llama3.2-1b",
+            &[
+                "scaling=\"llama\", scaling_factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=8192",
+                "norm.eps = 1e-5",
+            ],
+        ),
+        (
+            Target::Torchtitan,
+            "deepseek-v3",
+            &[
+                yarn_of_deepseek,
+                "mscale=1.0",
+                "router_route_scale=2.5",
+                "router_route_norm=True",
+                "norm.eps = 1e-6",
+            ],
+        ),
+        (Target::Torchtitan, "gpt-oss-20b", &[yarn_of_gpt_oss]),
+        (Target::Torchtitan, "qwen3-8b", &["norm.eps = 1e-6"]),
+        (
+            Target::Accelerate,
+            "llama3.2-1b",
+            &[
+                "\"rope_type\": \"llama3\"",
+                "\"factor\": 32.0",
+                "\"rms_norm_eps\": 0.00001",
+                "\"rope_theta\": 500000.0",
+            ],
+        ),
+        (Target::DeepSpeed, "gpt-neox-20b", &["\"layer_norm_eps\": 0.00001"]),
+        (Target::DeepSpeed, "deepseek-v2", &["\"routed_scaling_factor\": 16.0", "\"mscale_all_dim\": 1.0"]),
+        (Target::MegatronDeepSpeed, "llama2-7b", &["--layernorm-epsilon 1e-5"]),
+    ] {
+        let text = text(target, name);
+        for part in parts {
+            assert!(text.contains(part), "{target} {name}: {part}\n{text}");
+        }
+        assert_eq!(open(&text), None, "{target} {name}");
+    }
+    let defaults = ": the framework's defaults hold";
+    for (target, name, left) in [
+        (Target::Megatron, "llama3.2-1b", "scaling of rotary positions (Llama 3's, factor 32)"),
+        (Target::Megatron, "kimi-k2", "scaling of rotary positions (YaRN, factor 32)"),
+        (Target::MegatronDeepSpeed, "llama3.1-8b", "scaling of rotary positions (Llama 3's, factor 8)"),
+        (Target::Megatron, DENSE, "epsilon of the norms"),
+    ] {
+        let text = text(target, name);
+        assert_eq!(open(&text).as_deref(), Some(&*format!("{left}{defaults}")), "{target} {name}");
+        assert!(!text.contains("--use-rope-scaling") && !text.contains("--rotary-scaling-factor"), "{text}");
+    }
+}
+
+/// What is written for Hugging Face models is read back as the same numbers.
+#[test]
+fn configurations_of_hugging_face_models_say_the_numbers() {
+    let mut kinds = BTreeSet::new();
+    for file in shipped::models() {
+        let model: Model = ron_options().from_str(file.text).unwrap();
+        let Some(hf) = HfModel::of(&model, &Layers::new(&model)) else { continue };
+        let text = serde_json::Value::Object(hf.config).to_string();
+        let back =
+            autoplan::spec::hf::import(&text, file.name).unwrap_or_else(|e| panic!("{}: {e}", file.name));
+        let bare = |position: Position| match position {
+            Position::Rotary => {
+                Position::RotaryWith { base: 1e4, share: 1.0, scaling: PositionScaling::None }
+            }
+            other => other,
+        };
+        assert_eq!(bare(back.position), bare(model.position), "{}", file.name);
+        if model.norm_epsilon.is_some() {
+            assert_eq!(back.norm_epsilon, model.norm_epsilon, "{}", file.name);
+        }
+        let routers = |model: &Model| -> Vec<_> {
+            let routers = model.blocks.values().map(|block| match &block.feed_forward {
+                FeedForward::Moe(moe) => Some(moe.router.clone()),
+                _ => None,
+            });
+            routers.flatten().collect()
+        };
+        assert_eq!(routers(&back), routers(&model), "{}", file.name);
+        kinds.insert(back.position.scaling().to_string());
+    }
+    assert!(kinds.len() >= 5, "{kinds:?}");
 }
 
 /// The swapper of DeepSpeed takes no shard larger than its buffer.

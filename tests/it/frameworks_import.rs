@@ -1,5 +1,7 @@
 //! Import: what was exported comes back as it was; scripts of others are read or named as unreadable.
 
+use std::collections::BTreeSet;
+
 use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Change, Destination, Format, Settings, export, in_terms_of, write};
 use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
@@ -10,7 +12,7 @@ use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::Precision;
-use autoplan::spec::model::{Block, Mixer, Model};
+use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
 
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
 
@@ -25,6 +27,20 @@ fn shown(layout: &Layout) -> Layout {
         layout.context_comm = ContextComm::Ring;
     }
     layout
+}
+
+/// A model as a launch holds it: what the header leaves open is what the framework's own defaults say.
+fn as_launched(model: &Model, text: &str) -> Model {
+    let open = text.lines().find(|line| line.starts_with("# left open")).unwrap_or_default();
+    let mut model = model.clone();
+    assert_eq!(open.contains("epsilon of the norms"), model.norm_epsilon.is_none(), "{open}");
+    model.norm_epsilon = model.norm_epsilon.or(Some(1e-5));
+    if open.contains("scaling of rotary positions") {
+        let Position::RotaryWith { scaling, .. } = &mut model.position else { panic!("{open}") };
+        assert!(open.contains(&scaling.to_string()), "{open}");
+        *scaling = PositionScaling::None;
+    }
+    model
 }
 
 fn same_model(a: &Model, b: &Model) {
@@ -49,11 +65,11 @@ fn same_model(a: &Model, b: &Model) {
     assert_eq!(one.mtp.map(|m| m.1), two.mtp.map(|m| m.1));
 }
 
-fn compare(question: &Question, imported: &Imported, shown: fn(&Layout) -> Layout) {
+fn compare(question: &Question, imported: &Imported, text: &str, shown: fn(&Layout) -> Layout) {
     assert_eq!(shown(question.plan.layout()), shown(imported.plan.layout()));
     assert_eq!(question.plan.chunks(), imported.plan.chunks());
     assert_eq!(question.job, imported.job);
-    same_model(&question.model, &imported.model);
+    same_model(&as_launched(&question.model, text), &imported.model);
     assert_eq!(imported.unknown, [], "every flag that is written is understood");
 }
 
@@ -62,6 +78,7 @@ fn thousands_of_plans_survive_export_and_import() {
     let models = models();
     let mut random = Random::new(3);
     let mut done = 0;
+    let mut scaled = BTreeSet::new();
     let mut tries = 0;
     while done < 3000 {
         tries += 1;
@@ -78,9 +95,13 @@ fn thousands_of_plans_survive_export_and_import() {
         let gpus = (format == Format::Args).then_some(question.job.gpus);
         let imported = import(&files[0].text, &question.model.name, gpus)
             .unwrap_or_else(|error| panic!("{error}\n{}", files[0].text));
-        compare(&question, &imported, shown);
+        compare(&question, &imported, &files[0].text, shown);
+        scaled.insert(
+            format!("{:?}", imported.model.position.scaling()).split([' ', '(']).next().map(str::to_owned),
+        );
         done += 1;
     }
+    assert_eq!(scaled.len(), 3, "none, Llama 3's and YaRN: {scaled:?}");
 }
 
 /// What a configuration says counts, and what contradicts the flags is named.
@@ -223,7 +244,7 @@ fn launches_of_megatron_deepspeed_survive_export_and_import() {
         };
         let imported = import_with(text, given, &beside).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(imported.target, Target::MegatronDeepSpeed);
-        compare(&question, &imported, shown_by_deepspeed);
+        compare(&question, &imported, text, shown_by_deepspeed);
         // What is exported is predicted with the attention that it asks for, and what is imported as well.
         assert_eq!(imported.profile, Target::MegatronDeepSpeed.profile_name());
         let unfused = text.replace("    --use-flash-attn-v2\n", "");
@@ -269,7 +290,6 @@ fn broken_scripts_name_the_line() {
         (cut(" --rdzv-id gpt3)"), 6, "array"),
         (cut("--bf16"), 11, "neither --bf16 nor --fp16"),
         (SCRIPT.replace("--global-batch-size 1536", "--global-batch-size"), 12, "no value"),
-        (SCRIPT.replace("--vocab-size 51200", "--vocab-size 51200 --num-layers 12"), 8, "given again"),
         (SCRIPT.replace("--global-batch-size 1536", "--global-batch-size 1537"), 12, "no multiple"),
         (
             SCRIPT.replace("stage 1\"", "stage 1 --num-virtual-stages-per-pipeline-rank 6\""),
@@ -290,6 +310,73 @@ fn broken_scripts_name_the_line() {
         let error = import(&text, "x", None).expect_err(part);
         assert!(error.message.contains(part) && error.line == line, "{part}: {error}");
     }
+}
+
+/// As for Python's argparse and int.
+#[test]
+fn the_last_of_two_values_counts_and_numbers_may_have_underscores() {
+    let twice = SCRIPT.replace("--vocab-size 51200", "--vocab-size 51200 --num-layers 1_92");
+    let imported = import(&twice, "x", None).unwrap();
+    assert_eq!(imported.model.layer_count(), 192);
+    let note = "--num-layers is given twice, as `96` in line 7 and as `1_92` in line 8: the last one counts";
+    assert!(imported.assumed.contains(&note.to_owned()), "{:?}", imported.assumed);
+    for wrong in ["_96", "9__6", "96_", "9_x"] {
+        let error =
+            import(&SCRIPT.replace("--num-layers $LAYERS", &format!("--num-layers {wrong}")), "x", None);
+        assert!(error.unwrap_err().message.contains("takes a whole number"), "{wrong}");
+    }
+}
+
+/// Numbers that change no time, as Megatron-LM's flags say them.
+#[test]
+fn numbers_of_the_model_are_read() {
+    let read = |flags: &str| {
+        let text = SCRIPT.replace("--vocab-size 51200", &format!("--vocab-size 51200 {flags}"));
+        import(&text, "x", None).unwrap_or_else(|error| panic!("{flags}: {error}"))
+    };
+    assert_eq!(read("").model.norm_epsilon, Some(1e-5));
+    assert_eq!(read("--norm-epsilon 1e-6").model.norm_epsilon, Some(1e-6));
+    assert_eq!(read("--layernorm-epsilon 1e-6").model.norm_epsilon, Some(1e-6));
+    let scaled = |flags: &str| read(flags).model.position.scaling();
+    let rope = "--position-embedding-type rope";
+    assert_eq!(scaled(rope), PositionScaling::None);
+    assert_eq!(
+        scaled(&format!("{rope} --rotary-seq-len-interpolation-factor 4")),
+        PositionScaling::Linear { factor: 4.0 }
+    );
+    let PositionScaling::Llama3 { factor, original_length, .. } =
+        scaled(&format!("{rope} --use-rope-scaling"))
+    else {
+        panic!("not Llama 3's")
+    };
+    assert_eq!((factor, original_length), (8.0, 8192));
+    let other = read(&format!("{rope} --use-rope-scaling --rope-scaling-factor 32"));
+    let note = other.assumed.iter().find(|note| note.contains("--rope-scaling-factor 32"));
+    assert!(note.is_some_and(|note| note.contains("by 8")), "{:?}", other.assumed);
+    let yarn = "--position-embedding-type yarn --rotary-scaling-factor 32 --yarn-beta-fast 16";
+    let PositionScaling::Yarn(yarn) = scaled(yarn) else { panic!("no YaRN") };
+    assert_eq!((yarn.factor, yarn.beta_fast, yarn.beta_slow, yarn.truncate), (32.0, 16.0, 1.0, true));
+    let latent = "--multi-latent-attention --position-embedding-type rope";
+    assert_eq!(scaled(latent), PositionScaling::None);
+    assert_eq!(
+        scaled(&format!("{latent} --rotary-scaling-factor 40 --rope-type rope --no-rope-fusion")),
+        PositionScaling::None
+    );
+    let PositionScaling::Yarn(yarn) =
+        scaled(&format!("{latent} --rotary-scaling-factor 40 --mscale-all-dim 1"))
+    else {
+        panic!("no YaRN")
+    };
+    assert_eq!((yarn.factor, yarn.original_length, yarn.mscale_all_dim), (40.0, 4096, 1.0));
+    let experts = read(
+        "--num-experts 8 --disable-bias-linear --moe-router-score-function sigmoid --moe-router-topk-scaling-factor 2.5",
+    );
+    let router = experts.model.blocks.values().find_map(|block| match &block.feed_forward {
+        FeedForward::Moe(moe) => Some(moe.router.clone()),
+        _ => None,
+    });
+    let router = router.unwrap();
+    assert_eq!((router.score, router.scaling_factor), (RouterScore::Sigmoid, 2.5));
 }
 
 /// A layout without what a DeepSpeed configuration does not show.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use autoplan::layers::{Layers, parameter_count};
 use autoplan::spec::hf::{import, import_with_notes, model_types};
-use autoplan::spec::model::{Block, Model, Norm, Position};
+use autoplan::spec::model::{Block, FeedForward, Model, Norm, Position, PositionScaling, RouterScore};
 use autoplan::spec::{load_model, model_from_text, ron_options, shipped};
 use proptest::prelude::*;
 
@@ -98,6 +98,7 @@ fn imports_equal_the_shipped_models() {
         assert_eq!(ours.tied_embeddings, theirs.tied_embeddings, "{name}");
         assert_eq!(ours.position, theirs.position, "{name}");
         assert_eq!((ours.norm, ours.embedding_norm), (theirs.norm, theirs.embedding_norm), "{name}");
+        assert_eq!(ours.norm_epsilon, theirs.norm_epsilon, "{name}");
         assert_eq!(ours.dropout, theirs.dropout, "{name}");
         assert_eq!(flat(&ours), flat(&theirs), "{name}");
         let prediction = |m: &Model| m.mtp.as_ref().map(|mtp| (mtp.modules, m.blocks[&mtp.block].clone()));
@@ -105,6 +106,105 @@ fn imports_equal_the_shipped_models() {
         compared += 1;
     }
     assert!(compared >= 40, "{compared}");
+}
+
+/// The epsilon, how positions are scaled and how experts are weighed, in all spellings.
+#[test]
+fn numbers_that_change_no_time_are_read() {
+    let llama = |more: &str| LLAMA.replacen('{', &format!("{{{more},"), 1);
+    assert_eq!(imported("default", LLAMA).norm_epsilon, Some(1e-6));
+    assert_eq!(imported("stated", &llama("\"rms_norm_eps\": 1e-5")).norm_epsilon, Some(1e-5));
+    let scaled = |more: &str| imported(more, &llama(more)).position.scaling();
+    let numbers = "\"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0";
+    let llama3 = PositionScaling::Llama3 {
+        factor: 8.0,
+        low_frequency_factor: 1.0,
+        high_frequency_factor: 4.0,
+        original_length: 8192,
+    };
+    let length = "\"original_max_position_embeddings\": 8192";
+    for said in [
+        format!("\"rope_scaling\": {{\"rope_type\": \"llama3\", {numbers}, {length}}}"),
+        format!("\"rope_scaling\": {{\"type\": \"llama3\", \"rope_type\": \"llama3\", {numbers}, {length}}}"),
+        format!(
+            "\"rope_parameters\": {{\"rope_theta\": 5e5, \"rope_type\": \"llama3\", {numbers}, {length}}}"
+        ),
+        // Without its own length, the model's longest.
+        format!("\"max_position_embeddings\": 8192, \"rope_scaling\": {{\"type\": \"llama3\", {numbers}}}"),
+    ] {
+        assert_eq!(scaled(&said), llama3, "{said}");
+    }
+    let none =
+        ["\"rope_scaling\": null", "\"rope_scaling\": {}", "\"rope_scaling\": {\"rope_type\": \"default\"}"];
+    for said in none {
+        assert_eq!(scaled(said), PositionScaling::None, "{said}");
+    }
+    assert_eq!(
+        scaled("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}"),
+        PositionScaling::Linear { factor: 2.0 }
+    );
+    assert_eq!(
+        scaled("\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2}"),
+        PositionScaling::Dynamic { factor: 2.0 }
+    );
+    let yarn = |more: &str| {
+        let said = format!("\"rope_scaling\": {{\"type\": \"yarn\", \"factor\": 32, {length}{more}}}");
+        match scaled(&said) {
+            PositionScaling::Yarn(yarn) => yarn,
+            other => panic!("{other}"),
+        }
+    };
+    // 0.1 ln 32 + 1, and with both weights the quotient of two such sums.
+    let size = |weight: f64| 0.1 * weight * 32f64.ln() + 1.0;
+    for (more, factor) in [
+        ("", size(1.0)),
+        (", \"mscale\": 2.0", size(1.0)),
+        (", \"mscale_all_dim\": 2.0", size(1.0)),
+        (", \"mscale\": 2.0, \"mscale_all_dim\": 0.5", size(2.0) / size(0.5)),
+        (", \"mscale\": 0.707, \"mscale_all_dim\": 0.707", 1.0),
+        (", \"attention_factor\": 1.5", 1.5),
+    ] {
+        assert!((yarn(more).attention_factor() - factor).abs() < 1e-12, "{more}");
+    }
+    assert_eq!((yarn("").beta_fast, yarn("").beta_slow, yarn("").truncate), (32.0, 1.0, true));
+    assert!(!yarn(", \"truncate\": false").truncate);
+    let phi = import_with_notes(&released("phi4-mini"), "x").unwrap();
+    assert_eq!(phi.model.position.scaling(), PositionScaling::Other);
+    assert!(phi.notes.join("; ").contains("`longrope`"), "{:?}", phi.notes);
+    let surplus = import_with_notes(
+        &llama("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2, \"alpha\": 1}"),
+        "x",
+    );
+    assert!(surplus.unwrap().notes.join("; ").contains("`alpha`"));
+    for (said, title) in [
+        ("\"rope_scaling\": {\"type\": \"yarm\", \"factor\": 2}", "`yarm` is no kind of scaling"),
+        ("\"rope_scaling\": {\"type\": \"linear\"}", "field `factor` is missing"),
+        ("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0}", "expected a positive factor"),
+        ("\"rope_scaling\": {\"type\": \"linear\", \"rope_type\": \"yarn\"}", "mean the same and disagree"),
+        (
+            "\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2}, \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 4}",
+            "otherwise than `rope_parameters` says",
+        ),
+        ("\"rms_norm_eps\": 0", "expected a number between 0 and 1"),
+    ] {
+        let (found, place) = failure(&llama(said));
+        assert!(found.contains(title) && place.is_some(), "{said}: {found}");
+    }
+    let router = |name: &str, text: &str| {
+        let model = imported(name, text);
+        let experts = model.blocks.into_values().find_map(|block| match block.feed_forward {
+            FeedForward::Moe(moe) => Some(moe.router),
+            _ => None,
+        });
+        experts.unwrap()
+    };
+    let deepseek = released("deepseek-v3");
+    assert_eq!(router("stated", &deepseek).scaling_factor, 2.5);
+    let silent =
+        deepseek.replace("\"routed_scaling_factor\": 2.5,", "").replace("\"norm_topk_prob\": true,", "");
+    assert_eq!(router("silent", &silent), router("stated", &deepseek));
+    let raw = deepseek.replace("\"norm_topk_prob\": true", "\"norm_topk_prob\": false");
+    assert_eq!(router("raw", &raw).score, RouterScore::SigmoidAlone);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
+use crate::frameworks::megatron::flags::whole_number;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
 use crate::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use crate::layers::Layers;
@@ -67,7 +68,7 @@ impl Trainer {
                     let message = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(text));
                     return Err(ImportError::new(word.line, message));
                 }
-                let number = text.parse().ok().filter(|n| *n > 0);
+                let number = whole_number(text).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
                 let message = || format!("{name} takes a whole number from 1, found `{}`", shown(text));
                 number.map(Some).ok_or_else(|| ImportError::new(word.line, message()))
             };

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde_json::{Map, Value, json};
 
-use super::super::export::{ExportRequest, ExportedFile, Format, quote};
+use super::super::export::{ExportRequest, ExportedFile, Format, WrittenFor, quote};
 use super::super::hf::HfModel;
 use super::super::megatron::shape::Shape;
 use super::super::{Broken, broken};
@@ -13,7 +13,7 @@ use super::needs_megatron;
 use crate::layers::{Layers, embedding_width};
 use crate::plan::{Layout, Place, Recompute};
 use crate::spec::job::{Job, Optimizer, Precision};
-use crate::spec::model::{Activation, Attention, Dense, Model, Norm, Position, QkNorm};
+use crate::spec::model::{Activation, Attention, Dense, Model, Norm, Position, PositionScaling, QkNorm};
 
 const WRITTEN_FOR: &str = "DeepSpeed 0.19, transformers 5.12";
 const WRITTEN_FOR_MEGATRON: &str = "Megatron-DeepSpeed of July 2025, DeepSpeed 0.19";
@@ -24,9 +24,16 @@ const CONFIG: &str = "ds_config.json";
 /// Writes the configuration and everything around it.
 pub fn write(request: &ExportRequest, megatron: bool) -> Result<Vec<ExportedFile>, Broken> {
     let megatron = megatron || needs_megatron(request.plan.layout());
-    let written_for = if megatron { WRITTEN_FOR_MEGATRON } else { WRITTEN_FOR };
     let layers = Layers::new(request.model);
     let hf = HfModel::of(request.model, &layers);
+    let written_for = if megatron {
+        // megatron/model/rotary_pos_embedding.py scales nothing.
+        let scaled = request.model.position.scaling() == PositionScaling::None;
+        WrittenFor::new(WRITTEN_FOR_MEGATRON, request.model, scaled)
+    } else {
+        HfModel::written_for(WRITTEN_FOR, request.model, hf.as_ref())
+    };
+    let written_for = &written_for;
     let config = configuration(request, &layers, hf.as_ref(), megatron, written_for)?;
     let mut text = serde_json::to_string_pretty(&Value::Object(config)).unwrap_or_default();
     text.push('\n');
@@ -80,7 +87,7 @@ fn configuration(
     layers: &Layers,
     hf: Option<&HfModel>,
     megatron: bool,
-    written_for: &str,
+    written_for: &WrittenFor,
 ) -> Result<Map<String, Value>, Broken> {
     let (l, job) = (request.plan.layout(), request.job);
     let mut c = Map::new();
@@ -247,7 +254,7 @@ fn launcher(
     request: &ExportRequest,
     script: &str,
     arguments: &str,
-    written_for: &str,
+    written_for: &WrittenFor,
     (megatron, with_script): (bool, bool),
 ) -> String {
     let (nodes, per_node) = request.nodes();
@@ -382,6 +389,9 @@ fn megatron_arguments(request: &ExportRequest, layers: &Layers) -> Result<String
         add(flag, &value);
     }
     add("--normalization", &if model.norm == Norm::RmsNorm { "rmsnorm" } else { "layernorm" });
+    if let Some(epsilon) = model.norm_epsilon {
+        add("--layernorm-epsilon", &format_args!("{epsilon:?}"));
+    }
     add("--attention-dropout", &dropout);
     add("--hidden-dropout", &dropout);
     add("--optimizer", &optimizer);
@@ -401,7 +411,7 @@ fn megatron_arguments(request: &ExportRequest, layers: &Layers) -> Result<String
     }
     match model.position {
         Position::Rotary => add("--use-rotary-position-embeddings", &""),
-        Position::RotaryWith { base, share } => {
+        Position::RotaryWith { base, share, .. } => {
             add("--use-rotary-position-embeddings", &"");
             add("--rotary-position-embeddings-theta", &(base as u64));
             add("--rotary-percent", &share);
@@ -440,7 +450,7 @@ fn megatron_arguments(request: &ExportRequest, layers: &Layers) -> Result<String
 }
 
 /// A small training script: the model from its configuration, synthetic tokens, DeepSpeed's loop.
-fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &str) -> String {
+fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenFor) -> String {
     let l: &Layout = request.plan.layout();
     let config = serde_json::to_string_pretty(&Value::Object(hf.config.clone())).unwrap_or_default();
     let literal = python_literal(&config);

@@ -1,8 +1,9 @@
 //! A plan as Megatron-LM's environment and arguments, in commented groups.
 
-use super::super::export::ExportRequest;
+use super::super::export::{ExportRequest, WrittenFor};
 use super::super::{Broken, broken};
 use super::fully_sharded;
+use super::positions;
 use super::shape::{Shape, pattern};
 use crate::cost::schedule::interleave_group;
 use crate::layers::Layers;
@@ -11,6 +12,9 @@ use crate::spec::cluster::Architecture;
 use crate::spec::job::{Optimizer, Precision};
 use crate::spec::model::{Activation, Norm, Position, QkNorm, RouterScore};
 use crate::stages::layout::Split;
+
+/// What the arguments are written for.
+const WRITTEN_FOR: &str = "Megatron-LM of August 2026 (core 0.20), Transformer Engine 2.19";
 
 /// Environment and arguments of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +25,8 @@ pub struct Arguments {
     pub entry: &'static str,
     /// Arguments in groups.
     pub sections: Vec<Section>,
+    /// Whom they are written for.
+    pub written_for: WrittenFor,
 }
 
 /// One commented group of arguments.
@@ -81,12 +87,15 @@ pub fn arguments(request: &ExportRequest) -> Result<Arguments, Broken> {
     sections.push(training(request));
     sections.retain(|s| !s.flags.is_empty());
     let entry = if shape.hybrid.is_some() { "pretrain_hybrid.py" } else { "pretrain_gpt.py" };
-    Ok(Arguments { environment: environment(request), entry, sections })
+    let scaled = positions::write(request.model, &shape).is_some();
+    let written_for = WrittenFor::new(WRITTEN_FOR, request.model, scaled);
+    Ok(Arguments { environment: environment(request), entry, sections, written_for })
 }
 
 fn model(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
     let model = request.model;
     let mut s = Section::new("MODEL", "Shape of the model");
+    let scaled = positions::write(model, shape);
     match &shape.hybrid {
         Some(symbols) => {
             s.values(
@@ -136,7 +145,7 @@ fn model(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
         s.value("--kv-channels", a.v_dim);
         // The norms of the compressed queries, keys and values.
         s.flag("--qk-layernorm");
-        if request.plan.layout().context_parallel > 1 {
+        if request.plan.layout().context_parallel > 1 && scaled.iter().all(Vec::is_empty) {
             // Without this the tables are YaRN's (unscaled here, so the same numbers), which are cut
             // per rank on a device while the model is built.
             s.value("--rope-type", "rope");
@@ -168,11 +177,15 @@ fn model(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
     s.flag_if(!shape.linear_bias, "--disable-bias-linear");
     s.flag_if(shape.qkv_bias && !shape.linear_bias, "--add-qkv-bias");
     s.value("--normalization", if model.norm == Norm::LayerNorm { "LayerNorm" } else { "RMSNorm" });
+    if let Some(epsilon) = model.norm_epsilon {
+        s.value("--norm-epsilon", format!("{epsilon:?}"));
+    }
     let mut longest = model.max_sequence.max(u64::from(request.job.sequence_length));
     match model.position {
         Position::Rotary => s.value("--position-embedding-type", "rope"),
-        Position::RotaryWith { base, share } => {
-            s.value("--position-embedding-type", "rope");
+        Position::RotaryWith { base, share, .. } => {
+            let kind = if positions::is_yarn(model, shape) { "yarn" } else { "rope" };
+            s.value("--position-embedding-type", kind);
             s.value("--rotary-base", base as u64);
             if share != 1.0 {
                 s.value("--rotary-percent", share);
@@ -186,6 +199,9 @@ fn model(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
             s.value("--position-embedding-type", "learned_absolute");
         }
         _ => s.value("--position-embedding-type", "none"),
+    }
+    for (flag, values) in scaled.into_iter().flatten() {
+        s.values(flag, values);
     }
     s.value("--seq-length", request.job.sequence_length);
     s.value("--max-position-embeddings", longest);
@@ -238,7 +254,10 @@ fn experts(request: &ExportRequest, shape: &Shape) -> Option<Section> {
     match e.router.score {
         RouterScore::Softmax => {}
         RouterScore::SoftmaxBeforeTopK => s.flag("--moe-router-pre-softmax"),
-        RouterScore::Sigmoid => s.value("--moe-router-score-function", "sigmoid"),
+        RouterScore::Sigmoid | RouterScore::SigmoidAlone => s.value("--moe-router-score-function", "sigmoid"),
+    }
+    if e.router.scaling_factor != 1.0 {
+        s.value("--moe-router-topk-scaling-factor", format!("{:?}", e.router.scaling_factor));
     }
     if let Some(groups) = e.router.groups {
         s.value("--moe-router-num-groups", groups.count);

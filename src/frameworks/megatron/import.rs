@@ -3,15 +3,15 @@
 //! Defaults are those of Megatron-LM's parser; flags that have no bearing on time or memory are known
 //! and skipped, all others that are not understood are listed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::super::deepspeed::import::import_beside;
 use super::super::export::{Settings, one_line};
-use super::super::shell::{
-    Files, ImportError, Launch, UNTOLD, Word, is_unknown, no_files, read_launch, shown,
-};
+use super::super::shell::{Files, ImportError, Launch, UNTOLD, is_unknown, no_files, read_launch, shown};
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
+use super::flags::{Flags, Read, misspelt};
+use super::positions;
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
 use crate::plan::{
@@ -22,7 +22,7 @@ use crate::spec::cluster::Architecture;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::{
     Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Mtp, Norm,
-    Position, QkNorm, Router, RouterGroups, RouterScore, SCHEMA, Segment,
+    Position, PositionScaling, QkNorm, Router, RouterGroups, RouterScore, SCHEMA, Segment,
 };
 use crate::stages::layout::{LayoutError, Split, read_layout};
 use crate::units::product;
@@ -92,7 +92,6 @@ const NEUTRAL: &[&str] = &[
     "--wandb-project",
     "--wandb-exp-name",
     "--wandb-save-dir",
-    "--norm-epsilon",
     "--no-masked-softmax-fusion",
     "--attention-softmax-in-fp32",
     "--cross-entropy-loss-fusion",
@@ -106,7 +105,6 @@ const NEUTRAL: &[&str] = &[
     "--moe-router-load-balancing-type",
     "--moe-router-dtype",
     "--moe-router-bias-update-rate",
-    "--moe-router-topk-scaling-factor",
     "--moe-permute-fusion",
     "--moe-grouped-gemm",
     "--moe-router-padding-for-quantization",
@@ -127,10 +125,6 @@ const NEUTRAL: &[&str] = &[
     "--no-bias-dropout-fusion",
     "--no-bias-swiglu-fusion",
     "--no-rope-fusion",
-    "--rope-type",
-    "--rotary-scaling-factor",
-    "--mscale",
-    "--mscale-all-dim",
     "--overlap-cpu-optimizer-d2h-h2d",
     "--use-precision-aware-optimizer",
     "--offload-modules",
@@ -140,8 +134,6 @@ const NEUTRAL: &[&str] = &[
     "--no-create-attention-mask-in-dataloader",
     "--no-mmap-bin-files",
     "--te-rng-tracker",
-    "--use-rope-scaling",
-    "--rope-scaling-factor",
     "--accumulate-allreduce-grads-in-fp32",
     "--tp-comm-bootstrap-backend",
     "--override-opt_param-scheduler",
@@ -244,229 +236,6 @@ fn neutral(name: &str) -> bool {
     NEUTRAL.contains(&name) || NEUTRAL_FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
-/// Flags of earlier versions and of forks, and what they are called now.
-const RENAMED: &[(&str, &str)] = &[
-    ("--encoder-num-layers", "--num-layers"),
-    ("--encoder-seq-length", "--seq-length"),
-    ("--hybrid-override-pattern", "--hybrid-layer-pattern"),
-    ("--model-parallel-size", "--tensor-model-parallel-size"),
-    ("--activations-checkpoint-method", "--recompute-method"),
-    ("--activations-checkpoint-num-layers", "--recompute-num-layers"),
-    ("--num-key-value-heads", "--num-query-groups"),
-    ("--rotary-position-embeddings-theta", "--rotary-base"),
-    ("--cuda-graph-scope", "--cuda-graph-modules"),
-];
-
-/// Flags of a command, each with its values and line; what is asked for is taken out.
-struct Flags {
-    map: BTreeMap<String, (Vec<String>, usize)>,
-    /// All flags, taken out or not.
-    given: BTreeMap<String, (Vec<String>, usize)>,
-    /// Names that were asked for, given or not.
-    asked: BTreeSet<String>,
-    /// Line of flags that only a running shell knows.
-    left_out: Option<usize>,
-    /// Lines of what only a running shell knows behind flags that take no value.
-    behind_switches: Vec<usize>,
-    /// Line of the command.
-    line: usize,
-}
-
-type Read<T> = Result<T, ImportError>;
-
-/// Whether a flag looks like another one that was spelt wrongly.
-fn misspelt(found: &str, meant: &str) -> bool {
-    let found = found.replace('_', "-").to_lowercase();
-    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 0.85
-}
-
-impl Flags {
-    fn new(launch: &Launch, notes: &mut Vec<String>) -> Read<Self> {
-        let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
-        let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
-        let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
-        let mut open: Option<String> = None;
-        let mut left_out = None;
-        for Word { text, line } in &launch.arguments {
-            if text.starts_with("--") {
-                let (name, value) = match text.split_once('=') {
-                    Some((name, value)) => (name.to_owned(), vec![value.to_owned()]),
-                    None => (text.clone(), Vec::new()),
-                };
-                let renamed = RENAMED.iter().find(|(old, _)| *old == name);
-                let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
-                if let Some((name, (values, at))) = map.remove_entry(&name) {
-                    again.push((name, values, at));
-                }
-                map.insert(name.clone(), (value, *line));
-                open = Some(name);
-            } else {
-                // A word of which nothing is known may be flags, unless a flag still lacks its value.
-                let lacks = open.as_ref().and_then(|name| map.get(name)).is_some_and(|(v, _)| v.is_empty());
-                if is_unknown(text) && (open.is_none() || (!lacks && shown(text) == "$…")) {
-                    notes.push(format!("line {line}: flags that only a running shell knows are left out"));
-                    left_out.get_or_insert(*line);
-                    continue;
-                }
-                let Some(name) = &open else {
-                    return Err(ImportError::new(*line, format!("`{}` follows no flag", one_line(text))));
-                };
-                if let Some((values, _)) = map.get_mut(name) {
-                    values.push(text.clone());
-                }
-            }
-        }
-        // The parser lets the last one win; where they differ, one of them is a mistake.
-        for (name, values, at) in again {
-            let now = map.get(&name);
-            if let Some((last, line)) = now.filter(|(last, _)| *last != values) {
-                if !neutral(&name) {
-                    let text = format!(
-                        "{name} is given again, as `{}`; line {at} gave `{}`",
-                        shown(&last.join(" ")),
-                        shown(&values.join(" "))
-                    );
-                    return Err(ImportError::new(*line, text));
-                }
-                notes.push(format!("{name} is given twice, in lines {at} and {line}: the last one counts"));
-            }
-        }
-        let given = map.clone();
-        // Before there was a granularity, a method alone meant that whole layers are recomputed.
-        let method = |w: &&Word| w.text.split('=').next() == Some("--activations-checkpoint-method");
-        let said = ["--recompute-granularity", "--recompute-activations", "--checkpoint-activations"];
-        let said = said.iter().any(|name| map.contains_key(*name));
-        let old = launch.arguments.iter().find(method);
-        if let Some(word) = old.filter(|_| !said && !map.contains_key("--deepspeed-activation-checkpointing"))
-        {
-            map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
-            map.entry("--recompute-num-layers".into()).or_insert((vec!["1".into()], word.line));
-        }
-        Ok(Self { given, map, asked: BTreeSet::new(), left_out, behind_switches: Vec::new(), line })
-    }
-
-    /// Takes a flag out.
-    fn take(&mut self, name: &str) -> Option<(Vec<String>, usize)> {
-        self.asked.insert(name.to_owned());
-        self.map.remove(name)
-    }
-
-    /// A flag that must be there is not.
-    fn missing(&self, name: &str) -> ImportError {
-        let near = self.map.iter().find(|(other, _)| misspelt(other, name));
-        match near {
-            Some((other, (_, line))) => {
-                ImportError::new(*line, format!("the command has no {name}: did you mean it by {other}?"))
-            }
-            None => match self.left_out {
-                Some(line) => {
-                    let text =
-                        format!("the command has no {name}, and flags that only a running shell knows");
-                    ImportError::new(line, text)
-                }
-                None => {
-                    ImportError::new(self.line, format!("the command has no {name}: is the script cut off?"))
-                }
-            },
-        }
-    }
-
-    /// Flags in a string of several lines stand where the text has them.
-    fn find_lines(&mut self, text: &str) {
-        let lines: Vec<&str> = text.lines().collect();
-        let has = |line: &str, name: &str| {
-            !line.trim_start().starts_with('#')
-                && line.match_indices(name).any(|(at, _)| {
-                    !line[at + name.len()..]
-                        .starts_with(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
-                })
-        };
-        for (name, (_, line)) in &mut self.given {
-            if !lines.get(line.saturating_sub(1)).is_some_and(|text| has(text, name))
-                && let Some(at) = lines.iter().position(|text| has(text, name))
-            {
-                *line = at + 1;
-                if let Some(flag) = self.map.get_mut(name) {
-                    flag.1 = at + 1;
-                }
-            }
-        }
-    }
-
-    /// The line of the first of these flags that was given, taken out or not; else that of the command.
-    fn line_of(&self, names: &[&str]) -> usize {
-        names.iter().find_map(|name| self.given.get(*name)).map_or(self.line, |(_, line)| *line)
-    }
-
-    fn line(&self, name: &str) -> usize {
-        self.line_of(&[name])
-    }
-
-    /// A switch.
-    fn on(&mut self, name: &str) -> bool {
-        let taken = self.take(name);
-        if let Some((values, line)) = &taken
-            && values.iter().any(|value| shown(value) == "$…")
-        {
-            self.behind_switches.push(*line);
-        }
-        taken.is_some()
-    }
-
-    /// The values of a flag.
-    fn values(&mut self, name: &str) -> Read<Option<(Vec<String>, usize)>> {
-        let Some((values, line)) = self.take(name) else { return Ok(None) };
-        if values.is_empty() {
-            return Err(ImportError::new(line, format!("{name} has no value: is the script cut off?")));
-        }
-        if let Some(value) = values.iter().find(|v| is_unknown(v)) {
-            let text = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(value));
-            return Err(ImportError::new(line, text));
-        }
-        Ok(Some((values, line)))
-    }
-
-    fn text(&mut self, name: &str) -> Read<Option<(String, usize)>> {
-        let Some((values, line)) = self.values(name)? else { return Ok(None) };
-        if values.len() > 1 {
-            let all = values.join(" ");
-            return Err(ImportError::new(line, format!("{name} takes one value, found `{all}`")));
-        }
-        Ok(values.into_iter().next().map(|v| (v, line)))
-    }
-
-    fn number(&mut self, name: &str) -> Read<Option<u64>> {
-        let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let number = text.trim().parse().ok();
-        number
-            .map(Some)
-            .ok_or_else(|| ImportError::new(line, format!("{name} takes a whole number, found `{text}`")))
-    }
-
-    fn small(&mut self, name: &str) -> Read<Option<u32>> {
-        let line = self.line(name);
-        let Some(number) = self.number(name)? else { return Ok(None) };
-        let small = u32::try_from(number).ok().filter(|&n| n > 0);
-        small
-            .map(Some)
-            .ok_or_else(|| ImportError::new(line, format!("{name} is {number}, which is out of range")))
-    }
-
-    fn need(&mut self, name: &str) -> Read<u64> {
-        let number = self.number(name)?;
-        number.ok_or_else(|| self.missing(name))
-    }
-
-    fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Read<Option<T>> {
-        let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let found = choices.iter().find(|(word, _)| *word == text).map(|c| c.1);
-        found.map(Some).ok_or_else(|| {
-            let words: Vec<&str> = choices.iter().map(|c| c.0).collect();
-            ImportError::new(line, format!("{name} is `{text}`; expected one of {}", words.join(", ")))
-        })
-    }
-}
-
 /// Parts of the names of training scripts for other kinds of models.
 const OTHER_MODELS: &[&str] = &["t5", "bert", "ict", "retro", "vision", "vlm", "multimodal", "mimo"];
 
@@ -510,8 +279,22 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
 /// set-up code, with its line.
 pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     let launch = read_launch(text, files)?;
-    let world = launch.ranks(text)?;
     let mut assumed = launch.notes.clone();
+    // Notes may say why it came to an error.
+    match imported(text, given, (&launch, files), &mut assumed) {
+        Ok(imported) => Ok(Imported { assumed, ..imported }),
+        Err(error) => Err(ImportError { notes: assumed, ..error }),
+    }
+}
+
+/// Reads a launch; `assumed` takes what is filled in or read differently.
+fn imported(
+    text: &str,
+    given: Given,
+    (launch, files): (&Launch, &Files),
+    assumed: &mut Vec<String>,
+) -> Read<Imported> {
+    let world = launch.ranks(text)?;
     if let Some(script) = &launch.script {
         let name = script.text.rsplit('/').next().unwrap_or_default();
         if OTHER_MODELS.iter().any(|other| name.contains(other)) {
@@ -520,7 +303,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
             return Err(ImportError::new(script.line, text));
         }
     }
-    let mut f = Flags::new(&launch, &mut assumed)?;
+    let mut f = Flags::new(launch, assumed)?;
     f.find_lines(text);
     let gpus = match (world, given.gpus) {
         (Some(world), Some(gpus)) if world != gpus => {
@@ -536,7 +319,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         }
     };
     let target = if f.on("--deepspeed") { Target::MegatronDeepSpeed } else { Target::Megatron };
-    let (model, hybrid_split) = model(&mut f, given, &mut assumed)?;
+    let (model, hybrid_split) = model(&mut f, given, assumed)?;
     let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
     if u64::from(sequence) > model.max_sequence {
         return Err(ImportError::new(
@@ -559,17 +342,17 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         let text = "attention keeps its scores, as it does without --use-flash-attn-v2";
         assumed.push(format!("{text}: predicted as {profile}"));
     }
-    let mut layout = layout(&mut f, &model, (gpus, target), &mut assumed)?;
+    let mut layout = layout(&mut f, &model, (gpus, target), assumed)?;
     if target == Target::MegatronDeepSpeed {
-        configured(&f, &mut layout, (&launch, files), &mut assumed)?;
+        configured(&f, &mut layout, (launch, files), assumed)?;
     }
-    let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, &mut assumed)?;
+    let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, assumed)?;
     let recompute = recompute(&mut f)?;
     if recompute == Recompute::None && f.given.contains_key("--recompute-modules") {
         assumed.push("--recompute-modules changes nothing without --recompute-granularity".into());
     }
-    let ramp = batch_ramp(&mut f, &mut assumed)?;
-    states(&mut f, &mut assumed)?;
+    let ramp = batch_ramp(&mut f, assumed)?;
+    states(&mut f, assumed)?;
     let batch_line = f.line("--global-batch-size");
     let per_step = product([layout.micro_batch_size, layout.data_parallel]);
     let Ok(per_step) = u32::try_from(per_step) else {
@@ -664,7 +447,7 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         })
         .collect();
     unknown.sort();
-    Ok(Imported { target, profile, model, job, plan, ramp, unknown, assumed, settings })
+    Ok(Imported { target, profile, model, job, plan, ramp, unknown, assumed: Vec::new(), settings })
 }
 
 /// Flags that a rule of the framework is about, the most telling first.
@@ -673,6 +456,7 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "heads" | "widths" | "mamba-heads" => {
             &["--tensor-model-parallel-size", "--expert-tensor-parallel-size", "--num-attention-heads"]
         }
+        "yarn-context" => &["--context-parallel-size"],
         "sequence" => &["--context-parallel-size", "--tensor-model-parallel-size", "--seq-length"],
         "interleaving" => &["--global-batch-size", "--micro-batch-size"],
         "context-all-to-all-heads" => &["--cp-comm-type"],
@@ -805,6 +589,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
                 ],
             )?
             .unwrap_or(Norm::LayerNorm),
+        norm_epsilon: Some(f.decimal("--norm-epsilon")?.unwrap_or(EPSILON)),
         embedding_norm: false,
         final_norm: true,
         head_bias: false,
@@ -816,7 +601,8 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         mtp: None,
     };
     vocabulary(f, &mut model, given.vocabulary, assumed)?;
-    positions(f, &mut model)?;
+    let latent = matches!(mixers.attention, Mixer::Latent(_));
+    read_positions(f, &mut model, latent, assumed)?;
     let mut names: Vec<String> = Vec::new();
     for at in 0..layers as usize {
         let (mixer, feed_forward) = match &hybrid {
@@ -928,21 +714,24 @@ fn vocabulary(f: &mut Flags, model: &mut Model, given: Option<u64>, assumed: &mu
     Ok(())
 }
 
-fn positions(f: &mut Flags, model: &mut Model) -> Read<()> {
+/// Epsilon of norms unless a flag says another (core/transformer/transformer_config.py; the fork's
+/// megatron/arguments.py).
+const EPSILON: f64 = 1e-5;
+
+fn read_positions(f: &mut Flags, model: &mut Model, latent: bool, assumed: &mut Vec<String>) -> Read<()> {
     let old = f.on("--use-rotary-position-embeddings");
-    let kinds = [("rope", 0), ("learned_absolute", 1), ("none", 2), ("yarn", 0)];
+    let kinds = [("rope", 0), ("learned_absolute", 1), ("none", 2), ("yarn", 3)];
     let kind = f.choice("--position-embedding-type", &kinds)?.unwrap_or(if old { 0 } else { 1 });
     let rows = f.need("--max-position-embeddings")?;
     model.max_sequence = rows;
-    let base = f.text("--rotary-base")?;
-    let share = f.text("--rotary-percent")?;
-    let read = |value: &Option<(String, usize)>, default: f64| -> Read<f64> {
-        let Some((text, line)) = value else { return Ok(default) };
-        text.parse().map_err(|_| ImportError::new(*line, format!("expected a number, found `{text}`")))
-    };
+    let base = f.decimal("--rotary-base")?;
+    let share = f.decimal("--rotary-percent")?;
+    let scaling = positions::read(f, latent, kind == 3, assumed)?;
     model.position = match kind {
-        0 if base.is_none() && share.is_none() => Position::Rotary,
-        0 => Position::RotaryWith { base: read(&base, 10_000.0)?, share: read(&share, 1.0)? },
+        0 | 3 if base.is_none() && share.is_none() && scaling == PositionScaling::None => Position::Rotary,
+        0 | 3 => {
+            Position::RotaryWith { base: base.unwrap_or(10_000.0), share: share.unwrap_or(1.0), scaling }
+        }
         1 => Position::Learned(rows),
         _ => Position::None,
     };
@@ -1087,6 +876,11 @@ fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Rea
             bias,
             balancing_bias: f.on("--moe-router-enable-expert-bias"),
             groups: groups.map(|(count, top_k)| RouterGroups { count, top_k }),
+            // Zero stands for none (core/transformer/moe/moe_utils.py topk_routing_with_score_function).
+            scaling_factor: f
+                .decimal("--moe-router-topk-scaling-factor")?
+                .filter(|n| *n != 0.0)
+                .unwrap_or(1.0),
         },
     }))
 }

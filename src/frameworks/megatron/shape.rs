@@ -157,11 +157,17 @@ impl Shape {
 
     fn experts(&self) -> Result<(), Broken> {
         let Some(e) = &self.moe else { return Ok(()) };
-        if e.router.balancing_bias && e.router.score != RouterScore::Sigmoid {
+        if e.router.balancing_bias && !e.router.score.is_sigmoid() {
             return Err(broken("a balancing bias on the router needs sigmoid scores"));
         }
         if e.top_k == 1 && e.router.score == RouterScore::Softmax {
             return Err(broken("a softmax over one chosen expert is constant: the scores must come first"));
+        }
+        // core/transformer/moe/moe_utils.py topk_routing_with_score_function
+        if e.top_k > 1 && e.router.score == RouterScore::SigmoidAlone {
+            return Err(broken(
+                "the weights of the chosen experts are sigmoids that are not brought to a sum of one",
+            ));
         }
         if e.shared_gate && e.shared_width == 0 {
             return Err(broken("a gate on shared experts, but no shared experts"));

@@ -7,9 +7,6 @@ use super::super::Broken;
 use super::super::export::{ExportRequest, ExportedFile, Format, quote};
 use super::arguments::{Arguments, arguments};
 
-/// What the files are written for.
-const WRITTEN_FOR: &str = "Megatron-LM of August 2026 (core 0.20), Transformer Engine 2.19";
-
 /// A script for torchrun on every node, or the arguments alone.
 pub fn launch(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
     let arguments = arguments(request)?;
@@ -30,7 +27,7 @@ pub fn launch(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
 
 /// One flag with its values per line; leading `NAME=value` words are the environment.
 fn argument_list(request: &ExportRequest, arguments: &Arguments) -> String {
-    let mut text = request.header("#", WRITTEN_FOR);
+    let mut text = request.header("#", &arguments.written_for);
     let _ = writeln!(text, "#\n# Leading NAME=value words belong into the environment of every rank.");
     for (name, value) in &arguments.environment {
         let _ = writeln!(text, "{name}={}", quote(value));
@@ -107,7 +104,7 @@ fn expansions(arguments: &Arguments) -> String {
 
 fn script(request: &ExportRequest, arguments: &Arguments) -> String {
     let (nodes, per_node) = request.nodes();
-    let header = request.header("#", WRITTEN_FOR);
+    let header = request.header("#", &arguments.written_for);
     let start = if nodes == 1 {
         "# Run it on the node.".to_owned()
     } else {
@@ -182,7 +179,7 @@ srun --kill-on-bad-exit=1 ${{SRUN_OPTIONS:-}} torchrun "${{LAUNCHER[@]}}" "$MEGA
     "$@"
 "#,
         slug = request.slug(),
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", &arguments.written_for),
         body = body(request, &arguments),
         entry = arguments.entry,
         expansions = expansions(&arguments),
@@ -273,7 +270,7 @@ spec:
         - name: shm
           emptyDir: {{medium: Memory}}
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", &arguments.written_for),
     );
     Ok(vec![ExportedFile { name: format!("{}.kubernetes.yaml", request.slug()), text, executable: false }])
 }

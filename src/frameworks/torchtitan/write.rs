@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-use super::super::export::{ExportRequest, ExportedFile};
+use super::super::export::{ExportRequest, ExportedFile, WrittenFor};
 use super::super::{Broken, broken};
 use crate::plan::{CudaGraphs, Dispatcher, Place, Recompute, Schedule};
 use crate::spec::model::{
-    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Moe, Norm, Position, QkNorm,
-    RouterScore,
+    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Model, Moe, Norm, Position,
+    PositionScaling, QkNorm, RouterScore,
 };
 
 const WRITTEN_FOR: &str = "torchtitan of August 2026";
@@ -18,7 +18,9 @@ const MODULE: &str = "autoplan_recipe";
 /// Writes the recipe and its launcher.
 pub fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
     let family = Family::of(request)?;
-    let recipe = recipe(request, &family);
+    let scaled = scaled_positions(request.model, &family);
+    let written_for = WrittenFor::new(WRITTEN_FOR, request.model, scaled.is_some());
+    let recipe = recipe(request, &family, scaled.unwrap_or_default(), &written_for);
     let (nodes, per_node) = request.nodes();
     let rendezvous = if nodes == 1 {
         "    --standalone".to_owned()
@@ -44,7 +46,7 @@ LAUNCHER=(
 
 exec torchrun "${{LAUNCHER[@]}}" -m torchtitan.train --module {MODULE} --config train_config "$@"
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", &written_for),
     );
     Ok(vec![
         ExportedFile { name: format!("{MODULE}.py"), text: recipe, executable: false },
@@ -131,6 +133,7 @@ fn qwen_moe_fits(a: &Attention, e: &Moe) -> bool {
         && e.router.score == RouterScore::Softmax
         && !e.router.balancing_bias
         && e.router.groups.is_none()
+        && e.router.scaling_factor == 1.0
 }
 
 /// The family fixes 64 heads of 64, 8 key/value heads, and windows of 128 on every other layer.
@@ -150,7 +153,7 @@ fn gpt_oss_fits(order: &[&Block]) -> bool {
                 && a.window == window
                 && block.feed_forward == *first
                 && matches!(first, FeedForward::Moe(e) if e.expert_bias && e.router.bias && e.shared_width == 0
-                    && e.router.score == RouterScore::Softmax)
+                    && e.router.score == RouterScore::Softmax && e.router.scaling_factor == 1.0)
         }
         _ => false,
     })
@@ -180,16 +183,50 @@ fn deepseek<'a>(a: &'a LatentAttention, order: &[&'a Block]) -> Option<Family<'a
     fits.then_some(Family::DeepSeek { attention: a, dense, moe, first_dense })
 }
 
+/// Further arguments of the rotary tables; none where the family does not scale positions so
+/// (torchtitan/models/common/rope.py).
+fn scaled_positions(model: &Model, family: &Family) -> Option<String> {
+    match model.position.scaling() {
+        PositionScaling::None => Some(String::new()),
+        // Tables of sines and cosines have no such scaling.
+        PositionScaling::Llama3 { factor, low_frequency_factor, high_frequency_factor, original_length }
+            if matches!(family, Family::Llama(..) | Family::DeepSeek { .. }) =>
+        {
+            Some(format!(
+                ", scaling=\"llama\", scaling_factor={factor:?}, low_freq_factor={low_frequency_factor:?}, high_freq_factor={high_frequency_factor:?}, original_max_position_embeddings={original_length}"
+            ))
+        }
+        PositionScaling::Yarn(yarn) => {
+            // The tables keep the size of queries and keys; gpt-oss scales its scores instead.
+            let size = match family {
+                Family::GptOss(_) => yarn.default_attention_factor(),
+                _ => 1.0,
+            };
+            (yarn.attention_factor() == size).then(|| {
+                format!(
+                    ", scaling=\"yarn\", rope_factor={:?}, beta_fast={:?}, beta_slow={:?}, original_seq_len={}, truncate={}",
+                    yarn.factor,
+                    yarn.beta_fast,
+                    yarn.beta_slow,
+                    yarn.original_length,
+                    python_bool(yarn.truncate),
+                )
+            })
+        }
+        _ => None,
+    }
+}
+
 /// Arguments of a Python call, one per line.
 fn call(arguments: &[(&str, String)], indent: usize) -> String {
     let pad = " ".repeat(indent);
     arguments.iter().map(|(name, value)| format!("{pad}{name}={value},\n")).collect()
 }
 
-fn recipe(request: &ExportRequest, family: &Family) -> String {
+fn recipe(request: &ExportRequest, family: &Family, scaled: String, written_for: &WrittenFor) -> String {
     let (job, l) = (request.job, request.plan.layout());
     let tokens = u64::from(job.sequence_length);
-    let parts = FamilyText::of(request, family);
+    let parts = FamilyText::of(request, family, &scaled);
     let counts: Vec<String> = request.plan.chunks().iter().map(|c| c.layers.to_string()).collect();
     let pipeline = if l.pipeline_parallel > 1 {
         let schedule = match l.schedule {
@@ -257,7 +294,7 @@ def train_config():
     p.expert_parallel_degree = {ep}
 {pipeline}    return config
 "#,
-        header = request.header("#", WRITTEN_FOR),
+        header = request.header("#", written_for),
         imports = parts.imports,
         spec = parts.spec,
         loss = parts.loss,
@@ -300,7 +337,7 @@ struct FamilyText {
 }
 
 impl FamilyText {
-    fn of(request: &ExportRequest, family: &Family) -> Self {
+    fn of(request: &ExportRequest, family: &Family, scaled: &str) -> Self {
         let model = request.model;
         let layers = model.layer_count();
         let longest = model.max_sequence.max(u64::from(request.job.sequence_length));
@@ -323,7 +360,7 @@ impl FamilyText {
             Family::GptOss(_) => ("gpt_oss", "GptOssModel", "120b", "gpt_oss_120b"),
         };
         let rope = |kind: &str, width: u64| {
-            format!("{kind}.Config(dim={width}, max_context_length={longest}, theta={base:?})")
+            format!("{kind}.Config(dim={width}, max_context_length={longest}, theta={base:?}{scaled})")
         };
         let mut arguments: Vec<(&str, String)> =
             vec![("n_layers", layers.to_string()), ("dim", dim.to_string())];
@@ -365,19 +402,24 @@ impl FamilyText {
                 push("qk_nope_head_dim", a.qk_nope_dim.to_string());
                 push("qk_rope_head_dim", a.qk_rope_dim.to_string());
                 push("v_head_dim", a.v_dim.to_string());
-                push("mscale", "1.0".into());
+                let mscale = match model.position.scaling() {
+                    PositionScaling::Yarn(yarn) => yarn.mscale_all_dim,
+                    _ => 1.0,
+                };
+                push("mscale", format!("{mscale:?}"));
                 push("dense_hidden_dim", dense.map_or(e.width, |d| d.width).to_string());
                 push("moe_hidden_dim", e.width.to_string());
                 push("num_experts", e.experts.to_string());
                 push("num_shared_experts", (e.shared_width / e.width).to_string());
                 push("router_top_k", e.top_k.to_string());
-                let sigmoid = e.router.score == RouterScore::Sigmoid;
+                let sigmoid = e.router.score.is_sigmoid();
                 push("router_score_func", if sigmoid { "\"sigmoid\"" } else { "\"softmax\"" }.into());
                 if let Some(groups) = e.router.groups {
                     push("router_num_expert_groups", groups.count.to_string());
                     push("router_num_limited_groups", groups.top_k.to_string());
                 }
-                push("router_route_norm", "True".into());
+                push("router_route_scale", format!("{:?}", e.router.scaling_factor));
+                push("router_route_norm", python_bool(e.router.score.sums_to_one()));
                 push("attn_backend", "\"flex\"".into());
                 push("moe_comm_backend", format!("\"{backend}\""));
                 push("non_blocking_capacity_factor", "None".into());
@@ -417,7 +459,7 @@ impl FamilyText {
         }
         names.sort_unstable();
         let mut classes = vec!["Embedding", "Linear", rope_class];
-        if !qwen {
+        if !qwen || model.norm_epsilon.is_some() {
             classes.push("RMSNorm");
         }
         classes.sort_unstable();
@@ -463,9 +505,12 @@ impl FamilyText {
         lm_head=Linear.Config(in_features=dim, out_features=vocabulary, param_init={head}),
         layers=layers,
 {extra}    )
-    return dataclasses.replace(model_registry("{flavor}"), flavor="custom", model=model)
+{epsilon}    return dataclasses.replace(model_registry("{flavor}"), flavor="custom", model=model)
 "#,
             arguments = call(&arguments, 8),
+            epsilon = model.norm_epsilon.map_or(String::new(), |epsilon| format!(
+                "    for _, norm, _, _ in model.traverse(RMSNorm.Config):\n        norm.eps = {epsilon:?}\n"
+            )),
         );
         Self { imports: imports.trim_end().to_owned(), spec, loss }
     }

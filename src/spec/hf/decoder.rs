@@ -26,6 +26,8 @@ pub(super) struct Decoder {
     pub activation: (&'static [&'static str], &'static str),
     pub gated: bool,
     pub norm: Norm,
+    /// Field of the norms' epsilon, if it is one, and its default.
+    pub epsilon: (Option<&'static str>, f64),
     /// Norms of a layer, and whether both halves read the same input.
     pub norms: u32,
     pub parallel: bool,
@@ -123,6 +125,10 @@ pub(super) struct Experts {
     pub width: Option<(&'static str, u64)>,
     pub shared: Shared,
     pub score: RouterScore,
+    /// For sigmoids, the default of the field that brings their sum to one; none where that is always so.
+    pub sums_to_one: Option<bool>,
+    /// Default of the factor on the experts' weights, where the family has one.
+    pub scaling_factor: Option<f64>,
     pub balancing_bias: bool,
     /// Biases of gpt-oss: on the router and on every expert.
     pub biases: bool,
@@ -168,6 +174,7 @@ pub(super) const LLAMA: Decoder = Decoder {
     activation: (&["hidden_act"], "silu"),
     gated: true,
     norm: Norm::RmsNorm,
+    epsilon: (Some("rms_norm_eps"), 1e-6),
     norms: 2,
     parallel: false,
     parallel_if: None,
@@ -192,6 +199,8 @@ pub(super) const EXPERTS: Experts = Experts {
     width: Some(("moe_intermediate_size", 768)),
     shared: Shared::None,
     score: RouterScore::SoftmaxBeforeTopK,
+    sums_to_one: None,
+    scaling_factor: None,
     balancing_bias: false,
     biases: false,
     layers: Sparse::Every,
@@ -272,6 +281,10 @@ impl Decoder {
         let mut draft = Draft::new(sizes.hidden, sizes.vocabulary);
         draft.tied = fields.flag("tie_word_embeddings", self.tied)?;
         draft.norm = self.norm;
+        draft.norm_epsilon = match self.epsilon {
+            (Some(name), default) => fields.epsilon(name, default)?,
+            (None, fixed) => Some(fixed),
+        };
         draft.head_bias = self.head_bias.read(fields, "lm_head_bias")?;
         draft.position = fields.rope(self.rope.0, self.rope.1, attention.head_dim)?;
         draft.max_sequence = fields.longest("max_position_embeddings", self.positions)?;
@@ -506,7 +519,15 @@ impl Experts {
         // Weights that are brought to a sum of one over the chosen experts are those of a softmax over them.
         let score = match score {
             RouterScore::SoftmaxBeforeTopK if fields.flag("norm_topk_prob", false)? => RouterScore::Softmax,
+            RouterScore::Sigmoid => match self.sums_to_one {
+                Some(default) if !fields.flag("norm_topk_prob", default)? => RouterScore::SigmoidAlone,
+                _ => RouterScore::Sigmoid,
+            },
             score => score,
+        };
+        let scaling_factor = match self.scaling_factor {
+            Some(default) => fields.routed_factor(default)?,
+            None => 1.0,
         };
         let groups = groups(fields, count)?;
         if count == 0 {
@@ -521,7 +542,13 @@ impl Experts {
             shared_width,
             shared_gate,
             latent_width: None,
-            router: Router { score, bias: self.biases, balancing_bias: self.balancing_bias, groups },
+            router: Router {
+                score,
+                bias: self.biases,
+                balancing_bias: self.balancing_bias,
+                groups,
+                scaling_factor,
+            },
         }))
     }
 }

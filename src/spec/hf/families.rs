@@ -12,7 +12,16 @@ pub(super) const DECODERS: &[(&str, Decoder)] = &[
     ("llama", LLAMA_FAMILY),
     ("mistral", MISTRAL),
     ("ministral", Decoder { positions: 32_768, ..MISTRAL }),
-    ("ministral3", Decoder { window: Window::Every(None), positions: 262_144, rope: (1e6, 1.0), ..MISTRAL }),
+    (
+        "ministral3",
+        Decoder {
+            epsilon: (Some("rms_norm_eps"), 1e-5),
+            window: Window::Every(None),
+            positions: 262_144,
+            rope: (1e6, 1.0),
+            ..MISTRAL
+        },
+    ),
     ("mixtral", MIXTRAL),
     ("qwen2", QWEN2),
     ("qwen2_moe", QWEN2_MOE),
@@ -67,6 +76,7 @@ const MISTRAL: Decoder = Decoder {
 };
 
 const MIXTRAL: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     window: Window::Every(None),
     rope: (1e6, 1.0),
     experts: Some(Experts {
@@ -186,6 +196,7 @@ const GEMMA3: Decoder = Decoder {
 };
 
 const PHI3: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     vocabulary: 32_064,
     hidden: 3072,
     width: 8192,
@@ -199,6 +210,7 @@ const PHI3: Decoder = Decoder {
 };
 
 const PHIMOE: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     vocabulary: 32_064,
     width: 6400,
     kv_heads: KvHeads::Default(8),
@@ -221,6 +233,7 @@ const PHIMOE: Decoder = Decoder {
 };
 
 const PHI: Decoder = Decoder {
+    epsilon: (Some("layer_norm_eps"), 1e-5),
     vocabulary: 51_200,
     hidden: 2048,
     width: 8192,
@@ -240,6 +253,7 @@ const PHI: Decoder = Decoder {
 };
 
 const STARCODER2: Decoder = Decoder {
+    epsilon: (Some("norm_epsilon"), 1e-5),
     vocabulary: 49_152,
     hidden: 3072,
     width: 12_288,
@@ -266,6 +280,7 @@ const STARCODER2: Decoder = Decoder {
 };
 
 const STABLELM: Decoder = Decoder {
+    epsilon: (Some("layer_norm_eps"), 1e-5),
     vocabulary: 50_304,
     hidden: 2560,
     width: 6912,
@@ -284,6 +299,7 @@ const STABLELM: Decoder = Decoder {
 };
 
 const GPT_OSS: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     vocabulary: 201_088,
     hidden: 2880,
     width: 2880,
@@ -310,6 +326,7 @@ const GPT_OSS: Decoder = Decoder {
 };
 
 const GLM: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1.5625e-7),
     vocabulary: 151_552,
     width: 13_696,
     layers: 40,
@@ -324,6 +341,7 @@ const GLM: Decoder = Decoder {
 };
 
 const GLM4_MOE: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     width: 10_944,
     layers: 46,
     heads: 96,
@@ -335,6 +353,8 @@ const GLM4_MOE: Decoder = Decoder {
         width: Some(("moe_intermediate_size", 1408)),
         shared: Shared::Count("n_shared_experts", 1),
         score: RouterScore::Sigmoid,
+        sums_to_one: Some(true),
+        scaling_factor: Some(1.0),
         balancing_bias: true,
         layers: Sparse::From(1),
         ..EXPERTS
@@ -357,6 +377,8 @@ const DOTS1: Decoder = Decoder {
         width: Some(("moe_intermediate_size", 1408)),
         shared: Shared::Count("n_shared_experts", 0),
         score: RouterScore::Sigmoid,
+        sums_to_one: Some(false),
+        scaling_factor: Some(1.0),
         balancing_bias: true,
         layers: Sparse::From(0),
         ..EXPERTS
@@ -393,6 +415,7 @@ const MINIMAX_M2: Decoder = Decoder {
 };
 
 const NEMOTRON: Decoder = Decoder {
+    epsilon: (Some("norm_eps"), 1e-5),
     vocabulary: 256_000,
     hidden: 6144,
     width: 24_576,
@@ -443,6 +466,7 @@ const GRANITE_MOE_SHARED: Decoder = Decoder {
 };
 
 const COHERE: Decoder = Decoder {
+    epsilon: (Some("layer_norm_eps"), 1e-5),
     vocabulary: 256_000,
     hidden: 8192,
     width: 22_528,
@@ -477,6 +501,7 @@ const COHERE2: Decoder = Decoder {
 };
 
 const OLMO: Decoder = Decoder {
+    epsilon: (None, 1e-5),
     vocabulary: 50_304,
     mlp_bias: Never,
     norm: Norm::NoParameters,
@@ -484,12 +509,19 @@ const OLMO: Decoder = Decoder {
     ..LLAMA
 };
 
-const OLMO2: Decoder =
-    Decoder { qk_norm: QkNorms::Always(QkNorm::Full), norm: Norm::RmsNorm, harmless: &[], ..OLMO };
+const OLMO2: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
+    qk_norm: QkNorms::Always(QkNorm::Full),
+    norm: Norm::RmsNorm,
+    harmless: &[],
+    ..OLMO
+};
 
-const OLMO3: Decoder = Decoder { window: Window::Pattern(4, Some(4096)), ..OLMO2 };
+const OLMO3: Decoder =
+    Decoder { epsilon: (Some("rms_norm_eps"), 1e-5), window: Window::Pattern(4, Some(4096)), ..OLMO2 };
 
 const OLMOE: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     hidden: 2048,
     width: 2048,
     layers: 16,
@@ -517,6 +549,7 @@ const SMOLLM3: Decoder = Decoder {
 };
 
 const EXAONE4: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     vocabulary: 102_400,
     width: 16_384,
     kv_heads: KvHeads::Default(32),
@@ -542,6 +575,7 @@ const SEED_OSS: Decoder = Decoder {
 };
 
 const ARCEE: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     hidden: 2560,
     width: 18_432,
     activation: (&["hidden_act"], "relu2"),
@@ -551,6 +585,7 @@ const ARCEE: Decoder = Decoder {
 };
 
 const ERNIE: Decoder = Decoder {
+    epsilon: (Some("rms_norm_eps"), 1e-5),
     vocabulary: 103_424,
     hidden: 1024,
     width: 3072,

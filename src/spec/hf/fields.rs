@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use crate::spec::diagnostic::{SpecError, list};
 use crate::spec::json::{Field, Node, Object, Value};
-use crate::spec::model::{Activation, Position};
+use crate::spec::model::Activation;
 
 /// Result of reading.
 pub(super) type Read<T> = Result<T, SpecError>;
@@ -190,7 +190,7 @@ impl<'a> Fields<'a> {
 
     /// The field under any of its names; names that contradict each other are an error, and a value
     /// counts before `null`.
-    fn find(&self, names: &impl Names) -> Read<Option<&'a Field>> {
+    pub(super) fn find(&self, names: &impl Names) -> Read<Option<&'a Field>> {
         let mut found: Option<&Field> = None;
         for name in names.names() {
             self.asked.borrow_mut().insert(name);
@@ -233,7 +233,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    fn missing(&self, names: &impl Names) -> SpecError {
+    pub(super) fn missing(&self, names: &impl Names) -> SpecError {
         let names = names.names();
         let name = names[0];
         let mut error = SpecError::new("", format!("field `{name}` is missing")).mark(
@@ -338,6 +338,25 @@ impl<'a> Fields<'a> {
             Value::Number(number) if number.is_finite() => Ok(Some(number)),
             ref other => Err(self.invalid(field, format!("expected a number, found {}", other.describe()))),
         }
+    }
+
+    /// Epsilon of the norms, with the library's default.
+    pub fn epsilon(&self, name: &'static str, default: f64) -> Read<Option<f64>> {
+        let epsilon = self.number(name)?.unwrap_or(default);
+        if !(epsilon > 0.0 && epsilon < 1.0) {
+            return Err(self.wrong(name, format!("expected a number between 0 and 1, found {epsilon}")));
+        }
+        Ok(Some(epsilon))
+    }
+
+    /// Factor on the weights of routed experts, with the library's default.
+    pub fn routed_factor(&self, default: f64) -> Read<f64> {
+        let factor = self.number("routed_scaling_factor")?.unwrap_or(default);
+        if factor <= 0.0 {
+            let message = format!("expected a positive number, found {factor}");
+            return Err(self.wrong("routed_scaling_factor", message));
+        }
+        Ok(factor)
     }
 
     /// A word; missing and `null` are none.
@@ -489,35 +508,6 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Base of the rotary embedding and the share of a head that it rotates, from the flat fields or
-    /// from `rope_parameters`.
-    pub fn rope(&self, base: f64, share: f64, head_dim: u64) -> Read<Position> {
-        let mut found = self.number(["rope_theta", "rotary_emb_base", "rotary_base"])?;
-        let mut part =
-            self.number(["partial_rotary_factor", "rotary_pct", "rotary_percentage", "rope_percent"])?;
-        if let Some(rotated) = self.optional("rotary_dim")? {
-            part = part.or(Some(rotated as f64 / head_dim as f64));
-        }
-        if let Some(nested) = self.object("rope_parameters")? {
-            // One object for all layers, or one for each kind of attention.
-            let full = nested.object("full_attention")?;
-            let from = full.as_ref().unwrap_or(&nested);
-            found = from.number("rope_theta")?.or(found);
-            part = from.number("partial_rotary_factor")?.or(part);
-        }
-        let (base, share) = (found.unwrap_or(base), part.unwrap_or(share));
-        if base <= 0.0 {
-            return Err(self.wrong("rope_theta", format!("expected a positive number, found {base}")));
-        }
-        if !(share > 0.0 && share <= 1.0) {
-            return Err(self.wrong(
-                "partial_rotary_factor",
-                format!("expected a share of the head from 0 to 1, found {share}"),
-            ));
-        }
-        Ok(Position::RotaryWith { base, share })
-    }
-
     /// Longest sequence; it does not change the parameters of a rotary model, so any number goes.
     pub fn longest(&self, names: impl Names, default: u64) -> Read<u64> {
         let Some(field) = self.find(&names)? else { return Ok(default) };
@@ -564,6 +554,13 @@ impl<'a> Fields<'a> {
     /// Fields that may be there and change nothing here.
     pub fn harmless(&self, names: &[&'static str]) {
         self.asked.borrow_mut().extend(names);
+    }
+
+    /// Names of fields that nobody asked for.
+    pub fn unread(&self) -> Vec<&'a str> {
+        let asked = self.asked.borrow();
+        let fields = self.object.fields.iter().map(|field| field.name.as_str());
+        fields.filter(|name| !asked.contains(name)).collect()
     }
 
     /// Refuses what nobody asked for.

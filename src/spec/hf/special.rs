@@ -126,6 +126,7 @@ fn gpt2_like(fields: &Fields, s: &Sizes, attention: Attention, activation: &str)
     draft.max_sequence = positions;
     draft.tied = fields.flag("tie_word_embeddings", true)?;
     draft.norm = Norm::LayerNorm;
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.dropout = fields.dropout(&["resid_pdrop", "embd_pdrop"], 0.1)?;
     let feed_forward = dense(width, activation, true);
     let block = Block { mixer: Mixer::Attention(attention), feed_forward, norms: 2, parallel: false };
@@ -145,6 +146,7 @@ fn gptj(fields: &Fields) -> Read<Draft> {
     draft.position = fields.rope(10_000.0, (64.0 / head_dim as f64).min(1.0), head_dim)?;
     draft.tied = fields.flag("tie_word_embeddings", false)?;
     draft.norm = Norm::LayerNorm;
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.head_bias = true;
     draft.dropout = fields.dropout(&["resid_pdrop", "embd_pdrop"], 0.0)?;
     let block = Block {
@@ -184,6 +186,7 @@ fn gpt_neo(fields: &Fields) -> Read<Draft> {
     draft.max_sequence = positions;
     draft.tied = fields.flag("tie_word_embeddings", true)?;
     draft.norm = Norm::LayerNorm;
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.dropout = fields.dropout(&["resid_dropout"], 0.0)?;
     for local in local {
         let attention =
@@ -241,6 +244,7 @@ fn gpt_neox(fields: &Fields) -> Read<Draft> {
     draft.max_sequence = fields.longest("max_position_embeddings", 2048)?;
     draft.tied = fields.flag("tie_word_embeddings", false)?;
     draft.norm = Norm::LayerNorm;
+    draft.norm_epsilon = fields.epsilon("layer_norm_eps", 1e-5)?;
     draft.dropout = fields.dropout(&["hidden_dropout", "hidden_dropout_prob"], 0.0)?;
     let block = Block {
         mixer: Mixer::Attention(plain(s.heads, s.heads, head_dim, bias, bias)),
@@ -290,6 +294,7 @@ fn falcon(fields: &Fields) -> Read<Draft> {
     draft.max_sequence = fields.longest("max_position_embeddings", 2048)?;
     draft.tied = fields.flag("tie_word_embeddings", true)?;
     draft.norm = Norm::LayerNorm;
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.dropout = fields.dropout(&["hidden_dropout"], 0.0)?;
     let block = Block {
         mixer: Mixer::Attention(plain(heads, kv_heads, head_dim, bias, bias)),
@@ -325,6 +330,7 @@ fn bloom(fields: &Fields) -> Read<Draft> {
     draft.max_sequence = fields.longest("seq_length", 2048)?;
     draft.tied = fields.flag("tie_word_embeddings", true)?;
     draft.norm = Norm::LayerNorm;
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.embedding_norm = true;
     draft.dropout = fields.dropout(&["hidden_dropout"], 0.0)?;
     let block = Block {
@@ -354,6 +360,8 @@ fn opt(fields: &Fields) -> Read<Draft> {
     draft.tied = fields.flag("tie_word_embeddings", true)?;
     let affine = fields.flag("layer_norm_elementwise_affine", true)?;
     draft.norm = if affine { Norm::LayerNorm } else { Norm::NoParameters };
+    // The default of torch.nn.LayerNorm.
+    draft.norm_epsilon = Some(1e-5);
     draft.final_norm = first && !removed;
     draft.dropout = fields.dropout(&["dropout"], 0.1)?;
     let block = Block {
@@ -406,6 +414,7 @@ fn mpt(fields: &Fields) -> Read<Draft> {
     draft.max_sequence = fields.longest("max_seq_len", 2048)?;
     draft.tied = fields.flag("tie_word_embeddings", true)?;
     draft.norm = Norm::LayerNormNoBias;
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.dropout = fields.dropout(&["resid_pdrop", "emb_pdrop"], 0.0)?;
     let block = Block {
         mixer: Mixer::Attention(plain(heads, heads, head_dim, false, false)),
@@ -425,6 +434,7 @@ struct Latent {
     qk_nope: u64,
     v: u64,
     positions: u64,
+    epsilon: f64,
     experts: Experts,
 }
 
@@ -439,11 +449,13 @@ fn deepseek_v2(fields: &Fields) -> Read<Draft> {
             qk_nope: 128,
             v: 128,
             positions: 2048,
+            epsilon: 1e-6,
             experts: Experts {
                 count: (EXPERTS.count.0, 64),
                 top_k: (EXPERTS.top_k.0, 6),
                 width: Some(("moe_intermediate_size", 1407)),
                 shared: Shared::Count("n_shared_experts", 2),
+                scaling_factor: Some(1.0),
                 layers: Sparse::From(0),
                 ..EXPERTS
             },
@@ -466,11 +478,14 @@ fn deepseek_v3(fields: &Fields) -> Read<Draft> {
             qk_nope: 128,
             v: 128,
             positions: 4096,
+            epsilon: 1e-6,
             experts: Experts {
                 count: (EXPERTS.count.0, 256),
                 width: Some(("moe_intermediate_size", 2048)),
                 shared: Shared::Count("n_shared_experts", 1),
                 score: RouterScore::Sigmoid,
+                sums_to_one: Some(true),
+                scaling_factor: Some(2.5),
                 balancing_bias: true,
                 layers: Sparse::From(3),
                 ..EXPERTS
@@ -491,12 +506,15 @@ fn glm4_moe_lite(fields: &Fields) -> Read<Draft> {
             qk_nope: 192,
             v: 256,
             positions: 202_752,
+            epsilon: 1e-5,
             experts: Experts {
                 count: (EXPERTS.count.0, 64),
                 top_k: (EXPERTS.top_k.0, 4),
                 width: Some(("moe_intermediate_size", 1536)),
                 shared: Shared::Count("n_shared_experts", 1),
                 score: RouterScore::Sigmoid,
+                sums_to_one: Some(true),
+                scaling_factor: Some(1.8),
                 balancing_bias: true,
                 layers: Sparse::From(1),
                 ..EXPERTS
@@ -533,6 +551,7 @@ fn latent(fields: &Fields, family: &Latent) -> Read<Draft> {
     }
     let mut draft = Draft::new(s.hidden, s.vocabulary);
     draft.position = fields.rope(10_000.0, 1.0, attention.qk_rope_dim)?;
+    draft.norm_epsilon = fields.epsilon("rms_norm_eps", family.epsilon)?;
     draft.max_sequence = fields.longest("max_position_embeddings", family.positions)?;
     draft.tied = fields.flag("tie_word_embeddings", false)?;
     for sparse in sparse {
@@ -594,6 +613,7 @@ fn llama4(fields: &Fields) -> Read<Draft> {
         router: Router { score: RouterScore::Sigmoid, ..Router::default() },
     });
     let mut draft = Draft::new(s.hidden, s.vocabulary);
+    draft.norm_epsilon = fields.epsilon("rms_norm_eps", 1e-5)?;
     draft.position = fields.rope(500_000.0, 1.0, head_dim)?;
     draft.max_sequence = fields.longest("max_position_embeddings", 131_072)?;
     draft.tied = fields.flag("tie_word_embeddings", false)?;
@@ -682,9 +702,14 @@ fn nemotron_h(fields: &Fields) -> Read<Draft> {
         shared_gate: false,
         latent_width: fields.optional("moe_latent_size")?,
         router: Router {
-            score: RouterScore::Sigmoid,
+            score: if fields.flag("norm_topk_prob", true)? {
+                RouterScore::Sigmoid
+            } else {
+                RouterScore::SigmoidAlone
+            },
             balancing_bias: true,
             groups: decoder::groups(fields, experts)?,
+            scaling_factor: fields.routed_factor(1.0)?,
             ..Router::default()
         },
     };
@@ -710,6 +735,7 @@ fn nemotron_h(fields: &Fields) -> Read<Draft> {
         Block { mixer, feed_forward, norms: 1, parallel: false }
     };
     let mut draft = Draft::new(hidden, vocabulary);
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.position = Position::None;
     draft.max_sequence = fields.longest("max_position_embeddings", 4096)?;
     // Released code ties on request, the library does not.
@@ -835,6 +861,7 @@ fn mamba2(fields: &Fields) -> Read<Draft> {
     fields.harmless(MAMBA_HARMLESS);
     fields.harmless(&["hidden_act", "rescale_prenorm_residual", "norm_before_gate"]);
     let mut draft = Draft::new(hidden, vocabulary);
+    draft.norm_epsilon = fields.epsilon("layer_norm_epsilon", 1e-5)?;
     draft.position = Position::None;
     draft.max_sequence = fields.longest("max_position_embeddings", 1 << 20)?;
     draft.tied = fields.flag("tie_word_embeddings", false)?;
@@ -895,6 +922,7 @@ fn bamba(fields: &Fields) -> Read<Draft> {
     let feed_forward = dense(width, activation, fields.flag("mlp_bias", false)?);
     fields.harmless(&["num_logits_to_keep", "z_loss_coefficient", "attn_rotary_emb"]);
     let mut draft = Draft::new(s.hidden, s.vocabulary);
+    draft.norm_epsilon = fields.epsilon("rms_norm_eps", 1e-5)?;
     draft.position = fields.rope(10_000.0, 0.5, attention.head_dim)?;
     draft.max_sequence = fields.longest("max_position_embeddings", 262_144)?;
     draft.tied = fields.flag("tie_word_embeddings", false)?;
@@ -945,6 +973,7 @@ fn granite_hybrid(fields: &Fields) -> Read<Draft> {
         "attention_multiplier",
     ]);
     let mut draft = Draft::new(s.hidden, s.vocabulary);
+    draft.norm_epsilon = fields.epsilon("rms_norm_eps", 1e-6)?;
     let rope = fields.rope(10_000.0, 1.0, attention.head_dim)?;
     draft.position = match fields.word("position_embedding_type")? {
         Some("rope") => rope,

@@ -1,0 +1,251 @@
+//! Flags of a Megatron-LM command, each with its values and line.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::super::export::one_line;
+use super::super::shell::{ImportError, Launch, UNTOLD, Word, is_unknown, shown};
+
+/// Flags of earlier versions and of forks, and what they are called now.
+const RENAMED: &[(&str, &str)] = &[
+    ("--encoder-num-layers", "--num-layers"),
+    ("--encoder-seq-length", "--seq-length"),
+    ("--hybrid-override-pattern", "--hybrid-layer-pattern"),
+    ("--model-parallel-size", "--tensor-model-parallel-size"),
+    ("--activations-checkpoint-method", "--recompute-method"),
+    ("--activations-checkpoint-num-layers", "--recompute-num-layers"),
+    ("--num-key-value-heads", "--num-query-groups"),
+    ("--layernorm-epsilon", "--norm-epsilon"),
+    ("--rotary-position-embeddings-theta", "--rotary-base"),
+    ("--cuda-graph-scope", "--cuda-graph-modules"),
+];
+
+/// The text of a number without the underscores that Python allows between digits.
+fn without_underscores(text: &str) -> Option<String> {
+    let text = text.trim();
+    let digit = |c: Option<char>| c.is_some_and(|c| c.is_ascii_digit());
+    let apart = text
+        .match_indices('_')
+        .all(|(at, _)| digit(text[..at].chars().next_back()) && digit(text[at + 1..].chars().next()));
+    apart.then(|| text.replace('_', ""))
+}
+
+/// A whole number as Python's `int` reads it: `4096`, `+4096`, `4_096`.
+#[must_use]
+pub fn whole_number(text: &str) -> Option<u64> {
+    without_underscores(text)?.parse().ok()
+}
+
+/// Flags of a command, each with its values and line; what is asked for is taken out.
+pub(super) struct Flags {
+    pub(super) map: BTreeMap<String, (Vec<String>, usize)>,
+    /// All flags, taken out or not.
+    pub(super) given: BTreeMap<String, (Vec<String>, usize)>,
+    /// Names that were asked for, given or not.
+    pub(super) asked: BTreeSet<String>,
+    /// Line of flags that only a running shell knows.
+    left_out: Option<usize>,
+    /// Lines of what only a running shell knows behind flags that take no value.
+    pub(super) behind_switches: Vec<usize>,
+    /// Line of the command.
+    pub(super) line: usize,
+}
+
+pub(super) type Read<T> = Result<T, ImportError>;
+
+/// Whether a flag looks like another one that was spelt wrongly.
+pub(super) fn misspelt(found: &str, meant: &str) -> bool {
+    let found = found.replace('_', "-").to_lowercase();
+    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 0.85
+}
+
+impl Flags {
+    pub(super) fn new(launch: &Launch, notes: &mut Vec<String>) -> Read<Self> {
+        let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
+        let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
+        let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
+        let mut open: Option<String> = None;
+        let mut left_out = None;
+        for Word { text, line } in &launch.arguments {
+            if text.starts_with("--") {
+                let (name, value) = match text.split_once('=') {
+                    Some((name, value)) => (name.to_owned(), vec![value.to_owned()]),
+                    None => (text.clone(), Vec::new()),
+                };
+                let renamed = RENAMED.iter().find(|(old, _)| *old == name);
+                let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
+                if let Some((name, (values, at))) = map.remove_entry(&name) {
+                    again.push((name, values, at));
+                }
+                map.insert(name.clone(), (value, *line));
+                open = Some(name);
+            } else {
+                // A word of which nothing is known may be flags, unless a flag still lacks its value.
+                let lacks = open.as_ref().and_then(|name| map.get(name)).is_some_and(|(v, _)| v.is_empty());
+                if is_unknown(text) && (open.is_none() || (!lacks && shown(text) == "$…")) {
+                    notes.push(format!("line {line}: flags that only a running shell knows are left out"));
+                    left_out.get_or_insert(*line);
+                    continue;
+                }
+                let Some(name) = &open else {
+                    return Err(ImportError::new(*line, format!("`{}` follows no flag", one_line(text))));
+                };
+                if let Some((values, _)) = map.get_mut(name) {
+                    values.push(text.clone());
+                }
+            }
+        }
+        // The parser lets the last one win; where they differ, one of them may be a mistake.
+        for (name, values, at) in again {
+            let now = map.get(&name);
+            if let Some((last, line)) = now.filter(|(last, _)| *last != values) {
+                let (first, last) = (values.join(" "), last.join(" "));
+                notes.push(format!(
+                    "{name} is given twice, as `{}` in line {at} and as `{}` in line {line}: the last one counts",
+                    shown(&one_line(&first)),
+                    shown(&one_line(&last))
+                ));
+            }
+        }
+        let given = map.clone();
+        // Before there was a granularity, a method alone meant that whole layers are recomputed.
+        let method = |w: &&Word| w.text.split('=').next() == Some("--activations-checkpoint-method");
+        let said = ["--recompute-granularity", "--recompute-activations", "--checkpoint-activations"];
+        let said = said.iter().any(|name| map.contains_key(*name));
+        let old = launch.arguments.iter().find(method);
+        if let Some(word) = old.filter(|_| !said && !map.contains_key("--deepspeed-activation-checkpointing"))
+        {
+            map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
+            map.entry("--recompute-num-layers".into()).or_insert((vec!["1".into()], word.line));
+        }
+        Ok(Self { given, map, asked: BTreeSet::new(), left_out, behind_switches: Vec::new(), line })
+    }
+
+    /// Takes a flag out.
+    pub(super) fn take(&mut self, name: &str) -> Option<(Vec<String>, usize)> {
+        self.asked.insert(name.to_owned());
+        self.map.remove(name)
+    }
+
+    /// A flag that must be there is not.
+    pub(super) fn missing(&self, name: &str) -> ImportError {
+        let near = self.map.iter().find(|(other, _)| misspelt(other, name));
+        match near {
+            Some((other, (_, line))) => {
+                ImportError::new(*line, format!("the command has no {name}: did you mean it by {other}?"))
+            }
+            None => match self.left_out {
+                Some(line) => {
+                    let text =
+                        format!("the command has no {name}, and flags that only a running shell knows");
+                    ImportError::new(line, text)
+                }
+                None => {
+                    ImportError::new(self.line, format!("the command has no {name}: is the script cut off?"))
+                }
+            },
+        }
+    }
+
+    /// Flags in a string of several lines stand where the text has them.
+    pub(super) fn find_lines(&mut self, text: &str) {
+        let lines: Vec<&str> = text.lines().collect();
+        let has = |line: &str, name: &str| {
+            !line.trim_start().starts_with('#')
+                && line.match_indices(name).any(|(at, _)| {
+                    !line[at + name.len()..]
+                        .starts_with(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
+                })
+        };
+        for (name, (_, line)) in &mut self.given {
+            if !lines.get(line.saturating_sub(1)).is_some_and(|text| has(text, name))
+                && let Some(at) = lines.iter().position(|text| has(text, name))
+            {
+                *line = at + 1;
+                if let Some(flag) = self.map.get_mut(name) {
+                    flag.1 = at + 1;
+                }
+            }
+        }
+    }
+
+    /// The line of the first of these flags that was given, taken out or not; else that of the command.
+    pub(super) fn line_of(&self, names: &[&str]) -> usize {
+        names.iter().find_map(|name| self.given.get(*name)).map_or(self.line, |(_, line)| *line)
+    }
+
+    pub(super) fn line(&self, name: &str) -> usize {
+        self.line_of(&[name])
+    }
+
+    /// A switch.
+    pub(super) fn on(&mut self, name: &str) -> bool {
+        let taken = self.take(name);
+        if let Some((values, line)) = &taken
+            && values.iter().any(|value| shown(value) == "$…")
+        {
+            self.behind_switches.push(*line);
+        }
+        taken.is_some()
+    }
+
+    /// The values of a flag.
+    pub(super) fn values(&mut self, name: &str) -> Read<Option<(Vec<String>, usize)>> {
+        let Some((values, line)) = self.take(name) else { return Ok(None) };
+        if values.is_empty() {
+            return Err(ImportError::new(line, format!("{name} has no value: is the script cut off?")));
+        }
+        if let Some(value) = values.iter().find(|v| is_unknown(v)) {
+            let text = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(value));
+            return Err(ImportError::new(line, text));
+        }
+        Ok(Some((values, line)))
+    }
+
+    pub(super) fn text(&mut self, name: &str) -> Read<Option<(String, usize)>> {
+        let Some((values, line)) = self.values(name)? else { return Ok(None) };
+        if values.len() > 1 {
+            let all = values.join(" ");
+            return Err(ImportError::new(line, format!("{name} takes one value, found `{all}`")));
+        }
+        Ok(values.into_iter().next().map(|v| (v, line)))
+    }
+
+    pub(super) fn number(&mut self, name: &str) -> Read<Option<u64>> {
+        let Some((text, line)) = self.text(name)? else { return Ok(None) };
+        let number = whole_number(&text);
+        number
+            .map(Some)
+            .ok_or_else(|| ImportError::new(line, format!("{name} takes a whole number, found `{text}`")))
+    }
+
+    pub(super) fn decimal(&mut self, name: &str) -> Read<Option<f64>> {
+        let Some((text, line)) = self.text(name)? else { return Ok(None) };
+        let number = without_underscores(&text).and_then(|t| t.parse().ok()).filter(|n: &f64| n.is_finite());
+        number
+            .map(Some)
+            .ok_or_else(|| ImportError::new(line, format!("{name} takes a number, found `{text}`")))
+    }
+
+    pub(super) fn small(&mut self, name: &str) -> Read<Option<u32>> {
+        let line = self.line(name);
+        let Some(number) = self.number(name)? else { return Ok(None) };
+        let small = u32::try_from(number).ok().filter(|&n| n > 0);
+        small
+            .map(Some)
+            .ok_or_else(|| ImportError::new(line, format!("{name} is {number}, which is out of range")))
+    }
+
+    pub(super) fn need(&mut self, name: &str) -> Read<u64> {
+        let number = self.number(name)?;
+        number.ok_or_else(|| self.missing(name))
+    }
+
+    pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Read<Option<T>> {
+        let Some((text, line)) = self.text(name)? else { return Ok(None) };
+        let found = choices.iter().find(|(word, _)| *word == text).map(|c| c.1);
+        found.map(Some).ok_or_else(|| {
+            let words: Vec<&str> = choices.iter().map(|c| c.0).collect();
+            ImportError::new(line, format!("{name} is `{text}`; expected one of {}", words.join(", ")))
+        })
+    }
+}

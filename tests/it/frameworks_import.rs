@@ -320,6 +320,9 @@ fn the_last_of_two_values_counts_and_numbers_may_have_underscores() {
     assert_eq!(imported.model.layer_count(), 192);
     let note = "--num-layers is given twice, as `96` in line 7 and as `1_92` in line 8: the last one counts";
     assert!(imported.assumed.contains(&note.to_owned()), "{:?}", imported.assumed);
+    // Notes come with the error that they may explain.
+    let error = import(&twice.replace("--hidden-size 12288", ""), "x", None).unwrap_err();
+    assert!(error.notes.contains(&note.to_owned()), "{:?}", error.notes);
     for wrong in ["_96", "9__6", "96_", "9_x"] {
         let error =
             import(&SCRIPT.replace("--num-layers $LAYERS", &format!("--num-layers {wrong}")), "x", None);

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step;
-use crate::frameworks::error_bars::{ErrorBar, ErrorBars, Scale};
+use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Scale};
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
@@ -621,6 +621,23 @@ fn rank(rows: &[&RowReport]) -> Ranking {
 /// of what holds 95 %.
 #[must_use]
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
+    let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
+    let (mut own, mut left_out) = (Vec::new(), Vec::new());
+    for row in rows {
+        let Some((predicted, measured)) = row.predicted_step_s.zip(row.measured_step_s) else { continue };
+        let labels = &row.labels;
+        if let Some(architecture) = labels.architecture {
+            let profile = labels.profile.to_owned();
+            *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
+        }
+        if let Some(elsewhere) = row.left_out_step_s {
+            own.push((predicted / measured).ln().abs());
+            left_out.push((elsewhere / measured).ln().abs());
+        }
+    }
+    let (own, left_out) = (deviation(&own), deviation(&left_out));
+    let transfer = (left_out * left_out - own * own).max(0.0).sqrt();
+    let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
     let mut residuals: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
     let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
     let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
@@ -645,22 +662,17 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
             }
         }
     }
-    let at = |numbers: &[f64], share: f64| {
-        let mut sorted = numbers.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        quantile(&sorted, share).unwrap_or(0.0)
-    };
     let mut bars = Vec::new();
     for ((level, key), numbers) in &residuals {
         if numbers.len() < FEWEST_RUNS {
             continue;
         }
         let round = |x: f64| (x * 1e4).round() / 1e4;
-        let sigma = (at(numbers, 0.683) * at(numbers, 0.954) / 2.0).sqrt().max(LEAST_SIGMA);
+        let sigma = deviation(numbers).max(LEAST_SIGMA);
         let wide = key.clone().widened(2.max(*level));
         let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
         // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
-        let difference = pairs.map_or(sigma, |pairs| at(pairs, 0.683)).max(LEAST_SIGMA);
+        let difference = pairs.map_or(sigma, |pairs| share_within(pairs, 0.683)).max(LEAST_SIGMA);
         bars.push(ErrorBar {
             profile: key.profile.clone(),
             experts: key.experts,
@@ -672,8 +684,23 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
             difference: round(difference),
         });
     }
-    ErrorBars { bars }
+    ErrorBars { measured: known.collect(), transfer: (transfer * 1e4).round() / 1e4, bars }
 }
+
+/// What so large a share of numbers does not exceed; 0 of none.
+fn share_within(numbers: &[f64], share: f64) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile(&sorted, share).unwrap_or(0.0)
+}
+
+/// Standard deviation of residuals with heavy tails, from their absolute values.
+fn deviation(residuals: &[f64]) -> f64 {
+    (share_within(residuals, 0.683) * share_within(residuals, 0.954) / 2.0).sqrt()
+}
+
+/// Fewest runs after which a profile counts as measured on a generation of GPUs.
+const FEWEST_KNOWN: usize = 3;
 
 /// Fewest runs of a class with an error bar of its own.
 const FEWEST_RUNS: usize = 12;

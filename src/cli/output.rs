@@ -309,6 +309,18 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if rows.iter().skip(1).any(|row| row.ties(best)) {
         writeln!(out, "= : inside the error of the prediction, a tie with the first")?;
     }
+    for (i, row) in rows.iter().enumerate() {
+        let prepared = row.section.prepared;
+        let first = rows[..i].iter().all(|other| other.section.cluster != row.section.cluster);
+        if first && !prepared.cost().is_measured() {
+            let experts = if prepared.context.has_experts() { "with" } else { "without" };
+            writeln!(
+                out,
+                "± : nobody measured `{}` {experts} experts on GPUs like those of {}: what that may hide is in the bar",
+                prepared.task.profile_name, row.section.cluster
+            )?;
+        }
+    }
     if several {
         writeln!(out, "* : nothing here is both faster and cheaper")?;
     }

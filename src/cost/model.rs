@@ -67,6 +67,7 @@ pub struct CostModel<'a> {
     offloaded: f64,
     /// Error bars without and with tensor parallelism that leaves the fast domain.
     error_bars: [(f64, f64); 2],
+    measured: bool,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -342,6 +343,15 @@ impl<'a> CostModel<'a> {
             k.attention_kernel,
             k.attention.get(a),
         );
+        let experts = layers.kinds.iter().any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_)));
+        let classes = [false, true].map(|crossing| Class {
+            profile: Profile::name_of(profile).to_owned(),
+            experts,
+            architecture: a,
+            narrow: !matches!(job.precision, Precision::Bf16 | Precision::Fp16),
+            scale: Scale::of(job.gpus),
+            crossing,
+        });
         Self {
             model,
             layers,
@@ -355,19 +365,15 @@ impl<'a> CostModel<'a> {
             low: LowPrecision::of(job.precision, a),
             total_parameters: crate::layers::parameter_count(model).total,
             offloaded: 1.0,
-            error_bars: [false, true].map(|crossing| {
-                ErrorBars::shipped().of(&Class {
-                    profile: Profile::name_of(profile).to_owned(),
-                    experts: layers
-                        .kinds
-                        .iter()
-                        .any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_))),
-                    narrow: !matches!(job.precision, Precision::Bf16 | Precision::Fp16),
-                    scale: Scale::of(job.gpus),
-                    crossing,
-                })
-            }),
+            error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
+            measured: ErrorBars::shipped().measured(&classes[0]),
         }
+    }
+
+    /// Whether runs of its profile on this generation of GPUs, with or without experts, were measured.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.measured
     }
 
     /// Where activations are offloaded, only this share of them is: some of the layers, all stages alike.

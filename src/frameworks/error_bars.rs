@@ -1,11 +1,14 @@
 //! Error bars of predicted step times, by class of run, from residuals of measured runs.
 //!
 //! The table `error_bars.ron` is written by `autoplan validate --error-bars`. A class that has too few
-//! runs is not in it; the next wider class stands in.
+//! runs is not in it; the next wider class stands in. Where nobody measured a profile on a generation of
+//! silicon, what predictions lose when their own source is left out comes on top.
 
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
+
+use crate::spec::cluster::Architecture;
 
 static TEXT: &str = include_str!("error_bars.ron");
 static TABLE: LazyLock<ErrorBars> = LazyLock::new(ErrorBars::read);
@@ -17,6 +20,8 @@ pub struct Class {
     pub profile: String,
     /// The model has routed experts.
     pub experts: bool,
+    /// Generation of the GPUs.
+    pub architecture: Architecture,
     /// Products in 8 bits or fewer.
     pub narrow: bool,
     /// GPUs.
@@ -89,10 +94,27 @@ impl ErrorBar {
     }
 }
 
+/// What some runs were measured of.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Covered {
+    /// Runtime profile.
+    pub profile: String,
+    /// Generation of the GPUs.
+    pub architecture: Architecture,
+    /// Routed experts.
+    pub experts: bool,
+}
+
 /// All classes, the narrowest first.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ErrorBars {
+    /// What was measured.
+    pub measured: Vec<Covered>,
+    /// What comes on top of a standard deviation of the logarithm of the step time where nothing was, in squares:
+    /// what predictions lose when all constants are fitted without the run's own source.
+    pub transfer: f64,
     /// Classes.
     pub bars: Vec<ErrorBar>,
 }
@@ -111,10 +133,21 @@ impl ErrorBars {
     }
 
     /// The narrowest class of the table that holds this one: standard deviation of a time and of the ratio
-    /// of two. Wide bars where nothing was measured that is like it.
+    /// of two. Wide bars where nothing was measured that is like it. What is unknown of the hardware is the same for
+    /// two plans of one job.
     #[must_use]
     pub fn of(&self, class: &Class) -> (f64, f64) {
-        self.bars.iter().find(|bar| bar.holds(class)).map_or((0.1, 0.12), |bar| (bar.sigma, bar.difference))
+        let bar = self.bars.iter().find(|bar| bar.holds(class));
+        let (sigma, difference) = bar.map_or((0.1, 0.12), |bar| (bar.sigma, bar.difference));
+        (if self.measured(class) { sigma } else { sigma.hypot(self.transfer) }, difference)
+    }
+
+    /// Whether runs of the class's profile on its generation of GPUs, with or without experts, were measured.
+    #[must_use]
+    pub fn measured(&self, class: &Class) -> bool {
+        self.measured.iter().any(|m| {
+            (&m.profile, m.architecture, m.experts) == (&class.profile, class.architecture, class.experts)
+        })
     }
 }
 
@@ -128,6 +161,7 @@ mod tests {
         let class = |profile: &str, gpus| Class {
             profile: profile.to_owned(),
             experts: false,
+            architecture: Architecture::Hopper,
             narrow: false,
             scale: Scale::of(gpus),
             crossing: false,
@@ -137,6 +171,10 @@ mod tests {
         // A measured class, and one that nobody measured.
         assert!(table.of(&class("nemo", 64)).0 < 0.06);
         assert_eq!(table.of(&class("nobody's", 64)), table.of(&class("nobody's", 65)));
+        // Nobody measured NeMo on AMD's GPUs; that says nothing of two plans there.
+        let elsewhere = Class { architecture: Architecture::Cdna3, ..class("nemo", 64) };
+        assert!(table.of(&elsewhere).0 > 0.05 + table.of(&class("nemo", 64)).0);
+        assert_eq!(table.of(&elsewhere).1, table.of(&class("nemo", 64)).1);
         // Small runs of nanotron scatter less than large ones.
         assert!(table.of(&class("nanotron", 8)).0 < table.of(&class("nanotron", 256)).0);
     }

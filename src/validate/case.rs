@@ -57,6 +57,8 @@ pub struct Labels {
     pub profile: &'static str,
     /// Name of the shipped accelerator.
     pub accelerator: &'static str,
+    /// Its generation of silicon.
+    pub architecture: Option<Architecture>,
     /// Source: the prefix of the id.
     pub source: String,
     /// Accelerator as the row names it.
@@ -317,6 +319,7 @@ impl Case {
             framework: row.text_or_empty("framework_family").to_owned(),
             profile: profile_name,
             accelerator: accelerator_name,
+            architecture: Some(accelerator.architecture),
             source: id.split('-').next().unwrap_or_default().to_owned(),
             gpu: gpu.to_owned(),
             model: row.text_or_empty("model").to_owned(),

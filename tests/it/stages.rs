@@ -4,6 +4,7 @@ mod cases;
 pub mod oracle;
 #[cfg(feature = "milp")]
 mod programme;
+mod published;
 mod required;
 
 use std::sync::Arc;

@@ -42,7 +42,9 @@ impl Search<'_> {
     ) -> Option<Verified> {
         let limits = Limits { seconds: 2.0, nodes: 2_000, gap: 0.0 };
         let problem = &balancing.problem;
-        let Outcome::Found(answer) = milp::solve_chain_then_closed(problem, limits) else { return None };
+        let Outcome::Found(answer) = milp::solve_chain_then_closed(problem, Some(chain), limits) else {
+            return None;
+        };
         evaluate_into(problem, &answer.assignment, &mut scratch.evaluation).ok()?;
         let context = self.space.context();
         let chunks = balancing.chunks(&answer.assignment);

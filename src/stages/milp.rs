@@ -75,15 +75,25 @@ impl Answer {
 /// Minimises an objective over all assignments of a problem that has passed [`Problem::check`].
 #[must_use]
 pub fn solve(problem: &Problem, objective: Objective, limits: Limits) -> Outcome {
-    solve_below(problem, objective, None, limits)
+    solve_below(problem, objective, Ceilings::default(), limits)
 }
 
-/// Minimises the chain bound and, among assignments that reach its minimum, the closed form.
+/// [`solve`] where an assignment with this value of the objective is known, so that nothing above it has to be
+/// looked at. It must still be found: where the value is wrong the answer is that nothing fits.
 #[must_use]
-pub fn solve_chain_then_closed(problem: &Problem, limits: Limits) -> Outcome {
-    let first = solve(problem, Objective::Chain, limits);
+pub fn solve_at_most(problem: &Problem, objective: Objective, known: Picos, limits: Limits) -> Outcome {
+    solve_below(problem, objective, Ceilings { value: Some(known), chain: None }, limits)
+}
+
+/// Minimises the chain bound, of which a value is known, and, among assignments that reach its minimum, the
+/// closed form.
+#[must_use]
+pub fn solve_chain_then_closed(problem: &Problem, known: Option<Picos>, limits: Limits) -> Outcome {
+    let ceilings = Ceilings { value: known, chain: None };
+    let first = solve_below(problem, Objective::Chain, ceilings, limits);
     let Outcome::Found(chain) = &first else { return first };
-    match solve_below(problem, Objective::Closed, Some(chain.value), limits) {
+    let ceilings = Ceilings { value: Some(chain.evaluation.closed), chain: Some(chain.value) };
+    match solve_below(problem, Objective::Closed, ceilings, limits) {
         Outcome::Found(both) if both.evaluation.chain <= chain.value => {
             Outcome::Found(Answer { value: both.evaluation.chain, bound: chain.bound, ..both })
         }
@@ -91,12 +101,16 @@ pub fn solve_chain_then_closed(problem: &Problem, limits: Limits) -> Outcome {
     }
 }
 
-fn solve_below(
-    problem: &Problem,
-    objective: Objective,
-    chain_at_most: Option<Picos>,
-    limits: Limits,
-) -> Outcome {
+/// Values that assignments of interest do not exceed.
+#[derive(Debug, Clone, Copy, Default)]
+struct Ceilings {
+    /// Of the objective.
+    value: Option<Picos>,
+    /// Of the chain bound.
+    chain: Option<Picos>,
+}
+
+fn solve_below(problem: &Problem, objective: Objective, ceilings: Ceilings, limits: Limits) -> Outcome {
     let modes = (0..problem.modes.len()).filter(|&mode| problem.modes[mode].offered).map(Way::Mode);
     let mut ways: Vec<Way> = modes.chain(problem.block.map(|_| Way::Block)).collect();
     let whole: Vec<Vec<Way>> = match problem.freedom {
@@ -119,7 +133,13 @@ fn solve_below(
     let mut bound: Option<Picos> = None;
     for ways in whole {
         let below = best.as_ref().map(|best| best.value);
-        let (found, least) = Programme::new(problem, &ways, objective, below, chain_at_most).run(limits);
+        // What all layers take together says enough of most ways.
+        let ceiling = below.or(ceilings.value).filter(|_| objective == Objective::Chain);
+        if ceiling.is_some_and(|ceiling| total_bound(problem, &ways) > ceiling) {
+            continue;
+        }
+        let ceilings = Ceilings { value: ceilings.value.filter(|_| below.is_none()), ..ceilings };
+        let (found, least) = Programme::new(problem, &ways, objective, below, ceilings).run(limits);
         // Nothing of this family is below its own bound, nor, if it was cut off, below the best so far.
         let least = match (least, below) {
             (Some(least), Some(below)) => Some(least.min(below)),
@@ -143,6 +163,36 @@ fn solve_below(
         (None, Some(bound)) => Outcome::Unknown(bound),
         (None, None) => Outcome::Infeasible,
     }
+}
+
+/// What the chain bound is at least, one chunk per rank: all passes once, and of the rest the rank that has most at
+/// least what an even share takes.
+fn total_bound(problem: &Problem, ways: &[Way]) -> Picos {
+    let Some(form) = &problem.pipeline.form else { return Picos::ZERO };
+    let extra = |q: usize| {
+        let of = |way: &Way| match (way, problem.block) {
+            (Way::Block, Some(block)) => problem.modes[usize::from(block.rest)].extra[q].0,
+            (Way::Mode(mode), _) => problem.modes[*mode].extra[q].0,
+            (Way::Block, None) => 0,
+        };
+        ways.iter().map(of).min().unwrap_or(0)
+    };
+    let (mut forward, mut backward) = (0, 0);
+    for fixed in &problem.fixed {
+        forward += fixed.forward.0;
+        backward += fixed.backward.0;
+    }
+    for (q, &count) in totals(problem).iter().enumerate().filter(|(_, n)| **n > 0) {
+        forward += u64::from(count) * problem.kinds[q].forward.0;
+        backward += u64::from(count) * (problem.kinds[q].backward.0 + extra(q));
+    }
+    // The larger of two rows is at least their mean, and that at least its lesser weight times both passes.
+    let weight = |[one, other]: &[super::Weights; 2]| {
+        (one.forward + other.forward).min(one.backward + other.backward) as f64 / 2.0
+    };
+    let shares: f64 = form.ranks.iter().map(|rows| 1.0 / weight(rows)).sum();
+    let rest = if shares.is_finite() && shares > 0.0 { (forward + backward) as f64 / shares } else { 0.0 };
+    Picos(form.base.of(forward, backward) + form.hops * problem.hop.0 + (rest * (1.0 - 1e-9)) as u64)
 }
 
 /// A way to recompute.
@@ -196,7 +246,7 @@ impl<'a> Programme<'a> {
         ways: &'a [Way],
         objective: Objective,
         below: Option<Picos>,
-        chain_at_most: Option<Picos>,
+        ceilings: Ceilings,
     ) -> Self {
         let chunks = problem.chunks();
         let m = problem.pipeline.micro_batches.max(1);
@@ -231,7 +281,7 @@ impl<'a> Programme<'a> {
         programme.recompute(chunks);
         programme.times(chunks);
         programme.memory(&totals);
-        programme.price(below, chain_at_most);
+        programme.price(below, ceilings);
         programme
     }
 
@@ -704,7 +754,7 @@ impl<'a> Programme<'a> {
         }
     }
 
-    fn price(&mut self, below: Option<Picos>, chain_at_most: Option<Picos>) {
+    fn price(&mut self, below: Option<Picos>, ceilings: Ceilings) {
         // Whole picoseconds where they are units, else what floating point can tell apart.
         let rounds_down = self.rounds_down();
         let step = |value: u64, unit: f64| match (unit > 1.0, rounds_down) {
@@ -712,7 +762,7 @@ impl<'a> Programme<'a> {
             (false, true) => 1e-6,
             (false, false) => 0.5,
         };
-        if let Some(most) = chain_at_most {
+        if let Some(most) = ceilings.chain {
             let chain = self.value(Objective::Chain);
             let slack = step(most.0, self.time_unit);
             self.rows.push(constraint!(chain <= self.time(most.0) + slack));
@@ -723,6 +773,10 @@ impl<'a> Programme<'a> {
         self.rows.push(constraint!(total >= value));
         if let Some(below) = below {
             let most = self.time(below.0) - step(below.0, self.time_unit);
+            self.rows.push(constraint!(total <= most));
+        }
+        if let Some(most) = ceilings.value {
+            let most = self.time(most.0) + step(most.0, self.time_unit);
             self.rows.push(constraint!(total <= most));
         }
         self.total = Some(total);

@@ -2,6 +2,7 @@
 
 use autoplan::stages::milp::{self, Limits, Outcome as Programme};
 use autoplan::stages::{Balancer, Objective, Outcome, Problem};
+use autoplan::units::Picos;
 use rayon::prelude::*;
 
 use super::oracle::{self, Random};
@@ -37,6 +38,13 @@ fn integer_programme_equals_dynamic_programme_and_brute_force() {
             assert_eq!(dynamic, expected.as_ref().map(|best| best.0), "seed {seed}");
             let programme = by_programme(&problem, objective);
             assert_eq!(programme, dynamic, "seed {seed} {objective:?}\n{problem:#?}");
+            // With the answer known it is found again, and nothing below it is.
+            if let Some(value) = dynamic {
+                let known = |value| milp::solve_at_most(&problem, objective, Picos(value), Limits::default());
+                let Programme::Found(answer) = known(value) else { panic!("seed {seed}") };
+                assert!(answer.value.0 == value && answer.bound.0 + 1 >= value, "seed {seed}: {answer:?}");
+                assert_eq!(known(value - 1), Programme::Infeasible, "seed {seed}");
+            }
             (expected.is_none(), problem.min_layers == 0)
         })
         .collect();
@@ -72,7 +80,7 @@ fn integer_programme_agrees_on_real_proportions() {
             Outcome::Found(value) => Some(value.0 as f64),
             _ => None,
         };
-        match (milp::solve_chain_then_closed(&problem, Limits::default()), dynamic) {
+        match (milp::solve_chain_then_closed(&problem, None, Limits::default()), dynamic) {
             (Programme::Found(answer), Some(value)) => {
                 assert!((answer.value.0 as f64 / value - 1.0).abs() < 1e-6, "seed {seed}");
                 assert!(answer.bound.0 as f64 <= value, "seed {seed}");

@@ -60,8 +60,8 @@ pub struct Request {
     pub exhaustive: bool,
     /// Only the even split.
     pub even_stages: bool,
-    /// How many of the best plans the integer programme looks at, deep pipelines only if they are the best:
-    /// it checks their split, and tightens the bound on any other where a rank has several chunks.
+    /// How many of the best plans are looked at closely. With one chunk per rank the integer programme checks the
+    /// split, of deep pipelines only if they are the best; with several, chains of passes bound all others.
     pub verified: usize,
 }
 
@@ -251,7 +251,7 @@ const KEPT_LEGAL: usize = 4096;
 /// Parts of cells that a thread keeps.
 const KEPT_PARTS: usize = 1024;
 
-/// Chunks of a pipeline up to which the integer programme takes a fraction of a second.
+/// Ranks of a pipeline with one chunk each up to which the integer programme takes a fraction of a second.
 const DEEP: u32 = 64;
 
 /// Groups opened per wave: work for many threads, but not so much that what one finds comes too late for the next.
@@ -418,8 +418,9 @@ impl Search<'_> {
         let found = best.into_sorted().into_par_iter().enumerate();
         let found = found.map(|(at, settled)| {
             // A deep pipeline takes the programme about a second: only the best plan is worth that.
-            let shallow = settled.plan.layout().chunk_count() <= DEEP;
-            self.finish(settled, at < request.verified && (at == 0 || shallow))
+            let layout = settled.plan.layout();
+            let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
+            self.finish(settled, at < request.verified && (at == 0 || quick))
         });
         let found = found.collect();
         Answer { found, counters, optimality_gap, stop }

@@ -9,9 +9,12 @@
 //! * [`dp`]: what the search calls: exact for one chunk per rank, in microseconds; for several chunks
 //!   a short list of good splits.
 //! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
+//! * `chains`: what every split over several chunks per rank takes at least, with proof.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
+#[cfg(feature = "milp")]
+pub mod chains;
 mod chunked;
 pub mod dp;
 pub mod layout;

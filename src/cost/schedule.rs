@@ -84,6 +84,35 @@ impl Shape {
 /// One forward operation of a rank: its chunk on that rank and the micro-batch.
 type Slot = (u32, u32);
 
+/// Passes that wait for one another, whatever they take: on a schedule of fixed lists no split of the same shape
+/// is faster than any of its chains.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Chain {
+    /// Forward passes by chunk, in model order.
+    pub forward: Vec<u64>,
+    /// Backward passes by chunk.
+    pub backward: Vec<u64>,
+    /// How often the latency between ranks is paid.
+    pub hops: u64,
+}
+
+impl Chain {
+    /// A chain of no passes through so many chunks.
+    #[must_use]
+    pub fn none(chunks: usize) -> Self {
+        Self { forward: vec![0; chunks], backward: vec![0; chunks], hops: 0 }
+    }
+
+    /// What it takes.
+    #[must_use]
+    pub fn length(&self, load: Load<'_>) -> Picos {
+        let sum = |counts: &[u64], times: &[Picos]| -> u64 {
+            counts.iter().zip(times).map(|(n, time)| n * time.0).sum()
+        };
+        Picos(sum(&self.forward, load.forward) + sum(&self.backward, load.backward) + self.hops * load.hop.0)
+    }
+}
+
 /// Forward operations of the interleaved schedule, in order, the same on every rank; backward
 /// operations are the same with chunk `v - 1 - chunk`.
 fn interleaved_order(v: u32, m: u32, group: u32, order: &mut Vec<Slot>) {
@@ -387,6 +416,66 @@ impl Simulator {
             }
         }
         self.order = order;
+    }
+
+    /// The chain of the interleaved schedule of several chunks per rank that takes as long as the schedule
+    /// itself.
+    pub fn longest_chain(&mut self, shape: Shape, load: Load<'_>) -> Chain {
+        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+        let makespan = self.run(shape, load);
+        let (total, last) = (m * v, p * v - 1);
+        let group = shape.group() as usize;
+        // Where a pass lies in the list of all forward (or backward) passes of its rank.
+        let position = |chunk: usize, j: usize| {
+            let first = j / group * group;
+            first * v + chunk * group.min(m - first) + (j - first)
+        };
+        let mut chain = Chain::none(p * v);
+        let Some(mut r) = self.ends.iter().position(|&end| end == makespan) else { return chain };
+        // Forward and backward passes of rank `r` up to the pass that is looked at, and when it ends.
+        let (mut forwards, mut backwards, mut end) = (total, total, makespan.0);
+        while forwards + backwards > 0 {
+            let warm = shape.in_flight(r as u32) as usize;
+            let is_forward = backwards == 0 || forwards == warm + backwards;
+            let at = if is_forward { forwards - 1 } else { backwards - 1 };
+            let (chunk, j) = self.order[at];
+            let (chunk, j) = (chunk as usize, j as usize);
+            let k = if is_forward { chunk * p + r } else { (v - 1 - chunk) * p + r };
+            let (time, counts) = if is_forward {
+                (load.forward[k], &mut chain.forward)
+            } else {
+                (load.backward[k], &mut chain.backward)
+            };
+            counts[k] += 1;
+            let start = end - time.0;
+            // The pass on another chunk that it waits for, if it starts when that arrives.
+            let before = match is_forward {
+                true if k == 0 => None,
+                true => Some((true, k - 1, self.forward_end[(k - 1) * m + j], 1)),
+                false if k == last => Some((true, k, self.forward_end[k * m + j], 0)),
+                false => Some((false, k + 1, self.backward_end[(k + 1) * m + j], 1)),
+            };
+            match before.filter(|&(.., ended, hops)| ended + hops * load.hop.0 == start) {
+                Some((forward, other, ended, hops)) => {
+                    chain.hops += hops;
+                    (r, end) = (other % p, ended);
+                    let warm = shape.in_flight(r as u32) as usize;
+                    (forwards, backwards) = if forward {
+                        let forwards = position(other / p, j) + 1;
+                        (forwards, forwards.saturating_sub(warm))
+                    } else {
+                        let at = position(v - 1 - other / p, j);
+                        (total.min(warm + at), at + 1)
+                    };
+                }
+                None => {
+                    end = start;
+                    (forwards, backwards) =
+                        if is_forward { (forwards - 1, backwards) } else { (forwards, backwards - 1) };
+                }
+            }
+        }
+        chain
     }
 
     /// Zero-bubble schedules and DualPipe: passes for inputs go first, weight gradients fill the gaps
@@ -751,6 +840,24 @@ mod tests {
             let simulated = Simulator::default().run(shape, load);
             prop_assert_eq!(simulated.0, oracle(shape, &f, &b, x));
             prop_assert!(chain_bound(shape, load) <= simulated, "{:?} > {:?}", chain_bound(shape, load), simulated);
+        }
+
+        #[test]
+        fn the_longest_chain_takes_as_long_as_the_schedule_and_no_other_schedule_is_shorter(
+            p in 1u32..6, v in 2u32..5, groups in 1u32..5, odd in 0u32..5, x in 0u64..40,
+            times in prop::collection::vec(0u64..200, 100), other in prop::collection::vec(0u64..200, 100),
+        ) {
+            let m = p * groups + odd;
+            let shape = Shape { schedule: Schedule::Interleaved, ranks: p, virtual_stages: v, micro_batches: m };
+            let n = (p * v) as usize;
+            let (f, b) = (picos(&times[..n]), picos(&times[50..50 + n]));
+            let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(x) };
+            let mut simulator = Simulator::default();
+            let chain = simulator.longest_chain(shape, load);
+            prop_assert_eq!(chain.length(load), simulator.run(shape, load));
+            let (f, b) = (picos(&other[..n]), picos(&other[50..50 + n]));
+            let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(x) };
+            prop_assert!(chain.length(load) <= simulator.run(shape, load));
         }
 
         #[test]

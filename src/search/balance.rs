@@ -495,6 +495,15 @@ impl Balancing {
         self.problem.fixed = fixed(layout, tables, &self.shapes);
     }
 
+    /// What a chunk that recomputes so has in an assignment; the first mode if nothing offers it.
+    #[must_use]
+    pub fn choice(&self, recompute: Recompute) -> Choice {
+        match recompute {
+            Recompute::FullBlock(n) => Choice::Block(n),
+            mode => Choice::Mode(self.modes.iter().position(|known| *known == mode).unwrap_or(0) as u16),
+        }
+    }
+
     /// The chunks that an assignment stands for.
     #[must_use]
     pub fn chunks(&self, assignment: &stages::Assignment) -> Vec<Chunk> {

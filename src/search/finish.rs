@@ -8,7 +8,15 @@ use super::{Found, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::step::{predict, shape};
 use crate::plan::Plan;
+#[cfg(feature = "milp")]
+use crate::stages::chains::{self, Judged};
+use crate::stages::relax::ANY;
 use crate::stages::{Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
+use crate::units::Picos;
+
+/// A split that no other is faster than by more is good enough to stop proving.
+#[cfg(feature = "milp")]
+const CERTIFIED: f64 = 0.01;
 
 impl Search<'_> {
     /// Prediction, even split and certificate of a plan that is printed.
@@ -47,12 +55,22 @@ impl Search<'_> {
                 bound = bound.max(chain);
             }
         } else {
+            let least = scratch.balancer.lower_bound(problem);
+            let relaxed = scratch.relaxation.lower_bound(problem, ANY);
+            bound = [least, relaxed].into_iter().flatten().fold(bound, Picos::max);
             #[cfg(feature = "milp")]
-            if verify && let Some(least) = Self::least_by_programme(&layout, problem, tables) {
-                bound = bound.max(least);
-            }
-            if let Some(least) = scratch.balancer.lower_bound(problem) {
-                bound = bound.max(least);
+            if verify && problem.check().is_ok() {
+                let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
+                let plan = settled.plan.chunks();
+                let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
+                let judged = Judged {
+                    shape: shape(&layout),
+                    layers: &layers,
+                    recompute: balancing.choice(plan[0].recompute),
+                    passes: floor.passes(settled.time),
+                    enough: floor.passes(settled.time.scale(1.0 / (1.0 + CERTIFIED))),
+                };
+                bound = bound.max(chains::least_makespan(&tailed, judged));
             }
         }
         let bound = floor.step(bound);

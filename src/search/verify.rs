@@ -1,12 +1,12 @@
 //! What the integer programme says of the plans that are printed. It never ranks: it proves, and shows a
 //! better split by its own measure if there is one.
 
-use super::balance::{Balancing, TablesOf, first_rank_tail};
+use super::balance::{Balancing, TablesOf};
 use super::{Scratch, Search};
 use crate::plan::{Layout, Plan};
+use crate::stages::evaluate_into;
 use crate::stages::milp::{self, Limits, Outcome};
-use crate::stages::{Freedom, Mode, Objective, Problem, evaluate_into};
-use crate::units::{Bytes, Picos};
+use crate::units::Picos;
 
 /// The integer programme's answer for the layout of a plan.
 #[derive(Debug, Clone, PartialEq)]
@@ -54,41 +54,5 @@ impl Search<'_> {
         let agrees = answer.value.0.abs_diff(chain.0) as f64 <= SAME * chain.0 as f64;
         let layers = answer.assignment.layers;
         Some(Verified { layers, step, chain: answer.value, bound: answer.bound, agrees })
-    }
-
-    /// A time that the passes of a layout and the traffic of its first rank take at least, wherever whole
-    /// layers are and whatever they recompute, for several chunks per rank.
-    pub(super) fn least_by_programme(
-        layout: &Layout,
-        problem: &Problem,
-        tables: TablesOf<'_>,
-    ) -> Option<Picos> {
-        if problem.runs.len() > MOST_RUNS {
-            return None;
-        }
-        let kinds = problem.kinds.len();
-        let least = |of: &dyn Fn(&Mode) -> Picos| problem.modes.iter().map(of).min().unwrap_or_default();
-        let cheapest = Mode {
-            extra: (0..kinds).map(|kind| least(&|mode| mode.extra[kind])).collect(),
-            kept: vec![Bytes(0); kinds],
-            transient: vec![Bytes(0); kinds],
-            group: 1,
-            offered: true,
-        };
-        let relaxed = Problem {
-            modes: [cheapest].into(),
-            block: None,
-            hopeless: 0..0,
-            freedom: Freedom::Global,
-            limit: Bytes(u64::MAX / 16),
-            tail: first_rank_tail(layout, tables),
-            ..problem.clone()
-        };
-        let limits = Limits { seconds: 2.0, nodes: 10, gap: 1e-3 };
-        match milp::solve(&relaxed, Objective::Chain, limits) {
-            Outcome::Found(answer) => Some(answer.bound),
-            Outcome::Unknown(bound) => Some(bound),
-            Outcome::Infeasible => None,
-        }
     }
 }

@@ -1,12 +1,13 @@
 //! The integer programme against the dynamic programme and against trying everything.
 
+use autoplan::stages::chains::{Judged, least_makespan};
 use autoplan::stages::milp::{self, Limits, Outcome as Programme};
 use autoplan::stages::{Balancer, Objective, Outcome, Problem};
 use autoplan::units::Picos;
 use rayon::prelude::*;
 
 use super::oracle::{self, Random};
-use super::{one_chunk_per_rank, random_problem, realistic, several_chunks};
+use super::{one_chunk_per_rank, random_problem, realistic, several_chunks, simulated};
 
 /// Value by the integer programme; none if it proves that nothing fits.
 fn by_programme(problem: &Problem, objective: Objective) -> Option<u64> {
@@ -67,6 +68,47 @@ fn integer_programme_of_several_chunks_equals_brute_force() {
         })
         .sum();
     assert!(found > 20, "{found}");
+}
+
+/// What no split over several chunks per rank takes less than, against all of them as the event simulation has
+/// them, whichever of them is judged; and how much it leaves open.
+#[test]
+fn nothing_is_faster_than_the_chains_say() {
+    let gaps: Vec<f64> = (0..240_u64)
+        .into_par_iter()
+        .filter_map(|seed| {
+            let (problem, shape) = several_chunks(seed);
+            let mut random = Random(seed);
+            let (mut least, mut judged, mut seen) = (u64::MAX, None, 0);
+            oracle::every_assignment(&problem, |assignment, evaluation| {
+                let time = simulated(&problem, shape, evaluation);
+                least = least.min(time);
+                seen += 1;
+                if random.within(1, seen) == 1 {
+                    judged = Some((assignment.clone(), time));
+                }
+            });
+            let (assignment, passes) = judged?;
+            let bound = |passes: u64, enough: u64| {
+                let judged = Judged {
+                    shape,
+                    layers: &assignment.layers,
+                    recompute: assignment.recompute[0],
+                    passes: Picos(passes),
+                    enough: Picos(enough),
+                };
+                least_makespan(&problem, judged).0
+            };
+            for enough in [passes / 2, passes] {
+                let bound = bound(passes, enough);
+                assert!(bound <= least, "seed {seed}: {bound} > {least}");
+            }
+            Some(least as f64 / bound(least, least) as f64 - 1.0)
+        })
+        .collect();
+    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+    println!("{} problems, mean gap {mean}", gaps.len());
+    assert!(gaps.len() > 150 && mean < 0.1, "{} problems, mean gap {mean}", gaps.len());
 }
 
 /// Real proportions: the same optimum to the precision of floating point, and the closed form second.

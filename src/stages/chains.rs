@@ -1,0 +1,573 @@
+//! What every placement of layers takes at least, several chunks per rank: the linear programme over the chains
+//! of passes of the schedule.
+//!
+//! A schedule of fixed lists takes as long as its longest chain of passes, and a chain's length is linear in the
+//! layers of the chunks. So the least makespan is the least `peak` that no chain exceeds. There are too many chains
+//! to list; those that matter are found as cutting planes (Kelley 1960): between the answer to the chains known so
+//! far and the split that is to be judged, schedules are simulated, and their longest chains added. Then ranks hold
+//! whole numbers of layers, and HiGHS branches on those. Every step ends with a proven bound.
+//!
+//! Memory counts with every state of micro-batches in flight, recomputation way by way.
+
+use std::collections::HashSet;
+
+use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
+
+use super::relax::Relaxation;
+use super::{Block, Choice, Problem, Way};
+use crate::cost::schedule::{Chain, Load, Shape, Simulator};
+use crate::plan::Schedule;
+use crate::units::Picos;
+
+/// Runs of layers up to which their order is kept; beyond, layers of a kind may lie anywhere, and in fractions.
+const MOST_RUNS: usize = 4;
+/// Chunks up to which ranks hold whole layers: deeper pipelines take the solver seconds.
+const MOST_CHUNKS: usize = 64;
+/// Rounds of cutting planes, and those of pipelines deeper than [`MOST_CHUNKS`].
+const ROUNDS: usize = 8;
+const FEW_ROUNDS: usize = 2;
+/// Programmes over whole layers per problem, one for each family of ways to recompute.
+const MOST_WHOLE: usize = 6;
+/// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
+/// the former chains hold for many splits, near the latter they cut most off.
+const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
+/// By how much longer one chunk is than the others in the schedules that give the first chains.
+const LONGER: f64 = 1.5;
+/// Nodes of a search tree, so that answers do not depend on the machine's load; and seconds as the last resort.
+const LIMITS: (i32, f64) = (10, 10.0);
+/// Bounds are lowered by more than HiGHS' tolerances.
+const SHRINK: f64 = 1.0 - 1e-7;
+
+/// What is to be judged.
+#[derive(Debug, Clone, Copy)]
+pub struct Judged<'a> {
+    /// Order of the passes of the problem.
+    pub shape: Shape,
+    /// Layers of the chunks.
+    pub layers: &'a [u32],
+    /// What all of them recompute.
+    pub recompute: Choice,
+    /// Its passes, tail included: nothing above is of interest.
+    pub passes: Picos,
+    /// From here on a bound need not be the highest.
+    pub enough: Picos,
+}
+
+/// A time that no assignment of a problem goes below, tail included, and that is not above the judged one's.
+#[must_use]
+pub fn least_makespan(problem: &Problem, judged: Judged<'_>) -> Picos {
+    let mut ways = Vec::new();
+    let mut relaxation = Relaxation::default();
+    relaxation.ways(problem, judged.passes, &mut ways);
+    // Ways that recompute no less are one programme: it is mostly time that rules them out. The others lack memory.
+    let (alike, other): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|&way| {
+        let Choice::Mode(mode) = judged.recompute else { return false };
+        let judged = &problem.modes[usize::from(mode)].extra;
+        parts(problem, way)
+            .iter()
+            .all(|&part| problem.modes[part].extra.iter().zip(judged).all(|(extra, judged)| extra >= judged))
+    });
+    let families = Some(alike).filter(|ways| !ways.is_empty()).into_iter();
+    let families = families.chain(other.into_iter().map(|way| vec![way]));
+    relaxation.prepare(problem);
+    let mut floor = |ways: &[Way]| {
+        let bounds = ways.iter().filter_map(|&way| relaxation.bound_of(problem, way, judged.passes));
+        bounds.min().unwrap_or(judged.passes)
+    };
+    let mut families: Vec<(Picos, Vec<Way>)> = families.map(|ways| (floor(&ways), ways)).collect();
+    families.sort_by_key(|(floor, _)| *floor);
+    let mut search = Search::new(problem, judged);
+    let mut least = judged.passes;
+    for (floor, ways) in families {
+        if floor >= least {
+            break;
+        }
+        // Where nothing fits, nothing is below.
+        let bound = search.least(&Programme::new(problem, &ways), floor, judged.enough.min(least));
+        least = bound.map_or(least, |bound| least.min(bound));
+    }
+    least
+}
+
+/// The modes that a way consists of.
+fn parts(problem: &Problem, way: Way) -> Vec<usize> {
+    let block = problem.block.map(|block| [usize::from(block.rest), usize::from(block.full)]);
+    let offered = |at: &usize| problem.modes[*at].offered;
+    match way {
+        Way::Mode(mode) => vec![usize::from(mode)],
+        Way::Block => block.into_iter().flatten().collect(),
+        Way::PerRank => (0..problem.modes.len()).filter(offered).chain(block.into_iter().flatten()).collect(),
+    }
+}
+
+/// Chains found so far: they hold for all ways to recompute.
+struct Search<'a> {
+    problem: &'a Problem,
+    judged: Judged<'a>,
+    simulator: Simulator,
+    chains: Vec<Chain>,
+    known: HashSet<Chain>,
+    /// Whether the first schedules are simulated.
+    started: bool,
+    /// Programmes over whole layers that may still be solved.
+    left: usize,
+}
+
+impl<'a> Search<'a> {
+    fn new(problem: &'a Problem, judged: Judged<'a>) -> Self {
+        let chains = listed(problem);
+        let known = chains.iter().cloned().collect();
+        Self {
+            problem,
+            judged,
+            simulator: Simulator::default(),
+            chains,
+            known,
+            started: false,
+            left: MOST_WHOLE,
+        }
+    }
+
+    /// A bound on all assignments that recompute in the programme's ways, of which one is known; none if nothing
+    /// fits.
+    fn least(&mut self, programme: &Programme, known: Picos, enough: Picos) -> Option<Picos> {
+        if known >= enough {
+            return Some(known);
+        }
+        let centre = programme.passes_of(self.judged.layers);
+        let rounds = if self.problem.chunks() > MOST_CHUNKS { FEW_ROUNDS } else { ROUNDS };
+        if self.looks_for_chains() && !std::mem::replace(&mut self.started, true) {
+            let even = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+            for chunk in 0..self.problem.chunks() {
+                let mut times = centre.clone().map(|times| vec![even(&times); times.len()]);
+                times.iter_mut().for_each(|times| times[chunk] *= LONGER);
+                self.look(&times);
+            }
+            self.look(&centre);
+        }
+        let mut bound = known;
+        let (mut model, columns) = programme.model(&self.chains, None)?;
+        let mut stated = self.chains.len();
+        for round in 0..=rounds {
+            let solved = solve(model)?;
+            match solved.status() {
+                HighsModelStatus::Optimal => {}
+                HighsModelStatus::Infeasible => return None,
+                _ => break,
+            }
+            bound = bound.max(programme.picos(solved.objective_value()));
+            if bound >= enough || round == rounds || !self.looks_for_chains() {
+                break;
+            }
+            let answer = programme.passes_at(solved.get_solution().columns());
+            for share in SHARES {
+                let between = |from: &[f64], to: &[f64]| {
+                    from.iter().zip(to).map(|(from, to)| from + share * (to - from)).collect::<Vec<f64>>()
+                };
+                self.look(&[between(&centre[0], &answer[0]), between(&centre[1], &answer[1])]);
+            }
+            if self.chains.len() == stated {
+                break;
+            }
+            model = Model::from(solved);
+            for chain in &self.chains[stated..] {
+                let (most, terms) = programme.row(chain);
+                model.try_add_row(..=most, terms.into_iter().map(|(at, n)| (columns[at], n))).ok()?;
+            }
+            stated = self.chains.len();
+        }
+        let whole = programme.ordered && self.problem.chunks() <= MOST_CHUNKS && self.left > 0;
+        if bound >= enough || !whole {
+            return Some(bound);
+        }
+        self.left -= 1;
+        let (model, _) = programme.model(&self.chains, Some(enough))?;
+        let Some(solved) = solve(model) else { return Some(bound) };
+        match solved.status() {
+            // Nothing is below what is enough.
+            HighsModelStatus::Infeasible => Some(bound.max(enough.scale(SHRINK))),
+            _ => {
+                let dual = solved.double_info_value(c"mip_dual_bound").unwrap_or(0.0);
+                Some(bound.max(programme.picos(if dual.is_finite() { dual } else { 0.0 })))
+            }
+        }
+    }
+
+    /// Of other schedules only the chains that their balancing problem lists are known.
+    fn looks_for_chains(&self) -> bool {
+        let Shape { schedule, virtual_stages, .. } = self.judged.shape;
+        schedule == Schedule::Interleaved && virtual_stages > 1
+    }
+
+    /// Adds the longest chain at some durations.
+    fn look(&mut self, times: &[Vec<f64>; 2]) {
+        let [forward, backward] =
+            times.each_ref().map(|times| times.iter().map(|&t| Picos(t.max(0.0) as u64)).collect::<Vec<_>>());
+        let load = Load { forward: &forward, backward: &backward, weight: &backward, hop: self.problem.hop };
+        let chain = self.simulator.longest_chain(self.judged.shape, load);
+        if self.known.insert(chain.clone()) {
+            self.chains.push(chain);
+        }
+    }
+}
+
+/// The chains that a balancing problem has by rank: through its work, its first backward pass and its last forward
+/// pass ([`super::Pipeline::chain_and_bound`]).
+fn listed(problem: &Problem) -> Vec<Chain> {
+    let pipeline = &*problem.pipeline;
+    let (n, m) = (problem.chunks(), pipeline.micro_batches);
+    let changes = |to: usize| {
+        (1..=to).filter(|&k| pipeline.rank_of_chunk[k] != pipeline.rank_of_chunk[k - 1]).count() as u64
+    };
+    let mut list = Vec::new();
+    for order in &pipeline.orders {
+        let (first, last) = (order.chunks[0] as usize, order.chunks[order.chunks.len() - 1] as usize);
+        let mut work = Chain::none(n);
+        work.forward[..first].fill(1);
+        order.chunks.iter().for_each(|&k| work.forward[k as usize] += m);
+        order.chunks.iter().for_each(|&k| work.backward[k as usize] += m);
+        work.hops = changes(first);
+        if pipeline.split_backward {
+            list.push(work);
+            continue;
+        }
+        work.backward[..first].fill(1);
+        work.hops *= 2;
+        list.push(work);
+        let hops = 2 * changes(n - 1) - changes(last) + changes(first);
+        let mut turn = Chain { forward: vec![1; n], backward: vec![0; n], hops };
+        turn.backward[last..].iter_mut().for_each(|n| *n += 1);
+        turn.backward[..first].iter_mut().for_each(|n| *n += 1);
+        let mut mirror = Chain { forward: turn.backward.clone(), backward: turn.forward.clone(), hops };
+        for (chain, rest) in
+            [(&mut turn, &order.after_first_backward), (&mut mirror, &order.before_last_forward)]
+        {
+            for (&k, weights) in order.chunks.iter().zip(rest) {
+                chain.forward[k as usize] += weights.forward;
+                chain.backward[k as usize] += weights.backward;
+            }
+        }
+        list.extend([turn, mirror]);
+    }
+    list
+}
+
+fn solve(mut model: Model) -> Option<SolvedModel> {
+    model.make_quiet();
+    model.try_solve().ok()
+}
+
+/// Layers that count as one sort: a run, or where order is given up all of a kind.
+#[derive(Debug, Clone, Copy)]
+struct Sort {
+    kind: usize,
+    count: u32,
+    /// Passes of one layer, recomputed as little as the way allows.
+    forward: f64,
+    backward: f64,
+    held: f64,
+    kept: f64,
+    /// What recomputing the layer wholly adds to its backward pass, and to what it keeps, under block recomputation.
+    whole: Option<(f64, f64)>,
+}
+
+/// A row: a sum of columns that stays below a number.
+type Row = (f64, Vec<(usize, f64)>);
+
+/// The programme of a family of ways to recompute, without its chains. Columns are layers by chunk and sort, of these those
+/// recomputed wholly, then the peak, the tail and what else there is.
+struct Programme<'a> {
+    problem: &'a Problem,
+    sorts: Vec<Sort>,
+    block: bool,
+    ordered: bool,
+    /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
+    time_unit: f64,
+    byte_unit: f64,
+    /// Transient of any layer, at least.
+    transient: u64,
+}
+
+impl<'a> Programme<'a> {
+    /// The programme of some ways to recompute: every layer as cheap as in any of them.
+    fn new(problem: &'a Problem, ways: &[Way]) -> Self {
+        let block: Option<Block> = problem.block.filter(|_| ways == [Way::Block]);
+        let modes: Vec<usize> = match block {
+            Some(block) => vec![usize::from(block.rest)],
+            None => ways.iter().flat_map(|&way| parts(problem, way)).collect(),
+        };
+        let least =
+            |of: &dyn Fn(usize) -> f64| modes.iter().map(|&mode| of(mode)).fold(f64::INFINITY, f64::min);
+        let kept = |mode: usize, q: usize| {
+            problem.modes[mode].kept[q].0 as f64 / f64::from(problem.modes[mode].group)
+        };
+        let extra = |mode: usize, q: usize| problem.modes[mode].extra[q].0 as f64;
+        let sort = |kind: usize, count: u32| Sort {
+            kind,
+            count,
+            forward: problem.kinds[kind].forward.0 as f64,
+            backward: problem.kinds[kind].backward.0 as f64 + least(&|mode| extra(mode, kind)),
+            held: problem.kinds[kind].held.0 as f64,
+            kept: least(&|mode| kept(mode, kind)),
+            whole: block.map(|block| {
+                let (full, rest) = (usize::from(block.full), usize::from(block.rest));
+                (extra(full, kind) - extra(rest, kind), kept(full, kind) - kept(rest, kind))
+            }),
+        };
+        let ordered = problem.runs.len() <= MOST_RUNS;
+        let mut sorts: Vec<Sort> = Vec::new();
+        for run in &problem.runs {
+            let kind = usize::from(run.kind);
+            match sorts.iter_mut().find(|sort| !ordered && sort.kind == kind) {
+                Some(sort) => sort.count += run.count,
+                None => sorts.push(sort(kind, run.count)),
+            }
+        }
+        let ends: u64 = problem.fixed.iter().map(|f| f.forward.0 + f.backward.0).sum();
+        let layers: f64 = sorts.iter().map(|s| f64::from(s.count) * (s.forward + s.backward)).sum();
+        let pipeline = &*problem.pipeline;
+        let busy = (ends as f64 + layers) * pipeline.micro_batches as f64 / f64::from(pipeline.ranks);
+        let transients = block.map(|block| usize::from(block.full)).into_iter().chain(modes.iter().copied());
+        let transients = transients
+            .flat_map(|mode| sorts.iter().map(move |sort| problem.modes[mode].transient[sort.kind].0));
+        Self {
+            problem,
+            block: block.is_some(),
+            ordered,
+            time_unit: (busy / 1e4).max(1.0),
+            byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
+            transient: transients.min().unwrap_or(0),
+            sorts,
+        }
+    }
+
+    /// Column of the layers of a sort on a chunk.
+    fn layers(&self, chunk: usize, sort: usize) -> usize {
+        chunk * self.sorts.len() + sort
+    }
+
+    /// Column of those that are recomputed wholly.
+    fn whole(&self, chunk: usize, sort: usize) -> usize {
+        self.problem.chunks() * self.sorts.len() + self.layers(chunk, sort)
+    }
+
+    fn peak(&self) -> usize {
+        self.problem.chunks() * self.sorts.len() * if self.block { 2 } else { 1 }
+    }
+
+    fn tail(&self) -> usize {
+        self.peak() + 1
+    }
+
+    /// A value of the objective as a bound.
+    fn picos(&self, value: f64) -> Picos {
+        Picos((value.max(0.0) * SHRINK * self.time_unit) as u64)
+    }
+
+    /// Forward and backward passes of all chunks of a split, as little recomputed as the way allows.
+    fn passes_of(&self, layers: &[u32]) -> [Vec<f64>; 2] {
+        let order = self.problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
+        let mut order = order.filter_map(|kind| self.sorts.iter().find(|sort| sort.kind == kind));
+        let mut times = [Vec::new(), Vec::new()];
+        for (fixed, &n) in self.problem.fixed.iter().zip(layers) {
+            let mut own = [fixed.forward.0 as f64, fixed.backward.0 as f64];
+            for sort in order.by_ref().take(n as usize) {
+                own[0] += sort.forward;
+                own[1] += sort.backward;
+            }
+            times[0].push(own[0]);
+            times[1].push(own[1]);
+        }
+        times
+    }
+
+    /// The same at an answer.
+    fn passes_at(&self, values: &[f64]) -> [Vec<f64>; 2] {
+        let mut times = [Vec::new(), Vec::new()];
+        for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
+            let mut own = [fixed.forward.0 as f64, fixed.backward.0 as f64];
+            for (at, sort) in self.sorts.iter().enumerate() {
+                let n = values.get(self.layers(chunk, at)).copied().unwrap_or(0.0);
+                own[0] += n * sort.forward;
+                own[1] += n * sort.backward;
+                if let Some((extra, _)) = sort.whole {
+                    own[1] += extra * values.get(self.whole(chunk, at)).copied().unwrap_or(0.0);
+                }
+            }
+            times[0].push(own[0]);
+            times[1].push(own[1]);
+        }
+        times
+    }
+
+    /// A chain is not longer than the peak.
+    fn row(&self, chain: &Chain) -> Row {
+        let unit = self.time_unit;
+        // What all chunks share counts for the whole model, which is the same for all splits.
+        let shared = |counts: &[u64]| counts.iter().copied().min().unwrap_or(0);
+        let (forward, backward) = (shared(&chain.forward), shared(&chain.backward));
+        let mut constant = chain.hops as f64 * self.problem.hop.0 as f64;
+        for sort in &self.sorts {
+            let each = forward as f64 * sort.forward + backward as f64 * sort.backward;
+            constant += f64::from(sort.count) * each;
+        }
+        let mut terms = Vec::new();
+        for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
+            let (f, b) = (chain.forward[chunk], chain.backward[chunk]);
+            constant += f as f64 * fixed.forward.0 as f64 + b as f64 * fixed.backward.0 as f64;
+            for (at, sort) in self.sorts.iter().enumerate() {
+                let more = (f - forward) as f64 * sort.forward + (b - backward) as f64 * sort.backward;
+                if more > 0.0 {
+                    terms.push((self.layers(chunk, at), more / unit));
+                }
+                if let Some((extra, _)) = sort.whole.filter(|_| b > 0) {
+                    terms.push((self.whole(chunk, at), b as f64 * extra / unit));
+                }
+            }
+        }
+        terms.push((self.peak(), -1.0));
+        (-constant / unit, terms)
+    }
+
+    /// The model with so many chains; with a ceiling ranks hold whole layers, and nothing above it is of interest.
+    fn model(&self, chains: &[Chain], ceiling: Option<Picos>) -> Option<(Model, Vec<Col>)> {
+        let problem = self.problem;
+        let mut stated = RowProblem::default();
+        let mut columns: Vec<Col> = Vec::new();
+        for _ in 0..if self.block { 2 } else { 1 } {
+            for fixed in &problem.fixed {
+                for sort in &self.sorts {
+                    let most = if fixed.closed { 0.0 } else { f64::from(sort.count) };
+                    columns.push(stated.add_column(0.0, 0.0..=most));
+                }
+            }
+        }
+        // Peak and tail.
+        columns.push(stated.add_column(1.0, 0.0..));
+        columns.push(stated.add_column(1.0, 0.0..));
+        let mut rows: Vec<Row> = chains.iter().map(|chain| self.row(chain)).collect();
+        rows.extend(self.memory());
+        for (chunk, fixed) in problem.fixed.iter().enumerate() {
+            let all = (0..self.sorts.len()).map(|at| (self.layers(chunk, at), -1.0)).collect();
+            rows.push((-f64::from(problem.least(chunk)), all));
+            if self.block && !fixed.closed {
+                rows.extend(self.recomputed(chunk));
+            }
+        }
+        for line in problem.tail.iter().flat_map(|tail| &tail.lines) {
+            let mut terms = vec![(self.tail(), -1.0)];
+            for &chunk in &problem.pipeline.orders[0].chunks {
+                terms.extend(self.sorts.iter().enumerate().map(|(at, sort)| {
+                    (self.layers(chunk as usize, at), line.per_layer[sort.kind] as f64 / self.time_unit)
+                }));
+            }
+            rows.push((-line.constant as f64 / self.time_unit, terms));
+        }
+        for (most, terms) in rows {
+            stated.add_row(..=most, terms.into_iter().map(|(at, n)| (columns[at], n)));
+        }
+        for (at, sort) in self.sorts.iter().enumerate() {
+            let count = f64::from(sort.count);
+            let all = (0..problem.chunks()).map(|chunk| (columns[self.layers(chunk, at)], 1.0));
+            stated.add_row(count..=count, all);
+        }
+        if self.ordered {
+            self.keep_order(&mut stated, &columns, ceiling.is_some());
+        }
+        if let Some(ceiling) = ceiling {
+            let most = ceiling.0 as f64 / self.time_unit;
+            stated.add_row(..=most, [(columns[self.peak()], 1.0), (columns[self.tail()], 1.0)]);
+            for order in &problem.pipeline.orders {
+                for (at, sort) in self.sorts.iter().enumerate() {
+                    let sum = stated.add_integer_column(0.0, 0.0..=f64::from(sort.count));
+                    let own = order.chunks.iter().map(|&k| (columns[self.layers(k as usize, at)], 1.0));
+                    stated.add_row(0.0..=0.0, own.chain([(sum, -1.0)]));
+                }
+            }
+        }
+        let mut model = stated.try_optimise(Sense::Minimise).ok()?;
+        model.make_quiet();
+        let set = [
+            model.try_set_option("threads", 1).is_ok(),
+            model.try_set_option("parallel", "off").is_ok(),
+            model.try_set_option("random_seed", 7).is_ok(),
+            model.try_set_option("time_limit", LIMITS.1).is_ok(),
+            model.try_set_option("mip_max_nodes", LIMITS.0).is_ok(),
+            model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
+            model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
+        ];
+        debug_assert!(set.iter().all(|&ok| ok), "HiGHS knows these options: {set:?}");
+        Some((model, columns))
+    }
+
+    /// A run appears on a chunk only if the runs before it are complete by then.
+    fn keep_order(&self, stated: &mut RowProblem, columns: &[Col], whole: bool) {
+        for at in 1..self.sorts.len() {
+            let (before, own) = (f64::from(self.sorts[at - 1].count), f64::from(self.sorts[at].count));
+            let mut earlier: Option<Col> = None;
+            for chunk in 0..self.problem.chunks() {
+                let started = stated.add_column_with_integrality(0.0, 0.0..=1.0, whole);
+                stated.add_row(..=0.0, [(columns[self.layers(chunk, at)], 1.0), (started, -own)]);
+                let done = (0..=chunk).map(|k| (columns[self.layers(k, at - 1)], 1.0));
+                stated.add_row(0.0.., done.chain([(started, -before)]));
+                if let Some(earlier) = earlier {
+                    stated.add_row(0.0.., [(started, 1.0), (earlier, -1.0)]);
+                }
+                earlier = Some(started);
+            }
+        }
+    }
+
+    /// Block recomputation takes at least one layer of a chunk, and none that it does not have.
+    fn recomputed(&self, chunk: usize) -> Vec<Row> {
+        let sorts = 0..self.sorts.len();
+        let own =
+            sorts.clone().map(|at| (0.0, vec![(self.whole(chunk, at), 1.0), (self.layers(chunk, at), -1.0)]));
+        let all = sorts.map(|at| (self.whole(chunk, at), -1.0)).collect();
+        let least = if self.problem.least(chunk) > 0 { -1.0 } else { 0.0 };
+        own.chain([(least, all)]).collect()
+    }
+
+    /// Every rank has the memory in every state of its micro-batches in flight.
+    fn memory(&self) -> Vec<Row> {
+        let problem = self.problem;
+        let mut rows = Vec::new();
+        for order in &problem.pipeline.orders {
+            let holds_any = order.chunks.iter().any(|&k| problem.least(k as usize) > 0);
+            let (mut bytes, mut transient, mut gathered) = (problem.rank_bytes.0, 0, 0);
+            for &k in &order.chunks {
+                let fixed = &problem.fixed[k as usize];
+                bytes += fixed.held.0;
+                transient = transient.max(fixed.transient.0);
+                gathered = gathered.max(fixed.gathered.0);
+            }
+            if holds_any {
+                transient = transient.max(self.transient);
+                let least = self.sorts.iter().map(|sort| problem.kinds[sort.kind].gathered.0).min();
+                gathered = gathered.max(least.unwrap_or(0));
+            }
+            let steady = (bytes + transient + gathered) as f64;
+            for counts in order.in_flight.chunks_exact(order.chunks.len()) {
+                let (mut ends, mut all) = (0.0, 0.0_f64);
+                let mut terms = Vec::new();
+                for (&k, &n) in order.chunks.iter().zip(counts) {
+                    let (chunk, n) = (k as usize, f64::from(n));
+                    ends += n * problem.fixed[chunk].kept.0 as f64;
+                    for (at, sort) in self.sorts.iter().enumerate() {
+                        let each = sort.held + n * sort.kept;
+                        all = all.max(each);
+                        terms.push((self.layers(chunk, at), each / self.byte_unit));
+                        if let Some((_, kept)) = sort.whole {
+                            terms.push((self.whole(chunk, at), n * kept / self.byte_unit));
+                        }
+                    }
+                }
+                let free = problem.limit.0 as f64 - steady - ends;
+                if all * f64::from(problem.layer_count()) > free {
+                    rows.push((free / self.byte_unit, terms));
+                }
+            }
+        }
+        rows
+    }
+}

@@ -16,7 +16,7 @@ use crate::units::Picos;
 
 /// A split that no other is faster than by more is good enough to stop proving.
 #[cfg(feature = "milp")]
-const CERTIFIED: f64 = 0.01;
+const CERTIFIED: f64 = 0.02;
 
 impl Search<'_> {
     /// Prediction, even split and certificate of a plan that is printed.

@@ -24,10 +24,10 @@ const MOST_RUNS: usize = 4;
 /// Chunks up to which ranks hold whole layers: deeper pipelines take the solver seconds.
 const MOST_CHUNKS: usize = 64;
 /// Rounds of cutting planes, and those of pipelines deeper than [`MOST_CHUNKS`].
-const ROUNDS: usize = 8;
-const FEW_ROUNDS: usize = 2;
+const ROUNDS: usize = 4;
+const FEW_ROUNDS: usize = 1;
 /// Programmes over whole layers per problem, one for each family of ways to recompute.
-const MOST_WHOLE: usize = 6;
+const MOST_WHOLE: usize = 2;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
 /// the former chains hold for many splits, near the latter they cut most off.
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];

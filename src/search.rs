@@ -23,7 +23,7 @@ mod levels;
 mod verify;
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -294,6 +294,8 @@ impl Search<'_> {
         let mut best = Best::new(request);
         // Layouts of some groups: the best certainly do not take longer.
         let mut incumbents: Option<Best> = None;
+        // What was settled of groups that were only seen at a glance.
+        let mut glances: HashMap<Group, (u64, u64)> = HashMap::new();
         // Groups whose second bound is known, by that bound or a third; and the next group that has only a
         // first.
         let mut pool: BinaryHeap<Reverse<Bounded>> = BinaryHeap::new();
@@ -365,7 +367,7 @@ impl Search<'_> {
                     let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
                     let mut open: Vec<Bounded> = refined.chain(ordered[at..].iter().map(first)).collect();
                     open.sort_unstable();
-                    let seen = self.incumbents(&open, request, observer, &scratches);
+                    let seen = self.incumbents(&open, request, (observer, &counters), &scratches);
                     let done: HashSet<Group> = seen.opened.iter().map(|(group, _)| *group).collect();
                     pool.retain(|Reverse(next)| !done.contains(&next.group));
                     ordered.drain(..std::mem::take(&mut at));
@@ -374,7 +376,7 @@ impl Search<'_> {
                         counters.add(&one.counters);
                         one.settled.into_iter().for_each(|settled| best.offer(settled));
                     }
-                    found = seen.found;
+                    (found, glances) = (seen.found, seen.seen);
                 }
                 incumbents = Some(found);
                 continue;
@@ -408,7 +410,15 @@ impl Search<'_> {
         let rest = ordered[at..].iter().map(|(_, group)| group);
         let rest: Vec<&Group> = rest.chain(pool.iter().map(|Reverse(next)| &next.group)).collect();
         let reason = if stop == Stop::Interrupted { "not visited" } else { "bound: degrees" };
-        counters.drop(reason, rest.into_par_iter().map(|g| self.space.count(g)).sum());
+        let mut unseen: u64 = rest.par_iter().map(|g| self.space.count(g)).sum();
+        if stop == Stop::Interrupted {
+            for &(layouts, completions) in rest.iter().filter_map(|group| glances.get(*group)) {
+                counters.evaluated += layouts;
+                counters.simulated += completions;
+                unseen -= layouts;
+            }
+        }
+        counters.drop(reason, unseen);
         let first = best.firsts.first().map(|f| f.0);
         let optimality_gap = match (stop, open, first) {
             (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),

@@ -6,13 +6,13 @@
 //! to better ones; the best at last are opened. Nothing is lost where it does not: what is found only decides how much
 //! is pruned.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
 use super::best::{Best, Class, class_of_group};
 use super::groups::{Opened, Seen};
-use super::{Bounded, Held, Observer, Request, Scratches, Search};
+use super::{Bounded, Counters, Held, Observer, Request, Scratches, Search};
 use crate::candidates::Group;
 use crate::cost::CellKey;
 
@@ -38,6 +38,8 @@ pub(super) struct Incumbents {
     pub found: Best,
     /// Groups that need not be opened again.
     pub opened: Vec<(Group, Opened)>,
+    /// Groups seen at a glance, and what of them was settled: layouts, and simulated completions.
+    pub seen: HashMap<Group, (u64, u64)>,
 }
 
 /// A look for incumbents.
@@ -55,37 +57,44 @@ impl Search<'_> {
         &self,
         open: &[Bounded],
         request: &Request,
-        observer: &dyn Observer,
+        (observer, counters): (&dyn Observer, &Counters),
         scratches: &Scratches,
     ) -> Incumbents {
         let mut look = Look { search: self, request, observer, scratches, found: Best::new(request) };
-        let mut seen: HashSet<Group> = HashSet::new();
+        let mut seen: HashMap<Group, (u64, u64)> = HashMap::new();
         let mut opened: Vec<(Group, Opened)> = Vec::new();
+        let mut done: HashSet<Group> = HashSet::new();
         let mut next = one_per_class(open, FIRST * request.top.min(CENTRES));
         let mut idle = 0;
         while !observer.stop() {
             let before = look.centres();
             let flags: Vec<CellKey> = look.found.leaders().take(CENTRES).map(CellKey::from).collect();
-            look.at(&next, if flags.is_empty() { Seen::Some(CELLS) } else { Seen::Like(&flags) });
-            seen.extend(next.iter().map(|one| one.group));
+            let glances =
+                look.at(&next, if flags.is_empty() { Seen::Some(CELLS) } else { Seen::Like(&flags) });
+            seen.extend(next.iter().map(|one| (one.group, (0, 0))));
+            let settled = |one: Opened| (one.counters.evaluated, one.counters.simulated);
+            seen.extend(glances.into_iter().map(|(group, one)| (group, settled(one))));
+            let layouts = seen.values().map(|settled| settled.0).sum::<u64>();
+            let first = look.found.firsts.first().map(|first| first.0);
+            let least = open.first().map(|one| one.bound);
+            observer.progress(counters.settled() + layouts, counters.candidates, first, least);
             let mut centres = look.centres();
             idle = if centres == before { idle + 1 } else { 0 };
             next = look.like(&centres, open, &seen);
             if idle >= PATIENCE || next.is_empty() {
                 idle = 0;
-                let closer = |one: &&Bounded| {
-                    centres.contains(&one.group) && opened.iter().all(|(group, _)| *group != one.group)
-                };
+                let closer = |one: &&Bounded| centres.contains(&one.group) && !done.contains(&one.group);
                 let closer: Vec<Bounded> = open.iter().filter(closer).copied().collect();
                 if closer.is_empty() {
                     break;
                 }
                 opened.extend(look.at(&closer, Seen::Every));
+                done.extend(opened.iter().map(|(group, _)| *group));
                 centres = look.centres();
                 next = look.like(&centres, open, &seen);
             }
         }
-        Incumbents { found: look.found, opened }
+        Incumbents { found: look.found, opened, seen }
     }
 }
 
@@ -116,10 +125,10 @@ impl Look<'_> {
     }
 
     /// Groups that are like the best ones, and could be among them.
-    fn like(&self, centres: &[Group], open: &[Bounded], seen: &HashSet<Group>) -> Vec<Bounded> {
+    fn like(&self, centres: &[Group], open: &[Bounded], seen: &HashMap<Group, (u64, u64)>) -> Vec<Bounded> {
         let kth = self.found.any_threshold();
         let hopeful = open.iter().take_while(|one| kth.is_none_or(|kth| one.bound <= kth));
-        let hopeful: Vec<&Bounded> = hopeful.filter(|one| !seen.contains(&one.group)).collect();
+        let hopeful: Vec<&Bounded> = hopeful.filter(|one| !seen.contains_key(&one.group)).collect();
         let mut next: Vec<Bounded> = Vec::new();
         for centre in centres {
             let mut near: Vec<(u32, &Bounded)> = hopeful

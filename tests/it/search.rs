@@ -2,6 +2,8 @@
 //! every layout balanced and predicted.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use autoplan::candidates::{Axis, Restrictions, Space};
 use autoplan::cost::CellKey;
@@ -13,8 +15,9 @@ use autoplan::frameworks::{
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan, Schedule};
+use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
-use autoplan::search::{Answer, Request, Search, Silent};
+use autoplan::search::{Answer, Observer, Request, Search, Silent, Stop};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
@@ -496,6 +499,53 @@ fn threads_change_nothing() {
         let other = answer(threads);
         assert_eq!(pairs(&one), pairs(&other));
         assert_eq!(one.counters, other.counters);
+    }
+}
+
+/// Says stop when it has been asked so often.
+struct Patience(AtomicU32);
+
+impl Observer for Patience {
+    fn stop(&self) -> bool {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err()
+    }
+}
+
+/// Wherever a search is told to stop, it says what it has, how far that may be from the best, and counts every layout.
+#[test]
+fn interrupted_searches_keep_what_they_found() {
+    let world = |model: &str, cluster: &str, gpus, batch| {
+        let task = Task::shipped(model, cluster, gpus, batch, 4096).unwrap();
+        (task, Request { top: 3, verified: 0, ..Request::default() })
+    };
+    for (task, request) in
+        [world("llama3.1-8b", "dgx-h100", 64, 256), world("gpt-oss-20b", "dgx-h100", 16, 64)]
+    {
+        let prepared = task.prepare();
+        let whole = prepared.search(&request, &Silent);
+        let best = whole.found[0].prediction.step();
+        let (mut early, mut with_plans) = (0, 0);
+        for patience in (0..12).map(|power| 1 << power) {
+            let answer = prepared.search(&request, &Patience(AtomicU32::new(patience)));
+            let counted = answer.counters.evaluated + answer.counters.pruned.values().sum::<u64>();
+            assert_eq!(counted, answer.counters.candidates, "after {patience}");
+            for found in &answer.found {
+                assert!(prepared.check(&found.plan, &found.prediction).passed(), "{}", found.plan);
+            }
+            if answer.stop == Stop::Proved {
+                assert_eq!(pairs(&answer), pairs(&whole));
+                continue;
+            }
+            early += 1;
+            with_plans += u32::from(!answer.found.is_empty());
+            assert!(answer.found.len() as u64 <= answer.counters.evaluated, "after {patience}");
+            let first = answer.found.first().map_or(f64::INFINITY, |f| f.prediction.step().seconds().0);
+            assert!(
+                first * (1.0 - answer.optimality_gap) <= best.seconds().0 * (1.0 + 1e-9)
+                    || first.is_infinite()
+            );
+        }
+        assert!(early > 2 && with_plans > 0, "{early} early, {with_plans} with plans");
     }
 }
 

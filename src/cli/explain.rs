@@ -222,6 +222,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             )));
         }
         Some(cluster) if let Some(kind) = kind => {
+            own_job(&args.what, "a launch", &args.job.beside_a_launch())?;
             let machine = spec::load_cluster(cluster)?;
             let counts = args.gpus.as_ref().map(|gpus| gpu_counts(gpus, machine.cluster.gpus_per_node));
             let gpus = match counts.transpose()?.as_deref() {
@@ -268,6 +269,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             (task, plan)
         }
         None => {
+            let gpus = args.gpus.is_some().then_some("--gpus");
+            let given: Vec<&str> = gpus.into_iter().chain(args.job.beside_a_plan()).collect();
+            own_job(&args.what, "a saved plan", &given)?;
             let (saved, plan) = SavedPlan::load(&args.what)?;
             let mut task = task_of(&saved)?;
             task.pricing = args.job.price;
@@ -311,6 +315,17 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
     }
     Ok(Ending::Done)
+}
+
+/// Refuses options that would not change the job of what is explained.
+fn own_job(what: &str, kind: &str, given: &[&str]) -> Result<(), Failure> {
+    match given {
+        [] => Ok(()),
+        given => Err(Failure::Usage(format!(
+            "{what}: {kind} has a job of its own, which {} would not change; `autoplan plan` finds plans of others",
+            given.join(", ")
+        ))),
+    }
 }
 
 /// Nothing is left under the restrictions: says what refuses it.
@@ -677,6 +692,24 @@ fn place_text(
     Ok(())
 }
 
+/// What differs between the jobs of two plans, as `name from -> to`.
+fn job_differences(a: &Task, b: &Task) -> Vec<String> {
+    let facts = |task: &Task| {
+        let job = &task.job;
+        [
+            ("model", task.model.name.clone()),
+            ("cluster", task.machine.cluster.name.clone()),
+            ("framework", task.profile_name.to_owned()),
+            ("gpus", job.gpus.to_string()),
+            ("global_batch", job.global_batch_size.to_string()),
+            ("seq_len", job.sequence_length.to_string()),
+            ("precision", job.precision.name().to_owned()),
+        ]
+    };
+    let pairs = facts(a).into_iter().zip(facts(b));
+    pairs.filter(|(a, b)| a != b).map(|((name, a), (_, b))| format!("{name} {a} -> {b}")).collect()
+}
+
 /// What differs between two plans, as `axis from -> to`.
 fn differences(from: &Plan, to: &Plan) -> Vec<String> {
     let (a, b) = (layout_json(from.layout()), layout_json(to.layout()));
@@ -764,7 +797,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
             prepared.task.machine.accelerator.name
         )?;
     }
-    let changes = differences(prepared[0].1, prepared[1].1);
+    let mut changes = job_differences(prepared[0].0.task, prepared[1].0.task);
+    changes.extend(differences(prepared[0].1, prepared[1].1));
     if !changes.is_empty() {
         writeln!(out, "differs in: {}", changes.join(", "))?;
     }

@@ -83,6 +83,41 @@ pub(crate) struct JobArgs {
 }
 
 impl JobArgs {
+    /// Options that say what a launch says itself, as far as they are given.
+    pub fn beside_a_launch(&self) -> Vec<&'static str> {
+        let max = [
+            (self.max_tp, "--max-tp"),
+            (self.max_pp, "--max-pp"),
+            (self.max_vpp, "--max-vpp"),
+            (self.max_cp, "--max-cp"),
+            (self.max_ep, "--max-ep"),
+            (self.max_mb, "--max-mb"),
+            (self.max_zero, "--max-zero"),
+        ];
+        let all = [
+            (self.global_batch.is_some(), "--global-batch"),
+            (self.precision != Precision::Bf16, "--precision"),
+            (self.optimizer != Optimizer::Adamw, "--optimizer"),
+            (self.lora.is_some(), "--lora"),
+            (!self.fix.is_empty(), "--fix"),
+        ];
+        let max = max.into_iter().map(|(value, name)| (value.is_some(), name));
+        all.into_iter().chain(max).filter(|(given, _)| *given).map(|(_, name)| name).collect()
+    }
+
+    /// Options that say what a saved plan says itself, as far as they are given.
+    pub fn beside_a_plan(&self) -> Vec<&'static str> {
+        let all = [
+            (self.seq_len.is_some(), "--seq-len"),
+            (self.framework.is_some(), "--framework"),
+            (self.routing != Routing::Balanced, "--routing"),
+            (self.packed.is_some(), "--packed"),
+            (self.memory_limit.is_some(), "--memory-limit"),
+        ];
+        let given = all.into_iter().filter(|(given, _)| *given).map(|(_, name)| name);
+        self.beside_a_launch().into_iter().chain(given).collect()
+    }
+
     /// The task on one cluster with so many GPUs.
     pub fn task(&self, model: &str, machine: &Machine, gpus: u32) -> Result<Task, Failure> {
         let needed =

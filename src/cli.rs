@@ -16,6 +16,7 @@ mod regress;
 mod remedies;
 mod validate;
 
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -94,6 +95,16 @@ pub(crate) enum Failure {
     Internal(String),
 }
 
+impl Failure {
+    /// What went wrong while a table was written; a pipe that broke stays one.
+    pub(crate) fn of_csv(error: csv::Error) -> Self {
+        Self::Output(match error.into_kind() {
+            csv::ErrorKind::Io(error) => error,
+            other => std::io::Error::other(format!("{other:?}")),
+        })
+    }
+}
+
 /// Runs the command line. A panic is an internal error: exit code 70.
 #[must_use]
 pub fn run() -> ExitCode {
@@ -127,8 +138,10 @@ fn command() -> ExitCode {
         Command::Regress(args) => regress::run(&args),
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
-            clap_complete::generate(shell, &mut command, "autoplan", &mut std::io::stdout());
-            Ok(Ending::Done)
+            // A pipe that is closed early is no fault: what is written to memory cannot fail.
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut command, "autoplan", &mut text);
+            std::io::stdout().write_all(&text).map(|()| Ending::Done).map_err(Failure::Output)
         }
     };
     match ending {

@@ -36,7 +36,7 @@ impl<'a> NoPlan<'a> {
         };
         for section in report.sections {
             if !section.answer.found.is_empty() {
-                no_plan.reasons.extend(out_of_bounds(section));
+                no_plan.reasons.extend(out_of_bounds(section, report.bounds));
                 continue;
             }
             no_plan.reasons.extend(reasons(section.prepared, &section.answer));
@@ -105,12 +105,24 @@ fn run_of(section: &Section) -> Option<RunCost> {
 }
 
 /// How far the fastest plan is from a deadline or a budget.
-fn out_of_bounds(section: &Section) -> Option<String> {
+fn out_of_bounds(section: &Section, bounds: Bounds) -> Option<String> {
     let best = section.answer.found.first()?;
     let (gpus, cluster) = (section.prepared.task.job.gpus, &section.cluster);
     Some(match run_of(section) {
         Some(run) => {
-            format!("{gpus} x {cluster}: the fastest plan, {}, takes {}", best.plan, days_and_dollars(&run))
+            let late = bounds.deadline.is_some_and(|limit| run.time.total.0 > limit.0);
+            let dear = bounds.budget.is_some_and(|limit| run.dollars.total.0 > limit.0);
+            let missed = match (late, dear) {
+                (true, true) => ": after the deadline and beyond the budget",
+                (true, false) => ": after the deadline",
+                (false, true) => ": beyond the budget",
+                (false, false) => "",
+            };
+            format!(
+                "{gpus} x {cluster}: the fastest plan, {}, takes {}{missed}",
+                best.plan,
+                days_and_dollars(&run)
+            )
         }
         None => format!("{gpus} x {cluster}: the fastest plan is {}", best.plan),
     })
@@ -124,7 +136,21 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
         None => found().min_by(|a, b| a.1.dollars.total.0.total_cmp(&b.1.dollars.total.0)),
     };
     if let Some((section, _)) = nearest {
-        return within(section.prepared.task, report.bounds, report.bar);
+        let task = section.prepared.task;
+        let mut found = within(task, report.bounds, report.bar);
+        let Bounds { deadline, budget } = report.bounds;
+        if found.is_empty() && deadline.is_some() && budget.is_some() {
+            // No number of GPUs keeps both: one of them is better than none.
+            let alone = [
+                (Bounds { deadline, budget: None }, "beyond the budget"),
+                (Bounds { deadline: None, budget }, "after the deadline"),
+            ];
+            for (bounds, missed) in alone {
+                let some = within(task, bounds, report.bar).into_iter();
+                found.extend(some.map(|one| Remedy { what: format!("{}, {missed}", one.what), ..one }));
+            }
+        }
+        return found;
     }
     let largest = report.sections.iter().max_by_key(|section| section.prepared.task.job.gpus);
     largest.map_or_else(Vec::new, |section| remedies(section.prepared.task, report.bounds, report.bar))

@@ -15,7 +15,7 @@ use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
 use crate::planner::{Prepared, Rates, Task};
-use crate::search::{Answer, Found, Stop};
+use crate::search::{Answer, Counters, Found, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
 use crate::stages::layout::write_layout;
@@ -51,8 +51,12 @@ impl Section<'_> {
     fn offload_note(&self, several: bool) -> Option<String> {
         let gpus = self.prepared.task.job.gpus;
         let which = if several { format!("{gpus} x {}: ", self.cluster) } else { String::new() };
-        let outcome = if self.answer.found.is_empty() { "nor with it" } else { "these plans offload" };
-        self.offload_opened.then(|| format!("{which}nothing fits without offload; {outcome}"))
+        match (self.offload_opened, self.answer.found.is_empty()) {
+            (true, false) => Some(format!("{which}nothing fits without offload; these plans offload")),
+            // Of several, those without a plan are named together.
+            (true, true) if !several => Some("no plan without offload, nor with it".into()),
+            _ => None,
+        }
     }
 }
 
@@ -324,7 +328,34 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if several {
         writeln!(out, "* : nothing here is both faster and cheaper")?;
     }
+    let empty = |section: &&Section| section.answer.found.is_empty();
+    let without: Vec<&Section> = report.sections.iter().filter(empty).collect();
+    for cluster in clusters_of(&without) {
+        let of_cluster = without.iter().filter(|section| section.cluster == cluster);
+        let counts: Vec<String> = of_cluster.map(|s| s.prepared.task.job.gpus.to_string()).collect();
+        writeln!(
+            out,
+            "no plan on {cluster} with {} GPUs: --gpus with one of them says why",
+            counts.join(", ")
+        )?;
+    }
+    let proved = report.sections.iter().filter(|s| s.answer.stop == Stop::Proved && !empty(s));
+    let proved: Vec<&Section> = proved.collect();
+    if proved.len() > FEW_SEARCHES {
+        let sum = |of: fn(&Counters) -> u64| proved.iter().map(|s| of(&s.answer.counters)).sum::<u64>();
+        writeln!(
+            out,
+            "{} searches: {} layouts, {} balanced and simulated; all proved optimal",
+            proved.len(),
+            super::models::group(sum(|c| c.candidates)),
+            super::models::group(sum(|c| c.evaluated))
+        )?;
+    }
     for section in report.sections {
+        let told = section.answer.stop == Stop::Proved && proved.len() > FEW_SEARCHES;
+        if told || empty(&section) {
+            continue;
+        }
         let c = &section.answer.counters;
         let proof = match section.answer.stop {
             Stop::Proved => "proved optimal".to_owned(),
@@ -345,6 +376,20 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         )?;
     }
     Ok(())
+}
+
+/// Searches of which each has a line of its own.
+const FEW_SEARCHES: usize = 8;
+
+/// The clusters of some searches, each once.
+fn clusters_of<'a>(sections: &[&'a Section]) -> Vec<&'a str> {
+    let mut clusters: Vec<&str> = Vec::new();
+    for section in sections {
+        if !clusters.contains(&section.cluster.as_str()) {
+            clusters.push(&section.cluster);
+        }
+    }
+    clusters
 }
 
 /// Seconds with three to four digits.
@@ -644,7 +689,7 @@ fn assumptions(task: &Task) -> String {
 
 fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     let mut writer = csv::Writer::from_writer(out);
-    let io = |e: csv::Error| Failure::Output(std::io::Error::other(e));
+    let io = Failure::of_csv;
     let header = [
         "rank",
         "plan",

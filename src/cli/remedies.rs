@@ -95,9 +95,14 @@ pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> 
     }
     if prepared.divides() {
         less_memory(task, &mut out);
+        if out.found.is_empty() {
+            // What divides may still leave nothing that rules and memory admit: only close by is worth the searches.
+            other_batches(task, 2, &mut out);
+            other_gpus(task, 8, &mut out);
+        }
     } else {
-        other_batches(task, &mut out);
-        other_gpus(task, &mut out);
+        other_batches(task, 16, &mut out);
+        other_gpus(task, 256, &mut out);
     }
     out.found
 }
@@ -138,10 +143,9 @@ fn possible(task: &Task, gpus: u32) -> bool {
     gpus <= 1 << 20 && task.machine.cluster.gives(gpus)
 }
 
-/// Where GPUs and batch do not divide: the nearest batches that do, one smaller and one larger.
-fn other_batches(task: &Task, out: &mut Remedies) {
-    /// Batches that are tried to either side.
-    const NEAR: usize = 16;
+/// Where GPUs and batch do not divide: the nearest batches that do, one smaller and one larger, of so many tried to
+/// either side.
+fn other_batches(task: &Task, near: usize, out: &mut Remedies) {
     let r = &task.restrictions;
     let only = |axis: &Axis| match axis.only.as_deref() {
         Some([one]) => *one,
@@ -162,7 +166,7 @@ fn other_batches(task: &Task, out: &mut Remedies) {
     above.sort_unstable();
     for mut side in [below, above] {
         side.dedup();
-        side.into_iter().take(NEAR).find(|&batch| {
+        side.into_iter().take(near).find(|&batch| {
             let task = changed(task, |t| t.job.global_batch_size = batch);
             !out.observer.stop()
                 && task.prepare().divides()
@@ -171,14 +175,13 @@ fn other_batches(task: &Task, out: &mut Remedies) {
     }
 }
 
-/// Where GPUs and batch do not divide: the nearest numbers of GPUs that do, one smaller and one larger.
-fn other_gpus(task: &Task, out: &mut Remedies) {
-    /// Numbers that are tried to either side.
-    const NEAR: usize = 256;
+/// Where GPUs and batch do not divide: the nearest numbers of GPUs that do, one smaller and one larger, of so many tried
+/// to either side.
+fn other_gpus(task: &Task, near: usize, out: &mut Remedies) {
     let gpus = task.job.gpus;
-    let below: Vec<u32> = (1..gpus).rev().filter(|&n| possible(task, n)).take(NEAR).collect();
+    let below: Vec<u32> = (1..gpus).rev().filter(|&n| possible(task, n)).take(near).collect();
     let above: Vec<u32> =
-        (gpus + 1..gpus.saturating_add(1 << 14)).filter(|&n| possible(task, n)).take(NEAR).collect();
+        (gpus + 1..gpus.saturating_add(1 << 14)).filter(|&n| possible(task, n)).take(near).collect();
     for side in [below, above] {
         side.into_iter().find(|&gpus| {
             let task = changed(task, |t| t.job.gpus = gpus);
@@ -195,6 +198,8 @@ pub(crate) fn within(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Ve
     // Each number tried is so many times the one before, up to so many times as many or as few.
     const STEP: f64 = 1.3;
     const FURTHEST: f64 = 64.0;
+    /// Numbers tried between one that keeps the limits and one that does not.
+    const NEARER: usize = 6;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
     let (gpus, per_node) = (task.job.gpus, task.machine.cluster.gpus_per_node);
     let counts = |more: bool| {
@@ -213,9 +218,26 @@ pub(crate) fn within(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Ve
     for (wanted, more) in [(bounds.deadline.is_some(), true), (bounds.budget.is_some(), false)] {
         let what = if more { "more" } else { "fewer" };
         if wanted {
-            counts(more).into_iter().find(|&gpus| {
+            let mut attempt = |gpus: u32| {
                 out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
-            });
+            };
+            let counts = counts(more);
+            let Some(at) = counts.iter().position(|&gpus| attempt(gpus)) else { continue };
+            // Between that number and the last that does not keep it, some may be nearer.
+            let last = if at == 0 { gpus } else { counts[at - 1] };
+            let (low, high) = (last.min(counts[at]) + 1, last.max(counts[at]));
+            let smooth =
+                |n: &u32| n % per_node == 0 && super::plan::smooth(n / per_node) && possible(task, *n);
+            let mut between: Vec<u32> = (low..high).filter(smooth).collect();
+            if !more {
+                between.reverse();
+            }
+            let step = between.len().div_ceil(NEARER).max(1);
+            if between.into_iter().step_by(step).any(&mut attempt) {
+                // What was found first is further away.
+                let first = out.found.len() - 2;
+                out.found.remove(first);
+            }
         }
     }
     out.found

@@ -342,7 +342,7 @@ fn ranking(title: &str, r: &Ranking, out: &mut impl Write) -> Result<(), Failure
 }
 
 fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
-    let io = |e: csv::Error| Failure::Output(std::io::Error::other(e));
+    let io = Failure::of_csv;
     let mut writer = csv::Writer::from_writer(out);
     let header = [
         "id",

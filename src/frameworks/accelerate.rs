@@ -315,9 +315,9 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
     };
     let context = if l.zero_stage > 0 { "from contextlib import nullcontext\n" } else { "" };
     let body = if l.context_parallel > 1 {
-        "            shards = [batch[\"input_ids\"], batch[\"position_ids\"], batch[\"labels\"]]\n            with accelerator.maybe_context_parallel(buffers=shards, buffer_seq_dims=[1, 1, 1]):\n                loss = model(**batch).loss\n                accelerator.backward(loss)\n"
+        "            shards = [tokens, positions, targets]\n            with accelerator.maybe_context_parallel(buffers=shards, buffer_seq_dims=[1, 1, 1]):\n                loss = loss_of(model, tokens, positions, targets)\n                accelerator.backward(loss)\n"
     } else {
-        "            loss = model(**batch).loss\n            accelerator.backward(loss)\n"
+        "            loss = loss_of(model, tokens, positions, targets)\n            accelerator.backward(loss)\n"
     };
     format!(
         r#"#!/usr/bin/env python3
@@ -337,12 +337,18 @@ STEPS = {steps}
 
 
 def batches(vocabulary, device):
-    """Micro-batches of one replica; ranks that share a replica draw the same tokens."""
-    shape = (MICRO_BATCH_SIZE, SEQUENCE_LENGTH)
-    positions = torch.arange(SEQUENCE_LENGTH, device=device).expand(shape).contiguous()
+    """Tokens, positions and targets of one replica's micro-batches; ranks that share a replica draw the same tokens.
+    The target of a token is the next one, also where sequences are cut among ranks."""
+    positions = torch.arange(SEQUENCE_LENGTH, device=device).expand(MICRO_BATCH_SIZE, -1)
     while True:
-        tokens = torch.randint(vocabulary, shape, device=device)
-        yield {{"input_ids": tokens, "position_ids": positions.clone(), "labels": tokens.clone()}}
+        drawn = torch.randint(vocabulary, (MICRO_BATCH_SIZE, SEQUENCE_LENGTH + 1), device=device)
+        yield drawn[:, :-1].contiguous(), positions.clone(), drawn[:, 1:].contiguous()
+
+
+def loss_of(model, tokens, positions, targets):
+    """Mean cross-entropy of the tokens that this rank has."""
+    logits = model(input_ids=tokens, position_ids=positions).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def main():
@@ -353,7 +359,7 @@ def main():
     model.train()
     stream = batches(config.vocab_size, accelerator.device)
     for micro_batch in range(STEPS * ACCUMULATION):
-        batch = next(stream)
+        tokens, positions, targets = next(stream)
         with accelerator.accumulate(model):
 {body}            if accelerator.sync_gradients:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)

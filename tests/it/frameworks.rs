@@ -155,8 +155,13 @@ impl Case {
         let mut job = job(64, 256);
         (self.job)(&mut job);
         let mut context = context(self.model, &job);
-        if self.rule == "deepep-hardware" {
-            context.hardware.architecture = Architecture::Blackwell;
+        context.hardware.architecture = match self.rule {
+            "deepep-hardware" => Architecture::Blackwell,
+            "dispatch-hardware" => Architecture::Ada,
+            _ => context.hardware.architecture,
+        };
+        if self.rule == "tensor-overlap-domain" {
+            context.hardware.domain = 2;
         }
         (context, fill(&job, self.layout))
     }
@@ -329,6 +334,22 @@ static CASES: &[Case] = &[
         moe(l);
         l.expert_parallel = 8;
         l.dispatcher = Some(Dispatcher::DeepEp);
+    }),
+    case(Target::Megatron, "dispatch-hardware", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.dispatcher = Some(Dispatcher::DeepEp);
+    }),
+    case(Target::Megatron, "tensor-overlap-domain", DENSE, same, |l| {
+        l.tensor_parallel = 4;
+        l.sequence_parallel = true;
+        l.tensor_overlap = true;
+    }),
+    case(Target::Torchtitan, "tensor-overlap-domain", DENSE, same, |l| {
+        fsdp(l);
+        l.tensor_parallel = 4;
+        l.sequence_parallel = true;
+        l.tensor_overlap = true;
     }),
     case(Target::Megatron, "tensor-overlap-needs-sequence", DENSE, same, |l| {
         l.tensor_parallel = 2;
@@ -947,7 +968,6 @@ fn published_layouts_are_legal() {
         l.tensor_parallel = 16;
         l.pipeline_parallel = 16;
         l.sequence_parallel = true;
-        l.tensor_overlap = true;
         l.data_overlap = true;
     });
     assert_eq!(legal(Target::Megatron, &context(DENSE, &job), &layout), Ok(()));

@@ -483,13 +483,22 @@ RECOMPUTE = {recompute}
 
 
 def batches(vocabulary, device, groups):
-    """Micro-batches of this rank: with sequence parallelism, its share of every sequence."""
+    """Tokens, positions and targets of this rank's micro-batches: with sequence parallelism, its share of every
+    sequence, and a loader must give all ranks of a group the same sequences. The target of a token is the next one, also
+    where sequences are cut."""
     share = SEQUENCE_LENGTH // SEQUENCE_PARALLEL
     first = share * (groups.get_sequence_parallel_rank() if groups else 0)
     positions = torch.arange(first, first + share, device=device).expand(MICRO_BATCH_SIZE, -1)
     while True:
-        tokens = torch.randint(vocabulary, (MICRO_BATCH_SIZE, share), device=device)
-        yield {{"input_ids": tokens, "position_ids": positions, "labels": tokens}}
+        drawn = torch.randint(vocabulary, (MICRO_BATCH_SIZE, SEQUENCE_LENGTH + 1), device=device)
+        tokens, targets = drawn[:, first : first + share], drawn[:, first + 1 : first + share + 1]
+        yield tokens.contiguous(), positions, targets.contiguous()
+
+
+def loss_of(model, tokens, positions, targets):
+    """Mean cross-entropy of the tokens that this rank has."""
+    logits = model(input_ids=tokens, position_ids=positions).logits
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
 def main():
@@ -533,7 +542,7 @@ def main():
     stream = batches(config.vocab_size, engine.device, groups)
     for step in range(STEPS):
         for _ in range(engine.gradient_accumulation_steps()):
-            loss = engine(**next(stream)).loss
+            loss = loss_of(engine, *next(stream))
             engine.backward(loss)
             engine.step()
         if engine.global_rank == 0:

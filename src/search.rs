@@ -247,7 +247,7 @@ const OPENED_AT_LEAST: usize = 8;
 /// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 128;
 /// Lists of legal ways to recompute that a thread keeps.
-const KEPT_LEGAL: usize = 4096;
+const KEPT_LEGAL: usize = 1024;
 /// Parts of cells that a thread keeps.
 const KEPT_PARTS: usize = 1024;
 

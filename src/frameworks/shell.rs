@@ -171,6 +171,9 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
         }
     }
     shell.list(&list)?;
+    if shell.found.is_empty() && shell.perhaps.is_empty() && shell.arguments.is_empty() {
+        shell.scripts_in_documents()?;
+    }
     let unread = shell.unread;
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let mut notes = std::mem::take(&mut shell.notes);

@@ -745,6 +745,12 @@ const VALUES: &[(&str, &str)] = &[
     ("N=$( # don't\necho 8)", "8"),
     ("N=$(case x in x) echo 8;; esac)", "8"),
     ("N=8; Z=${M:-'}'}", "8"),
+    // All words of a command are expanded before any is assigned.
+    ("A=0; export A=8 N=$((A*2))", "0"),
+    ("A=1; export A=8 N=$A", "1"),
+    ("f() { local a=$1 b=$((a*2)); N=$b; }; a=3; f 8", "6"),
+    ("declare -i A=2 N=A+1", "3"),
+    ("readonly A=4; export N=\"x y\" M=$A", "x y"),
 ];
 
 #[test]
@@ -786,6 +792,36 @@ fn what_a_script_does_not_reach_is_not_read() {
     let texts: Vec<&str> = launch.arguments.iter().map(|w| w.text.as_str()).collect();
     assert_eq!(texts, ["--n", "8", "\u{fffc}", "--k"]);
     assert!(launch.notes[0].contains("line 2: whether --m is set"), "{:?}", launch.notes);
+}
+
+#[test]
+fn documents_are_scripts_where_nothing_else_starts_training() {
+    let number = |text: &str| {
+        let launch = read_launch(text, &no_files).unwrap_or_else(|error| panic!("{text}: {error}"));
+        launch.arguments[1].text.clone()
+    };
+    // A usage text starts nothing; a file that is written is followed where it is started, with its arguments.
+    assert_eq!(number("cat <<EOF\nusage: torchrun x.py --n N\nEOF\npython x.py --n 8\n"), "8");
+    assert_eq!(number("cat > inner.sh <<'EOF'\npython x.py --n ${1:-9}\nEOF\nbash inner.sh 8\n"), "8");
+    assert_eq!(number("cat > inner.sh <<'EOF'\npython x.py --n $Q\nEOF\nexport Q=8\nbash inner.sh\n"), "8");
+    assert_eq!(number("cat > job.sh <<EOF\npython x.py --n 8\nEOF\n"), "8");
+    // What a training command reads is no script.
+    for document in ["<<< y", "<<EOF\ny\nEOF"] {
+        assert_eq!(number(&format!("torchrun x.py --n 8 {document}\n")), "8");
+    }
+    // A text's arguments stand behind its name.
+    for start in ["bash -c", "srun -N 2 bash -c"] {
+        assert_eq!(number(&format!("{start} 'python x.py \"$@\"' name --n 8\n")), "8");
+    }
+}
+
+/// The image that a container is made from starts nothing.
+#[test]
+fn images_are_no_launchers() {
+    let header = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=8\n";
+    let image = "--container-image=nvcr.io/nvidia/pytorch:24.01-py3";
+    let text = format!("#!/bin/bash\n{header}srun {image} python x.py --n 1\n");
+    assert_eq!(read_launch(&text, &no_files).unwrap().ranks(&text), Ok(Some(8)));
 }
 
 #[test]

@@ -42,7 +42,9 @@ impl Shell<'_> {
     }
 
     fn sum_of(&mut self, text: &str, depth: u32) -> Option<i64> {
-        if depth > DEEPEST {
+        // Names in it are sums of their own, which may name others many times.
+        self.worked(text.len() + 1);
+        if depth > DEEPEST || self.failed() {
             return None;
         }
         let chars: Vec<char> = text.chars().filter(|c| *c != '"').collect();
@@ -78,7 +80,7 @@ pub(super) fn assigned_in(text: &str) -> Vec<String> {
         let assigns = after.starts_with('=') && !after.starts_with("==")
             || after.starts_with("++")
             || after.starts_with("--")
-            || after.chars().nth(1) == Some('=') && "+-*/%&|^".contains(&after[..1])
+            || after.chars().nth(1) == Some('=') && after.starts_with(|c| "+-*/%&|^".contains(c))
             || after == "<<="
             || after == ">>=";
         if assigns || indexed || matches!(before.as_str(), "++" | "--") {

@@ -321,19 +321,30 @@ impl Shell<'_> {
             read_only: keyword == "readonly",
             ..Attributes::default()
         };
+        // All words are expanded before any is assigned.
+        let mut expanded: Vec<Raw> = Vec::new();
         for word in words {
             if let Some(options) = word.plain().filter(|w| w.starts_with(['-', '+']) && w.len() > 1) {
                 attributes.add(&options, keyword);
                 continue;
             }
-            if assignment(word).is_some() {
-                self.declare_one(keyword, &attributes, word);
-                continue;
+            match assignment(word) {
+                Some(said) if word.members.is_none() && said.index.is_none() => {
+                    let head = format!("{}{}", said.name, if said.append { "+=" } else { "=" });
+                    let value = Part::Text { text: self.joined(&said.value), quoted: true };
+                    let mut whole = Raw::literal(&head, word.line);
+                    whole.parts.push(value);
+                    expanded.push(whole);
+                }
+                Some(_) => expanded.push(word.clone()),
+                None => {
+                    let fields = self.fields(word).into_iter();
+                    expanded.extend(fields.map(|field| Raw::literal(&field.text, field.line)));
+                }
             }
-            for field in self.fields(word) {
-                let raw = Raw::literal(&field.text, field.line);
-                self.declare_one(keyword, &attributes, &raw);
-            }
+        }
+        for word in &expanded {
+            self.declare_one(keyword, &attributes, word);
         }
     }
 

@@ -182,9 +182,15 @@ impl Shell<'_> {
     }
 
     /// A text that holds a script of its own: where it stands and what starts it is told of its training commands.
-    pub(super) fn script_text(&mut self, text: &str, line: usize, launcher: &[Word]) -> Run<Status> {
+    pub(super) fn script_text(
+        &mut self,
+        text: &str,
+        line: usize,
+        launcher: &[Word],
+        arguments: Option<Vec<String>>,
+    ) -> Run<Status> {
         let list = parse(&as_value(text)).map_err(|e| shifted(e, line))?;
-        self.launched_by(line, launcher, |shell| shell.child(None, &list))
+        self.launched_by(line, launcher, |shell| shell.child(arguments, &list))
     }
 
     /// Runs what starts training commands for a launcher.

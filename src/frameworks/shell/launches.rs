@@ -20,8 +20,10 @@ impl Shell<'_> {
         let given = self.state.input.clone().filter(|_| document.is_some());
         if let Some(done) = self.known_program(&name, &texts, first.line) {
             self.print(done.text);
-            if let (Some(text), Some(line), "cat" | "tee") = (given, document, name.as_str()) {
-                self.document(&text, line, &[])?;
+            if let (Some(text), Some(line), "cat" | "tee") = (given, document, name.as_str())
+                && self.documents.len() < MOST_DOCUMENTS
+            {
+                self.documents.push((text, line, self.state.clone()));
             }
             return Ok(done.status);
         }
@@ -31,11 +33,6 @@ impl Shell<'_> {
         }
         if let Some(status) = self.started_script(fields)? {
             return Ok(status);
-        }
-        if let (Some(text), Some(line)) = (given, document) {
-            self.document(&text, line, fields)?;
-            self.unknown_program(&name, &texts, first.line);
-            return Ok(None);
         }
         if first.text.starts_with("--") {
             // An argument list on its own, one or many lines.
@@ -51,6 +48,10 @@ impl Shell<'_> {
             None if fields.len() == 1 && first.text.ends_with(".py") => {
                 self.beside.extend(self.environment());
                 self.start(Launch { script: Some(first.clone()), ..Launch::default() });
+            }
+            None if let (Some(text), Some(line)) = (given, document) => {
+                self.document(&text, line, fields)?;
+                self.unknown_program(&name, &texts, first.line);
             }
             None => self.unknown_program(&name, &texts, first.line),
         }
@@ -107,6 +108,15 @@ impl Shell<'_> {
         Ok(Some(status))
     }
 
+    /// Where nothing starts training, what was printed or written may be what is to be started.
+    pub(super) fn scripts_in_documents(&mut self) -> Run<()> {
+        for (text, line, state) in std::mem::take(&mut self.documents) {
+            self.state = state;
+            self.document(&text, line, &[])?;
+        }
+        Ok(())
+    }
+
     /// A here-document that holds a script of its own, for sbatch or a file.
     fn document(&mut self, text: &str, line: usize, launcher: &[Word]) -> Run<()> {
         let text = as_value(text);
@@ -134,7 +144,10 @@ impl Shell<'_> {
             }
         });
         if let Some((at, inner)) = wrapped {
-            self.script_text(&inner.text, inner.line, &fields[..at])?;
+            // Behind the text stand the name that it goes by and its arguments.
+            let behind = fields.get(at + 3..).filter(|_| fields[at].text.ends_with('c'));
+            let behind = behind.map(|words| words.iter().map(|w| w.text.clone()).collect());
+            self.script_text(&inner.text, inner.line, &fields[..at], behind)?;
             return Ok(None);
         }
         // Whatever starts it: a script with flags behind it.
@@ -153,6 +166,9 @@ impl Shell<'_> {
         }))
     }
 }
+
+/// Here-documents that are remembered.
+const MOST_DOCUMENTS: usize = 16;
 
 /// Programs that start a script which stands behind their options.
 const LAUNCHERS: &[&str] = &[

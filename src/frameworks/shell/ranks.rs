@@ -38,7 +38,14 @@ impl Launch {
     /// # Errors
     /// A number of nodes or processes that is none.
     pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
-        let torch = self.launcher.iter().any(|w| w.text.contains("torch") || w.text.ends_with("deepspeed"));
+        // A program, or a module that Python runs; not the name of a container's image.
+        let starts = |word: &Word| {
+            let name = word.text.rsplit('/').next().unwrap_or_default();
+            name.starts_with("torchrun")
+                || name.starts_with("torch.distributed.")
+                || name.ends_with("deepspeed")
+        };
+        let torch = self.launcher.iter().any(starts);
         if torch { self.ranks_of_torch(text) } else { self.ranks_of_tasks(text) }
     }
 

@@ -52,6 +52,9 @@ pub(super) struct Shell<'f> {
     /// The line of the here-document that a command reads.
     pub(super) document: Option<usize>,
     fault: Option<String>,
+    /// Here-documents that were printed or written, where they stand, and the state there: scripts, if nothing else
+    /// starts training.
+    pub(super) documents: Vec<(String, usize, State)>,
     /// Training commands.
     pub(super) found: Vec<Launch>,
     /// Those that may not run.
@@ -91,6 +94,7 @@ impl<'f> Shell<'f> {
             loops: 0,
             document: None,
             fault: None,
+            documents: Vec::new(),
             beside: BTreeMap::new(),
             found: Vec::new(),
             perhaps: Vec::new(),
@@ -106,6 +110,11 @@ impl<'f> Shell<'f> {
         if self.work > MOST_WORK {
             self.fail("the texts of the script grow for longer than can be followed");
         }
+    }
+
+    /// Whether the script ends with the next command.
+    pub(super) fn failed(&self) -> bool {
+        self.fault.is_some()
     }
 
     /// Ends the script with the next command.

@@ -751,7 +751,26 @@ const VALUES: &[(&str, &str)] = &[
     ("f() { local a=$1 b=$((a*2)); N=$b; }; a=3; f 8", "6"),
     ("declare -i A=2 N=A+1", "3"),
     ("readonly A=4; export N=\"x y\" M=$A", "x y"),
+    ("((xé=1)); N=8", "8"),
 ];
+
+#[test]
+fn work_that_multiplies_ends() {
+    let mut sums: String = (0..30).map(|n| format!("a{n}=a{}+a{}\n", n + 1, n + 1)).collect();
+    sums += "a30=1\nN=$((a0))";
+    let functions: String = (0..20_000).map(|n| format!("f{n}() {{ :; }}\n")).collect();
+    let loops = "for i in {1..4000}; do for j in {1..40}; do (:); done; done";
+    for script in [
+        sums,
+        "M=aaaaaaaaaaaaaaaa; for i in {1..12}; do M+=$M; done; for i in {1..4000}; do N=${M%%*b}; done"
+            .to_owned(),
+        format!("{functions}{loops}"),
+        format!("M=aaaaaaaaaaaaaaaa; for i in {{1..12}}; do M+=$M; done; {{ echo $M; {loops}; }} | cat"),
+    ] {
+        let error = read_launch(&format!("{script}\npython x.py --n 1\n"), &no_files).unwrap_err();
+        assert!(error.message.contains("longer than can be followed"), "{error}");
+    }
+}
 
 #[test]
 fn variables_have_the_values_that_bash_gives_them() {

@@ -8,6 +8,9 @@ use super::{UNKNOWN, UNSET};
 /// Deepest nesting of parentheses and of names that stand for expressions.
 const DEEPEST: u32 = 32;
 
+/// What reading a character of an expression costs, in characters that are copied.
+const SUM_EFFORT: usize = 16;
+
 /// None: not known.
 type Value = Option<i64>;
 
@@ -42,9 +45,9 @@ impl Shell<'_> {
     }
 
     fn sum_of(&mut self, text: &str, depth: u32) -> Option<i64> {
-        // Names in it are sums of their own, which may name others many times.
-        self.worked(text.len() + 1);
-        if depth > DEEPEST || self.failed() {
+        // Names that stand for sums of names multiply.
+        self.worked(text.len().saturating_mul(SUM_EFFORT));
+        if depth > DEEPEST || self.is_spent() {
             return None;
         }
         let chars: Vec<char> = text.chars().filter(|c| *c != '"').collect();
@@ -80,7 +83,7 @@ pub(super) fn assigned_in(text: &str) -> Vec<String> {
         let assigns = after.starts_with('=') && !after.starts_with("==")
             || after.starts_with("++")
             || after.starts_with("--")
-            || after.chars().nth(1) == Some('=') && after.starts_with(|c| "+-*/%&|^".contains(c))
+            || after.starts_with(|c| "+-*/%&|^".contains(c)) && after.chars().nth(1) == Some('=')
             || after == "<<="
             || after == ">>=";
         if assigns || indexed || matches!(before.as_str(), "++" | "--") {

@@ -98,7 +98,7 @@ impl Shell<'_> {
                     Some(true)
                 } else {
                     let text = self.tested(&left.text)?;
-                    matches(&pattern, &text, ignore_case && double)
+                    self.sought(|steps| matches(&pattern, &text, ignore_case && double, steps))
                 };
                 equal.map(|equal| equal == (operator != "!="))
             }

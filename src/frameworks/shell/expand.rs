@@ -420,7 +420,8 @@ impl Shell<'_> {
                 // What is not known may hold a shorter match.
                 let decided = known(value) || longest || !pattern.contains(['*', '?', '[']);
                 self.worked(value.len());
-                return without(value, &pattern, at_end, longest).filter(|_| decided && known(&pattern));
+                let left = self.sought(|steps| without(value, &pattern, at_end, longest, steps));
+                return left.filter(|_| decided && known(&pattern));
             }
         }
         if let Some(both) = rest.strip_prefix('/') {
@@ -434,7 +435,8 @@ impl Shell<'_> {
             let (from, to) = at_slash(both);
             let (from, to) = (self.pattern_of(from), self.text_of(to, false));
             self.worked(value.len());
-            return replaced(value, &from, &to, place, LONGEST).filter(|_| known(&from));
+            let changed = self.sought(|steps| replaced(value, &from, &to, place, LONGEST, steps));
+            return changed.filter(|_| known(&from));
         }
         match rest {
             "^^" => return Some(value.to_uppercase()),

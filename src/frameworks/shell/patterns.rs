@@ -1,12 +1,35 @@
 //! Patterns of the shell: `*`, `?`, classes in brackets; a backslash makes the next character literal.
 
+/// Most comparisons of one search; what takes more is not followed.
+const MOST_STEPS: usize = 1 << 22;
+
+/// Comparisons that a search may still make.
+pub(super) struct Steps {
+    left: usize,
+}
+
+impl Steps {
+    pub(super) fn new() -> Self {
+        Self { left: MOST_STEPS }
+    }
+
+    /// How many were made.
+    pub(super) fn made(&self) -> usize {
+        MOST_STEPS - self.left
+    }
+
+    /// None where that is more than are left.
+    fn take(&mut self, steps: usize) -> Option<()> {
+        let left = self.left.checked_sub(steps);
+        self.left = left.unwrap_or(0);
+        left.map(drop)
+    }
+}
+
 /// Whether a pattern matches a text; none where it holds what is not followed.
-pub(super) fn matches(pattern: &str, text: &str, ignore_case: bool) -> Option<bool> {
-    let pieces = pieces(pattern)?;
-    let text: Vec<char> = text.chars().collect();
-    let tried = pieces.len().saturating_mul(text.len());
-    (tried <= MOST_TRIED * MOST_TRIED || !pieces.contains(&Piece::Many))
-        .then(|| matched(&pieces, &text, ignore_case))
+pub(super) fn matches(pattern: &str, text: &str, ignore_case: bool, steps: &mut Steps) -> Option<bool> {
+    let pieces = pieces(pattern, steps)?;
+    matched(&pieces, &text.chars().collect::<Vec<_>>(), ignore_case, steps)
 }
 
 /// A pattern taken apart.
@@ -18,9 +41,16 @@ enum Piece {
     Class { negated: bool, ranges: Vec<(char, char)> },
 }
 
+impl Piece {
+    /// Comparisons that it takes with a character.
+    fn steps(&self) -> usize {
+        if let Self::Class { ranges, .. } = self { ranges.len() + 1 } else { 1 }
+    }
+}
+
 /// The text that a pattern without wildcards stands for.
-pub(super) fn literal(pattern: &str) -> Option<String> {
-    pieces(pattern)?.into_iter().map(|piece| if let Piece::One(c) = piece { Some(c) } else { None }).collect()
+fn literal(pieces: &[Piece]) -> Option<String> {
+    pieces.iter().map(|piece| if let Piece::One(c) = piece { Some(*c) } else { None }).collect()
 }
 
 /// A text as a pattern that matches nothing else.
@@ -35,7 +65,7 @@ pub(super) fn escaped(text: &str) -> String {
     pattern
 }
 
-fn pieces(pattern: &str) -> Option<Vec<Piece>> {
+fn pieces(pattern: &str, steps: &mut Steps) -> Option<Vec<Piece>> {
     let chars: Vec<char> = pattern.chars().collect();
     let mut pieces = Vec::new();
     let mut at = 0;
@@ -55,10 +85,14 @@ fn pieces(pattern: &str) -> Option<Vec<Piece>> {
             }
             '[' => match class(&chars[at..]) {
                 Some((length, piece)) => {
+                    steps.take(length)?;
                     pieces.push(piece?);
                     at += length;
                 }
-                None => pieces.push(Piece::One('[')),
+                None => {
+                    steps.take(chars.len() - at)?;
+                    pieces.push(Piece::One('['));
+                }
             },
             c => pieces.push(Piece::One(c)),
         }
@@ -103,7 +137,7 @@ fn class(chars: &[char]) -> Option<(usize, Option<Piece>)> {
     }
 }
 
-fn matched(pieces: &[Piece], text: &[char], ignore_case: bool) -> bool {
+fn matched(pieces: &[Piece], text: &[char], ignore_case: bool, steps: &mut Steps) -> Option<bool> {
     let fits = |piece: &Piece, c: char| {
         let same = |c: char| match piece {
             Piece::One(one) => *one == c,
@@ -118,6 +152,7 @@ fn matched(pieces: &[Piece], text: &[char], ignore_case: bool) -> bool {
     // Greedy with one place to come back to.
     let (mut p, mut t, mut star) = (0, 0, None);
     while t < text.len() {
+        steps.take(pieces.get(p).map_or(1, Piece::steps))?;
         match pieces.get(p) {
             Some(Piece::Many) => {
                 star = Some((p, t));
@@ -133,40 +168,45 @@ fn matched(pieces: &[Piece], text: &[char], ignore_case: bool) -> bool {
                     p = at + 1;
                     t = from + 1;
                 }
-                None => return false,
+                None => return Some(false),
             },
         }
     }
-    pieces[p..].iter().all(|piece| *piece == Piece::Many)
+    Some(pieces[p..].iter().all(|piece| *piece == Piece::Many))
 }
 
 /// The longest or shortest end (or start) of a text that a pattern matches, as what is left without it; none where it is not followed
 /// or too long to try.
-pub(super) fn without(text: &str, pattern: &str, at_end: bool, longest: bool) -> Option<String> {
-    if let Some(part) = literal(pattern) {
+pub(super) fn without(
+    text: &str,
+    pattern: &str,
+    at_end: bool,
+    longest: bool,
+    steps: &mut Steps,
+) -> Option<String> {
+    let pieces = pieces(pattern, steps)?;
+    if let Some(part) = literal(&pieces) {
         let rest = if at_end { text.strip_suffix(&part) } else { text.strip_prefix(&part) };
         return Some(rest.unwrap_or(text).to_owned());
     }
-    let (pieces, chars) = (pieces(pattern)?, text.chars().collect::<Vec<_>>());
-    if chars.len() > MOST_TRIED {
-        return None;
-    }
+    let chars: Vec<char> = text.chars().collect();
     let mut cuts: Vec<usize> = (0..=chars.len()).collect();
     if at_end != longest {
         cuts.reverse();
     }
-    let cut = cuts
-        .into_iter()
-        .find(|&cut| matched(&pieces, if at_end { &chars[cut..] } else { &chars[..cut] }, false));
-    Some(match cut {
+    let mut found = None;
+    for cut in cuts {
+        if matched(&pieces, if at_end { &chars[cut..] } else { &chars[..cut] }, false, steps)? {
+            found = Some(cut);
+            break;
+        }
+    }
+    Some(match found {
         Some(cut) if at_end => chars[..cut].iter().collect(),
         Some(cut) => chars[cut..].iter().collect(),
         None => text.to_owned(),
     })
 }
-
-/// Longest text in which a pattern with wildcards is looked for.
-const MOST_TRIED: usize = 2048;
 
 /// Where a pattern is sought in a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,11 +218,19 @@ pub(super) enum Place {
 }
 
 /// A text with what a pattern matches replaced; none where it is not followed, or too long.
-pub(super) fn replaced(text: &str, pattern: &str, to: &str, place: Place, most: usize) -> Option<String> {
+pub(super) fn replaced(
+    text: &str,
+    pattern: &str,
+    to: &str,
+    place: Place,
+    most: usize,
+    steps: &mut Steps,
+) -> Option<String> {
     if pattern.is_empty() && matches!(place, Place::First | Place::All) {
         return Some(text.to_owned());
     }
-    if let Some(from) = literal(pattern) {
+    let pieces = pieces(pattern, steps)?;
+    if let Some(from) = literal(&pieces) {
         let times = if place == Place::All { text.matches(from.as_str()).count() } else { 1 };
         if times.saturating_mul(to.len()) > most {
             return None;
@@ -194,9 +242,8 @@ pub(super) fn replaced(text: &str, pattern: &str, to: &str, place: Place, most: 
             Place::End => text.strip_suffix(&from).map_or(text.to_owned(), |rest| format!("{rest}{to}")),
         });
     }
-    let (pieces, chars) = (pieces(pattern)?, text.chars().collect::<Vec<_>>());
-    // Every start with every end.
-    if chars.len() > MOST_TRIED / 8 || chars.len().saturating_mul(to.len()) > most {
+    let chars: Vec<char> = text.chars().collect();
+    if chars.len().saturating_mul(to.len()) > most {
         return None;
     }
     let mut result = String::new();
@@ -205,8 +252,15 @@ pub(super) fn replaced(text: &str, pattern: &str, to: &str, place: Place, most: 
     while at < chars.len() {
         let here = !done && (place != Place::Start || at == 0);
         let ends = if place == Place::End { chars.len()..=chars.len() } else { at + 1..=chars.len() };
-        let end = ends.rev().find(|&end| here && matched(&pieces, &chars[at..end], false));
-        match end {
+        let mut found = None;
+        for end in ends.rev().filter(|_| here) {
+            steps.take(1)?;
+            if matched(&pieces, &chars[at..end], false, steps)? {
+                found = Some(end);
+                break;
+            }
+        }
+        match found {
             Some(end) => {
                 result.push_str(to);
                 at = end;
@@ -239,11 +293,17 @@ mod tests {
             ("x\\*", "x*", true),
             ("[", "[", true),
         ] {
-            assert_eq!(matches(pattern, text, false), Some(expected), "{pattern} {text}");
+            assert_eq!(matches(pattern, text, false, &mut Steps::new()), Some(expected), "{pattern} {text}");
         }
-        assert_eq!(matches("@(a|b)", "a", false), None);
-        assert_eq!(without("4x12", "x[0-9]*", true, false).as_deref(), Some("4"));
-        assert_eq!(replaced("a1b22", "[0-9]", "", Place::All, 99).as_deref(), Some("ab"));
-        assert_eq!(replaced("28", "2", "", Place::Start, 99).as_deref(), Some("8"));
+        let steps = &mut Steps::new();
+        assert_eq!(matches("@(a|b)", "a", false, steps), None);
+        assert_eq!(without("4x12", "x[0-9]*", true, false, steps).as_deref(), Some("4"));
+        assert_eq!(replaced("a1b22", "[0-9]", "", Place::All, 99, steps).as_deref(), Some("ab"));
+        // Work that multiplies is given up, not done.
+        let (stars, long) = ("*a".repeat(1000) + "b", "a".repeat(100_000));
+        assert_eq!(matches(&stars, &long, false, &mut Steps::new()), None);
+        assert_eq!(without(&long, "*[!a]", true, false, &mut Steps::new()), None);
+        assert_eq!(matches(&"[".repeat(100_000), "a", false, &mut Steps::new()), None);
+        assert_eq!(replaced("28", "2", "", Place::Start, 99, steps).as_deref(), Some("8"));
     }
 }

@@ -8,8 +8,8 @@ use super::run::{LONGEST, Shell};
 use super::state::{Status, known, unknown};
 use super::{Files, UNKNOWN, UNSET, UNTOLD, as_value, is_unknown};
 
-/// Most bytes that a script may write into files; what it writes beyond is unknown.
-const MOST_KEPT: usize = 64 * LONGEST;
+/// What a character costs that is kept in a file, in characters that are copied.
+const KEEPING: usize = 4;
 
 /// Text that a script writes into a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -227,8 +227,7 @@ impl Shell<'_> {
             None => Some(self.text_at(path).unwrap_or_default()),
         };
         let text = joined([before, text].into_iter()).map(|text| as_value(&text));
-        self.kept += text.as_ref().map_or(0, String::len);
-        let text = text.filter(|_| self.kept <= MOST_KEPT);
+        self.worked(text.as_ref().map_or(0, String::len).saturating_mul(KEEPING));
         self.state.written.insert(key, Arc::new(Written { text, line }));
     }
 }

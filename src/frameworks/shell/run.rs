@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::parse::{Arm, ArmEnd, Command, Input, Link, List, Output, Part, Pipe, Raw, Streams};
-use super::patterns::matches;
+use super::patterns::{Steps, matches};
 use super::state::{Branch, Flow, State, Status, Variable, known, unknown};
 use super::undecided::{Effects, flags_in};
 use super::{Files, ImportError, Launch, UNSET, Word};
@@ -33,8 +33,6 @@ pub(super) struct Shell<'f> {
     pub(super) sourced: u32,
     /// The script has a Slurm header.
     pub(super) slurm: bool,
-    /// Bytes that it has written into files.
-    pub(super) kept: usize,
     depth: usize,
     nested: usize,
     /// Expansions inside one another.
@@ -82,7 +80,6 @@ impl<'f> Shell<'f> {
             sources: Vec::new(),
             sourced: 0,
             slurm: false,
-            kept: 0,
             depth: 0,
             nested: 0,
             expanding: 0,
@@ -112,9 +109,26 @@ impl<'f> Shell<'f> {
         }
     }
 
-    /// Whether the script ends with the next command.
-    pub(super) fn failed(&self) -> bool {
+    /// Whether the script ends with the next command: nothing more needs to be found out for this one.
+    pub(super) fn is_spent(&self) -> bool {
         self.fault.is_some()
+    }
+
+    /// Looks for a pattern and counts what that takes.
+    pub(super) fn sought<T>(&mut self, seek: impl FnOnce(&mut Steps) -> Option<T>) -> Option<T> {
+        if self.is_spent() {
+            return None;
+        }
+        let mut steps = Steps::new();
+        let found = seek(&mut steps);
+        self.worked(steps.made());
+        found
+    }
+
+    /// A copy of the state: what it holds by itself is copied, the rest shared.
+    fn copied(&mut self) -> State {
+        self.worked(self.state.size());
+        self.state.clone()
     }
 
     /// Ends the script with the next command.
@@ -203,7 +217,7 @@ impl<'f> Shell<'f> {
 
     /// Runs something whose variables nobody sees: what it prints and writes stays.
     pub(super) fn subshell(&mut self, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<Status> {
-        let before = self.state.clone();
+        let before = self.copied();
         let pending = std::mem::take(&mut self.pending);
         self.state.status = run(self)?;
         for branch in std::mem::replace(&mut self.pending, pending) {
@@ -385,22 +399,19 @@ impl<'f> Shell<'f> {
 
     /// Runs what may or may not run, on a copy of the state.
     pub(super) fn branch(&mut self, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<Branch> {
-        let before = self.state.clone();
+        let before = self.copied();
         self.uncertain += 1;
         let status = run(self)?;
         self.uncertain -= 1;
         let mut state = std::mem::replace(&mut self.state, before);
         state.status = status;
-        // Copies are work as well.
-        self.worked(self.state.variables.len() * 16);
         Ok(Branch { flow: std::mem::take(&mut self.flow), state })
     }
 
     /// A way that the script takes under a condition; whether it is meant. A script is taken to get to its training command, so
     /// one that fails before is not, nor one that ends because of what nobody gave.
     fn way(&mut self, assumed: bool, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<bool> {
-        let (before, found) = (self.state.clone(), self.found.len() + self.perhaps.len());
-        self.worked(before.variables.len() * 16);
+        let (before, found) = (self.copied(), self.found.len() + self.perhaps.len());
         run(self)?;
         let fails = self.state.status != Some(0);
         let starts = self.found.len() + self.perhaps.len() > found;
@@ -521,7 +532,8 @@ impl<'f> Shell<'f> {
             let one = if pattern == "*" {
                 Some(true)
             } else if known(value) && known(&pattern) {
-                matches(&pattern, value, self.state.options.ignore_case)
+                let ignore_case = self.state.options.ignore_case;
+                self.sought(|steps| matches(&pattern, value, ignore_case, steps))
             } else {
                 None
             };

@@ -102,7 +102,19 @@ pub(super) fn known(text: &str) -> bool {
     !text.contains([UNKNOWN, UNSET])
 }
 
+/// What copying an entry of a map costs, in characters.
+const ENTRY: usize = 16;
+
 impl State {
+    /// What a copy of it costs, in characters.
+    pub(super) fn size(&self) -> usize {
+        let hidden: usize = self.frames.iter().map(|frame| frame.len() + 1).sum();
+        let entries = self.variables.len() + self.functions.len() + self.written.len() + hidden;
+        let texts = [self.output.as_ref().and_then(Option::as_ref), self.input.as_ref()];
+        let texts = texts.into_iter().flatten().chain(&self.folders).map(|text| text.len() + ENTRY);
+        entries * ENTRY + texts.sum::<usize>()
+    }
+
     /// What is known whichever of two states it is.
     pub(super) fn joined(self, other: Self) -> Self {
         let mut variables = BTreeMap::new();

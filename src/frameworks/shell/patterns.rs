@@ -300,8 +300,8 @@ mod tests {
         assert_eq!(without("4x12", "x[0-9]*", true, false, steps).as_deref(), Some("4"));
         assert_eq!(replaced("a1b22", "[0-9]", "", Place::All, 99, steps).as_deref(), Some("ab"));
         // Work that multiplies is given up, not done.
-        let (stars, long) = ("*a".repeat(1000) + "b", "a".repeat(100_000));
-        assert_eq!(matches(&stars, &long, false, &mut Steps::new()), None);
+        let (almost, long) = (format!("*{}b", "a".repeat(5000)), "a".repeat(100_000));
+        assert_eq!(matches(&almost, &long, false, &mut Steps::new()), None);
         assert_eq!(without(&long, "*[!a]", true, false, &mut Steps::new()), None);
         assert_eq!(matches(&"[".repeat(100_000), "a", false, &mut Steps::new()), None);
         assert_eq!(replaced("28", "2", "", Place::Start, 99, steps).as_deref(), Some("8"));

@@ -752,7 +752,51 @@ const VALUES: &[(&str, &str)] = &[
     ("declare -i A=2 N=A+1", "3"),
     ("readonly A=4; export N=\"x y\" M=$A", "x y"),
     ("((xé=1)); N=8", "8"),
+    // In which order words are expanded and assigned.
+    ("f() { N=$1; }; X=8; X=2 f $X", "8"),
+    // Tests by their number of words.
+    ("X='a b'; N=2; [ -n $X ] && N=8", "2"),
+    ("X='a b'; N=2; [ $X = 'a b' ] || N=8", "8"),
+    ("[ \"\" -lt 5 ]; N=$?", "2"),
+    ("[ ! 1 -eq x ]; N=$?", "2"),
+    ("N=2; [[ \"\" -lt 5 ]] && N=8", "8"),
+    ("N=2; [ -n $NAME_THAT_NOBODY_SETS ] && N=8", "8"),
+    ("[ = ] && [ ! \"\" ] && [ -z ] && N=8", "8"),
+    ("N=2; [ 1 = 1 -a ! 2 = 3 ] && N=8", "8"),
+    // Arguments, separators, braces.
+    ("set -- 4 8; N=\"${@: -1}\"", "8"),
+    ("set -- 4 8; N=\"${*:2}\"", "8"),
+    ("A=(4 8); IFS=,; N=\"${A[*]}\"", "4,8"),
+    ("A=(4 8); IFS=; N=\"${A[*]}\"", "48"),
+    ("N=$(echo {08..10} {c..a})", "08 09 10 c b a"),
+    // What may have set anything.
+    ("N=2; eval \"$(hostname)\"", "?"),
+    ("N=2; export $(hostname)", "?"),
+    ("eval \"$(hostname)\"; N=${M:-2}", "?"),
+    ("eval \"$(hostname)\"; N=8", "8"),
+    ("N=8; eval \"$(/opt/conda/bin/conda shell.bash hook 2>/dev/null)\"", "8"),
+    ("N=8; eval $(ssh-agent -s)", "8"),
+    ("N=8; __conda_setup=\"$(hostname)\"; if [ $? -eq 0 ]; then eval \"$__conda_setup\"; fi", "8"),
+    ("for i in $(hostname); do set -- \"$@\" 4; done; N=$#", "?"),
 ];
+
+#[test]
+fn training_commands_read_and_are_handed_arguments() {
+    for text in [
+        "python x.py --n 8 <<< yes",
+        "python x.py --n 8 <<EOF\nyes\nEOF",
+        "bash -c 'python x.py \"$@\"' _ --n 8",
+        "srun bash -c 'python x.py --n \"$1\"' _ 8",
+    ] {
+        let launch = read_launch(text, &no_files).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let texts: Vec<&str> = launch.arguments.iter().map(|w| w.text.as_str()).collect();
+        assert_eq!(texts, ["--n", "8"], "{text}");
+    }
+    // An image of a container does not start torchrun, which would start a rank on each GPU.
+    let text =
+        "srun --ntasks 4 --gpus-per-node 8 apptainer exec nvcr.io/nvidia/pytorch:24.05 python x.py --n 8";
+    assert_eq!(read_launch(text, &no_files).unwrap().ranks(text), Ok(Some(4)));
+}
 
 #[test]
 fn work_that_multiplies_ends() {

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::calls::{in_folder, plain_path, shifted};
-use super::parse::{Part, Raw, parse};
+use super::launches::program;
+use super::parse::{Command, Part, Raw, parse};
 use super::run::{LONGEST, Run, Shell};
 use super::state::{Flow, Options, Status, Value, known, loose, unknown};
 use super::{UNKNOWN, UNSET, Word, as_value};
@@ -60,6 +61,34 @@ fn indexed(raw: &Raw, start: usize) -> Option<(Option<Raw>, &str, usize)> {
     None
 }
 
+/// Programs whose output for `eval` sets paths up and no numbers of a launch.
+const SET_UPS: &[&str] = &[
+    "conda",
+    "mamba",
+    "micromamba",
+    "ssh-agent",
+    "direnv",
+    "pyenv",
+    "modulecmd",
+    "brew",
+    "spack",
+    "dircolors",
+];
+
+/// `"$(conda shell.bash hook)"`, or the variable in which conda's own block for `.bashrc` keeps that.
+fn sets_programs_up(word: &Raw) -> bool {
+    word.parts.iter().any(|part| match part {
+        Part::Command { list: Some(list), .. } => list.iter().all(|(_, pipe)| match pipe.commands.first() {
+            Some(Command::Simple { words, .. }) => {
+                words.first().and_then(Raw::plain).is_some_and(|name| SET_UPS.contains(&program(&name)))
+            }
+            _ => false,
+        }),
+        Part::Variable { expression, .. } => matches!(expression.as_str(), "__conda_setup" | "__mamba_setup"),
+        _ => false,
+    })
+}
+
 /// What `declare` and the like say of a name.
 #[derive(Default)]
 struct Attributes {
@@ -85,7 +114,14 @@ impl Shell<'_> {
             }
             return Ok(self.substitution.unwrap_or(Some(0)));
         }
-        // Before a command they are its own.
+        // Before a command they are its own, and it is expanded without them.
+        let expanded: Vec<Raw>;
+        let words = if assignments.is_empty() {
+            words
+        } else {
+            expanded = self.all_fields(words).iter().map(Raw::field).collect();
+            &expanded
+        };
         let mut before = Vec::new();
         for word in assignments {
             let Some(assignment) = assignment(word) else { continue };
@@ -193,9 +229,10 @@ impl Shell<'_> {
                 return Ok(Some(0));
             }
             "[" | "test" => {
-                let mut words: Vec<String> = words[1..].iter().map(|w| self.joined(w)).collect();
-                if keyword == "[" && words.last().is_some_and(|w| w == "]") {
-                    words.pop();
+                let mut words: Vec<String> =
+                    self.all_fields(&words[1..]).into_iter().map(|w| w.text).collect();
+                if keyword == "[" && words.pop().is_none_or(|w| w != "]") {
+                    return Ok(Some(2));
                 }
                 return Ok(self.test(words));
             }
@@ -207,6 +244,7 @@ impl Shell<'_> {
                 }
                 return Ok(value.map(|n| u8::from(n == 0)));
             }
+            "eval" if words[1..].iter().any(sets_programs_up) => return Ok(None),
             _ => {}
         }
         let mut fields = self.all_fields(words);
@@ -282,9 +320,9 @@ impl Shell<'_> {
             },
             "eval" => {
                 let text = texts.join(" ").replace(UNSET, "");
-                if loose(&text) {
-                    // It could set anything.
+                if loose(&text) || text.chars().all(|c| c == UNKNOWN) && !text.is_empty() {
                     self.unread = true;
+                    self.forget_everything("`eval`", line);
                     return Ok(Some(None));
                 }
                 let list = parse(&text).map_err(|e| shifted(e, line))?;
@@ -321,37 +359,40 @@ impl Shell<'_> {
             read_only: keyword == "readonly",
             ..Attributes::default()
         };
-        // All words are expanded before any is assigned.
-        let mut expanded: Vec<Raw> = Vec::new();
-        for word in words {
-            if let Some(options) = word.plain().filter(|w| w.starts_with(['-', '+']) && w.len() > 1) {
-                attributes.add(&options, keyword);
-                continue;
-            }
-            match assignment(word) {
-                Some(said) if word.members.is_none() && said.index.is_none() => {
-                    let head = format!("{}{}", said.name, if said.append { "+=" } else { "=" });
-                    let value = Part::Text { text: self.joined(&said.value), quoted: true };
-                    let mut whole = Raw::literal(&head, word.line);
-                    whole.parts.push(value);
-                    expanded.push(whole);
-                }
-                Some(_) => expanded.push(word.clone()),
-                None => {
-                    let fields = self.fields(word).into_iter();
-                    expanded.extend(fields.map(|field| Raw::literal(&field.text, field.line)));
-                }
-            }
-        }
+        // All are expanded before the first is assigned.
+        let expanded: Vec<Raw> = words.iter().flat_map(|word| self.declared(word)).collect();
         for word in &expanded {
-            self.declare_one(keyword, &attributes, word);
+            match word.plain().filter(|w| w.starts_with(['-', '+']) && w.len() > 1) {
+                Some(options) => attributes.add(&options, keyword),
+                None => self.declare_one(keyword, &attributes, word),
+            }
         }
+    }
+
+    /// A word of `declare` with what it stands for.
+    fn declared(&mut self, word: &Raw) -> Vec<Raw> {
+        let Some(said) = assignment(word) else {
+            return self.fields(word).iter().map(|field| Raw::quoted(&field.text, field.line)).collect();
+        };
+        if word.members.is_some() {
+            return vec![word.clone()];
+        }
+        let index = said.index.map_or(String::new(), |index| format!("[{}]", self.joined(&index)));
+        let (sign, text) = (if said.append { "+=" } else { "=" }, self.joined(&said.value));
+        vec![Raw::quoted(&format!("{}{index}{sign}{text}", said.name), word.line)]
     }
 
     fn declare_one(&mut self, keyword: &str, attributes: &Attributes, word: &Raw) {
         let said = assignment(word);
         let name = said.map_or_else(|| word.plain().unwrap_or_default(), |said| said.name);
-        if name.is_empty() || !known(&name) {
+        if !known(&name) {
+            // Any name may be given any value.
+            if name.contains(UNKNOWN) {
+                self.forget_everything(&format!("`{keyword}`"), word.line);
+            }
+            return;
+        }
+        if name.is_empty() {
             return;
         }
         if !attributes.global && matches!(keyword, "local" | "declare" | "typeset") {
@@ -510,6 +551,7 @@ impl Shell<'_> {
             Some((line, rest)) => (line, Some(rest)),
             None => (text.as_str(), None),
         };
+        self.worked(text.len());
         self.state.input = Some(rest.unwrap_or_default().to_owned());
         let separators = self.separators();
         if let Some(name) = array {

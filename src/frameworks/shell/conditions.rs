@@ -35,24 +35,76 @@ impl Shell<'_> {
             let (text, pattern) = (self.joined(word), self.pattern(word));
             tokens.push(Token { text, pattern, bare: word.bare().is_some() });
         }
-        self.decide(&tokens, true)
+        if tokens.is_empty() {
+            return Some(1);
+        }
+        let mut test = Test { tokens: &tokens, at: 0, depth: 0, double: true };
+        let holds = test.either(self);
+        // What is left over was not understood.
+        holds.filter(|_| test.at == tokens.len()).map(|holds| u8::from(!holds))
     }
 
     /// `[ … ]` and `test …`
     pub(super) fn test(&mut self, words: Vec<String>) -> Status {
         let token = |text: String| Token { pattern: super::patterns::escaped(&text), text, bare: true };
+        let compares = words.iter().any(|w| NUMERIC.contains(&w.as_str()));
+        let before = words.len();
+        // Without quotes, what is not set is no word at all.
+        let words: Vec<String> = words.into_iter().filter(|w| *w != UNSET.to_string()).collect();
+        if words.len() < before {
+            self.assumed = true;
+            // As a number it may be anything that the surroundings set.
+            if compares {
+                return None;
+            }
+        }
+        // It may be a test of its own.
+        if words.iter().any(|w| loose(w) && w.contains(UNKNOWN)) {
+            return None;
+        }
         let tokens: Vec<Token> = words.into_iter().map(token).collect();
-        self.decide(&tokens, false)
+        match self.by_count(&tokens) {
+            Ok(holds) => holds.map(|holds| u8::from(!holds)),
+            Err(Fault) => Some(2),
+        }
     }
 
-    fn decide(&mut self, tokens: &[Token], double: bool) -> Status {
-        if tokens.is_empty() {
-            return Some(1);
+    /// What up to four words mean depends on how many there are, as POSIX has it; more are read as an expression.
+    fn by_count(&mut self, tokens: &[Token]) -> Result<Option<bool>, Fault> {
+        let at = |n: usize| tokens.get(n).map_or("", |token| token.text.as_str());
+        let negated = |holds: Option<bool>| holds.map(|holds| !holds);
+        let count = tokens.len();
+        match count {
+            0 => Ok(Some(false)),
+            1 => Ok(self.is_empty(at(0)).map(|empty| !empty)),
+            3 if BINARY.contains(&at(1)) => {
+                if NUMERIC.contains(&at(1)) && [at(0), at(2)].iter().any(|w| !may_be_number(w)) {
+                    return Err(Fault);
+                }
+                Ok(self.binary(&tokens[0], at(1), &tokens[2], false))
+            }
+            3 if matches!(at(1), "-a" | "-o") => {
+                let (one, two) = (self.by_count(&tokens[..1])?, self.by_count(&tokens[2..])?);
+                Ok(if at(1) == "-a" { both(one, two) } else { negated(both(negated(one), negated(two))) })
+            }
+            2..=4 if at(0) == "!" => Ok(negated(self.by_count(&tokens[1..])?)),
+            2 if is_unary(at(0)) => Ok(self.unary(at(0), at(1))),
+            3 | 4 if at(0) == "(" && at(count - 1) == ")" => self.by_count(&tokens[1..count - 1]),
+            2 | 3 => Err(Fault),
+            _ => {
+                let faulty = |n: usize| {
+                    NUMERIC.contains(&at(n))
+                        && n > 0
+                        && [at(n - 1), at(n + 1)].iter().any(|w| !may_be_number(w))
+                };
+                if (0..count).any(faulty) {
+                    return Err(Fault);
+                }
+                let mut test = Test { tokens, at: 0, depth: 0, double: false };
+                let holds = test.either(self);
+                if test.at == count || self.is_spent() { Ok(holds) } else { Err(Fault) }
+            }
         }
-        let mut test = Test { tokens, at: 0, depth: 0, double };
-        let holds = test.either(self);
-        // What is left over was not understood.
-        holds.filter(|_| test.at == tokens.len()).map(|holds| u8::from(!holds))
     }
 
     /// A text in a test: what is not set is empty.
@@ -109,7 +161,7 @@ impl Shell<'_> {
                 let order = (plain(&left) && plain(&right)).then(|| left.cmp(&right))?;
                 Some(if operator == "<" { order.is_lt() } else { order.is_gt() })
             }
-            "-eq" | "-ne" | "-gt" | "-ge" | "-lt" | "-le" => {
+            operator if NUMERIC.contains(&operator) => {
                 // As a number, what is not set may be anything that the surroundings set.
                 if !known(&left.text) || !known(&right.text) {
                     return None;
@@ -120,9 +172,6 @@ impl Shell<'_> {
                     text => text.parse::<i64>().ok(),
                 };
                 let (left, right) = (number(&left.text), number(&right.text));
-                if !double && (left.is_none() || right.is_none()) {
-                    return Some(false);
-                }
                 let order = left?.cmp(&right?);
                 Some(match operator {
                     "-eq" => order.is_eq(),
@@ -142,6 +191,20 @@ impl Shell<'_> {
             _ => None,
         }
     }
+}
+
+/// The words of `[` are no test: its status is 2.
+struct Fault;
+
+/// Operators between two numbers.
+const NUMERIC: &[&str] = &["-eq", "-ne", "-gt", "-ge", "-lt", "-le"];
+
+fn is_unary(text: &str) -> bool {
+    matches!(text.as_bytes(), [b'-', letter] if letter.is_ascii_alphabetic())
+}
+
+fn may_be_number(text: &str) -> bool {
+    !known(text) || text.trim().parse::<i64>().is_ok()
 }
 
 /// Operators between two words.
@@ -212,19 +275,14 @@ impl Test<'_> {
             self.depth -= 1;
             return if self.passes(&[")"]) { holds } else { None };
         }
-        let is_unary = (first.bare || !self.double)
-            && first.text.len() == 2
-            && first.text.starts_with('-')
-            && first.text.as_bytes()[1].is_ascii_alphabetic();
-        if is_unary && let Some(operand) = tokens.get(self.at + 1) {
+        if (first.bare || !self.double)
+            && is_unary(&first.text)
+            && let Some(operand) = tokens.get(self.at + 1)
+        {
             self.at += 2;
             return shell.unary(&first.text, &operand.text);
         }
         self.at += 1;
-        if loose(&first.text) && first.text.contains(UNKNOWN) && !self.double {
-            // `[ $X ]`: it may be a test of its own.
-            return None;
-        }
         shell.is_empty(&first.text).map(|empty| !empty)
     }
 }

@@ -145,14 +145,13 @@ impl Shell<'_> {
                 Part::Process(_) => (unknown(), true),
                 Part::Variable { expression, quoted } => match self.members(expression) {
                     Some(members) => {
-                        let together =
-                            *quoted && Expansion::of(expression).index.unwrap_or(expression) == "*";
+                        let between = Some(self.between(expression)).filter(|_| *quoted).flatten();
                         for (n, member) in members.iter().enumerate() {
                             let line = if member.line > 0 { member.line } else { raw.line };
-                            if n > 0 && !together {
-                                fields.end_word();
-                            } else if n > 0 {
-                                fields.push(" ", line);
+                            match &between {
+                                Some(between) if n > 0 => fields.push(between, line),
+                                None if n > 0 => fields.end_word(),
+                                _ => {}
                             }
                             if *quoted {
                                 fields.push(&member.text, line);
@@ -189,6 +188,15 @@ impl Shell<'_> {
     /// What `IFS` says; blanks where that is not known.
     pub(super) fn separators(&mut self) -> String {
         self.content("IFS", None).filter(|text| known(text)).unwrap_or_else(|| " \t\n".to_owned())
+    }
+
+    /// What stands between members that `*` makes one word of: the first character of `IFS`.
+    fn between(&mut self, expression: &str) -> Option<String> {
+        let expansion = Expansion::of(expression);
+        (expansion.name == "*" || expansion.index == Some("*")).then(|| match self.content("IFS", None) {
+            None => " ".to_owned(),
+            Some(text) => text.chars().take(1).collect(),
+        })
     }
 
     /// The text of a default or an index: a word of its own.
@@ -235,6 +243,7 @@ impl Shell<'_> {
                 Some(Value::Table(table)) => table.values().cloned().collect(),
                 Some(Value::Text(text)) => vec![plain(text.clone())],
                 Some(Value::Unset) => Vec::new(),
+                None if self.state.anything => vec![plain(unknown())],
                 None => vec![plain(UNSET.to_string())],
             }
         };
@@ -267,8 +276,11 @@ impl Shell<'_> {
             let Some(from) = from.filter(|_| !all.iter().any(|w| loose(&w.text))) else {
                 return Some(vec![plain(unknown())]);
             };
-            // The arguments are counted from 1.
-            let from = if matches!(expansion.name, "@" | "*") { from.max(1) - 1 } else { from };
+            // Before the arguments stands the name of the script.
+            let mut all = all;
+            if matches!(expansion.name, "@" | "*") {
+                all.insert(0, plain(unknown()));
+            }
             let end = i64::try_from(all.len()).unwrap_or(i64::MAX);
             let from = if from < 0 { end + from } else { from };
             return Some(match (usize::try_from(from), count.map(|n| n.map(usize::try_from))) {
@@ -292,7 +304,7 @@ impl Shell<'_> {
         }
     }
 
-    /// What commands print in place of `$(…)`.
+    /// The text of an expansion: a sum, a variable, the members of an array as one text.
     fn value(&mut self, expression: &str, quoted: bool) -> String {
         if let Some(sum) = expression.strip_prefix("((") {
             let sum = sum.to_owned();
@@ -304,7 +316,7 @@ impl Shell<'_> {
                 return unknown();
             }
             let all: Vec<&str> = members.iter().map(|w| w.text.as_str()).collect();
-            return all.join(" ");
+            return all.join(self.between(expression).as_deref().unwrap_or(" "));
         }
         if let Some(name) = expression.strip_prefix('#').filter(|n| !n.is_empty()) {
             return self.length(name);
@@ -569,6 +581,22 @@ fn choices(text: &str) -> Option<(usize, usize, Vec<String>)> {
 
 /// `1..3`, `8..1..2`
 fn sequence(text: &str) -> Option<Vec<String>> {
+    if let [from, to] = text.split("..").collect::<Vec<_>>().as_slice()
+        && let (Some(from), Some(to)) = (letter(from), letter(to))
+    {
+        let letters = from.min(to)..=from.max(to);
+        let text = |letter: u8| char::from(letter).to_string();
+        return Some(if from <= to {
+            letters.map(text).collect()
+        } else {
+            letters.rev().map(text).collect()
+        });
+    }
+    // Zeros before one of the numbers make all as wide.
+    let ends = || text.split("..").take(2);
+    let zeros =
+        |end: &str| end.trim_start_matches('-').starts_with('0') && end.trim_start_matches('-').len() > 1;
+    let width = if ends().any(zeros) { ends().map(str::len).max().unwrap_or(0) } else { 0 };
     let numbers: Vec<i64> = text.split("..").map(|n| n.parse().ok()).collect::<Option<_>>()?;
     let (from, to, step) = match numbers.as_slice() {
         [from, to] => (*from, *to, 1),
@@ -578,5 +606,10 @@ fn sequence(text: &str) -> Option<Vec<String>> {
     let count = from.abs_diff(to) / step.unsigned_abs() + 1;
     let count = i64::try_from(count).ok().filter(|n| *n <= MOST_BRACES as i64 + 1)?;
     let step = if from <= to { step } else { -step };
-    Some((0..count).map(|n| (from + n * step).to_string()).collect())
+    Some((0..count).map(|n| format!("{:0width$}", from + n * step)).collect())
+}
+
+fn letter(text: &str) -> Option<u8> {
+    let [letter] = text.as_bytes() else { return None };
+    letter.is_ascii_alphabetic().then_some(*letter)
 }

@@ -250,6 +250,6 @@ fn clean(word: &Word) -> Word {
     Word { text: as_value(&word.text), line: word.line }
 }
 
-fn program(text: &str) -> &str {
+pub(super) fn program(text: &str) -> &str {
     text.rsplit('/').next().unwrap_or_default()
 }

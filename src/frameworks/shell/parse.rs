@@ -3,7 +3,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::ImportError;
+use super::state::loose;
+use super::{ImportError, Word};
 
 /// A piece of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,21 @@ impl Raw {
     pub(super) fn literal(text: &str, line: usize) -> Self {
         let parts = vec![Part::Text { text: text.to_owned(), quoted: false }];
         Self { parts, line, quoted: false, members: None }
+    }
+
+    /// A text in which nothing is expanded any more.
+    pub(super) fn quoted(text: &str, line: usize) -> Self {
+        let parts = vec![Part::Text { text: text.to_owned(), quoted: true }];
+        Self { parts, ..Self::literal("", line) }
+    }
+
+    /// A field that was made before: what is not even known to be one word stays so.
+    pub(super) fn field(word: &Word) -> Self {
+        if loose(&word.text) {
+            let parts = vec![Part::Command { list: None, quoted: false }];
+            return Self { parts, ..Self::literal("", word.line) };
+        }
+        Self::quoted(&word.text, word.line)
     }
 
     /// The text of a word without expansions.

@@ -1,5 +1,6 @@
 //! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
 
+use super::launches::program;
 use super::{ImportError, Launch, Word, is_unknown};
 
 /// A number that a launch may say.
@@ -38,14 +39,7 @@ impl Launch {
     /// # Errors
     /// A number of nodes or processes that is none.
     pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
-        // A program, or a module that Python runs; not the name of a container's image.
-        let starts = |word: &Word| {
-            let name = word.text.rsplit('/').next().unwrap_or_default();
-            name.starts_with("torchrun")
-                || name.starts_with("torch.distributed.")
-                || name.ends_with("deepspeed")
-        };
-        let torch = self.launcher.iter().any(starts);
+        let torch = self.names_torch() || self.names_deepspeed();
         if torch { self.ranks_of_torch(text) } else { self.ranks_of_tasks(text) }
     }
 
@@ -91,8 +85,14 @@ impl Launch {
         Ok(nodes.times(per_node))
     }
 
+    /// A program of that name, or a module behind `-m`: an image of a container may be named after either.
+    fn names_torch(&self) -> bool {
+        let module = self.launcher.windows(2).any(|w| w[0].text == "-m" && w[1].text.starts_with("torch."));
+        module || self.launcher.iter().any(|w| program(&w.text).starts_with("torchrun"))
+    }
+
     fn names_deepspeed(&self) -> bool {
-        self.launcher.iter().any(|w| w.text.ends_with("deepspeed"))
+        self.launcher.iter().any(|w| program(&w.text) == "deepspeed")
     }
 
     fn names(&self, names: &[&str]) -> bool {

@@ -67,6 +67,8 @@ pub(super) struct State {
     /// What is left to read.
     pub input: Option<String>,
     pub status: Status,
+    /// Names that are not there may have been set as well.
+    pub anything: bool,
 }
 
 /// Where a script goes after a command.
@@ -182,6 +184,7 @@ impl State {
             output,
             input: self.input.filter(|text| other.input.as_ref() == Some(text)),
             status: self.status.filter(|status| other.status == Some(*status)),
+            anything: self.anything || other.anything,
         }
     }
 }
@@ -302,7 +305,7 @@ impl Shell<'_> {
         let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
             return match name {
                 "PWD" => Some(self.working_folder()),
-                name => is_surrounding(name, self.slurm).then(unknown),
+                name => (self.state.anything || is_surrounding(name, self.slurm)).then(unknown),
             };
         };
         match &variable.value {

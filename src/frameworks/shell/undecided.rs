@@ -19,6 +19,8 @@ pub(super) struct Effects {
     pub names: BTreeSet<String>,
     /// The arguments.
     pub arguments: bool,
+    /// The arguments, also where the script's own are taken to be none.
+    pub new_arguments: bool,
     /// The folder that paths are from.
     pub folder: bool,
     /// Anything.
@@ -136,7 +138,14 @@ impl Effects {
                 }
                 self.names.extend(["REPLY", "OPTARG", "OPTIND"].map(str::to_owned));
             }
-            "shift" | "set" => self.arguments = true,
+            "shift" => self.arguments = true,
+            "set" => {
+                self.arguments = true;
+                // Options stay options.
+                let replaces =
+                    |word: &Raw| word.plain().is_none_or(|w| w == "--" || !w.starts_with(['-', '+']));
+                self.new_arguments |= words[1..].iter().any(replaces);
+            }
             "cd" | "pushd" | "popd" => self.folder = true,
             "eval" | "source" | "." => self.everything = true,
             _ => {}

@@ -5,6 +5,7 @@ mod check;
 mod explain;
 mod export;
 mod files;
+mod fix;
 mod import;
 mod models;
 mod no_plan;

@@ -20,7 +20,9 @@ pub mod torchtitan;
 use std::fmt;
 
 use crate::layers::Layers;
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Plan, Recompute, Schedule};
+use crate::plan::{
+    ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
+};
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{
@@ -243,6 +245,16 @@ pub struct Capabilities {
     pub empty_stages: bool,
     /// Tensor parallelism may exceed the key/value heads, which are then replicated.
     pub kv_replication: bool,
+}
+
+impl Capabilities {
+    /// Whether state and activations may live there.
+    #[must_use]
+    pub fn offloads(&self, offload: Offload) -> bool {
+        self.optimizer_places.contains(&offload.optimizer)
+            && self.parameter_places.contains(&offload.parameters)
+            && (self.activation_offload || !offload.activations)
+    }
 }
 
 /// Which expert-tensor-parallel degrees a framework has.

@@ -243,16 +243,40 @@ impl fmt::Display for Recompute {
 /// A recompute mode's text was not understood.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a recompute mode; expected none, selective:MODULE+MODULE, full:uniform:N or full:block:N (modules: core_attn, layernorm, mla_up_proj, moe_act, mlp, moe, shared_experts, op)"
+    "`{text}` is not a recompute mode: did you mean `{near}`? Expected none, selective:MODULE+MODULE, full:uniform:N or full:block:N (modules: core_attn, layernorm, mla_up_proj, moe_act, mlp, moe, shared_experts, op)"
 )]
-pub struct ParseRecomputeError(String);
+pub struct ParseRecomputeError {
+    text: String,
+    near: String,
+}
+
+impl ParseRecomputeError {
+    fn of(text: &str) -> Self {
+        const MODES: [&str; 4] = ["none", "selective", "full:uniform:1", "full:block:1"];
+        let nearest = |found: &str, known: &mut dyn Iterator<Item = &'static str>| {
+            known.max_by_key(|known| (strsim::jaro_winkler(found, known) * 1e6) as u64).unwrap_or("none")
+        };
+        let near = match text.split_once(':') {
+            // Which of the modules is none?
+            Some(("selective", list)) => {
+                let named = |name: &str| {
+                    let mut modules = Module::ALL.into_iter().map(Module::name);
+                    nearest(name.trim(), &mut modules)
+                };
+                format!("selective:{}", list.split('+').map(named).collect::<Vec<_>>().join("+"))
+            }
+            _ => nearest(text, &mut MODES.into_iter()).to_owned(),
+        };
+        Self { text: text.to_owned(), near }
+    }
+}
 
 impl std::str::FromStr for Recompute {
     type Err = ParseRecomputeError;
     /// Also reads the short forms of measured data: `full` (uniform, every layer) and `full:N`
     /// (uniform) and `selective` (core attention).
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let err = || ParseRecomputeError(text.to_owned());
+        let err = || ParseRecomputeError::of(text);
         let number = |n: &str| n.parse::<u32>().ok().filter(|&n| n > 0).ok_or_else(err);
         let parts: Vec<&str> = text.trim().split(':').collect();
         match parts.as_slice() {

@@ -184,12 +184,7 @@ impl Prepared<'_> {
     /// What the framework can keep off the GPU.
     fn ways_to_offload(&self) -> Vec<Offload> {
         let can = self.task.target.capabilities();
-        let possible = |offload: &Offload| {
-            *offload != Offload::NONE
-                && can.optimizer_places.contains(&offload.optimizer)
-                && can.parameter_places.contains(&offload.parameters)
-                && (can.activation_offload || !offload.activations)
-        };
+        let possible = |offload: &Offload| *offload != Offload::NONE && can.offloads(*offload);
         OFFLOADS.iter().map(|(_, offload)| *offload).filter(possible).collect()
     }
 
@@ -202,6 +197,12 @@ impl Prepared<'_> {
     #[must_use]
     pub fn forbidden_degrees(&self) -> Vec<(&'static str, u64)> {
         self.space(self.task.target).forbidden_degrees()
+    }
+
+    /// Whether the model has routed experts.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        self.context.has_experts()
     }
 
     /// Whether GPUs and batch divide into any degrees that the framework and the user allow.

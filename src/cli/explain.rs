@@ -246,6 +246,12 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
         Some(cluster) => {
             let machine = spec::load_cluster(cluster)?;
+            let script = ["sh", "bash", "slurm", "sbatch", "args", "txt"];
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            if extension.is_some_and(|extension| script.contains(&extension)) && !path.exists() {
+                return Err(Failure::Usage(format!("{}: there is no such file", args.what)));
+            }
+            spec::load_model(&args.what)?;
             let Some(gpus) = &args.gpus else {
                 return Err(Failure::Usage("a model and a cluster need --gpus as well".into()));
             };

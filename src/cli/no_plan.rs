@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use super::Failure;
+use super::fix::unavailable;
 use super::models::group;
 use super::output::{Report, Section, money, seconds};
 use super::progress::Bar;
@@ -166,6 +167,10 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
     } else if let Some((refusal, others)) = prepared.refusal() {
         let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
         lines.push(format!("{refusal}; --framework of those that can: {}", names.join(", ")));
+    } else if let absent = unavailable(prepared)
+        && !absent.is_empty()
+    {
+        lines.extend(absent);
     } else if c.candidates == 0 {
         lines.push(undivided(prepared));
         let forbidden = prepared.forbidden_degrees();

@@ -2,12 +2,11 @@
 
 use clap::Args;
 
-use super::Failure;
-use crate::candidates::{Axis, OFFLOADS, Restrictions};
+use super::{Failure, fix};
+use crate::candidates::Restrictions;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::profile::Profile;
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Recompute, Schedule};
 use crate::planner::Task;
 use crate::spec::job::{Job, Optimizer, PackedLengths, Precision, Routing, Training};
 use crate::spec::{self, Machine};
@@ -176,7 +175,7 @@ impl JobArgs {
     fn restrictions(&self) -> Result<Restrictions, Failure> {
         let mut r = Restrictions::default();
         for text in &self.fix {
-            fix(&mut r, text)?;
+            fix::fix(&mut r, text)?;
         }
         for (axis, max) in [
             (&mut r.tensor_parallel, self.max_tp),
@@ -236,126 +235,6 @@ pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile)
     })?;
     let (name, profile) = Profile::of(target);
     Ok((target, name, profile))
-}
-
-const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
-                    dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
-const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
-const SCHEDULES: [(&str, Schedule); 7] = [
-    ("1f1b", Schedule::OneFOneB),
-    ("interleaved", Schedule::Interleaved),
-    ("gpipe", Schedule::GPipe),
-    ("zb-h1", Schedule::ZeroBubbleH1),
-    ("zb-h2", Schedule::ZeroBubbleH2),
-    ("zb-v", Schedule::ZeroBubbleV),
-    ("dualpipe", Schedule::DualPipe),
-];
-const CONTEXT_COMMS: [(&str, ContextComm); 3] = [
-    ("ring", ContextComm::Ring),
-    ("all-gather", ContextComm::AllGather),
-    ("all-to-all", ContextComm::AllToAll),
-];
-const DISPATCHERS: [(&str, Dispatcher); 4] = [
-    ("all-gather", Dispatcher::AllGather),
-    ("all-to-all", Dispatcher::AllToAll),
-    ("deepep", Dispatcher::DeepEp),
-    ("hybridep", Dispatcher::HybridEp),
-];
-const GRAPHS: [(&str, CudaGraphs); 4] = [
-    ("none", CudaGraphs::None),
-    ("attention", CudaGraphs::Attention),
-    ("attention-router", CudaGraphs::AttentionRouter),
-    ("full", CudaGraphs::FullIteration),
-];
-
-fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
-    let Some((name, values)) = text.split_once('=') else {
-        return Err(Failure::Usage(format!("--fix {text}: expected AXIS=VALUE, such as tp=8")));
-    };
-    let values: Vec<&str> = values.split('|').map(str::trim).collect();
-    let axis = match name.trim() {
-        "tp" => &mut r.tensor_parallel,
-        "pp" => &mut r.pipeline_parallel,
-        "vpp" | "vp" => &mut r.virtual_stages,
-        "dp" => &mut r.data_parallel,
-        "cp" => &mut r.context_parallel,
-        "ep" => &mut r.expert_parallel,
-        "etp" => &mut r.expert_tensor_parallel,
-        "mb" => &mut r.micro_batch_size,
-        "ga" => &mut r.gradient_accumulation_steps,
-        "zero" => &mut r.zero_stage,
-        "recompute" => {
-            let modes: Result<Vec<Recompute>, _> = values.iter().map(|v| v.parse()).collect();
-            let modes = modes.map_err(|e| Failure::Usage(format!("--fix {text}: {e}")))?;
-            r.recompute = Some(intersect(r.recompute.take(), modes));
-            return Ok(());
-        }
-        "schedule" => return choose(&mut r.schedule, text, &values, &SCHEDULES),
-        "offload" if values == ["any"] => {
-            let all = OFFLOADS.iter().map(|(_, offload)| *offload).collect();
-            r.offload = Some(intersect(r.offload.take(), all));
-            return Ok(());
-        }
-        "offload" => return choose(&mut r.offload, text, &values, &OFFLOADS),
-        "sp" => return choose(&mut r.sequence_parallel, text, &values, &SWITCH),
-        "tp-overlap" => return choose(&mut r.tensor_overlap, text, &values, &SWITCH),
-        "dp-overlap" => return choose(&mut r.data_overlap, text, &values, &SWITCH),
-        "ep-overlap" => return choose(&mut r.expert_overlap, text, &values, &SWITCH),
-        "cp-comm" => return choose(&mut r.context_comm, text, &values, &CONTEXT_COMMS),
-        "dispatcher" => return choose(&mut r.dispatcher, text, &values, &DISPATCHERS),
-        "graphs" => return choose(&mut r.cuda_graphs, text, &values, &GRAPHS),
-        other => {
-            let near = nearest(other, AXES.split(", "));
-            return Err(Failure::Usage(format!(
-                "--fix {text}: there is no axis `{other}`; did you mean `{near}`? (axes: {AXES})"
-            )));
-        }
-    };
-    let least = u32::from(name != "zero");
-    let numbers: Option<Vec<u32>> =
-        values.iter().map(|v| v.parse().ok().filter(|&n: &u32| n >= least && n <= 1 << 24)).collect();
-    let Some(numbers) = numbers else {
-        return Err(Failure::Usage(format!(
-            "--fix {text}: expected whole numbers from {least}, several with |"
-        )));
-    };
-    *axis = Axis { only: Some(intersect(axis.only.take(), numbers)), max: axis.max };
-    Ok(())
-}
-
-/// What both of two restrictions on an axis allow.
-fn intersect<T: PartialEq>(before: Option<Vec<T>>, now: Vec<T>) -> Vec<T> {
-    match before {
-        Some(before) => now.into_iter().filter(|v| before.contains(v)).collect(),
-        None => now,
-    }
-}
-
-fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
-    known.max_by_key(|k| (strsim::jaro_winkler(found, k) * 1e6) as u64).unwrap_or("")
-}
-
-/// Restricts an axis to named choices.
-fn choose<T: Copy + PartialEq>(
-    axis: &mut Option<Vec<T>>,
-    text: &str,
-    values: &[&str],
-    known: &[(&str, T)],
-) -> Result<(), Failure> {
-    let find = |value: &&str| {
-        known.iter().find(|(name, _)| name == value).map(|(_, choice)| *choice).ok_or_else(|| {
-            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-            let near = nearest(value, names.iter().copied());
-            let axis = text.split('=').next().unwrap_or(text);
-            Failure::Usage(format!(
-                "--fix {text}: {axis} cannot be `{value}`; did you mean `{near}`? (choices: {})",
-                names.join(", ")
-            ))
-        })
-    };
-    let chosen: Vec<T> = values.iter().map(find).collect::<Result<_, _>>()?;
-    *axis = Some(intersect(axis.take(), chosen));
-    Ok(())
 }
 
 /// Numbers of GPUs: `N`, `A,B,C` or `A..B`; a range means every number of whole nodes whose nodes are

@@ -13,7 +13,7 @@ use super::progress::Bar;
 use super::remedies::Bounds;
 use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
-use crate::plan::{Layout, Plan};
+use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, Stop};
 use crate::spec::job::Phase;
@@ -100,11 +100,68 @@ impl Row<'_> {
         self.step().0 / self.section.prepared.tokens_per_step().0 as f64
     }
     /// Whether the difference lies inside the interval of differences, which comes from pairs of measured
-    /// plans of one job.
+    /// plans of one job on the same GPUs.
     fn ties(&self, other: &Row) -> bool {
         let ratio = (self.step().0 / other.step().0).ln().abs();
-        ratio < self.found.prediction.difference_sigma
+        std::ptr::eq(self.section, other.section) && ratio < self.found.prediction.difference_sigma
     }
+    /// The share of the memory that may be allocated and is not.
+    fn free(&self) -> f64 {
+        let limit = self.section.prepared.cost().memory_limit();
+        1.0 - self.found.prediction.allocated.0 as f64 / limit.0 as f64
+    }
+    /// How many kinds of parallelism and what else that someone must look after a plan uses.
+    fn kinds(&self) -> usize {
+        let plan = &self.found.plan;
+        let l = plan.layout();
+        let degrees = [
+            l.tensor_parallel,
+            l.pipeline_parallel,
+            l.virtual_stages,
+            l.context_parallel,
+            l.expert_parallel,
+            l.expert_tensor_parallel,
+        ];
+        let recomputes = plan.common_recompute() != Some(Recompute::None);
+        degrees.iter().filter(|&&degree| degree > 1).count()
+            + usize::from(recomputes)
+            + usize::from(l.offload != Offload::NONE)
+    }
+}
+
+/// A tie is decided by what a person minds: memory to spare, and little to look after.
+fn ties(rows: &[Row]) -> Option<String> {
+    /// Less memory to spare than this makes no difference.
+    const ROOM: f64 = 0.05;
+    let best = &rows[0];
+    let tied: Vec<(usize, &Row)> =
+        rows.iter().enumerate().skip(1).filter(|(_, row)| row.ties(best)).collect();
+    if tied.is_empty() {
+        return None;
+    }
+    let mut line = "= : inside the error of the prediction, a tie with the first".to_owned();
+    // The first of equals.
+    let roomiest = tied.iter().rev().max_by(|a, b| a.1.free().total_cmp(&b.1.free()));
+    let simplest = tied.iter().min_by_key(|(_, row)| row.kinds());
+    let roomier = roomiest.filter(|(_, row)| row.free() > best.free() + ROOM);
+    let simpler = simplest.filter(|(_, row)| row.kinds() < best.kinds());
+    match (roomier, simpler) {
+        (Some((one, _)), Some((other, _))) if one == other => {
+            line += &format!(
+                "; {} leaves more memory and uses fewer kinds of parallelism or recomputation",
+                one + 1
+            );
+        }
+        (roomier, simpler) => {
+            if let Some((at, _)) = roomier {
+                line += &format!("; {} leaves most memory", at + 1);
+            }
+            if let Some((at, _)) = simpler {
+                line += &format!("; {} uses the fewest kinds of parallelism and recomputation", at + 1);
+            }
+        }
+    }
+    Some(line)
 }
 
 fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
@@ -256,7 +313,6 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let columns = header.len();
     table.set_header(header);
     for (i, row) in rows.iter().enumerate() {
-        let limit = row.section.prepared.cost().memory_limit();
         let used = row.found.prediction.allocated;
         let tie = i > 0 && row.ties(&rows[0]);
         let mut cells = vec![format!("{}{}", i + 1, if tie { "=" } else { "" }), row.found.plan.to_string()];
@@ -268,7 +324,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         cells.push(format!("{:.0}", row.rates.tokens_per_s_per_gpu));
         cells.push(percent(row.rates.mfu));
         cells.push(format!("{:.1} GB", used.gigabytes()));
-        cells.push(percent(1.0 - used.0 as f64 / limit.0 as f64));
+        cells.push(percent(row.free()));
         cells.push(money(row.usd_per_step));
         if with_run {
             cells.push(row.run.as_ref().map_or_else(|| "never".into(), |run| format!("{:.1}", run.days)));
@@ -310,8 +366,8 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             percent(best.found.split_gap)
         )?;
     }
-    if rows.iter().skip(1).any(|row| row.ties(best)) {
-        writeln!(out, "= : inside the error of the prediction, a tie with the first")?;
+    if let Some(line) = ties(&rows) {
+        writeln!(out, "{line}")?;
     }
     for (i, row) in rows.iter().enumerate() {
         let prepared = row.section.prepared;
@@ -677,7 +733,11 @@ fn assumptions(task: &Task) -> String {
         job.precision.name(),
         job.optimizer.name(),
         match &job.packed {
-            Some(packed) => format!("sequences packed from {packed}"),
+            Some(packed) => {
+                let longest = packed.lengths.iter().map(|(length, _)| *length).max().unwrap_or(0);
+                let cut = if longest > job.sequence_length { " (longer ones cut)" } else { "" };
+                format!("sequences packed from {packed}{cut}")
+            }
             None => "unpacked sequences".to_owned(),
         },
         match job.routing {

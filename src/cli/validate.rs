@@ -113,6 +113,9 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     let report = validate(input, keep, |rows| bar.set_position(rows as u64));
     bar.finish_and_clear();
     let mut report = report.map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
+    if !filters.is_empty() && report.rows.is_empty() {
+        return Err(Failure::Usage(format!("no row of {name} has {}", args.filter.join(" and "))));
+    }
     if args.leave_one_out || args.error_bars || args.page.is_some() && args.measured.is_none() {
         let bar = ProgressBar::new(0);
         let all = cases(PUBLISHED.as_bytes()).map_err(|e| Failure::Usage(e.to_string()))?;

@@ -124,6 +124,29 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
             "whole numbers",
         ),
         (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--fix", "zero=4"],
+            "from 0 to 3",
+        ),
+        (
+            &[
+                "plan",
+                "llama3.1-8b",
+                "dgx-a100",
+                "-b",
+                "32",
+                "-s",
+                "2048",
+                "--gpus",
+                "8",
+                "--fix",
+                "recompute=selective:core_atn",
+            ],
+            "selective:core_attn",
+        ),
+        (&["explain", "nothing.sh", "--cluster", "dgx-a100"], "there is no such file"),
+        (&["explain", "llama3.1-9b", "--cluster", "dgx-a100"], "llama3.1-8b"),
+        (&["validate", "--filter", "gpu=H1000"], "gpu=H1000"),
+        (
             &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--price", "NaN"],
             "price",
         ),
@@ -399,6 +422,22 @@ fn phases_are_planned_each_and_totalled() {
 fn empty_intersections_are_answered() {
     let output = small(&["--fix", "tp=2", "--fix", "tp=4"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    // What no plan can have is named, not only that nothing is left.
+    for (fix, reason) in [
+        ("ep=2", "has no experts: ep is 1"),
+        ("schedule=zb-v", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
+        ("tp=8 pp=16", "need 128 GPUs or more"),
+        (
+            "offload=parameters-nvme",
+            "megatron has no offload=parameters-nvme; it has none, optimizer, activations",
+        ),
+    ] {
+        let fixes: Vec<&str> = fix.split(' ').flat_map(|fix| ["--fix", fix]).collect();
+        let output = small(&fixes);
+        assert_eq!(output.status.code(), Some(1), "{fix}");
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.contains(reason), "{fix}: {text}");
+    }
     let output = small(&["--fix", "tp=3"]);
     assert_eq!(output.status.code(), Some(1));
     let text = stdout(&output);

@@ -903,6 +903,11 @@ fn scripts_that_are_started_are_followed() {
     }
     let text = "deepspeed --hostfile hosts x.py --n 1";
     assert_eq!(read_launch(text, &files).unwrap().ranks(text), Ok(Some(16)));
+    for (hosts, ranks) in [("localhost:0,1,2", Some(3)), ("a:0,1@b:3", Some(3)), ("a", None), ("a:0-3", None)]
+    {
+        let text = format!("deepspeed --include {hosts} x.py --n 1");
+        assert_eq!(read_launch(&text, &files).unwrap().ranks(&text), Ok(ranks), "{hosts}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
+use crate::frameworks::megatron::flags::misspelt;
 use crate::frameworks::megatron::flags::whole_number;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
 use crate::frameworks::{Context, Hardware, Judge, Target, legal_plan};
@@ -300,7 +301,12 @@ impl<'a> Section<'a> {
     fn unread(&self) -> impl Iterator<Item = (usize, String)> {
         let known = |name: &str| READ.contains(&name) || NEUTRAL.contains(&name);
         let unread = self.fields.iter().filter(move |f| !known(&f.name));
-        unread.map(|f| (self.line(f.span.start), f.name.clone()))
+        unread.map(|f| {
+            // DeepSpeed takes any key at the top and says nothing of those that it does not know.
+            let near = READ.iter().find(|known| misspelt(&f.name, &known.replace('_', "-")));
+            let meant = near.map_or(String::new(), |known| format!(" (did you mean {known}?)"));
+            (self.line(f.span.start), format!("{}{meant}", f.name))
+        })
     }
 
     fn line(&self, at: usize) -> usize {

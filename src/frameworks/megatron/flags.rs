@@ -53,7 +53,7 @@ pub(super) struct Flags {
 pub(super) type Read<T> = Result<T, ImportError>;
 
 /// Whether a flag looks like another one that was spelt wrongly.
-pub(super) fn misspelt(found: &str, meant: &str) -> bool {
+pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     let found = found.replace('_', "-").to_lowercase();
     found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 0.85
 }

@@ -172,9 +172,11 @@ LAUNCHER=(
     --rdzv-id "$SLURM_JOB_ID"
 )
 
-# One launcher per node. SRUN_OPTIONS is split into words on purpose.
+# One launcher per node, with all of its processors: srun gives a task one unless it is told. SRUN_OPTIONS is split
+# into words on purpose.
 # shellcheck disable=SC2086
-srun --kill-on-bad-exit=1 ${{SRUN_OPTIONS:-}} torchrun "${{LAUNCHER[@]}}" "$MEGATRON_LM/{entry}" \
+srun --kill-on-bad-exit=1 ${{SLURM_CPUS_ON_NODE:+--cpus-per-task="$SLURM_CPUS_ON_NODE"}} ${{SRUN_OPTIONS:-}} \
+    torchrun "${{LAUNCHER[@]}}" "$MEGATRON_LM/{entry}" \
 {expansions} \
     "$@"
 "#,

@@ -47,9 +47,8 @@ impl Launch {
         let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
         let names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
         let per_node = self.option(&names)?.or_read(gpus);
-        // Which hosts and which of their GPUs.
         if self.names(&["--include", "--exclude", "-i", "-e"]) && self.names_deepspeed() {
-            return Ok(None);
+            return Ok(self.included());
         }
         let nodes = self.option(&["--nnodes", "--num_nodes", "--num-nodes"])?;
         if nodes == Said::Not && self.names(&["--hostfile", "-H"]) {
@@ -93,6 +92,16 @@ impl Launch {
 
     fn names_deepspeed(&self) -> bool {
         self.launcher.iter().any(|w| program(&w.text) == "deepspeed")
+    }
+
+    /// GPUs that `--include HOST:0,1@HOST:2` lists, where it lists those of every host.
+    fn included(&self) -> Option<u32> {
+        let at = self.launcher.iter().position(|w| matches!(w.text.as_str(), "--include" | "-i"))?;
+        let hosts = self.launcher.get(at + 1)?.text.split('@').map(|host| {
+            let (_, slots) = host.split_once(':')?;
+            slots.split(',').map(|slot| slot.trim().parse::<u32>().ok().map(|_| 1)).sum::<Option<u32>>()
+        });
+        hosts.sum()
     }
 
     fn names(&self, names: &[&str]) -> bool {

@@ -1,0 +1,202 @@
+//! `--fix AXIS=VALUE`: what may be said, and what of it no plan of a job can have.
+
+use super::Failure;
+use crate::candidates::{Axis, OFFLOADS, Restrictions};
+use crate::frameworks::Target;
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Recompute, Schedule};
+use crate::planner::Prepared;
+
+const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
+                    dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
+const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
+const SCHEDULES: [(&str, Schedule); 7] = [
+    ("1f1b", Schedule::OneFOneB),
+    ("interleaved", Schedule::Interleaved),
+    ("gpipe", Schedule::GPipe),
+    ("zb-h1", Schedule::ZeroBubbleH1),
+    ("zb-h2", Schedule::ZeroBubbleH2),
+    ("zb-v", Schedule::ZeroBubbleV),
+    ("dualpipe", Schedule::DualPipe),
+];
+const CONTEXT_COMMS: [(&str, ContextComm); 3] = [
+    ("ring", ContextComm::Ring),
+    ("all-gather", ContextComm::AllGather),
+    ("all-to-all", ContextComm::AllToAll),
+];
+const DISPATCHERS: [(&str, Dispatcher); 4] = [
+    ("all-gather", Dispatcher::AllGather),
+    ("all-to-all", Dispatcher::AllToAll),
+    ("deepep", Dispatcher::DeepEp),
+    ("hybridep", Dispatcher::HybridEp),
+];
+const GRAPHS: [(&str, CudaGraphs); 4] = [
+    ("none", CudaGraphs::None),
+    ("attention", CudaGraphs::Attention),
+    ("attention-router", CudaGraphs::AttentionRouter),
+    ("full", CudaGraphs::FullIteration),
+];
+
+/// Reads one `--fix AXIS=VALUE`.
+///
+/// # Errors
+/// An axis or a value that is none.
+pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
+    let Some((name, values)) = text.split_once('=') else {
+        return Err(Failure::Usage(format!("--fix {text}: expected AXIS=VALUE, such as tp=8")));
+    };
+    let values: Vec<&str> = values.split('|').map(str::trim).collect();
+    let axis = match name.trim() {
+        "tp" => &mut r.tensor_parallel,
+        "pp" => &mut r.pipeline_parallel,
+        "vpp" | "vp" => &mut r.virtual_stages,
+        "dp" => &mut r.data_parallel,
+        "cp" => &mut r.context_parallel,
+        "ep" => &mut r.expert_parallel,
+        "etp" => &mut r.expert_tensor_parallel,
+        "mb" => &mut r.micro_batch_size,
+        "ga" => &mut r.gradient_accumulation_steps,
+        "zero" => &mut r.zero_stage,
+        "recompute" => {
+            let modes: Result<Vec<Recompute>, _> = values.iter().map(|v| v.parse()).collect();
+            let modes = modes.map_err(|e| Failure::Usage(format!("--fix {text}: {e}")))?;
+            r.recompute = Some(intersect(r.recompute.take(), modes));
+            return Ok(());
+        }
+        "schedule" => return choose(&mut r.schedule, text, &values, &SCHEDULES),
+        "offload" if values == ["any"] => {
+            let all = OFFLOADS.iter().map(|(_, offload)| *offload).collect();
+            r.offload = Some(intersect(r.offload.take(), all));
+            return Ok(());
+        }
+        "offload" => return choose(&mut r.offload, text, &values, &OFFLOADS),
+        "sp" => return choose(&mut r.sequence_parallel, text, &values, &SWITCH),
+        "tp-overlap" => return choose(&mut r.tensor_overlap, text, &values, &SWITCH),
+        "dp-overlap" => return choose(&mut r.data_overlap, text, &values, &SWITCH),
+        "ep-overlap" => return choose(&mut r.expert_overlap, text, &values, &SWITCH),
+        "cp-comm" => return choose(&mut r.context_comm, text, &values, &CONTEXT_COMMS),
+        "dispatcher" => return choose(&mut r.dispatcher, text, &values, &DISPATCHERS),
+        "graphs" => return choose(&mut r.cuda_graphs, text, &values, &GRAPHS),
+        other => {
+            let near = nearest(other, AXES.split(", "));
+            return Err(Failure::Usage(format!(
+                "--fix {text}: there is no axis `{other}`; did you mean `{near}`? (axes: {AXES})"
+            )));
+        }
+    };
+    let (least, most) = if name == "zero" { (0, 3) } else { (1, 1 << 24) };
+    let numbers: Option<Vec<u32>> =
+        values.iter().map(|v| v.parse().ok().filter(|n| (least..=most).contains(n))).collect();
+    let Some(numbers) = numbers else {
+        return Err(Failure::Usage(format!(
+            "--fix {text}: expected whole numbers from {least} to {most}, several with |"
+        )));
+    };
+    *axis = Axis { only: Some(intersect(axis.only.take(), numbers)), max: axis.max };
+    Ok(())
+}
+
+/// What both of two restrictions on an axis allow.
+fn intersect<T: PartialEq>(before: Option<Vec<T>>, now: Vec<T>) -> Vec<T> {
+    match before {
+        Some(before) => now.into_iter().filter(|v| before.contains(v)).collect(),
+        None => now,
+    }
+}
+
+fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
+    known.max_by_key(|k| (strsim::jaro_winkler(found, k) * 1e6) as u64).unwrap_or("")
+}
+
+/// Restricts an axis to named choices.
+fn choose<T: Copy + PartialEq>(
+    axis: &mut Option<Vec<T>>,
+    text: &str,
+    values: &[&str],
+    known: &[(&str, T)],
+) -> Result<(), Failure> {
+    let find = |value: &&str| {
+        known.iter().find(|(name, _)| name == value).map(|(_, choice)| *choice).ok_or_else(|| {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let near = nearest(value, names.iter().copied());
+            let axis = text.split('=').next().unwrap_or(text);
+            Failure::Usage(format!(
+                "--fix {text}: {axis} cannot be `{value}`; did you mean `{near}`? (choices: {})",
+                names.join(", ")
+            ))
+        })
+    };
+    let chosen: Vec<T> = values.iter().map(find).collect::<Result<_, _>>()?;
+    *axis = Some(intersect(axis.take(), chosen));
+    Ok(())
+}
+
+/// What of the restrictions no plan of the job can have, in words; empty where each has a chance by itself.
+pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
+    let task = prepared.task;
+    let (r, target) = (&task.restrictions, task.target);
+    let has = target.capabilities();
+    let mut lines = Vec::new();
+    let degrees = [
+        ("tp", &r.tensor_parallel, has.tensor_parallel),
+        ("pp", &r.pipeline_parallel, has.pipeline_parallel),
+        ("vpp", &r.virtual_stages, has.virtual_stages),
+        ("cp", &r.context_parallel, !has.context_comms.is_empty()),
+        ("ep", &r.expert_parallel, has.expert_parallel),
+    ];
+    for (name, axis, has) in degrees {
+        if !has && least(axis) > 1 {
+            lines.push(format!("{target} has {name}=1 alone"));
+        }
+    }
+    for (name, axis) in [("ep", &r.expert_parallel), ("etp", &r.expert_tensor_parallel)] {
+        if least(axis) > 1 && !prepared.has_experts() {
+            lines.push(format!("{} has no experts: {name} is 1", task.model.name));
+        }
+    }
+    let product = [&r.tensor_parallel, &r.context_parallel, &r.pipeline_parallel, &r.data_parallel];
+    let product: u64 = product.into_iter().map(|axis| u64::from(least(axis))).product();
+    if product > u64::from(task.job.gpus) {
+        lines.push(format!(
+            "the degrees of --fix need {product} GPUs or more (tp x cp x pp x dp), not {}",
+            task.job.gpus
+        ));
+    }
+    let stages = has.zero_stages.iter().map(|&stage| (stage.to_string(), u32::from(stage)));
+    let stages: Vec<(String, u32)> = stages.collect();
+    let stages: Vec<(&str, u32)> = stages.iter().map(|(name, stage)| (name.as_str(), *stage)).collect();
+    if let Some(only) = &r.zero_stage.only
+        && !only.iter().any(|&stage| stages.iter().any(|(_, has)| *has == stage))
+    {
+        let names: Vec<&str> = stages.iter().map(|(name, _)| *name).collect();
+        lines.push(format!("{target} has the ZeRO stages {}", names.join(", ")));
+    }
+    lines.extend(absent(target, "schedule", &r.schedule, has.schedules, &SCHEDULES));
+    lines.extend(absent(target, "cp-comm", &r.context_comm, has.context_comms, &CONTEXT_COMMS));
+    lines.extend(absent(target, "dispatcher", &r.dispatcher, has.dispatchers, &DISPATCHERS));
+    lines.extend(absent(target, "graphs", &r.cuda_graphs, has.cuda_graphs, &GRAPHS));
+    let offloads: Vec<_> =
+        OFFLOADS.iter().map(|(_, offload)| *offload).filter(|offload| has.offloads(*offload)).collect();
+    lines.extend(absent(target, "offload", &r.offload, &offloads, &OFFLOADS));
+    lines
+}
+
+/// The smallest value that a restriction leaves.
+fn least(axis: &Axis) -> u32 {
+    axis.only.iter().flatten().copied().min().unwrap_or(1)
+}
+
+/// Choices of which the framework has none.
+fn absent<T: Copy + PartialEq>(
+    target: Target,
+    axis: &str,
+    only: &Option<Vec<T>>,
+    has: &[T],
+    names: &[(&str, T)],
+) -> Option<String> {
+    let only = only.as_ref().filter(|only| !only.is_empty() && !only.iter().any(|one| has.contains(one)))?;
+    let named = |choices: &[T]| {
+        let of = names.iter().filter(|(_, choice)| choices.contains(choice)).map(|(name, _)| *name);
+        of.collect::<Vec<&str>>().join(", ")
+    };
+    Some(format!("{target} has no {axis}={}; it has {}", named(only), named(has)))
+}

@@ -16,6 +16,7 @@ use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, Ways};
 use autoplan::search::{Request, Silent};
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{Balancer, Objective, Pipeline};
+use autoplan::survey::{Scratch, Surveyor};
 use autoplan::units::Picos;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 
@@ -81,6 +82,34 @@ fn experts(c: &mut Criterion) {
     layout(c, "deepseek-v3 on 2048", &mut task("deepseek-v3", "h800-ib", 2048, 15_360, 4096));
 }
 
+/// Every item of time and memory of every plan with equal stages, nothing skipped, on groups from all over a space.
+fn survey(c: &mut Criterion) {
+    let mut group = c.benchmark_group("survey");
+    for (name, task, every) in [
+        ("llama3.1-405b on 16384", task("llama3.1-405b", "dgx-h100", 16_384, 2048, 8192), 101),
+        ("mixtral-8x22b on 128", task("mixtral-8x22b", "dgx-h100", 128, 1024, 4096), 101),
+        ("deepseek-v3 on 2048", task("deepseek-v3", "h800-ib", 2048, 15_360, 4096), 10_007),
+    ] {
+        let prepared = task.prepare();
+        let cost = prepared.cost();
+        let space = Space::new(task.target, &prepared.context, &task.restrictions);
+        let surveyor = Surveyor { cost: &cost, layers: &prepared.layers, space: &space };
+        let groups: Vec<_> = space.groups().into_iter().step_by(every).collect();
+        let mut scratch = Scratch::default();
+        let mut all = || {
+            let mut plans = 0;
+            for group in &groups {
+                surveyor.each(group, &mut scratch, |alike| plans += black_box(alike.plans).len() as u64);
+            }
+            plans
+        };
+        group.throughput(Throughput::Elements(all()));
+        group.sample_size(10);
+        group.bench_function(name, |b| b.iter(&mut all));
+    }
+    group.finish();
+}
+
 /// Event simulation with stages of unequal length, so that no steady state helps.
 fn simulation(c: &mut Criterion) {
     let mut group = c.benchmark_group("simulate");
@@ -97,5 +126,5 @@ fn simulation(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, dense, experts, simulation);
+criterion_group!(benches, dense, experts, survey, simulation);
 criterion_main!(benches);

@@ -15,6 +15,7 @@ mod plan;
 mod progress;
 mod regress;
 mod remedies;
+mod survey;
 mod validate;
 
 use std::io::Write;
@@ -36,6 +37,8 @@ struct Cli {
 enum Command {
     /// Search for the best plans of a job.
     Plan(Box<plan::PlanArgs>),
+    /// Evaluate every plan with equal stages, and say what each choice costs.
+    Survey(Box<survey::SurveyArgs>),
     /// Explain a plan: where its time and memory go, and what beats it.
     Explain(Box<explain::ExplainArgs>),
     /// Compare two saved plans item by item.
@@ -127,6 +130,7 @@ fn command() -> ExitCode {
     };
     let ending = match cli.command {
         Command::Plan(args) => plan::run(&args),
+        Command::Survey(args) => survey::run(&args),
         Command::Explain(args) => explain::explain(&args),
         Command::Compare(args) => explain::compare(&args),
         Command::Check(args) => check::run(&args),

@@ -681,6 +681,13 @@ pub fn legal_plan(target: Target, context: &Context, plan: &Plan) -> Result<(), 
     Ok(())
 }
 
+/// Whether the rules that look at one side of a plan accept it.
+#[must_use]
+pub fn plan_rules_hold(target: Target, context: &Context, plan: &Plan, reach: PlanReach) -> bool {
+    let mut rules = COMMON_PLAN_RULES.iter().chain(target.plan_rules()).filter(|rule| rule.reach == reach);
+    rules.all(|rule| (rule.check)(target.capabilities(), context, plan).is_ok())
+}
+
 /// The nearest plan to a refused one that a framework accepts, by changing as little as possible:
 /// first one option, then two, then three, as long as the plan `fits`. None where no such change helps.
 #[must_use]

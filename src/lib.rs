@@ -17,5 +17,6 @@ pub mod results;
 pub mod search;
 pub mod spec;
 pub mod stages;
+pub mod survey;
 pub mod units;
 pub mod validate;

@@ -9,7 +9,7 @@ use crate::planner::Prepared;
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
                     dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
-const SCHEDULES: [(&str, Schedule); 7] = [
+pub(super) const SCHEDULES: [(&str, Schedule); 7] = [
     ("1f1b", Schedule::OneFOneB),
     ("interleaved", Schedule::Interleaved),
     ("gpipe", Schedule::GPipe),
@@ -18,18 +18,18 @@ const SCHEDULES: [(&str, Schedule); 7] = [
     ("zb-v", Schedule::ZeroBubbleV),
     ("dualpipe", Schedule::DualPipe),
 ];
-const CONTEXT_COMMS: [(&str, ContextComm); 3] = [
+pub(super) const CONTEXT_COMMS: [(&str, ContextComm); 3] = [
     ("ring", ContextComm::Ring),
     ("all-gather", ContextComm::AllGather),
     ("all-to-all", ContextComm::AllToAll),
 ];
-const DISPATCHERS: [(&str, Dispatcher); 4] = [
+pub(super) const DISPATCHERS: [(&str, Dispatcher); 4] = [
     ("all-gather", Dispatcher::AllGather),
     ("all-to-all", Dispatcher::AllToAll),
     ("deepep", Dispatcher::DeepEp),
     ("hybridep", Dispatcher::HybridEp),
 ];
-const GRAPHS: [(&str, CudaGraphs); 4] = [
+pub(super) const GRAPHS: [(&str, CudaGraphs); 4] = [
     ("none", CudaGraphs::None),
     ("attention", CudaGraphs::Attention),
     ("attention-router", CudaGraphs::AttentionRouter),

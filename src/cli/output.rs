@@ -714,13 +714,13 @@ pub(crate) fn print_phases(
 }
 
 /// The model and its GPUs.
-fn whereabouts(task: &Task) -> String {
+pub(super) fn whereabouts(task: &Task) -> String {
     let (gpus, machine) = (task.job.gpus, &task.machine);
     format!("{} on {gpus} x {} ({})", task.model.name, machine.accelerator.name, machine.cluster.name)
 }
 
 /// What a job takes for granted.
-fn assumptions(task: &Task) -> String {
+pub(super) fn assumptions(task: &Task) -> String {
     let job = &task.job;
     format!(
         "assumed: framework {}{}, {}, {}, causal attention, {}, {} routing",

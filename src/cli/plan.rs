@@ -235,7 +235,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
 }
 
 /// Refuses what no whole nodes of a machine give.
-fn whole_nodes(machine: &Machine, gpus: u32) -> Result<(), Failure> {
+pub(super) fn whole_nodes(machine: &Machine, gpus: u32) -> Result<(), Failure> {
     let (name, per) = (&machine.cluster.name, machine.cluster.gpus_per_node);
     if let Some(most) = machine.cluster.max_gpus.filter(|&most| gpus > most) {
         return Err(Failure::Usage(format!("--gpus {gpus}: {name} has {most} GPUs")));

@@ -10,7 +10,7 @@ use crate::cost::step::{
     ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
-use crate::frameworks::{COMMON_PLAN_RULES, Capabilities, Context, PlanReach, Target};
+use crate::frameworks::{Capabilities, Context, PlanReach, Target, plan_rules_hold};
 use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
@@ -181,7 +181,7 @@ impl Ways {
 }
 
 /// Whether groups of layers that are recomputed together all keep the same input, whatever the layers.
-fn comes_in_groups(cell: &CellCosts, recompute: Recompute) -> bool {
+pub(crate) fn comes_in_groups(cell: &CellCosts, recompute: Recompute) -> bool {
     let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
     !grouped || cell.layers.windows(2).all(|pair| pair[0].full_kept == pair[1].full_kept)
 }
@@ -255,12 +255,7 @@ fn legal_for(target: Target, context: &Context, layout: &Layout, recompute: Reco
         (0..chunks).map(|k| Chunk { layers: each + u32::from(k < more), recompute }).collect();
     let plan = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
     // Placement is the balancer's business, not the mode's.
-    let mut rules = COMMON_PLAN_RULES.iter().chain(target.plan_rules());
-    plan.is_ok_and(|plan| {
-        rules.all(|rule| {
-            rule.reach != PlanReach::Recompute || (rule.check)(target.capabilities(), context, &plan).is_ok()
-        })
-    })
+    plan.is_ok_and(|plan| plan_rules_hold(target, context, &plan, PlanReach::Recompute))
 }
 
 /// The tables that a balancing problem is made of.

@@ -16,3 +16,4 @@ mod regress;
 mod search;
 mod specs;
 mod stages;
+mod survey;

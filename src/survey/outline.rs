@@ -45,6 +45,8 @@ pub(super) struct RankKind {
 pub(super) struct Outline {
     pub chunks: Vec<ChunkKind>,
     pub ranks: Vec<RankKind>,
+    /// Kinds of the chunks that all ranks have at the same time, with how often each set occurs.
+    pub rows: Vec<(Vec<usize>, u64)>,
     /// Layers of the longest chunk.
     pub longest: u32,
 }
@@ -92,7 +94,17 @@ impl Outline {
             kinds.push(kind);
         }
         let ranks = Self::rank_kinds(shape, &kinds, &chunks);
-        Self { chunks, ranks, longest: each + u32::from(more > 0) }
+        let mut rows: Vec<(Vec<usize>, u64)> = Vec::new();
+        for row in kinds.chunks(p as usize) {
+            let mut row = row.to_vec();
+            row.sort_unstable();
+            row.dedup();
+            match rows.iter_mut().find(|(other, _)| *other == row) {
+                Some((_, times)) => *times += 1,
+                None => rows.push((row, 1)),
+            }
+        }
+        Self { chunks, ranks, rows, longest: each + u32::from(more > 0) }
     }
 
     fn rank_kinds(shape: Shape, kinds: &[usize], chunks: &[ChunkKind]) -> Vec<RankKind> {

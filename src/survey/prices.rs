@@ -29,6 +29,15 @@ pub(super) struct RankBase {
     pub early: Picos,
 }
 
+/// Passes without recomputation.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Bases {
+    /// Of every kind of ranks.
+    pub ranks: Vec<RankBase>,
+    /// Both passes of every kind of chunks, messages included.
+    pub chunks: Vec<Picos>,
+}
+
 impl RankBase {
     /// Both passes with their messages.
     pub(super) fn total(&self) -> Picos {
@@ -117,7 +126,7 @@ fn ends<'c>(chunk: &ChunkKind, cell: &'c CellCosts) -> impl Iterator<Item = &'c 
 }
 
 /// Passes of every kind of ranks.
-pub(super) fn bases(outline: &Outline, cell: &CellCosts, sharding: &Sharding, hop: Hop) -> Vec<RankBase> {
+pub(super) fn bases(outline: &Outline, cell: &CellCosts, sharding: &Sharding, hop: Hop) -> Bases {
     let passes: Vec<[Times; 2]> = cell.layers.iter().map(|layer| layer_passes(sharding, layer)).collect();
     let ends_passes = |end: &EndCost| end_passes(sharding, end);
     let chunks: Vec<([Times; 2], Picos, Picos)> = outline
@@ -159,7 +168,9 @@ pub(super) fn bases(outline: &Outline, cell: &CellCosts, sharding: &Sharding, ho
         }
         base
     };
-    outline.ranks.iter().map(of).collect()
+    let total =
+        |(both, _, messages): &([Times; 2], Picos, Picos)| both[0].total() + both[1].total() + *messages * 2;
+    Bases { ranks: outline.ranks.iter().map(of).collect(), chunks: chunks.iter().map(total).collect() }
 }
 
 /// A way to recompute a whole chunk, priced for every kind of layers.
@@ -229,10 +240,11 @@ impl PricedMode {
         outline: &Outline,
         order: &[u8],
         cell: &CellCosts,
-        into: &mut Vec<RankMode>,
+        (into, extras): (&mut Vec<RankMode>, &mut Vec<Picos>),
     ) {
         let chunks: Vec<(Times, Bytes, Bytes)> =
             outline.chunks.iter().map(|chunk| self.of_chunk(chunk, order, cell)).collect();
+        extras.extend(chunks.iter().map(|(extra, _, _)| extra.total()));
         into.extend(outline.ranks.iter().map(|rank| {
             let mut mode = RankMode::default();
             for &(kind, count) in &rank.chunks {

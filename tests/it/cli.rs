@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-fn autoplan(arguments: &[&str]) -> Output {
+pub(crate) fn autoplan(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_autoplan")).args(arguments).env("NO_COLOR", "1").output().unwrap()
 }
 

@@ -1,5 +1,6 @@
 //! A survey against the prediction of the same plans.
 
+use crate::cli::autoplan;
 use autoplan::candidates::Space;
 use autoplan::cost::step::{RankMemory, STEP_ITEMS, StepItem, predict};
 use autoplan::frameworks::profile::Profile;
@@ -45,7 +46,7 @@ fn tasks() -> Vec<Task> {
 
 #[test]
 fn plans_have_the_memory_and_the_items_that_are_predicted() {
-    let (mut compared, mut worst) = (0, std::collections::BTreeMap::new());
+    let mut compared = 0;
     for task in tasks() {
         let prepared = task.prepare();
         let cost = prepared.cost();
@@ -87,19 +88,47 @@ fn plans_have_the_memory_and_the_items_that_are_predicted() {
                         assert_eq!(evaluated.times.0[item], predicted.times.0[item], "{item}: {plan}");
                     }
                     let ratio = evaluated.times.total().0 as f64 / predicted.step().0 as f64 - 1.0;
-                    let of = worst
-                        .entry((task.model.name.clone(), layout.schedule))
-                        .or_insert((0.0f64, 0.0f64, 0));
-                    *of = (of.0.min(ratio), of.1.max(ratio), of.2 + 1);
+                    // Only interleaved chunks that differ leave the closed form.
+                    let most = if layout.virtual_stages > 1 { 0.15 } else { 1e-3 };
+                    assert!(ratio.abs() < most, "{plan}: {ratio}");
                     compared += 1;
-                    if layout.pipeline_parallel == 1 {
-                        assert!(ratio.abs() < 1e-9, "{plan}: {ratio}");
-                    }
                 }
             });
         }
-        eprintln!("{} {}: {seen}", task.model.name, task.target);
     }
-    eprintln!("{worst:#?}");
     assert!(compared > 1_000, "{compared}");
+}
+
+#[test]
+fn what_a_survey_says_adds_up_and_does_not_depend_on_threads() {
+    let job = ["survey", "llama3.2-1b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "4096"];
+    let one = autoplan(&[&job[..], &["--format", "json", "--threads", "1"]].concat());
+    let two = autoplan(&[&job[..], &["--format", "json", "--threads", "2"]].concat());
+    assert!(one.status.success() && one.stdout == two.stdout);
+    let survey: serde_json::Value = serde_json::from_slice(&one.stdout).unwrap();
+    let number = |value: &serde_json::Value| value.as_u64().unwrap();
+    assert!(number(&survey["plans"]) > 10_000 && number(&survey["fitting"]) <= number(&survey["plans"]));
+    let axes = survey["axes"].as_object().unwrap();
+    for (axis, values) in axes {
+        let values = values.as_array().unwrap();
+        let sum = |of: &str| values.iter().map(|value| number(&value[of])).sum::<u64>();
+        // Every plan has one value of each axis, and the best plan the best value.
+        assert_eq!(
+            (sum("plans"), sum("fitting")),
+            (number(&survey["plans"]), number(&survey["fitting"])),
+            "{axis}"
+        );
+        let best = values.iter().filter_map(|value| value["best"]["step_time_s"].as_f64());
+        assert_eq!(best.reduce(f64::min), survey["best"]["step_time_s"].as_f64(), "{axis}");
+    }
+    // What may be had of the space is at least what is best with equal stages, to the closed form's error.
+    let plan = autoplan(&[&["plan"], &job[1..], &["--format", "json", "--top", "1"]].concat());
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
+    let step = plan["plans"][0]["step_time_s"].as_f64().unwrap();
+    assert!((survey["best"]["step_time_s"].as_f64().unwrap() / step - 1.0).abs() < 0.02, "{step}");
+    // Interrupted it says so, and of what.
+    let none = autoplan(&[&job[..], &["--fix", "mb=64"]].concat());
+    assert_eq!(none.status.code(), Some(1));
+    let offload = autoplan(&[&job[..], &["--fix", "offload=optimizer"]].concat());
+    assert_eq!(offload.status.code(), Some(2));
 }

@@ -366,7 +366,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             percent(best.found.split_gap)
         )?;
     }
-    if let Some(line) = ties(&rows) {
+    if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
     }
     for (i, row) in rows.iter().enumerate() {

@@ -140,8 +140,11 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<Ending, Failure> {
 /// Most values of an axis that have a line of their own.
 const SHOWN: usize = 9;
 
+/// Values of an axis with their plans.
+type Values<'a> = Vec<(u32, &'a Share)>;
+
 /// The values of an axis with the fastest plans, in order, and the others.
-fn shown(all: Vec<(u32, &Share)>) -> (Vec<(u32, &Share)>, Vec<(u32, &Share)>) {
+fn shown(all: Values<'_>) -> (Values<'_>, Values<'_>) {
     let mut steps: Vec<u64> =
         all.iter().map(|(_, share)| share.best.map_or(u64::MAX, |best| best.step.0)).collect();
     steps.sort_unstable();

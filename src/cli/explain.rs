@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::check::verify;
 use super::export::command_line;
+use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
@@ -718,13 +719,12 @@ fn job_differences(a: &Task, b: &Task) -> Vec<String> {
 
 /// What differs between two plans, as `axis from -> to`.
 fn differences(from: &Plan, to: &Plan) -> Vec<String> {
-    let (a, b) = (layout_json(from.layout()), layout_json(to.layout()));
-    let show = |v: &serde_json::Value| v.as_str().map_or_else(|| v.to_string(), str::to_owned);
-    let mut out: Vec<String> = a
-        .iter()
-        .filter_map(|(name, value)| {
-            let other = b.get(name)?;
-            (other != value).then(|| format!("{name} {} -> {}", show(value), show(other)))
+    let (a, b) = (choices_of(from.layout()), choices_of(to.layout()));
+    let changed = a.iter().zip(&b).filter(|((_, one), (_, other))| one != other);
+    let mut out: Vec<String> = changed
+        .filter_map(|((name, one), (_, other))| {
+            let (one, other) = (one.as_ref()?, other.as_ref()?);
+            Some(format!("{name} {one} -> {other}"))
         })
         .collect();
     let mode = |plan: &Plan| plan.common_recompute().map_or_else(|| "mixed".to_owned(), |r| r.to_string());

@@ -3,7 +3,7 @@
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::frameworks::Target;
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
 
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
@@ -128,6 +128,41 @@ fn choose<T: Copy + PartialEq>(
     let chosen: Vec<T> = values.iter().map(find).collect::<Result<_, _>>()?;
     *axis = Some(intersect(axis.take(), chosen));
     Ok(())
+}
+
+/// The name of a choice.
+fn name_of<T: Copy + PartialEq>(names: &[(&'static str, T)], choice: T) -> String {
+    names.iter().find(|(_, one)| *one == choice).map_or("-", |(name, _)| name).to_owned()
+}
+
+/// Every axis but recomputation with the value of a layout, as `--fix` takes it; none where it has no effect.
+pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
+    let switch = |on: bool| name_of(&SWITCH, on);
+    let replicas = l.data_parallel * l.context_parallel;
+    let shared = if l.shard_group == replicas { "all".to_owned() } else { l.shard_group.to_string() };
+    let degree = |degree: u32| Some(degree.to_string());
+    vec![
+        ("tp", degree(l.tensor_parallel)),
+        ("pp", degree(l.pipeline_parallel)),
+        ("vpp", degree(l.virtual_stages)),
+        ("cp", degree(l.context_parallel)),
+        ("dp", degree(l.data_parallel)),
+        ("ep", degree(l.expert_parallel)),
+        ("etp", degree(l.expert_tensor_parallel)),
+        ("mb", degree(l.micro_batch_size)),
+        ("ga", degree(l.gradient_accumulation_steps)),
+        ("zero", degree(u32::from(l.zero_stage))),
+        ("shard group", (l.zero_stage > 0).then_some(shared)),
+        ("schedule", (l.pipeline_parallel > 1).then(|| name_of(&SCHEDULES, l.schedule))),
+        ("sp", (l.tensor_parallel > 1).then(|| switch(l.sequence_parallel))),
+        ("tp-overlap", (l.tensor_parallel > 1).then(|| switch(l.tensor_overlap))),
+        ("dp-overlap", (replicas > 1).then(|| switch(l.data_overlap))),
+        ("ep-overlap", (l.expert_parallel > 1).then(|| switch(l.expert_overlap))),
+        ("cp-comm", (l.context_parallel > 1).then(|| name_of(&CONTEXT_COMMS, l.context_comm))),
+        ("dispatcher", l.dispatcher.map(|dispatcher| name_of(&DISPATCHERS, dispatcher))),
+        ("graphs", Some(name_of(&GRAPHS, l.cuda_graphs))),
+        ("offload", Some(name_of(&OFFLOADS, l.offload))),
+    ]
 }
 
 /// What of the restrictions no plan of the job can have, in words; empty where each has a chance by itself.

@@ -181,6 +181,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         verified: VERIFIED,
     };
     let mut tasks: Vec<(String, Task)> = Vec::new();
+    let mut unable: Vec<String> = Vec::new();
     for (name, machine) in &machines {
         let mut counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
         if args.gpus_at_most {
@@ -189,9 +190,20 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
             counts.dedup();
         }
         for gpus in counts {
-            whole_nodes(machine, gpus)?;
-            tasks.push(((*name).to_owned(), args.job.task(&args.model, machine, gpus)?));
+            let task = whole_nodes(machine, gpus).and_then(|()| args.job.task(&args.model, machine, gpus));
+            match task {
+                Ok(task) => tasks.push(((*name).to_owned(), task)),
+                // What one of several clusters cannot do is no reason to say nothing of the others.
+                Err(Failure::Usage(reason)) if machines.len() > 1 => unable.push(format!("{name}: {reason}")),
+                Err(failure) => return Err(failure),
+            }
         }
+    }
+    if tasks.is_empty() && !unable.is_empty() {
+        return Err(Failure::Usage(unable.join("\nerror: ")));
+    }
+    for reason in &unable {
+        anstream::eprintln!("note: {reason}");
     }
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();

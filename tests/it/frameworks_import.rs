@@ -882,6 +882,18 @@ fn documents_are_scripts_where_nothing_else_starts_training() {
 
 /// The image that a container is made from starts nothing.
 #[test]
+fn misspelt_flags_are_named_beside_other_errors() {
+    let text = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \
+                --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 \
+                --vocab-size 32000 --bf16 --tensor-model-paralel-size 4 --pipeline-model-parallel-size 3";
+    let given = Given { name: "x", gpus: None, vocabulary: None, architecture: None };
+    let error = import_given(text, given).unwrap_err();
+    assert!(error.message.contains("8 ranks do not divide by tp 1 x pp 3"), "{}", error.message);
+    let note = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
+    assert!(error.notes.iter().any(|n| n.ends_with(note)), "{:?}", error.notes);
+}
+
+#[test]
 fn images_are_no_launchers() {
     let header = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=8\n";
     let image = "--container-image=nvcr.io/nvidia/pytorch:24.01-py3";

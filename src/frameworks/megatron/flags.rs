@@ -126,6 +126,12 @@ impl Flags {
         self.map.remove(name)
     }
 
+    /// A known flag that is not given and that one of the command may be meant for.
+    pub(super) fn meant(&self, name: &str, neutral: &'static [&'static str]) -> Option<&str> {
+        let known = self.asked.iter().map(String::as_str).chain(neutral.iter().copied());
+        known.filter(|other| !self.given.contains_key(*other)).find(|other| misspelt(name, other))
+    }
+
     /// A flag that must be there is not.
     pub(super) fn missing(&self, name: &str) -> ImportError {
         let near = self.map.iter().find(|(other, _)| misspelt(other, name));

@@ -10,7 +10,7 @@ use super::super::export::{Settings, one_line};
 use super::super::shell::{Files, ImportError, Launch, UNTOLD, is_unknown, no_files, read_launch, shown};
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
-use super::flags::{Flags, Read, misspelt};
+use super::flags::{Flags, Read};
 use super::positions;
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
@@ -305,6 +305,26 @@ fn imported(
     }
     let mut f = Flags::new(launch, assumed)?;
     f.find_lines(text);
+    let read = of_flags(&mut f, given, (launch, files), world, assumed);
+    if read.is_err() {
+        // What is wrong may be that a flag counts for nothing.
+        for (name, (_, line)) in &f.map {
+            if let Some(near) = f.meant(name, NEUTRAL) {
+                assumed.push(format!("line {line}: {name} is not understood: did you mean {near}?"));
+            }
+        }
+    }
+    read
+}
+
+/// Reads the flags of a launch that starts so many ranks.
+fn of_flags(
+    f: &mut Flags,
+    given: Given,
+    (launch, files): (&Launch, &Files),
+    world: Option<u32>,
+    assumed: &mut Vec<String>,
+) -> Read<Imported> {
     let gpus = match (world, given.gpus) {
         (Some(world), Some(gpus)) if world != gpus => {
             assumed.push(format!("{gpus} GPUs as given, not the {world} ranks that the launcher starts"));
@@ -319,7 +339,7 @@ fn imported(
         }
     };
     let target = if f.on("--deepspeed") { Target::MegatronDeepSpeed } else { Target::Megatron };
-    let (model, hybrid_split) = model(&mut f, given, assumed)?;
+    let (model, hybrid_split) = model(f, given, assumed)?;
     let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
     if u64::from(sequence) > model.max_sequence {
         return Err(ImportError::new(
@@ -327,8 +347,8 @@ fn imported(
             format!("--max-position-embeddings {} is less than --seq-length {sequence}", model.max_sequence),
         ));
     }
-    let precision = precision(&mut f)?;
-    let optimizer = optimizer(&mut f)?;
+    let precision = precision(f)?;
+    let optimizer = optimizer(f)?;
     for (flag, value) in [("--attention-backend", "unfused"), ("--transformer-impl", "local")] {
         if f.given.get(flag).is_some_and(|(values, _)| values.first().is_some_and(|v| v == value)) {
             let text = "attention that keeps its scores needs far more memory";
@@ -342,17 +362,17 @@ fn imported(
         let text = "attention keeps its scores, as it does without --use-flash-attn-v2";
         assumed.push(format!("{text}: predicted as {profile}"));
     }
-    let mut layout = layout(&mut f, &model, (gpus, target), assumed)?;
+    let mut layout = layout(f, &model, (gpus, target), assumed)?;
     if target == Target::MegatronDeepSpeed {
         configured(&f, &mut layout, (launch, files), assumed)?;
     }
-    let chunks = chunks(&mut f, &model, &mut layout, hybrid_split, assumed)?;
-    let recompute = recompute(&mut f)?;
+    let chunks = chunks(f, &model, &mut layout, hybrid_split, assumed)?;
+    let recompute = recompute(f)?;
     if recompute == Recompute::None && f.given.contains_key("--recompute-modules") {
         assumed.push("--recompute-modules changes nothing without --recompute-granularity".into());
     }
-    let ramp = batch_ramp(&mut f, assumed)?;
-    states(&mut f, assumed)?;
+    let ramp = batch_ramp(f, assumed)?;
+    states(f, assumed)?;
     let batch_line = f.line("--global-batch-size");
     let per_step = product([layout.micro_batch_size, layout.data_parallel]);
     let Ok(per_step) = u32::try_from(per_step) else {
@@ -434,15 +454,14 @@ fn imported(
     }
     let mut unknown: Vec<(usize, String)> = f
         .map
-        .into_iter()
+        .iter()
         .filter(|(name, _)| !neutral(name))
         .map(|(name, (values, line))| {
-            let words: Vec<String> = std::iter::once(name.clone()).chain(values).collect();
+            let words: Vec<&str> = std::iter::once(name).chain(values).map(String::as_str).collect();
             let text = shown(&one_line(&words.join(" ")));
-            let known = f.asked.iter().map(String::as_str).chain(NEUTRAL.iter().copied());
-            match known.filter(|other| !f.given.contains_key(*other)).find(|other| misspelt(&name, other)) {
-                Some(near) => (line, format!("{text} (did you mean {near}?)")),
-                None => (line, text),
+            match f.meant(name, NEUTRAL) {
+                Some(near) => (*line, format!("{text} (did you mean {near}?)")),
+                None => (*line, text),
             }
         })
         .collect();
@@ -1074,7 +1093,9 @@ fn layout(
     if u64::from(gpus) % ranks != 0 {
         return Err(ImportError::new(
             tp_line,
-            format!("{gpus} ranks do not divide by tp {tp} x pp {pp} x cp {cp} = {ranks}"),
+            format!(
+                "{gpus} ranks do not divide by tp {tp} x pp {pp} x cp {cp} = {ranks}; --gpus says another number"
+            ),
         ));
     }
     let dp = (u64::from(gpus) / ranks) as u32;

@@ -19,6 +19,8 @@ pub mod torchtitan;
 
 use std::fmt;
 
+use hf::HfModel;
+
 use crate::layers::Layers;
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
@@ -387,6 +389,8 @@ pub struct Context {
     pub expert_preset: bool,
     /// DeepSpeed splits the Transformers class of the model by tensor parallelism, if it has one.
     pub tensor_splits: bool,
+    /// DeepSpeed's Ulysses takes the attention of the Transformers class of the model, if it has one.
+    pub sequence_splits: bool,
     /// Megatron-DeepSpeed, which runs DeepSpeed's pipeline stages, has the model and the optimizer.
     pub staged_model: bool,
 }
@@ -455,6 +459,7 @@ impl Context {
             },
             expert_preset: false,
             tensor_splits: true,
+            sequence_splits: true,
             staged_model: deepspeed::write::megatron_has(model, layers, job),
         };
         for kind in &layers.kinds {
@@ -485,11 +490,13 @@ impl Context {
             }
         }
         context.dense_beside_moe = !context.moe.is_empty() && !context.dense.is_empty();
-        let hf = (context.has_experts() || context.learned_positions)
-            .then(|| hf::HfModel::of(model, layers))
-            .flatten();
+        // Only of classes that take not everything.
+        let special =
+            context.has_experts() || context.learned_positions || matches!(model.position, Position::Alibi);
+        let hf = special.then(|| HfModel::of(model, layers)).flatten();
         context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
-        context.tensor_splits = hf.is_none_or(|hf| hf.tensor_splits());
+        context.sequence_splits = hf.as_ref().is_none_or(HfModel::sequence_splits);
+        context.tensor_splits = hf.as_ref().is_none_or(HfModel::tensor_splits);
         context
     }
 

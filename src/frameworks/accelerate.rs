@@ -334,14 +334,18 @@ SEQUENCE_LENGTH = {sequence}
 MICRO_BATCH_SIZE = {micro_batch}
 ACCUMULATION = {accumulation}
 STEPS = {steps}
+REPLICA_RANKS = {replica_ranks}
 
 
-def batches(vocabulary, device):
-    """Tokens, positions and targets of one replica's micro-batches; ranks that share a replica draw the same tokens.
-    The target of a token is the next one, also where sequences are cut among ranks."""
+def batches(vocabulary, device, replica):
+    """Tokens, positions and targets of one replica's micro-batches, the same on all of its ranks. The target of a token
+    is the next one, also where sequences are cut among ranks."""
+    random = torch.Generator(device).manual_seed(replica)
     positions = torch.arange(SEQUENCE_LENGTH, device=device).expand(MICRO_BATCH_SIZE, -1)
     while True:
-        drawn = torch.randint(vocabulary, (MICRO_BATCH_SIZE, SEQUENCE_LENGTH + 1), device=device)
+        drawn = torch.randint(
+            vocabulary, (MICRO_BATCH_SIZE, SEQUENCE_LENGTH + 1), device=device, generator=random
+        )
         yield drawn[:, :-1].contiguous(), positions.clone(), drawn[:, 1:].contiguous()
 
 
@@ -357,7 +361,7 @@ def main():
 {build}{recompute}    # FSDP2 takes a model and its optimizer together.
     model, optimizer = accelerator.prepare(model, {optimizer})
     model.train()
-    stream = batches(config.vocab_size, accelerator.device)
+    stream = batches(config.vocab_size, accelerator.device, accelerator.process_index // REPLICA_RANKS)
     for micro_batch in range(STEPS * ACCUMULATION):
         tokens, positions, targets = next(stream)
         with accelerator.accumulate(model):
@@ -378,5 +382,7 @@ if __name__ == "__main__":
         micro_batch = l.micro_batch_size,
         accumulation = l.gradient_accumulation_steps,
         steps = request.steps(),
+        // Replicas are the outermost axes of the mesh (accelerate/parallelism_config.py).
+        replica_ranks = l.tensor_parallel * l.context_parallel,
     )
 }

@@ -342,6 +342,19 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "ulysses-class",
+        source: "runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF.register_with_transformers",
+        judge: Judge::Run,
+        reach: Reach::Group,
+        check: |_, c, l| {
+            ensure(
+                c.sequence_splits || l.context_parallel == 1,
+                "Ulysses (cp {0}) does not take the attention of this model's Transformers class",
+                numbers([u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    Rule {
         name: "tensor-class",
         source: "module_inject/auto_tp.py AutoTP.supported",
         judge: Judge::Nobody,

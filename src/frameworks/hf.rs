@@ -49,6 +49,13 @@ impl HfModel {
         self.config.get("model_type").and_then(Value::as_str) != Some("gpt2")
     }
 
+    /// Whether Ulysses takes its attention: it refuses the eager one, and GPT-2's class shapes the heads' output by
+    /// the sequence that it was given (runtime/sequence_parallel/ulysses_sp.py; transformers modeling_gpt2.py).
+    #[must_use]
+    pub fn sequence_splits(&self) -> bool {
+        self.attention() == "sdpa" && self.tensor_splits()
+    }
+
     /// The family that has exactly this model's layers, if any. Multi-token prediction is not trained
     /// by Hugging Face models.
     #[must_use]

@@ -457,11 +457,16 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
     // A copy of the model for every process of a node would not fit into the node's own memory. Parts that DeepSpeed
     // cuts up itself afterwards may not fit on the GPU either.
     let cut = l.tensor_parallel > 1 || l.expert_parallel > 1;
+    // Under ZeRO 3 Transformers partitions the weights while it sets them, as long as it knows of the settings.
     let place = match (l.zero_stage, cut) {
-        (3, _) => "with deepspeed.zero.Init(config_dict_or_path=settings):",
+        (3, _) => "partitioned = HfDeepSpeedConfig(settings)",
         (_, true) => "with torch.device(\"cpu\"):",
         (_, false) => "with torch.device(deepspeed.get_accelerator().current_device_name()):",
     };
+    let integration =
+        if l.zero_stage == 3 { "\nfrom transformers.integrations import HfDeepSpeedConfig" } else { "" };
+    // One replica's ranks are neighbours.
+    let replica_ranks = l.tensor_parallel * l.context_parallel;
     format!(
         r#"#!/usr/bin/env python3
 {header}#
@@ -472,25 +477,29 @@ import os
 
 import deepspeed
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM{integration}
 
 MODEL = json.loads({literal})
 SEQUENCE_LENGTH = {sequence}
 MICRO_BATCH_SIZE = {micro_batch}
 STEPS = {steps}
 SEQUENCE_PARALLEL = {sequence_parallel}
+REPLICA_RANKS = {replica_ranks}
 RECOMPUTE = {recompute}
 
 
 def batches(vocabulary, device, groups):
-    """Tokens, positions and targets of this rank's micro-batches: with sequence parallelism, its share of every
-    sequence, and a loader must give all ranks of a group the same sequences. The target of a token is the next one, also
-    where sequences are cut."""
+    """Tokens, positions and targets of this rank's micro-batches: a loader must give all ranks of a replica the same
+    sequences, with sequence parallelism each rank its share of them. The target of a token is the next one, also where
+    sequences are cut."""
+    random = torch.Generator(device).manual_seed(torch.distributed.get_rank() // REPLICA_RANKS)
     share = SEQUENCE_LENGTH // SEQUENCE_PARALLEL
     first = share * (groups.get_sequence_parallel_rank() if groups else 0)
     positions = torch.arange(first, first + share, device=device).expand(MICRO_BATCH_SIZE, -1)
     while True:
-        drawn = torch.randint(vocabulary, (MICRO_BATCH_SIZE, SEQUENCE_LENGTH + 1), device=device)
+        drawn = torch.randint(
+            vocabulary, (MICRO_BATCH_SIZE, SEQUENCE_LENGTH + 1), device=device, generator=random
+        )
         tokens, targets = drawn[:, first : first + share], drawn[:, first + 1 : first + share + 1]
         yield tokens.contiguous(), positions, targets.contiguous()
 
@@ -530,9 +539,9 @@ def main():
         )
 
     {place}
-        model = AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention, dtype=torch.{dtype}
-        )
+{indent}model = AutoModelForCausalLM.from_config(
+{indent}    config, attn_implementation=attention, dtype=torch.{dtype}
+{indent})
     if RECOMPUTE:
         model.gradient_checkpointing_enable()
     engine, _, _, _ = deepspeed.initialize(
@@ -559,6 +568,7 @@ if __name__ == "__main__":
         sequence_parallel = l.context_parallel,
         attention = hf.attention(),
         recompute = if recomputes(request) { "True" } else { "False" },
+        indent = if l.zero_stage == 3 { "    " } else { "        " },
         dtype = if request.job.precision == Precision::Fp16 { "float16" } else { "bfloat16" },
     )
 }

@@ -17,7 +17,7 @@ use crate::layers::{
     parameter_count,
 };
 use crate::plan::{Offload, Plan, Recompute};
-use crate::search::{Answer, Observer, Request, Search, Stop};
+use crate::search::{Answer, Found, Observer, Request, Search, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::Model;
@@ -58,13 +58,38 @@ pub struct Prepared<'a> {
     pub parameters: ParameterCount,
 }
 
-/// The answer to a task whose offload was opened where it had to be.
+/// Offload is tried beside everything else for no more GPUs than this: with more, states are shared by so many ranks
+/// that it rarely pays, and searches with it take two to four times as long.
+const FEW_GPUS: u32 = 32;
+
+/// What came of offload where nothing was said about it.
+#[derive(Debug, Clone)]
+pub enum Offloading {
+    /// It was not tried, or no plan with it is faster.
+    Left,
+    /// Nothing fits without: every plan offloads.
+    Needed,
+    /// It is faster by more than predictions of the job's plans err; the best plan without.
+    Pays(Box<Found>),
+    /// It is faster by less than that, and the answer is without; the best plan with it.
+    Ties(Box<Found>),
+}
+
+impl Offloading {
+    /// Whether the plans of the answer may offload.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self, Self::Needed | Self::Pays(_))
+    }
+}
+
+/// The answer to a task whose offload was opened where it is worth it.
 #[derive(Debug, Clone)]
 pub struct Solution {
-    /// The plans; the counters are those of both searches where there were two.
+    /// The plans; the counters are those of both searches where there were two and the second is the answer.
     pub answer: Answer,
-    /// Nothing fits without offload: every plan offloads.
-    pub offload_opened: bool,
+    /// Why they offload or do not.
+    pub offloading: Offloading,
 }
 
 /// A plan that would fit if memory were a little larger.
@@ -76,6 +101,10 @@ pub struct NearestMiss {
     pub allocated: Bytes,
     /// The search was stopped: others may come nearer.
     pub stopped: bool,
+}
+
+fn with_none(ways: Vec<Offload>) -> Vec<Offload> {
+    std::iter::once(Offload::NONE).chain(ways).collect()
 }
 
 /// Throughput and utilisation of a predicted step.
@@ -159,26 +188,45 @@ impl Prepared<'_> {
         Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
     }
 
-    /// Searches the space without offload; where nothing fits there and nothing was said about offload,
-    /// whatever the framework can offload.
+    /// Searches the space without offload. Where nothing was said about offload, the framework has it, and either
+    /// nothing fits or the GPUs are few, it is tried as well, and is the answer where it is needed or pays.
     #[must_use]
     pub fn solve(&self, request: &Request, observer: &dyn Observer) -> Solution {
         let answer = self.search(request, observer);
         let memory_binds = answer.found.is_empty() && answer.counters.pruned.contains_key("memory");
-        let ways = self.ways_to_offload();
-        if !memory_binds
-            || answer.stop == Stop::Interrupted
-            || self.task.restrictions.offload.is_some()
-            || ways.is_empty()
-        {
-            return Solution { answer, offload_opened: false };
+        let (ways, said) = (self.ways_to_offload(), self.task.restrictions.offload.is_some());
+        let few = self.task.job.gpus <= FEW_GPUS && !answer.found.is_empty();
+        if !(memory_binds || few) || answer.stop == Stop::Interrupted || said || ways.is_empty() {
+            return Solution { answer, offloading: Offloading::Left };
         }
         let mut task = self.task.clone();
-        task.restrictions.offload = Some(ways);
-        let mut offloading = task.prepare().search(request, observer);
-        offloading.counters.candidates += answer.counters.candidates;
-        offloading.counters.add(&answer.counters);
-        Solution { answer: offloading, offload_opened: true }
+        task.restrictions.offload = Some(if few { with_none(ways) } else { ways });
+        let mut open = task.prepare().search(request, observer);
+        open.counters.candidates += answer.counters.candidates;
+        open.counters.add(&answer.counters);
+        if memory_binds {
+            return Solution { answer: open, offloading: Offloading::Needed };
+        }
+        let (Some(without), Some(with)) = (answer.found.first(), open.found.first()) else {
+            return Solution { answer, offloading: Offloading::Left };
+        };
+        let gain = (without.prediction.step().0 as f64 / with.prediction.step().0 as f64).ln();
+        if gain <= 0.0 || with.plan.layout().offload == Offload::NONE {
+            return Solution { answer, offloading: Offloading::Left };
+        }
+        if gain > with.prediction.difference_sigma {
+            let without = Box::new(without.clone());
+            return Solution { answer: open, offloading: Offloading::Pays(without) };
+        }
+        let with = Box::new(with.clone());
+        Solution { answer, offloading: Offloading::Ties(with) }
+    }
+
+    /// Whether [`Prepared::solve`] tries offload only where nothing fits without it.
+    #[must_use]
+    pub fn leaves_offload_out(&self) -> bool {
+        let unsaid = self.task.restrictions.offload.is_none();
+        unsaid && self.task.job.gpus > FEW_GPUS && !self.ways_to_offload().is_empty()
     }
 
     /// What the framework can keep off the GPU.

@@ -61,6 +61,8 @@ struct Tensor {
     bytes: f64,
     /// It is rebuilt where one of these is recomputed.
     rebuilt_by: Modules,
+    /// Megatron-Core has a hook that sends it to host memory (`--offload-modules`).
+    moves: bool,
 }
 
 /// One layer on one rank.
@@ -88,18 +90,31 @@ impl Layer {
     }
     fn keep(&mut self, bytes: f64, rebuilt_by: &[Module]) {
         let rebuilt_by = rebuilt_by.iter().fold(Modules::NONE, |set, &module| set.with(module));
-        self.tensors.push(Tensor { bytes, rebuilt_by });
+        self.tensors.push(Tensor { bytes, rebuilt_by, moves: false });
+    }
+    /// [`Layer::keep`] of what can go to host memory.
+    fn keep_or_move(&mut self, bytes: f64, rebuilt_by: &[Module]) {
+        self.keep(bytes, rebuilt_by);
+        if let Some(tensor) = self.tensors.last_mut() {
+            tensor.moves = true;
+        }
     }
     fn kept(&self) -> f64 {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
     /// Bytes that selective recomputation drops.
-    fn dropped(&self, modules: Modules) -> f64 {
+    fn dropped(&self, modules: Modules, offloaded: bool) -> f64 {
+        let here = |tensor: &&Tensor| !(offloaded && tensor.moves);
         if modules.has(Module::Operators) {
-            return (1.0 - KEPT_BY_OPERATORS) * self.kept();
+            return (1.0 - KEPT_BY_OPERATORS)
+                * self.tensors.iter().filter(here).map(|t| t.bytes).sum::<f64>();
         }
         let gone = |tensor: &&Tensor| tensor.rebuilt_by.0 & modules.0 != 0;
-        self.tensors.iter().filter(gone).map(|tensor| tensor.bytes).sum()
+        self.tensors.iter().filter(here).filter(gone).map(|tensor| tensor.bytes).sum()
+    }
+    /// Bytes that offload moves.
+    fn moved(&self) -> f64 {
+        self.tensors.iter().filter(|tensor| tensor.moves).map(|tensor| tensor.bytes).sum()
     }
 }
 
@@ -231,7 +246,12 @@ impl<'a> Holdings<'a> {
             u32::from(block.mixer != Mixer::None) + u32::from(block.feed_forward != FeedForward::None);
         let leading = block.norms.min(if block.parallel { 1 } else { parts });
         layer.keep(f64::from(leading) * 2.0 * width * share.sequence, &[]);
-        layer.keep(f64::from(leading) * share.operand * width * share.sequence, &[Module::LayerNorm]);
+        // What a norm of attention's own puts out goes where attention's tensors go.
+        let attends = matches!(block.mixer, Mixer::Attention(_) | Mixer::Latent(_)) && !block.parallel;
+        let with_attention = if attends { leading.min(1) } else { 0 };
+        let output = share.operand * width * share.sequence;
+        layer.keep_or_move(f64::from(with_attention) * output, &[Module::LayerNorm]);
+        layer.keep(f64::from(leading - with_attention) * output, &[Module::LayerNorm]);
         layer.keep(f64::from(block.norms - leading) * 2.0 * width * share.sequence, &[]);
         if self.given.model.dropout && self.given.profile.kernels.dropout {
             // A mask of one byte behind every part.
@@ -287,13 +307,13 @@ impl<'a> Holdings<'a> {
                 }
                 let (q, k) = (queries as f64 * tokens, keys as f64 * tokens);
                 if a.qk_norm != QkNorm::None {
-                    layer.keep(2.0 * (q + k), &[]);
+                    layer.keep_or_move(2.0 * (q + k), &[]);
                 }
                 // Queries, keys, values, and the output that both the core's and the projection's
                 // backward read; a narrow projection keeps a copy in its own format.
-                layer.keep(2.0 * q + 4.0 * k + 2.0 * q, &[]);
+                layer.keep_or_move(2.0 * q + 4.0 * k + 2.0 * q, &[]);
                 if share.operand < 2.0 {
-                    layer.keep(share.operand * q, &[]);
+                    layer.keep_or_move(share.operand * q, &[]);
                 }
                 self.core(share, share.of(a.heads), q, layer);
                 // Gradients of queries in two bytes and in FP32, of the output, of keys and values.
@@ -309,7 +329,7 @@ impl<'a> Holdings<'a> {
                         layer.vector(plain, rank);
                         layer.matrix(linear, 1, heads * query, rank);
                         // Compressed queries before and after their norm.
-                        layer.keep(4.0 * rank as f64 * share.sequence, &[]);
+                        layer.keep_or_move(4.0 * rank as f64 * share.sequence, &[]);
                     }
                     None => layer.matrix(linear, 1, heads * query, h),
                 }
@@ -321,11 +341,11 @@ impl<'a> Holdings<'a> {
                 if a.bias {
                     layer.vector(plain, a.q_lora_rank.unwrap_or(0) + compressed + h);
                 }
-                layer.keep(2.0 * (compressed + a.kv_lora_rank) as f64 * share.sequence, &[]);
+                layer.keep_or_move(2.0 * (compressed + a.kv_lora_rank) as f64 * share.sequence, &[]);
                 let expanded = (heads * (2 * query + a.v_dim)) as f64 * tokens;
-                layer.keep(2.0 * expanded, &[Module::MlaUpProjection]);
+                layer.keep_or_move(2.0 * expanded, &[Module::MlaUpProjection]);
                 let output = (heads * a.v_dim) as f64 * tokens;
-                layer.keep(2.0 * output, &[]);
+                layer.keep_or_move(2.0 * output, &[]);
                 self.core(share, heads, output, layer);
                 let all = a.heads as f64 * share.split;
                 (2.0 + 4.0 + 2.0) * query as f64 * all + 4.0 * a.v_dim as f64 * all
@@ -362,9 +382,9 @@ impl<'a> Holdings<'a> {
             }
             AttentionKernel::Flash2 | AttentionKernel::Vendor => 4.0,
         };
-        layer.keep(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
+        layer.keep_or_move(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
         if self.layout.context_parallel > 1 && self.layout.context_comm == ContextComm::AllToAll {
-            layer.keep(2.0 * output, &[]);
+            layer.keep_or_move(2.0 * output, &[]);
         }
     }
 
@@ -426,8 +446,8 @@ impl<'a> Holdings<'a> {
                 };
                 let copies = fullest * (e.top_k * share.expert_tensor) as f64 * share.sequence;
                 let narrow = e.width as f64 / share.expert_tensor as f64;
-                layer.keep(share.operand * seen as f64 * copies, &[Module::Moe]);
-                layer.keep(2.0 * inputs as f64 * narrow * copies, &[Module::Moe]);
+                layer.keep_or_move(share.operand * seen as f64 * copies, &[Module::Moe]);
+                layer.keep_or_move(2.0 * inputs as f64 * narrow * copies, &[Module::Moe]);
                 layer.keep(share.operand * narrow * copies, &[Module::Moe, Module::MoeActivation]);
                 if self.layout.dispatcher == Some(Dispatcher::AllGather) {
                     let ranks = (share.expert * share.expert_tensor) as f64;
@@ -563,7 +583,7 @@ impl<'a> Holdings<'a> {
             // Every depth leaves its layer, the joined input and a softmax over the vocabulary.
             let unfused = self.given.profile.kernels.loss_bytes.0 > 10.0;
             let softmax = if unfused { 4.0 } else { 2.0 } * share.tokens * local;
-            let layer_kept = self.left(layer, self.input(share));
+            let layer_kept = self.left(layer);
             end.kept += modules as f64 * (layer_kept + softmax + 8.0 * h as f64 * share.sequence);
             end.working = end.working.max(layer.working);
         }
@@ -576,11 +596,6 @@ impl<'a> Holdings<'a> {
         if self.given.job.training != Training::Full || !self.given.profile.memory.gradient_pool {
             end.shapes.clear();
         }
-    }
-
-    /// The input of a layer: what full recomputation keeps.
-    fn input(&self, share: &Share) -> f64 {
-        2.0 * self.given.model.hidden as f64 * share.sequence
     }
 }
 
@@ -750,8 +765,8 @@ impl Holdings<'_> {
     }
 
     /// What a layer leaves for its backward pass.
-    fn left(&self, layer: &Layer, input: f64) -> f64 {
-        if self.offloads(OffloadedActivations::Kept) { input } else { layer.kept() }
+    fn left(&self, layer: &Layer) -> f64 {
+        if self.offloads(OffloadedActivations::Kept) { layer.kept() - layer.moved() } else { layer.kept() }
     }
 
     /// Whether this goes to host memory.
@@ -765,8 +780,8 @@ impl Holdings<'_> {
         let (mut kept, mut working, mut most) = (0.0, 0.0_f64, 0.0_f64);
         let mut plain = |kept: &mut f64, block: usize, modules: Modules| {
             let layer = &self.layers[block];
-            let dropped = if offloaded { 0.0 } else { layer.dropped(modules) };
-            *kept += self.left(layer, input) - dropped;
+            let dropped = layer.dropped(modules, offloaded);
+            *kept += self.left(layer) - dropped;
             working = working.max(layer.working + dropped);
         };
         let (whole, group) = match recompute {
@@ -790,10 +805,10 @@ impl Holdings<'_> {
         let stays = if self.offloads(OffloadedActivations::Inputs) { 0.0 } else { input };
         for group_of in blocks[..whole].chunks(group) {
             kept += stays;
-            let rebuilt: f64 = group_of.iter().map(|&block| self.left(&self.layers[block], input)).sum();
+            let rebuilt: f64 = group_of.iter().map(|&block| self.left(&self.layers[block])).sum();
             for &block in group_of {
                 let layer = &self.layers[block];
-                let full = group as f64 * self.left(layer, input);
+                let full = group as f64 * self.left(layer);
                 working = working.max(layer.working + (rebuilt - stays).max(0.0));
                 most = most.max(layer.working + (full - stays).max(0.0));
             }
@@ -818,7 +833,7 @@ impl Holdings<'_> {
             Recompute::None | Recompute::Selective(_) => (false, false),
         };
         match self.given.profile.memory.offloaded_activations {
-            OffloadedActivations::Kept if !whole => (layer.kept() - input).max(0.0),
+            OffloadedActivations::Kept if !whole => layer.moved(),
             OffloadedActivations::Inputs if whole && first => input,
             _ => 0.0,
         }

@@ -11,19 +11,20 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{layout_json, money, percent, seconds};
+use super::output::{WITHOUT_OFFLOAD, layout_json, money, percent, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::cost::advice::BatchRamp;
-use crate::cost::money::{Pricing, RunCost, run_cost, step_cost};
+use crate::cost::goodput::Goodput;
+use crate::cost::money::{Pricing, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
 use crate::explain::{Outcome, Standing, standing};
 use crate::frameworks::Target;
 use crate::frameworks::export::{Change, ExportRequest, Format as Written, Settings, changes, in_terms_of};
-use crate::plan::Plan;
-use crate::planner::{Prepared, Solution, Task};
+use crate::plan::{Offload, Plan};
+use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
 use crate::spec;
 use crate::spec::saved::SavedPlan;
@@ -263,9 +264,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             let task = args.job.task(&args.what, &machine, *gpus)?;
             let prepared = task.prepare();
             let solution = prepared.solve(&Request { top: 1, ..Request::default() }, &bar);
-            let Solution { answer, offload_opened } = solution;
+            let Solution { answer, offloading } = solution;
             verify(&prepared, &answer.found)?;
-            if offload_opened && !answer.found.is_empty() {
+            if matches!(offloading, Offloading::Needed) && !answer.found.is_empty() {
                 anstream::eprintln!("note: nothing fits without offload; the plan offloads");
             }
             let Some(best) = answer.found.first() else {
@@ -544,6 +545,21 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
             }
             Err(error) => writeln!(out, "the run: {error}")?,
         }
+        return Ok(());
+    }
+    // How much of the time trains does not depend on how long the run is.
+    match goodput_of(&run) {
+        Ok(g) => {
+            writeln!(
+                out,
+                "  goodput {}: a failure every {}, {} to restart; --tokens gives days and dollars",
+                percent(g.effective_training_time_ratio),
+                g.mean_time_between_failures,
+                g.restart,
+            )?;
+            checkpoints(out, &g)?;
+        }
+        Err(error) => writeln!(out, "  {error}")?,
     }
     Ok(())
 }
@@ -575,6 +591,21 @@ fn run_items(out: &mut impl Write, c: &RunCost) -> std::io::Result<()> {
         money(c.per_failure),
         g.restart,
     )?;
+    checkpoints(out, g)?;
+    let e = &c.energy;
+    writeln!(
+        out,
+        "  energy {}: accelerators {}, hosts {}, building {}; {} at the tariff{}",
+        e.total,
+        e.accelerators,
+        e.hosts,
+        e.building,
+        money(e.price),
+        if dollars.electricity.0 > 0.0 { ", billed on top" } else { ", contained in the price" },
+    )
+}
+
+fn checkpoints(out: &mut impl Write, g: &Goodput) -> std::io::Result<()> {
     writeln!(
         out,
         "  a checkpoint of {} every {} ({} steps; Young {}, Daly {}): written in {} at {}, training stops for {}",
@@ -586,17 +617,6 @@ fn run_items(out: &mut impl Write, c: &RunCost) -> std::io::Result<()> {
         g.checkpoint_write,
         g.checkpoint_bandwidth,
         g.checkpoint_blocking,
-    )?;
-    let e = &c.energy;
-    writeln!(
-        out,
-        "  energy {}: accelerators {}, hosts {}, building {}; {} at the tariff{}",
-        e.total,
-        e.accelerators,
-        e.hosts,
-        e.building,
-        money(e.price),
-        if dollars.electricity.0 > 0.0 { ", billed on top" } else { ", contained in the price" },
     )
 }
 
@@ -662,6 +682,9 @@ fn place_text(
                     writeln!(out, "    {change}")?;
                 }
             }
+        }
+        Some(best) if prepared.leaves_offload_out() && best.plan.layout().offload == Offload::NONE => {
+            writeln!(out, "\nnothing in the space is faster {WITHOUT_OFFLOAD}")?;
         }
         Some(_) => writeln!(out, "\nnothing in the space is faster")?,
         None if !fits => writeln!(out, "\nno plan of this job fits; `autoplan plan` says what would help")?,

@@ -67,7 +67,7 @@ pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure>
         writeln!(
             out,
             "  nearest miss{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU{}",
-            if section.offload_opened { " without offload" } else { "" },
+            if section.offloading.is_open() { " without offload" } else { "" },
             miss.plan,
             miss.allocated.gigabytes(),
             section.prepared.cost().memory_limit().gigabytes(),
@@ -125,7 +125,12 @@ fn out_of_bounds(section: &Section, bounds: Bounds) -> Option<String> {
                 days_and_dollars(&run)
             )
         }
-        None => format!("{gpus} x {cluster}: the fastest plan is {}", best.plan),
+        None => {
+            let run = section.prepared.run(&best.prediction);
+            let never = section.prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).err());
+            let never = never.map_or(String::new(), |never| format!("; {never}"));
+            format!("{gpus} x {cluster}: the fastest plan is {}{never}", best.plan)
+        }
     })
 }
 

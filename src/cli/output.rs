@@ -11,10 +11,11 @@ use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
-use crate::cost::money::{PhasedCost, RunCost, run_cost, step_cost};
+use crate::cost::goodput::NoProgress;
+use crate::cost::money::{PhasedCost, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Offload, Plan, Recompute};
-use crate::planner::{Prepared, Rates, Task};
+use crate::planner::{Offloading, Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
@@ -42,21 +43,36 @@ pub(crate) struct Section<'a> {
     pub(crate) prepared: &'a Prepared<'a>,
     /// The answer.
     pub(crate) answer: Answer,
-    /// Nothing fits without offload, which was opened for that.
-    pub(crate) offload_opened: bool,
+    /// Why the plans offload or do not.
+    pub(crate) offloading: Offloading,
 }
 
 impl Section<'_> {
     /// What is to be said about offload, if the search opened it.
     fn offload_note(&self, several: bool) -> Option<String> {
+        if matches!(self.offloading, Offloading::Needed) && self.answer.found.is_empty() {
+            // Of several, those without a plan are named together.
+            return (!several).then(|| "no plan without offload, nor with it".into());
+        }
         let gpus = self.prepared.task.job.gpus;
         let which = if several { format!("{gpus} x {}: ", self.cluster) } else { String::new() };
-        match (self.offload_opened, self.answer.found.is_empty()) {
-            (true, false) => Some(format!("{which}nothing fits without offload; these plans offload")),
-            // Of several, those without a plan are named together.
-            (true, true) if !several => Some("no plan without offload, nor with it".into()),
-            _ => None,
-        }
+        let best = self.answer.found.first()?.prediction.step();
+        let beside = |other: &Found| {
+            let step = other.prediction.step();
+            let gap = (step.0 as f64 / best.0 as f64 - 1.0).abs();
+            format!("{} in {}, {}", other.plan, seconds(step.seconds()), percent(gap))
+        };
+        Some(match &self.offloading {
+            Offloading::Left => return None,
+            Offloading::Needed => format!("{which}nothing fits without offload; these plans offload"),
+            Offloading::Pays(without) => {
+                format!("{which}offload pays; without it the best is {} slower", beside(without))
+            }
+            Offloading::Ties(with) => format!(
+                "{which}offload gains less than predictions err, and is left out: {} faster (--fix offload=any)",
+                beside(with)
+            ),
+        })
     }
 }
 
@@ -88,6 +104,8 @@ struct Row<'a> {
     usd_per_step: Dollars,
     usd_per_trillion: Dollars,
     run: Option<RunCost>,
+    /// Why the run never ends, where it does not.
+    never: Option<NoProgress>,
     /// No other row is both faster and cheaper.
     pareto: bool,
 }
@@ -172,21 +190,37 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
             section.answer.found.iter().map(move |found| {
                 let run = section.prepared.run(&found.prediction);
                 let step = step_cost(&run);
+                let whole = section.prepared.task.job.tokens.map(|tokens| run_cost(&run, tokens));
+                let (run, never) = match whole {
+                    None => (None, None),
+                    Some(Ok(run)) => (Some(run), None),
+                    Some(Err(never)) => (None, Some(never)),
+                };
                 Row {
                     section,
                     found,
                     rates: section.prepared.rates(&found.plan, &found.prediction),
                     usd_per_step: step.per_step,
                     usd_per_trillion: step.per_trillion_tokens,
-                    run: section.prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok()),
+                    run,
+                    never,
                     pareto: true,
                 }
             })
         })
         .filter(|row: &Row| report.bounds.admit(row.run.as_ref()))
         .collect();
-    let time = |row: &Row| row.seconds_per_token();
-    let cost = |row: &Row| row.usd_per_trillion.0;
+    // A whole run counts with all that it loses; one that never ends comes last.
+    let time = |row: &Row| match (&row.run, &row.never) {
+        (Some(run), _) => run.time.total.0,
+        (None, Some(_)) => f64::MAX,
+        (None, None) => row.seconds_per_token(),
+    };
+    let cost = |row: &Row| match (&row.run, &row.never) {
+        (Some(run), _) => run.dollars.total.0,
+        (None, Some(_)) => f64::MAX,
+        (None, None) => row.usd_per_trillion.0,
+    };
     rows.sort_by(|a, b| {
         let (by_time, by_cost) = (time(a).total_cmp(&time(b)), cost(a).total_cmp(&cost(b)));
         let order = match report.objective {
@@ -194,6 +228,7 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
             Objective::Cost => by_cost.then(by_time),
         };
         order
+            .then_with(|| a.step().0.total_cmp(&b.step().0))
             .then_with(|| a.section.cluster.cmp(&b.section.cluster))
             .then_with(|| a.found.plan.cmp(&b.found.plan))
     });
@@ -300,7 +335,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    let with_run = rows.iter().any(|row| row.run.is_some());
+    let with_run = rows.iter().any(|row| row.run.is_some() || row.never.is_some());
     let mut header = vec!["", "plan"];
     if several {
         header.extend(["GPUs", "cluster"]);
@@ -381,6 +416,14 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             )?;
         }
     }
+    let mut told: Vec<(&str, u32)> = Vec::new();
+    for row in rows {
+        let place = (row.section.cluster.as_str(), row.section.prepared.task.job.gpus);
+        if let Some(never) = row.never.as_ref().filter(|_| !told.contains(&place)) {
+            writeln!(out, "{} x {}: no days and dollars: {never}", place.1, place.0)?;
+            told.push(place);
+        }
+    }
     if several {
         writeln!(out, "* : nothing here is both faster and cheaper")?;
     }
@@ -414,6 +457,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         }
         let c = &section.answer.counters;
         let proof = match section.answer.stop {
+            Stop::Proved if section.prepared.leaves_offload_out() && !section.offloading.is_open() => {
+                format!("proved optimal {WITHOUT_OFFLOAD}")
+            }
             Stop::Proved => "proved optimal".to_owned(),
             Stop::Interrupted => {
                 format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap))
@@ -433,6 +479,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     Ok(())
 }
+
+/// What is said of searches that did not try it.
+pub(super) const WITHOUT_OFFLOAD: &str = "(without offload, which --fix offload=any opens)";
 
 /// Searches of which each has a line of its own.
 const FEW_SEARCHES: usize = 8;
@@ -539,8 +588,10 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         "chunks": chunks,
         "layout": layout_text(prepared, plan),
     });
-    if let Some(run) = prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok()) {
-        value["run"] = serde_json::to_value(run).unwrap_or_default();
+    match prepared.task.job.tokens.map(|tokens| run_cost(&run, tokens)) {
+        Some(Ok(run)) => value["run"] = serde_json::to_value(run).unwrap_or_default(),
+        Some(Err(_)) => {}
+        None => value["goodput"] = serde_json::to_value(goodput_of(&run).ok()).unwrap_or_default(),
     }
     value
 }
@@ -553,6 +604,9 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     value["cluster"] = json!(row.section.cluster);
     value["tied_with"] = json!(tied);
     value["pareto"] = json!(row.pareto);
+    if let Some(never) = &row.never {
+        value["never_ends"] = json!(never.to_string());
+    }
     value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
     value["split_gap"] = json!(found.split_gap);
     #[cfg(feature = "milp")]
@@ -580,7 +634,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
                 "cluster": s.cluster, "gpus": s.prepared.task.job.gpus,
                 "candidates": s.answer.counters.candidates, "evaluated": s.answer.counters.evaluated,
                 "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
-                "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offload_opened,
+                "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offloading.is_open(),
             })
         })
         .collect();
@@ -635,8 +689,8 @@ pub(crate) struct PlannedPhase<'a> {
     pub(crate) prepared: &'a Prepared<'a>,
     /// The best plan.
     pub(crate) found: Found,
-    /// Nothing fits without offload, which was opened for that.
-    pub(crate) offload_opened: bool,
+    /// Why it offloads or does not.
+    pub(crate) offloading: Offloading,
 }
 
 /// Prints the phases of a run with its totals.
@@ -653,7 +707,7 @@ pub(crate) fn print_phases(
             .map(|phase| {
                 let mut value = prediction_json(phase.prepared, &phase.found.plan, &phase.found.prediction);
                 value["phase"] = json!(phase.phase.to_string());
-                value["offload_opened"] = json!(phase.offload_opened);
+                value["offload_opened"] = json!(phase.offloading.is_open());
                 value
             })
             .collect();
@@ -666,7 +720,7 @@ pub(crate) fn print_phases(
     }
     writeln!(out, "{}, {} phases", whereabouts(task), phases.len())?;
     writeln!(out, "{}", assumptions(task))?;
-    for phase in phases.iter().filter(|phase| phase.offload_opened) {
+    for phase in phases.iter().filter(|phase| matches!(phase.offloading, Offloading::Needed)) {
         writeln!(out, "phase {}: nothing fits without offload; its plan offloads", phase.phase)?;
     }
     let mut table = Table::new();

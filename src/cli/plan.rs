@@ -208,9 +208,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
-        let Solution { answer, offload_opened } = prepared.solve(&request, &bar);
+        let Solution { answer, offloading } = prepared.solve(&request, &bar);
         verify(prepared, &answer.found)?;
-        sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offload_opened });
+        sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
     }
     bar.clear();
     let empty = sections.iter().all(|s| s.answer.found.is_empty());
@@ -293,14 +293,14 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let prepared: Vec<_> = tasks.iter().map(Task::prepare).collect();
     let mut planned = Vec::new();
     for (&phase, prepared) in args.phase.iter().zip(&prepared) {
-        let Solution { answer, offload_opened } = prepared.solve(&request, &bar);
+        let Solution { answer, offloading } = prepared.solve(&request, &bar);
         let Some(best) = answer.found.into_iter().next() else {
             bar.clear();
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
         verify(prepared, std::slice::from_ref(&best))?;
-        planned.push(PlannedPhase { phase, prepared, found: best, offload_opened });
+        planned.push(PlannedPhase { phase, prepared, found: best, offloading });
     }
     bar.clear();
     let runs: Vec<_> = planned

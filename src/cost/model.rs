@@ -239,9 +239,8 @@ impl Part {
     fn lower(&mut self, other: &Self) {
         self.passes.lower(&other.passes);
         self.beside.lower(&other.beside);
-        self.kept.hidden = self.kept.hidden.min(other.kept.hidden);
-        self.kept.tensor = self.kept.tensor.min(other.kept.tensor);
-        self.kept.local = self.kept.local.min(other.kept.local);
+        self.stays.lower(&other.stays);
+        self.moves.lower(&other.moves);
         self.shared = self.shared.max(other.shared);
         for (own, other) in self.modules.iter_mut().zip(&other.modules) {
             debug_assert_eq!(own.0, other.0, "the modules of a layer do not depend on flags");
@@ -265,7 +264,13 @@ struct Part {
     passes: Passes,
     /// Of `passes`: what the `moe` module recomputes with the experts.
     beside: Passes,
-    kept: Kept,
+    /// Kept on the GPU whatever is offloaded.
+    stays: Kept,
+    /// Kept where Megatron-Core's offload of activations puts it
+    /// (megatron/core/pipeline_parallel/fine_grained_activation_offload.py and its callers): what attention keeps, the
+    /// output of the norm before it, what experts' first products and their activation read. Dense and shared feed-forward
+    /// parts, state-space mixers and norms' own inputs have no hook.
+    moves: Kept,
     /// Kept bytes of shared experts.
     shared: f64,
     /// What selective recomputation can drop: seconds and bytes.
@@ -295,13 +300,16 @@ struct Routed {
 struct Experts {
     passes: Passes,
     modules: std::array::IntoIter<(Module, f64, f64), 2>,
+    /// Kept bytes that offload moves.
+    moved: f64,
     shapes: [(u64, u64); 2],
 }
 
 /// One layer's passes, and what its recomputation and its memory follow from.
 struct Joined {
     passes: Passes,
-    kept: Kept,
+    stays: Kept,
+    moves: Kept,
     experts: Option<Experts>,
     parameters: LocalParameters,
     /// Forward and backward seconds of the device without waiting for launches.
@@ -321,6 +329,27 @@ struct Kept {
     tensor: f64,
     /// Bytes on this rank whatever TP is.
     local: f64,
+}
+
+impl Kept {
+    fn lower(&mut self, other: &Self) {
+        self.hidden = self.hidden.min(other.hidden);
+        self.tensor = self.tensor.min(other.tensor);
+        self.local = self.local.min(other.local);
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            hidden: self.hidden + other.hidden,
+            tensor: self.tensor + other.tensor,
+            local: self.local + other.local,
+        }
+    }
+
+    /// Bytes on one rank.
+    fn bytes(&self, c: &Cell) -> f64 {
+        self.hidden * c.tokens / c.split as f64 + self.tensor * c.tokens / c.tp + self.local
+    }
 }
 
 impl<'a> CostModel<'a> {
@@ -583,17 +612,17 @@ impl<'a> CostModel<'a> {
     /// What of a layer no expert degree and no dispatcher changes.
     fn part(&self, c: &Cell, block: &Block) -> Part {
         let mut part = Part::default();
-        let Part { passes: p, kept, modules, shapes, .. } = &mut part;
-        self.norms(c, block, p, kept, modules);
+        let Part { passes: p, stays, moves, modules, shapes, .. } = &mut part;
+        self.norms(c, block, p, (stays, moves), modules);
         match &block.mixer {
-            Mixer::Attention(_) | Mixer::Latent(_) => self.attention(c, block, p, kept, modules, shapes),
+            Mixer::Attention(_) | Mixer::Latent(_) => self.attention(c, block, p, moves, modules, shapes),
             Mixer::Mamba2(a) => {
                 let inner = a.inner + 2 * a.groups * a.state;
                 let (into, out) = (a.inner + inner + a.heads, a.inner);
                 self.column(c, into, p, shapes);
                 self.row(c, out, p, shapes);
                 self.scan(c, a, p);
-                kept.tensor += 2.0 * (into + inner + a.inner) as f64
+                stays.tensor += 2.0 * (into + inner + a.inner) as f64
                     + self.input_bytes() * a.inner as f64
                     + 4.0 * (a.inner * a.state) as f64 / SCAN_CHUNK as f64;
             }
@@ -607,7 +636,7 @@ impl<'a> CostModel<'a> {
                 self.row(c, d.width, &mut body, shapes);
                 self.activation(d.width as f64 * c.tokens / c.tp, d.activation.gated(), &mut body);
                 let saved = 2.0 * into as f64 + self.input_bytes() * d.width as f64;
-                kept.tensor += saved + self.profile.memory.extra_kept.1 * d.width as f64;
+                stays.tensor += saved + self.profile.memory.extra_kept.1 * d.width as f64;
                 self.add(p, &body);
                 let mut extra = body.forward;
                 self.add_tensor_collectives(c, &mut extra, 1.0);
@@ -631,10 +660,10 @@ impl<'a> CostModel<'a> {
     ) -> Joined {
         let block = &kind.block;
         let mut p = part.passes;
-        let mut kept = part.kept;
+        let (mut stays, mut moves) = (part.stays, part.moves);
         let mut experts = None;
         if let FeedForward::Moe(e) = &block.feed_forward {
-            let found = self.experts(c, at, e, part, &mut kept, routed);
+            let found = self.experts(c, at, e, part, (&mut stays, &mut moves), routed);
             self.add(&mut p, &found.passes);
             p.exchange = found.passes.exchange;
             experts = Some(found);
@@ -671,7 +700,7 @@ impl<'a> CostModel<'a> {
         }
         // A recomputed forward pass repeats its share of the exchange; a floor does not know that share.
         let replayed = if c.floor { replayed } else { device.0 };
-        Joined { passes: p, kept, experts, parameters, device, replayed, host }
+        Joined { passes: p, stays, moves, experts, parameters, device, replayed, host }
     }
 
     /// Device time that waits for launches.
@@ -696,8 +725,9 @@ impl<'a> CostModel<'a> {
         routed: &mut HashMap<RoutedKey, Routed>,
     ) -> LayerCost {
         let block = &kind.block;
-        let Joined { passes: p, kept, experts, parameters, device, replayed, host } =
+        let Joined { passes: p, stays, moves, experts, parameters, device, replayed, host } =
             self.joined(c, at, kind, part, routed);
+        let kept = stays.plus(moves);
         let mut modules: Vec<ModuleCost> = Vec::with_capacity(part.modules.len() + 4);
         let module = |(module, seconds, saved): (Module, f64, f64)| {
             let mut extra = Times::default();
@@ -706,7 +736,9 @@ impl<'a> CostModel<'a> {
         };
         modules.extend(part.modules.iter().copied().map(module));
         let mut shapes = if self.has_pool() { part.shapes.clone() } else { Vec::new() };
+        let mut moved_of_experts = 0.0;
         if let Some(found) = experts {
+            moved_of_experts = found.moved;
             modules.extend(found.modules.map(module));
             if self.has_pool() {
                 shapes.extend(found.shapes);
@@ -748,7 +780,24 @@ impl<'a> CostModel<'a> {
         };
         if c.key.offload.activations {
             match self.profile.memory.offloaded_activations {
-                OffloadedActivations::Kept => self.offload_activations(&mut cost, c.floor),
+                OffloadedActivations::Kept => {
+                    let before = norms_before(block);
+                    let norms = if before > 0.0 { self.moved_norms(block, before) / before } else { 0.0 };
+                    // Of what recomputation of a module drops, so much lies on the host.
+                    let share = |module: &ModuleCost| match module.module {
+                        Module::Mlp | Module::SharedExperts | Module::MoeActivation => 0.0,
+                        Module::Moe => moved_of_experts / (module.saved.0 as f64).max(1.0),
+                        Module::LayerNorm => norms,
+                        Module::CoreAttention | Module::MlaUpProjection => 1.0,
+                        Module::Operators => moves.bytes(c) / whole.max(1.0),
+                    };
+                    for module in &mut cost.modules {
+                        let gone = (share(module) * self.offloaded).min(1.0);
+                        module.saved = module.saved.scale(1.0 - gone);
+                    }
+                    let bytes = Bytes::from_f64(moves.bytes(c)).scale(self.offloaded);
+                    self.offload_activations(&mut cost, bytes, c.floor);
+                }
                 OffloadedActivations::Inputs => self.offload_inputs(&mut cost, c.floor),
             }
         }
@@ -854,7 +903,7 @@ impl<'a> CostModel<'a> {
         c: &Cell,
         block: &Block,
         p: &mut Passes,
-        kept: &mut Kept,
+        (stays, moves): (&mut Kept, &mut Kept),
         modules: &mut Vec<(Module, f64, f64)>,
     ) {
         let h = self.model.hidden as f64;
@@ -871,14 +920,16 @@ impl<'a> CostModel<'a> {
         );
         // Norms before a part keep their input and their output (the part's input); norms after a part
         // keep their input.
-        let before = norms.min(if block.parallel { 1.0 } else { parts });
+        let before = norms_before(block);
         let after = norms - before;
         let input = self.input_bytes();
-        kept.hidden += before * (2.0 + input) * h + after * 2.0 * h;
+        let moved = self.moved_norms(block, before) * input * h;
+        moves.hidden += moved;
+        stays.hidden += before * (2.0 + input) * h + after * 2.0 * h - moved;
         if self.model.dropout && self.profile.kernels.dropout {
             p.forward.add(Item::ElementWise, d.stream(parts * elements, 0.0));
             p.backward.add(Item::ElementWise, d.stream(parts * elements, 0.0));
-            kept.hidden += parts * h;
+            stays.hidden += parts * h;
         }
         if before > 0.0 {
             let extra = d.stream(4.0 * before * elements, before);
@@ -1178,7 +1229,7 @@ impl<'a> CostModel<'a> {
             let elements = e.shared_width as f64 * c.tokens / c.tp;
             self.activation(elements, e.activation.gated(), &mut shared);
             part.shared = (2.0 * (matrices - 1) as f64 + self.input_bytes()) * elements;
-            part.kept.local += part.shared;
+            part.stays.local += part.shared;
             part.modules.push((Module::SharedExperts, shared.forward.total(), part.shared));
             self.add(&mut body, &shared);
         }
@@ -1244,7 +1295,7 @@ impl<'a> CostModel<'a> {
         kind: usize,
         e: &Moe,
         part: &Part,
-        kept: &mut Kept,
+        (stays, moves): (&mut Kept, &mut Kept),
         routed: &mut HashMap<RoutedKey, Routed>,
     ) -> Experts {
         let x = &self.profile.experts;
@@ -1298,7 +1349,8 @@ impl<'a> CostModel<'a> {
         // Kept: permuted input, what the activation reads, and its output.
         let in_bytes = self.input_bytes();
         let activation_out = in_bytes * fm * copies;
-        let mut stored = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies + activation_out;
+        let moved = in_bytes * width * copies + 2.0 * (matrices - 1.0) * fm * copies;
+        let mut stored = moved + activation_out;
         if c.dispatchers.iter().all(|&dispatcher| dispatcher == Some(Dispatcher::AllGather)) {
             stored += 2.0 * width * local_tokens * ep * etp;
         }
@@ -1307,7 +1359,8 @@ impl<'a> CostModel<'a> {
             stored += 4.0 * width * local_tokens;
         }
         let small = (4.0 * e.experts as f64 + 8.0 * e.top_k as f64) * local_tokens;
-        kept.local += stored + small;
+        moves.local += moved;
+        stays.local += stored - moved + small;
         let whole = body.forward.total() + part.beside.forward.total() + 2.0 * body.exchange;
         Experts {
             passes: body,
@@ -1316,6 +1369,7 @@ impl<'a> CostModel<'a> {
                 (Module::Moe, whole, stored + small + part.shared),
             ]
             .into_iter(),
+            moved,
             shapes: [(((matrices - 1.0) * fm) as u64, width as u64), (width as u64, fm as u64)],
         }
     }
@@ -1669,9 +1723,14 @@ impl<'a> CostModel<'a> {
         feed_forward.max(mixer) + 2.0 * h * shared
     }
 
-    fn offload_activations(&self, cost: &mut LayerCost, floor: bool) {
+    /// Norms whose output goes to the host with what attention keeps; a parallel feed-forward part reads the same one.
+    fn moved_norms(&self, block: &Block, before: f64) -> f64 {
+        let attends = matches!(block.mixer, Mixer::Attention(_) | Mixer::Latent(_));
+        if attends && !block.parallel { before.min(1.0) } else { 0.0 }
+    }
+
+    fn offload_activations(&self, cost: &mut LayerCost, bytes: Bytes, floor: bool) {
         let link = self.accelerator.host_link.0;
-        let bytes = cost.kept.saturating_sub(cost.full_kept).scale(self.offloaded);
         cost.offloaded = bytes;
         let moved = bytes.0 as f64 / link;
         if floor {
@@ -1688,9 +1747,6 @@ impl<'a> CostModel<'a> {
         cost.forward.add(Item::Offload, Seconds(forward).picos());
         cost.backward.add(Item::Offload, Seconds(backward).picos());
         cost.kept = cost.kept - bytes;
-        for module in &mut cost.modules {
-            module.saved = module.saved.scale(1.0 - self.offloaded);
-        }
     }
 
     /// Of layers that are recomputed together, the input goes to the host.
@@ -1976,6 +2032,11 @@ impl<'a> CostModel<'a> {
             Hop { latency: Picos::ZERO, busy: time, buffers }
         }
     }
+}
+
+/// Norms that stand before a part of a block.
+fn norms_before(block: &Block) -> f64 {
+    f64::from(block.norms).min(if block.parallel { 1.0 } else { parts(block) })
 }
 
 /// Parts of a block that read the residual stream and add to it.

@@ -288,13 +288,21 @@ pub fn step_cost(run: &Run) -> StepCost {
     }
 }
 
+/// How much of a run's time trains.
+///
+/// # Errors
+/// [`NoProgress`] where failures come faster than it can recover.
+pub fn goodput_of(run: &Run) -> Result<Goodput, NoProgress> {
+    goodput(run.cluster, run.gpus, run.step.seconds(), &run.checkpointing)
+}
+
 /// What it costs to train on `tokens`.
 ///
 /// # Errors
 /// [`NoProgress`] where failures come faster than the run recovers.
 pub fn run_cost(run: &Run, tokens: Tokens) -> Result<RunCost, NoProgress> {
     let step = run.step.seconds();
-    let goodput = goodput(run.cluster, run.gpus, step, &run.checkpointing)?;
+    let goodput = goodput_of(run)?;
     let steps = tokens.0.div_ceil(run.tokens_per_step.0.max(1));
     let stragglers = run.stragglers.min(run.step).seconds() * steps as f64;
     let training = step * steps as f64 - stragglers;

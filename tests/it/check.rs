@@ -8,7 +8,7 @@ use autoplan::check::{CHECKS, Given, Outcome, Report, check};
 use autoplan::cost::Item;
 use autoplan::cost::step::{Prediction, StepItem};
 use autoplan::frameworks::Target;
-use autoplan::frameworks::profile::Profile;
+use autoplan::frameworks::profile::{OffloadedActivations, Profile};
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
@@ -470,6 +470,12 @@ proptest! {
             layers.push(next);
             left -= next;
         }
+        // No framework that offloads what layers keep recomputes groups of layers beside it.
+        let kept = task.profile.memory.offloaded_activations == OffloadedActivations::Kept;
+        let recompute = match recompute {
+            Recompute::FullUniform(_) if kept && layout.offload.activations => Recompute::FullUniform(1),
+            recompute => recompute,
+        };
         let plan = plan_of(&task, layout, &layers, recompute);
         let prepared = task.prepare();
         let prediction = prepared.predict(&plan);

@@ -873,3 +873,55 @@ fn pruning_keeps_split_backward_passes_and_offloaded_plans() {
         assert_eq!(pruned, found(&options, true), "{options:?}");
     }
 }
+
+/// What is paid for is a run with all that it loses, not a step.
+#[test]
+fn runs_rank_by_their_totals() {
+    let job =
+        ["plan", "llama3.1-70b", "dgx-h100", "--gpus", "64,128,256,512,1024", "-b", "1024", "-s", "8192"];
+    let whole = ["--tokens", "1T", "--objective", "cost", "--format", "json"];
+    let output = autoplan(&[&job[..], &whole].concat());
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let plans = value["plans"].as_array().unwrap();
+    let total: Vec<f64> =
+        plans.iter().map(|plan| plan["run"]["dollars"]["total_usd"].as_f64().unwrap()).collect();
+    assert!(total.is_sorted() && total.len() >= 5, "{total:?}");
+    // By the step another one would be first: more GPUs fail more often.
+    let step: Vec<f64> = plans.iter().map(|p| p["usd_per_trillion_tokens"].as_f64().unwrap()).collect();
+    assert!(!step.is_sorted(), "{step:?}");
+    assert!(plans[0]["pareto"] == true);
+}
+
+#[test]
+fn a_run_that_makes_no_progress_is_said_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string("clusters/dgx-h100.ron").unwrap();
+    let from = text.find("gpu_hours_between_failures: ").unwrap();
+    let to = from + text[from..].find(',').unwrap();
+    let frail = format!("{}gpu_hours_between_failures: 10{}", &text[..from], &text[to..]);
+    let path = folder.path().join("frail.ron");
+    std::fs::write(&path, frail).unwrap();
+    let frail = path.to_str().unwrap();
+    let job = [
+        "plan",
+        "llama3.1-8b",
+        frail,
+        "--gpus",
+        "512",
+        "-b",
+        "512",
+        "-s",
+        "4096",
+        "--tokens",
+        "1T",
+        "--top",
+        "1",
+    ];
+    let text = stdout(&autoplan(&job));
+    assert!(text.contains("never") && text.contains("the run makes no progress"), "{text}");
+    let value: serde_json::Value =
+        serde_json::from_str(&stdout(&autoplan(&[&job[..], &["--format", "json"]].concat()))).unwrap();
+    assert!(value["plans"][0]["never_ends"].as_str().unwrap().contains("a failure comes every"));
+    let late = stdout(&autoplan(&[&job[..], &["--deadline", "30d"]].concat()));
+    assert!(late.contains("the run makes no progress"), "{late}");
+}

@@ -454,14 +454,11 @@ fn memory(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
     Ok(s)
 }
 
-/// Everything that a layer keeps and does not recompute.
+/// What attention and experts keep and do not recompute. Norms that are part of the product behind them have no hook
+/// of their own, and CUDA graphs switch that of others off: their inputs stay.
 fn offload_modules(recompute: Recompute, shape: &Shape) -> Vec<String> {
     let dropped = |module| matches!(recompute, Recompute::Selective(set) if set.has(module));
-    let mut modules = Vec::new();
-    if !dropped(Module::LayerNorm) {
-        modules.extend(["attn_norm", "mlp_norm"]);
-    }
-    modules.push("qkv_linear");
+    let mut modules = vec!["qkv_linear"];
     if !dropped(Module::CoreAttention) {
         modules.extend(["core_attn", "attn_proj"]);
     }

@@ -19,6 +19,9 @@ use super::tables::{ModeCost, Tables};
 use super::{Assignment, Block, Choice, Freedom, Problem, Way, measure};
 use crate::units::Picos;
 
+/// Simulates forward and backward passes of all chunks: the makespan, if it is not above a time.
+pub type Makespan<'a> = dyn FnMut(&[Picos], &[Picos], Picos) -> Option<Picos> + 'a;
+
 /// Splits of a problem over several chunks per rank, whatever the memory. Problems that differ in held bytes
 /// alone share them.
 #[derive(Debug, Clone, Default)]
@@ -150,14 +153,14 @@ impl Splits {
 
     /// After [`Splits::least_of_list`] of the same problem: the least makespan of the completions that are not
     /// relieved, of this problem and of those that hold no less, if it is `most` or less. `makespan` simulates
-    /// forward and backward passes of all chunks.
+    /// forward and backward passes of all chunks, as far as a time that is not to be exceeded.
     pub(super) fn least_simulated(
         &mut self,
         problem: &Problem,
         tables: &Tables,
         work: &mut ChunkWork,
         most: Picos,
-        makespan: &mut dyn FnMut(&[Picos], &[Picos]) -> Picos,
+        makespan: &mut Makespan<'_>,
     ) -> Option<Picos> {
         if problem.freedom == Freedom::PerStage {
             return Some(self.floor).filter(|floor| *floor <= most);
@@ -186,12 +189,12 @@ impl Splits {
                 }
                 let assignment = Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy);
                 if measure(problem, &assignment, &mut work.evaluation).is_ok() {
-                    let time = makespan(&work.evaluation.forward, &work.evaluation.backward);
-                    least = Some(least.map_or(time, |least| least.min(time)));
+                    let highest = least.unwrap_or(most);
+                    let time = makespan(&work.evaluation.forward, &work.evaluation.backward, highest);
+                    least = time.or(least);
                 }
             }
         }
-        let least = least.filter(|least| *least <= most);
         self.floor = self.floor.max(least.unwrap_or(Picos(most.0.saturating_add(1))));
         least
     }

@@ -352,7 +352,7 @@ impl Search<'_> {
                     false => self.third_bound(next, kth, &mut held.scratch),
                 };
                 let bounds: Vec<Option<Picos>> =
-                    batch.par_iter().map_init(|| scratches.take(), sharpen).collect();
+                    batch.par_iter().with_max_len(1).map_init(|| scratches.take(), sharpen).collect();
                 for (next, bound) in batch.iter().zip(bounds) {
                     self.note(&next.group, bound, true, &mut pool, &mut counters);
                 }
@@ -383,6 +383,7 @@ impl Search<'_> {
             }
             let opened: Vec<Option<Opened>> = batch
                 .par_iter()
+                .with_max_len(1)
                 .map_init(
                     || scratches.take(),
                     |held, next| {
@@ -425,7 +426,7 @@ impl Search<'_> {
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
-        let found = best.into_sorted().into_par_iter().enumerate();
+        let found = best.into_sorted().into_par_iter().with_max_len(1).enumerate();
         let found = found.map(|(at, settled)| {
             // A deep pipeline takes the programme about a second: only the best plan is worth that.
             let layout = settled.plan.layout();

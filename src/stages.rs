@@ -30,7 +30,7 @@ use crate::units::{Bytes, Picos};
 
 pub use dp::{Balancer, Outcome};
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};
-pub use splits::Splits;
+pub use splits::{Makespan, Splits};
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -225,6 +225,8 @@ pub struct Simulator {
     order: Vec<Slot>,
     clock: Vec<u64>,
     next: Vec<[u32; 2]>,
+    /// By rank, how long it may still wait.
+    patience: Vec<u64>,
     lists: Vec<Vec<(Pass, u32, u32)>>,
     listed: Option<Shape>,
     /// End of the last operation of every rank, after a run.
@@ -240,19 +242,31 @@ impl Simulator {
     ///
     /// `load` holds one entry per chunk in model order.
     pub fn run(&mut self, shape: Shape, load: Load<'_>) -> Picos {
+        self.follow(shape, load, u64::MAX);
+        self.ends.iter().copied().max().unwrap_or_default()
+    }
+
+    /// [`Simulator::run`] if the makespan is `most` or less; a schedule that is known to take longer is not followed
+    /// to its end.
+    pub fn run_within(&mut self, shape: Shape, load: Load<'_>, most: Picos) -> Option<Picos> {
+        self.follow(shape, load, most.0);
+        self.ends.iter().copied().max().filter(|makespan| *makespan <= most)
+    }
+
+    /// Runs a schedule; where it takes longer than `most`, some end is beyond that.
+    fn follow(&mut self, shape: Shape, load: Load<'_>, most: u64) {
         self.clock.clear();
         self.clock.resize(shape.ranks as usize, 0);
         self.starts.clear();
         self.starts.resize(shape.ranks as usize, Picos(UNKNOWN));
         match shape.schedule {
             Schedule::OneFOneB => self.one_f_one_b(shape, load),
-            Schedule::Interleaved => self.interleaved(shape, load),
+            Schedule::Interleaved => self.interleaved(shape, load, most),
             Schedule::GPipe => self.gpipe(shape, load),
             _ => self.zero_bubble(shape, load),
         }
         self.ends.clear();
         self.ends.extend(self.clock.iter().map(|&c| Picos(c)));
-        self.ends.iter().copied().max().unwrap_or_default()
     }
 
     /// 1F1B, one micro-batch column at a time with O(p) state. Once a column shifts the whole state by
@@ -364,8 +378,8 @@ impl Simulator {
     }
 
     /// Megatron's interleaved order: every rank walks its fixed list; ranks take turns and stop where
-    /// an input is missing.
-    fn interleaved(&mut self, shape: Shape, load: Load<'_>) {
+    /// an input is missing. A rank that has waited too long to end within `most` ends beyond it at once.
+    fn interleaved(&mut self, shape: Shape, load: Load<'_>, most: u64) {
         let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
         let x = load.hop.0;
         self.reset_ends(shape);
@@ -373,10 +387,19 @@ impl Simulator {
         interleaved_order(shape.virtual_stages, shape.micro_batches, shape.group(), &mut order);
         let total = m * v;
         let last = p * v - 1;
+        // A rank does its own work, and after its end the last backward pass goes through all ranks before it.
+        let mut drain = 0;
+        self.patience.clear();
+        for r in 0..p {
+            let work: u64 = (r..p * v).step_by(p).map(|k| load.forward[k].0 + load.backward[k].0).sum();
+            self.patience.push(most.saturating_sub(work * m as u64 + drain));
+            drain += load.backward[r].0 + x;
+        }
         let mut open = true;
         while open {
             open = false;
             for r in 0..p {
+                let mut waited = 0;
                 let warm = shape.in_flight(r as u32) as usize;
                 let [done_f, done_b] = self.next[r];
                 let (mut done_f, mut done_b) = (done_f as usize, done_b as usize);
@@ -391,6 +414,7 @@ impl Simulator {
                         }
                         let begin = clock.max(if k == 0 { 0 } else { ready + x });
                         self.starts[r] = self.starts[r].min(Picos(begin));
+                        waited += begin - clock;
                         clock = begin + load.forward[k].0;
                         self.forward_end[k * m + j] = clock;
                         done_f += 1;
@@ -405,11 +429,19 @@ impl Simulator {
                         if ready == UNKNOWN {
                             break;
                         }
-                        clock = clock.max(ready + hop) + load.backward[k].0;
+                        let begin = clock.max(ready + hop);
+                        waited += begin - clock;
+                        clock = begin + load.backward[k].0;
                         self.backward_end[k * m + j] = clock;
                         done_b += 1;
                     }
                 }
+                if waited > self.patience[r] {
+                    self.clock[r] = u64::MAX;
+                    self.order = order;
+                    return;
+                }
+                self.patience[r] -= waited;
                 self.clock[r] = clock;
                 self.next[r] = [done_f as u32, done_b as u32];
                 open |= done_b < total;
@@ -839,6 +871,10 @@ mod tests {
             let load = Load { forward: &fp, backward: &bp, weight: &bp, hop: Picos(x) };
             let simulated = Simulator::default().run(shape, load);
             prop_assert_eq!(simulated.0, oracle(shape, &f, &b, x));
+            for most in [simulated.0 / 2, simulated.0 - 1, simulated.0, simulated.0 + 1].map(Picos) {
+                let within = Simulator::default().run_within(shape, load, most);
+                prop_assert_eq!(within, Some(simulated).filter(|time| *time <= most));
+            }
             prop_assert!(chain_bound(shape, load) <= simulated, "{:?} > {:?}", chain_bound(shape, load), simulated);
         }
 

@@ -6,8 +6,8 @@ use serde::Serialize;
 use super::model::CostModel;
 use super::schedule::{Load, Shape, Simulator, in_flight_vectors};
 use super::{
-    CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, OffloadedInput, Sharding,
-    Times,
+    CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, ModuleCost, OffloadedInput,
+    Sharding, Times,
 };
 use crate::layers::Layers;
 use crate::plan::{Layout, Module, Modules, Offload, Plan, Recompute};
@@ -234,19 +234,59 @@ fn whole_layer_extra(layer: &LayerCost, n: u32) -> Times {
 fn selective_cost(layer: &LayerCost, set: Modules) -> ModeCost {
     let mut extra = Times::default();
     let mut saved = Bytes::ZERO;
-    for cost in &layer.modules {
-        // What lies inside a recomputed MoE layer is recomputed with it.
-        let inside =
-            matches!(cost.module, Module::MoeActivation | Module::SharedExperts) && set.has(Module::Moe);
-        let whole = layer.modules.iter().any(|m| m.module == Module::Moe);
-        if set.has(cost.module) && !(inside && whole) {
-            extra = extra.plus(&cost.extra, 1);
+    for (_, cost) in dropped(layer, set) {
+        extra = extra.plus(&cost.extra, 1);
+        saved += cost.saved;
+    }
+    let (kept, transient) = without(layer, saved);
+    ModeCost { extra, kept, transient }
+}
+
+/// The modules of a layer that selective recomputation of a set drops, with their places.
+fn dropped(layer: &LayerCost, set: Modules) -> impl Iterator<Item = (usize, &ModuleCost)> {
+    let has_moe = set.has(Module::Moe) && layer.modules.iter().any(|cost| cost.module == Module::Moe);
+    // What lies inside a recomputed MoE layer is recomputed with it.
+    let inside = move |module| has_moe && matches!(module, Module::MoeActivation | Module::SharedExperts);
+    let all = layer.modules.iter().enumerate();
+    all.filter(move |(_, cost)| set.has(cost.module) && !inside(cost.module))
+}
+
+/// What a layer keeps without so many bytes, and its transient: one layer at a time is rebuilt.
+fn without(layer: &LayerCost, saved: Bytes) -> (Bytes, Bytes) {
+    let saved = Bytes(saved.0.min(layer.kept.0));
+    (layer.kept - saved, layer.transient + saved)
+}
+
+/// [`mode_cost`] of one layer in many modes, extra time in one sum.
+#[derive(Debug)]
+pub struct ModeSums<'a> {
+    layer: &'a LayerCost,
+    /// Extra time by module.
+    extra: Vec<Picos>,
+}
+
+impl<'a> ModeSums<'a> {
+    /// Those of a layer.
+    #[must_use]
+    pub fn new(layer: &'a LayerCost) -> Self {
+        Self { layer, extra: layer.modules.iter().map(|cost| cost.extra.total()).collect() }
+    }
+
+    /// Extra backward time, bytes kept per micro-batch in flight and bytes needed once, as in [`ModeCost`].
+    #[must_use]
+    pub fn of(&self, recompute: Recompute) -> (Picos, Bytes, Bytes) {
+        let Recompute::Selective(set) = recompute else {
+            let ModeCost { extra, kept, transient } = mode_cost(self.layer, recompute);
+            return (extra.total(), kept, transient);
+        };
+        let (mut extra, mut saved) = (Picos::ZERO, Bytes::ZERO);
+        for (at, cost) in dropped(self.layer, set) {
+            extra += self.extra[at];
             saved += cost.saved;
         }
+        let (kept, transient) = without(self.layer, saved);
+        (extra, kept, transient)
     }
-    let saved = Bytes(saved.0.min(layer.kept.0));
-    // One layer at a time is rebuilt.
-    ModeCost { extra, kept: layer.kept - saved, transient: layer.transient + saved }
 }
 
 /// Bytes of weights, gradients and optimizer states of so many local parameters.

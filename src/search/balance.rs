@@ -7,7 +7,8 @@ use std::sync::Arc;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
-    ModeCost, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step, state_bytes,
+    ModeCost, ModeSums, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step,
+    state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{Capabilities, Context, PlanReach, Target, plan_rules_hold};
@@ -101,25 +102,27 @@ impl RecomputeFamily {
     /// The Pareto set of legal modes in one cell.
     #[must_use]
     pub fn new(legal: &LegalModes, cell: &CellCosts) -> Self {
-        let mut modes: Vec<RecomputeMode> = Vec::new();
-        for &recompute in &legal.modes {
-            let mode = RecomputeMode::new(cell, recompute);
-            let no_better = |a: &RecomputeMode, b: &RecomputeMode| {
-                a.costs.iter().zip(&b.costs).all(|(a, b)| a.no_better(b))
-            };
-            // Under full, uniform, n the kept bytes are per group: not comparable with the others.
-            let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);
-            if !comes_in_groups(cell, recompute) {
-                continue;
+        let priced = PricedModes::new(legal, cell);
+        // Under full, uniform, n the kept bytes are per group: not comparable with the others.
+        let alone = |mode: &usize| matches!(priced.list[*mode], Recompute::FullUniform(n) if n > 1);
+        let (mut best, others): (Vec<usize>, Vec<usize>) = (0..priced.list.len()).partition(alone);
+        let sum = |mode: usize| {
+            let of = |cost: &LayerMode| [cost.extra.0, cost.kept.0, cost.transient.0].map(u128::from);
+            priced.of(mode).iter().flat_map(of).sum::<u128>()
+        };
+        let mut others: Vec<(u128, usize)> = others.into_iter().map(|mode| (sum(mode), mode)).collect();
+        // What is no better than another comes after it.
+        others.sort_unstable();
+        let grouped = best.len();
+        for (_, mode) in others {
+            let costs = priced.of(mode);
+            let no_better = |&other: &usize| costs.iter().zip(priced.of(other)).all(|(a, b)| a.no_better(b));
+            if !best[grouped..].iter().any(no_better) {
+                best.push(mode);
             }
-            let comparable =
-                |m: &RecomputeMode| !grouped && !matches!(m.recompute, Recompute::FullUniform(n) if n > 1);
-            if modes.iter().any(|m| comparable(m) && no_better(&mode, m)) {
-                continue;
-            }
-            modes.retain(|m| !(comparable(m) && no_better(m, &mode)));
-            modes.push(mode);
         }
+        best.sort_unstable();
+        let modes = best.into_iter().map(|mode| priced.mode(mode)).collect();
         Self { modes, block: legal.block, hopeless: Vec::new(), hopeless_block: false }
     }
 
@@ -134,9 +137,40 @@ impl RecomputeFamily {
     /// Every legal mode in one cell, but those that [`RecomputeFamily::new`] cannot compare either.
     #[must_use]
     pub fn every(legal: &LegalModes, cell: &CellCosts) -> Self {
-        let price = |&recompute: &Recompute| RecomputeMode::new(cell, recompute);
-        let modes = legal.modes.iter().filter(|mode| comes_in_groups(cell, **mode)).map(price).collect();
+        let priced = PricedModes::new(legal, cell);
+        let modes = (0..priced.list.len()).map(|mode| priced.mode(mode)).collect();
         Self { modes, block: legal.block, hopeless: Vec::new(), hopeless_block: false }
+    }
+}
+
+/// The legal modes of a cell with what each does to every kind of layer.
+struct PricedModes {
+    list: Vec<Recompute>,
+    kinds: usize,
+    /// Mode by mode, one for every kind.
+    costs: Vec<LayerMode>,
+}
+
+impl PricedModes {
+    fn new(legal: &LegalModes, cell: &CellCosts) -> Self {
+        let layers: Vec<ModeSums> = cell.layers.iter().map(ModeSums::new).collect();
+        let in_groups = |mode: &Recompute| comes_in_groups(cell, *mode);
+        let list: Vec<Recompute> = legal.modes.iter().copied().filter(in_groups).collect();
+        let cost = |layer: &ModeSums, mode: Recompute| {
+            let (extra, kept, transient) = layer.of(mode);
+            LayerMode { extra, kept, transient }
+        };
+        let of_mode = |&mode: &Recompute| layers.iter().map(move |layer| cost(layer, mode));
+        let costs = list.iter().flat_map(of_mode).collect();
+        Self { list, kinds: layers.len(), costs }
+    }
+
+    fn of(&self, mode: usize) -> &[LayerMode] {
+        &self.costs[mode * self.kinds..][..self.kinds]
+    }
+
+    fn mode(&self, mode: usize) -> RecomputeMode {
+        RecomputeMode { recompute: self.list[mode], costs: self.of(mode).to_vec() }
     }
 }
 
@@ -353,7 +387,8 @@ impl Balancing {
         let chunks = layout.chunk_count();
         let shapes = distinct_shapes(cell);
         let kinds = kinds(cell, sharding, &shapes);
-        let fixed = fixed(layout, TablesOf { cell, sharding, hop }, &shapes);
+        let tables = TablesOf { cell, sharding, hop };
+        let fixed = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
         let problem = Problem {
             pipeline,
             kinds,
@@ -376,17 +411,18 @@ impl Balancing {
 
 /// What one layer of every kind costs whatever it recomputes.
 fn kinds(cell: &CellCosts, sharding: &Sharding, shapes: &[(u64, u64)]) -> Vec<Kind> {
-    let kind = |layer: &LayerCost| {
-        let [forward, backward] = layer_passes(sharding, layer);
-        Kind {
-            forward: forward.total(),
-            backward: backward.total(),
-            held: held(sharding, &layer.parameters),
-            gathered: gathered_bytes(sharding, &layer.parameters),
-            touches: touches(shapes, &layer.weight_shapes),
-        }
-    };
-    cell.layers.iter().map(kind).collect()
+    cell.layers.iter().map(|layer| kind(layer, sharding, touches(shapes, &layer.weight_shapes))).collect()
+}
+
+fn kind(layer: &LayerCost, sharding: &Sharding, touches: u64) -> Kind {
+    let [forward, backward] = layer_passes(sharding, layer);
+    Kind {
+        forward: forward.total(),
+        backward: backward.total(),
+        held: held(sharding, &layer.parameters),
+        gathered: gathered_bytes(sharding, &layer.parameters),
+        touches,
+    }
 }
 
 /// Weights, gradients and optimizer states of so many parameters.
@@ -399,44 +435,40 @@ fn touches(shapes: &[(u64, u64)], own: &[(u64, u64)]) -> u64 {
     own.iter().filter_map(|shape| shapes.iter().position(|s| s == shape)).fold(0u64, |bits, i| bits | 1 << i)
 }
 
-/// What every chunk costs beside its layers.
-fn fixed(layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Vec<Fixed> {
+/// What a chunk costs beside its layers.
+fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Fixed {
     let TablesOf { cell, sharding, hop } = tables;
     let chunks = layout.chunk_count();
-    (0..chunks)
-        .map(|k| {
-            let rank = layout.rank_of_chunk(k);
-            let mut f = Fixed::default();
-            let mut end = |end: &EndCost| {
-                let [forward, backward] = end_passes(sharding, end);
-                f.forward += forward.total();
-                f.backward += backward.total();
-                f.held += held(sharding, &end.parameters);
-                f.kept += end.kept;
-                f.transient = Bytes(f.transient.0.max(end.transient.0));
-                f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
-                f.touches |= touches(shapes, &end.weight_shapes);
-            };
-            if k == 0 {
-                end(&cell.embedding);
-            }
-            if k + 1 == chunks {
-                end(&cell.head);
-                if layout.rank_of_chunk(0) != rank {
-                    f.held += held(sharding, &cell.tied_copy);
-                }
-            }
-            if k < layout.pipeline_parallel {
-                f.forward += cell.micro_batch_overhead;
-            }
-            let neighbours = [k.checked_sub(1), (k + 1 < chunks).then_some(k + 1)];
-            let messages =
-                neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count() as u64;
-            f.forward += hop.busy * messages;
-            f.backward += hop.busy * messages;
-            f
-        })
-        .collect()
+    let rank = layout.rank_of_chunk(chunk);
+    let mut f = Fixed::default();
+    let mut end = |end: &EndCost| {
+        let [forward, backward] = end_passes(sharding, end);
+        f.forward += forward.total();
+        f.backward += backward.total();
+        f.held += held(sharding, &end.parameters);
+        f.kept += end.kept;
+        f.transient = Bytes(f.transient.0.max(end.transient.0));
+        f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
+        f.touches |= touches(shapes, &end.weight_shapes);
+    };
+    if chunk == 0 {
+        end(&cell.embedding);
+    }
+    if chunk + 1 == chunks {
+        end(&cell.head);
+        if layout.rank_of_chunk(0) != rank {
+            f.held += held(sharding, &cell.tied_copy);
+        }
+    }
+    if chunk < layout.pipeline_parallel {
+        f.forward += cell.micro_batch_overhead;
+    }
+    let neighbours = [chunk.checked_sub(1), (chunk + 1 < chunks).then_some(chunk + 1)];
+    let messages =
+        neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count() as u64;
+    f.forward += hop.busy * messages;
+    f.backward += hop.busy * messages;
+    f
 }
 
 /// What the data-parallel traffic of the first rank adds to every step, at least: its gather before its
@@ -484,10 +516,16 @@ fn distinct_shapes(cell: &CellCosts) -> Vec<(u64, u64)> {
 }
 
 impl Balancing {
-    /// Makes it the problem of another sharding of the same cell, schedule and number of chunks.
+    /// Makes it the problem of another sharding of the same cell, schedule, number of chunks and messages.
     pub fn restate(&mut self, layout: &Layout, tables: TablesOf<'_>) {
-        self.problem.kinds = kinds(tables.cell, tables.sharding, &self.shapes);
-        self.problem.fixed = fixed(layout, tables, &self.shapes);
+        for (known, layer) in self.problem.kinds.iter_mut().zip(&tables.cell.layers) {
+            *known = kind(layer, tables.sharding, known.touches);
+        }
+        // Between the ends chunks hold nothing that is sharded beside layers.
+        let last = layout.chunk_count() - 1;
+        for chunk in [0, last] {
+            self.problem.fixed[chunk as usize] = fixed(chunk, layout, tables, &self.shapes);
+        }
     }
 
     /// What a chunk that recomputes so has in an assignment; the first mode if nothing offers it.

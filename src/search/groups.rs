@@ -450,9 +450,9 @@ impl Search<'_> {
             (Known::Splits, Some(splits)) if layout.schedule == Schedule::Interleaved => {
                 // Ranks wait for one another, which no bound on one of them sees.
                 let simulator = &mut scratch.simulator;
-                let mut makespan = |forward: &[Picos], backward: &[Picos]| {
-                    simulator
-                        .run(shape(layout), Load { forward, backward, weight: backward, hop: hop.latency })
+                let mut makespan = |forward: &[Picos], backward: &[Picos], most: Picos| {
+                    let load = Load { forward, backward, weight: backward, hop: hop.latency };
+                    simulator.run_within(shape(layout), load, most)
                 };
                 balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: &some.sharding, hop: *hop });
                 let problem = &balancing.problem;

@@ -115,7 +115,8 @@ impl Look<'_> {
                 let opened = self.search.open(one, self.request, limit, cells, self.observer, scratch);
                 opened.map(|opened| (one.group, opened))
             };
-            let opened: Vec<_> = some.par_iter().map_init(|| self.scratches.take(), open).collect();
+            let opened = some.par_iter().with_max_len(1).map_init(|| self.scratches.take(), open);
+            let opened: Vec<_> = opened.collect();
             for (group, opened) in opened.into_iter().flatten() {
                 opened.settled.iter().for_each(|settled| self.found.offer(settled.clone()));
                 seen.push((group, opened));
@@ -127,40 +128,49 @@ impl Look<'_> {
     /// Groups that are like the best ones, and could be among them.
     fn like(&self, centres: &[Group], open: &[Bounded], seen: &HashMap<Group, (u64, u64)>) -> Vec<Bounded> {
         let kth = self.found.any_threshold();
-        let hopeful = open.iter().take_while(|one| kth.is_none_or(|kth| one.bound <= kth));
-        let hopeful: Vec<&Bounded> = hopeful.filter(|one| !seen.contains_key(&one.group)).collect();
+        let hopeful = open.partition_point(|one| kth.is_none_or(|kth| one.bound <= kth));
         let mut next: Vec<Bounded> = Vec::new();
         for centre in centres {
-            let mut near: Vec<(u32, &Bounded)> = hopeful
-                .iter()
-                .map(|one| (apart(centre, &one.group), *one))
-                .filter(|(apart, one)| *apart <= ALIKE && !next.contains(one))
-                .collect();
-            near.sort_unstable();
-            next.extend(near.iter().take(LIKE_EACH.min(NEXT - next.len())).map(|(_, one)| **one));
+            let wanted = LIKE_EACH.min(NEXT - next.len());
+            // The nearest so far, nearest first.
+            let mut near: Vec<(u32, &Bounded)> = Vec::new();
+            for one in open[..hopeful].iter().take_while(|_| wanted > 0) {
+                let Some(apart) = apart(centre, &one.group) else { continue };
+                let at = near.partition_point(|other| *other <= (apart, one));
+                if at < wanted && !seen.contains_key(&one.group) && !next.contains(one) {
+                    near.insert(at, (apart, one));
+                    near.truncate(wanted);
+                }
+            }
+            next.extend(near.into_iter().map(|(_, one)| *one));
         }
         next
     }
 }
 
-/// How many factors of two lie between the degrees of two groups. Data parallelism and the number of micro-batches
-/// follow from the others.
-fn apart(a: &Group, b: &Group) -> u32 {
+/// How many factors of two lie between the degrees of two groups that are alike. Data parallelism and the number of
+/// micro-batches follow from the others.
+fn apart(a: &Group, b: &Group) -> Option<u32> {
     let degrees = |g: &Group| {
         [
+            g.expert_parallel,
+            g.pipeline_parallel,
+            g.micro_batch_size,
             g.tensor_parallel,
             g.context_parallel,
-            g.pipeline_parallel,
-            g.expert_parallel,
             g.expert_tensor_parallel,
-            g.micro_batch_size,
         ]
     };
-    degrees(a)
-        .into_iter()
-        .zip(degrees(b))
-        .map(|(a, b)| a.max(b).div_ceil(a.min(b)).next_power_of_two().ilog2())
-        .sum()
+    let mut apart = 0;
+    for (a, b) in degrees(a).into_iter().zip(degrees(b)) {
+        if a != b {
+            apart += a.max(b).div_ceil(a.min(b)).next_power_of_two().ilog2();
+            if apart > ALIKE {
+                return None;
+            }
+        }
+    }
+    Some(apart)
 }
 
 /// The first groups, each of another class.

@@ -16,7 +16,7 @@
 
 use super::chunked::{self, ChunkWork};
 use super::pipeline::{Form, Weights};
-use super::splits::Splits;
+use super::splits::{Makespan, Splits};
 use super::tables::{Interval, ModeCost, Tables};
 use super::{
     Assignment, Block, Choice, Counts, Evaluation, Fixed, Freedom, Kind, MAX_KINDS, Objective, Problem,
@@ -184,14 +184,14 @@ impl Balancer {
     }
 
     /// What the fastest of the [`Balancer::completions`] takes at least if none of them is relieved, where that is
-    /// `most` or less, by simulation: `makespan` of the passes of all chunks. `splits` are those that
-    /// [`Balancer::bounded_splits`] made of this problem.
+    /// `most` or less, by simulation: `makespan` of the passes of all chunks, if it is not above a time. `splits` are
+    /// those that [`Balancer::bounded_splits`] made of this problem.
     pub fn simulated_splits(
         &mut self,
         problem: &Problem,
         splits: &mut Splits,
         most: Picos,
-        makespan: &mut dyn FnMut(&[Picos], &[Picos]) -> Picos,
+        makespan: &mut Makespan<'_>,
     ) -> Option<Picos> {
         self.work.tables.load(problem);
         splits.least_simulated(problem, &self.work.tables, &mut self.chunks, most, makespan)

@@ -77,10 +77,7 @@ impl Loads {
                 load.longest = load.longest.max(to - from);
                 load.transient = load.transient.max(fixed.transient.0);
                 keeps |= fixed.kept.0 > 0;
-                let counts = tables.counts(from, to);
-                for (sum, count) in load.counts.iter_mut().zip(&counts[..tables.kinds]) {
-                    *sum += count;
-                }
+                tables.count(from, to, &mut load.counts);
             }
             let mut kinds = (0..tables.kinds).filter(|&kind| load.counts[kind] > 0);
             if let (Some(kind), None, false) = (kinds.next(), kinds.next(), keeps) {

@@ -22,6 +22,10 @@ pub struct Relaxation {
     ranks: Vec<Rank>,
     /// Layers of each kind.
     counts: [u64; MAX_KINDS],
+    /// Kinds that the model has, in the modes that were looked at last.
+    present: Vec<Present>,
+    /// Time of all that is no layer.
+    ends: f64,
     /// What ranks can hold.
     all: Capacity,
     /// The same for whole layers of the commonest kind alone.
@@ -38,8 +42,8 @@ pub struct Relaxation {
     by_least: Vec<(f64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
-    /// By rank, for one set of modes: bytes free beside transients.
-    free: Vec<f64>,
+    /// By rank, for one set of modes: bytes free beside transients, and of these left for layers whatever their chunk.
+    free: Vec<(f64, f64)>,
 }
 
 /// The work that every rank can hold, as the least of lines over the bottleneck.
@@ -81,6 +85,7 @@ struct Present {
     kind: usize,
     /// Its place among the kinds that the model has.
     at: usize,
+    count: f64,
     forward: f64,
     backward: f64,
     /// Least extra backward time, and least bytes kept, of the modes.
@@ -285,10 +290,9 @@ impl Relaxation {
     fn sort_modes(&mut self, problem: &Problem) -> f64 {
         let time = |(count, kind): (&u64, &Kind)| count * (kind.forward.0 + kind.backward.0);
         let layers: u64 = self.counts.iter().zip(&problem.kinds).map(time).sum();
-        let ends: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
         let idle: f64 = self.ranks.iter().map(|rank| rank.idle).sum();
         let (m, ranks) = (problem.pipeline.micro_batches as f64, self.ranks.len() as f64);
-        let busy = (m * (layers as f64 + ends) + idle) / ranks;
+        let busy = (m * (layers as f64 + self.ends) + idle) / ranks;
         self.by_least.clear();
         for (at, mode) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
             let extra: u64 = self.counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
@@ -308,6 +312,18 @@ impl Relaxation {
         self.counts = [0; MAX_KINDS];
         for run in &problem.runs {
             self.counts[usize::from(run.kind)] += u64::from(run.count);
+        }
+        self.present.clear();
+        for (kind, of) in problem.kinds.iter().enumerate().filter(|(kind, _)| self.counts[*kind] > 0) {
+            self.present.push(Present {
+                kind,
+                at: self.present.len(),
+                count: self.counts[kind] as f64,
+                forward: of.forward.0 as f64,
+                backward: of.backward.0 as f64,
+                held: of.held.0 as f64,
+                ..Present::default()
+            });
         }
         let present = self.counts.iter().zip(&problem.kinds).filter(|(count, _)| **count > 0);
         let least_layer = present.map(|(_, kind)| kind.forward.0 + kind.backward.0).min().unwrap_or(0) as f64;
@@ -349,6 +365,7 @@ impl Relaxation {
             rank.free -= gathered as f64;
             self.ranks.push(rank);
         }
+        self.ends = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
     }
 
     /// All layers in one mode. Outside of `range` only the side is certain.
@@ -404,57 +421,31 @@ impl Relaxation {
     /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Where it is not within
     /// `enough..=most`, something that is on the same side.
     fn bottleneck(&mut self, problem: &Problem, modes: &[usize], (enough, most): (f64, f64)) -> Option<f64> {
-        let kinds = &problem.kinds[..];
         let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
         // Cheapest mode in time, in bytes, and least transient, by kind.
-        let (mut extra, mut kept, mut transient) = ([0.0; MAX_KINDS], [0.0; MAX_KINDS], f64::INFINITY);
-        for q in 0..kinds.len() {
-            let over = |value: &dyn Fn(usize) -> f64| {
-                modes.iter().map(|&mode| value(mode)).fold(f64::INFINITY, lesser)
-            };
-            extra[q] = over(&|mode| problem.modes[mode].extra[q].0 as f64);
-            kept[q] =
-                over(&|mode| problem.modes[mode].kept[q].0 as f64 / f64::from(problem.modes[mode].group));
-        }
-        let counts = self.counts.map(|count| count as f64);
-        for q in (0..kinds.len()).filter(|&q| self.counts[q] > 0) {
-            for &mode in modes {
-                transient = lesser(transient, problem.modes[mode].transient[q].0 as f64);
-            }
-        }
-        // Kinds that the model has: forward and backward time, bytes, bytes kept, weight in the work.
-        let mut present = [Present::default(); MAX_KINDS];
-        let mut found = 0;
+        let mut transient = f64::INFINITY;
         let (mut forward, mut backward, mut work) = (0.0, 0.0, 0.0);
-        for q in (0..kinds.len()).filter(|&q| counts[q] > 0.0) {
-            let (f, b) = (kinds[q].forward.0 as f64, kinds[q].backward.0 as f64);
-            let weight = f + b + extra[q];
-            present[found] = Present {
-                kind: q,
-                at: found,
-                forward: f,
-                backward: b,
-                extra: extra[q],
-                held: kinds[q].held.0 as f64,
-                kept: kept[q],
-                weight,
-            };
-            found += 1;
-            forward += counts[q] * f;
-            backward += counts[q] * (b + extra[q]);
-            work += counts[q] * weight;
+        for k in &mut self.present {
+            (k.extra, k.kept) = (f64::INFINITY, f64::INFINITY);
+            for mode in modes.iter().map(|&mode| &problem.modes[mode]) {
+                k.extra = lesser(k.extra, mode.extra[k.kind].0 as f64);
+                k.kept = lesser(k.kept, mode.kept[k.kind].0 as f64 / f64::from(mode.group));
+                transient = lesser(transient, mode.transient[k.kind].0 as f64);
+            }
+            k.weight = k.forward + k.backward + k.extra;
+            forward += k.count * k.forward;
+            backward += k.count * (k.backward + k.extra);
+            work += k.count * k.weight;
         }
-        let present = &present[..found];
-        let fixed: f64 = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
+        let present = &self.present[..];
         let hops = problem.hop.0 as f64 * problem.pipeline.form.as_ref().map_or(0, |form| form.hops) as f64;
-        let base = if chain { forward + backward + fixed + hops } else { 0.0 };
+        let base = if chain { forward + backward + self.ends + hops } else { 0.0 };
         if work <= 0.0 {
             return Some(base);
         }
         let mandatory = f64::from(problem.min_layers);
-        let common = (0..present.len())
-            .max_by(|&a, &b| counts[present[a].kind].total_cmp(&counts[present[b].kind]))
-            .unwrap_or(0);
+        let common =
+            (0..present.len()).max_by(|&a, &b| present[a].count.total_cmp(&present[b].count)).unwrap_or(0);
         let own = &present[common..=common];
         let line = |at_zero: f64, rate: f64| {
             if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) }
@@ -473,12 +464,10 @@ impl Relaxation {
             if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
                 return None;
             }
-            let bytes = |k: &Present| k.held + rank.in_flight * k.kept;
-            let work = line(left, ratio(present, bytes)).0;
+            let work = line(left, ratio(present, |k| k.held + rank.in_flight * k.kept)).0;
             room += work;
-            self.free.push(free);
+            self.free.push((free, left));
             self.all.room.push(work);
-            self.whole.room.push(line(left, ratio(own, bytes)).0);
         }
         if room < work * SHRINK {
             return None;
@@ -496,7 +485,8 @@ impl Relaxation {
         }
         // Rates of time alone, of the last weights: the same for all ranks of most schedules.
         let mut known = ((f64::NAN, f64::NAN), 0.0, 0.0);
-        for (rank, &free) in self.ranks.iter().zip(&self.free) {
+        for (rank, &(free, left)) in self.ranks.iter().zip(&self.free) {
+            self.whole.room.push(line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0);
             let row = {
                 let [a, b] = rank.rows;
                 let value = |r: (f64, f64)| r.0 * forward + r.1 * backward;
@@ -536,7 +526,7 @@ impl Relaxation {
                 self.whole.priced.push(line(at_zero, ratio(own, priced)));
             }
         }
-        let (count, weight) = (counts[own[0].kind], own[0].weight);
+        let (count, weight) = (own[0].count, own[0].weight);
         if base > most {
             return Some(base);
         }

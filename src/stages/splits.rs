@@ -19,6 +19,9 @@ use super::tables::{ModeCost, Tables};
 use super::{Assignment, Block, Choice, Freedom, Problem, Way, measure};
 use crate::units::Picos;
 
+/// Simulates forward and backward passes of all chunks: the makespan, if it is not above a time.
+pub type Makespan<'a> = dyn FnMut(&[Picos], &[Picos], Picos) -> Option<Picos> + 'a;
+
 /// Splits of a problem over several chunks per rank, whatever the memory. Problems that differ in held bytes
 /// alone share them.
 #[derive(Debug, Clone, Default)]
@@ -150,14 +153,14 @@ impl Splits {
 
     /// After [`Splits::least_of_list`] of the same problem: the least makespan of the completions that are not
     /// relieved, of this problem and of those that hold no less, if it is `most` or less. `makespan` simulates
-    /// forward and backward passes of all chunks.
+    /// forward and backward passes of all chunks, as far as a time that is not to be exceeded.
     pub(super) fn least_simulated(
         &mut self,
         problem: &Problem,
         tables: &Tables,
         work: &mut ChunkWork,
         most: Picos,
-        makespan: &mut dyn FnMut(&[Picos], &[Picos]) -> Picos,
+        makespan: &mut Makespan<'_>,
     ) -> Option<Picos> {
         if problem.freedom == Freedom::PerStage {
             return Some(self.floor).filter(|floor| *floor <= most);
@@ -186,12 +189,12 @@ impl Splits {
                 }
                 let assignment = Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy);
                 if measure(problem, &assignment, &mut work.evaluation).is_ok() {
-                    let time = makespan(&work.evaluation.forward, &work.evaluation.backward);
-                    least = Some(least.map_or(time, |least| least.min(time)));
+                    let highest = least.unwrap_or(most);
+                    let time = makespan(&work.evaluation.forward, &work.evaluation.backward, highest);
+                    least = time.or(least);
                 }
             }
         }
-        let least = least.filter(|least| *least <= most);
         self.floor = self.floor.max(least.unwrap_or(Picos(most.0.saturating_add(1))));
         least
     }
@@ -224,18 +227,7 @@ impl Splits {
         work: &mut ChunkWork,
         most: Picos,
     ) -> Option<Assignment> {
-        let least = work.relaxation.lower_bound(problem, most..=most);
-        if least.is_none_or(|least| least > most) {
-            return None;
-        }
         let relief = Relief::new(problem, tables);
-        // Of whole layers recomputed in part, that of all of them keeps least.
-        let mode = |policy: &Policy| !matches!(policy, Policy::All(Choice::Block(_)));
-        let whole = problem.block.map(|block| Policy::All(Choice::Mode(block.full)));
-        let policies = self.policies.iter().map(|priced| priced.policy).filter(mode);
-        let ways = policies.chain(whole).chain(self.hopeless.iter().copied().filter(mode));
-        let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)))?;
-        let lean = relief.split(work, leanest)?;
         let mut relaxation = std::mem::take(&mut work.relaxation);
         relaxation.prepare(problem);
         // Of whole layers all counts share a bound.
@@ -247,14 +239,28 @@ impl Splits {
             }
             Policy::Cheapest => relaxation.bound_of(problem, Way::PerRank, most),
         };
+        let mut bounded = |policy: Policy| {
+            let roomy = relief.has_room(policy);
+            let bound = Some(policy).filter(|_| roomy).and_then(&mut bound).filter(|bound| *bound <= most);
+            bound.map(|bound| (bound, policy))
+        };
+        let hopeful = self.policies.iter().take_while(|priced| priced.busy <= most);
+        let mut bounds: Vec<(Picos, Policy)> = hopeful.filter_map(|priced| bounded(priced.policy)).collect();
+        let any = !bounds.is_empty();
         // Hopeless ways take part: which way is the first must not depend on what is hopeless.
-        let policies = self.policies.iter().take_while(|priced| priced.busy <= most);
-        let policies = policies.map(|priced| priced.policy).chain(self.hopeless.iter().copied());
-        let roomy = policies.filter(|&policy| relief.has_room(policy));
-        let bounds = roomy.filter_map(|policy| Some((bound(policy)?, policy)));
-        let mut bounds: Vec<(Picos, Policy)> = bounds.filter(|(bound, _)| *bound <= most).collect();
+        bounds.extend(self.hopeless.iter().filter(|_| any).filter_map(|&policy| bounded(policy)));
         bounds.sort_unstable();
         work.relaxation = relaxation;
+        if !any {
+            return None;
+        }
+        // Of whole layers recomputed in part, that of all of them keeps least.
+        let mode = |policy: &Policy| !matches!(policy, Policy::All(Choice::Block(_)));
+        let whole = problem.block.map(|block| Policy::All(Choice::Mode(block.full)));
+        let policies = self.policies.iter().map(|priced| priced.policy).filter(mode);
+        let ways = policies.chain(whole).chain(self.hopeless.iter().copied().filter(mode));
+        let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)))?;
+        let lean = relief.split(work, leanest)?;
         let first = bounds.into_iter().find_map(|(_, policy)| {
             let split = if policy == leanest { Some(lean.clone()) } else { relief.split(work, policy) };
             Some((policy, split?))
@@ -446,8 +452,10 @@ struct Relief<'a> {
     tables: &'a Tables,
     /// Time of an average layer.
     layer: u64,
-    /// Time of every chunk beside as many average layers as it has, all of it higher by the same.
+    /// Time of every chunk beside as many average layers as it has, all of it higher by the same; and the same in
+    /// layers.
     ends: Vec<u64>,
+    ends_in_layers: Vec<u64>,
     /// One layer more than the longest chunk of the even split.
     longest: u64,
     /// Bytes left for layers, by rank.
@@ -473,8 +481,9 @@ impl<'a> Relief<'a> {
             .collect();
         let least = longer.iter().copied().min().unwrap_or(0);
         let ends = problem.fixed.iter().zip(longer);
-        let ends =
-            ends.map(|(fixed, longer)| fixed.forward.0 + fixed.backward.0 + longer.abs_diff(least)).collect();
+        let ends = ends.map(|(fixed, longer)| fixed.forward.0 + fixed.backward.0 + longer.abs_diff(least));
+        let ends: Vec<u64> = ends.collect();
+        let ends_in_layers = ends.iter().map(|time| (time + layer / 2) / layer.max(1)).collect();
         let single = problem.pipeline.chunks_per_rank == 1;
         let (mut free, mut in_flight) = (Vec::new(), Vec::new());
         for order in &problem.pipeline.orders {
@@ -489,7 +498,7 @@ impl<'a> Relief<'a> {
             }
             free.push(problem.limit.0.saturating_sub(used));
         }
-        Self { problem, tables, layer, ends, longest, free, in_flight }
+        Self { problem, tables, layer, ends, ends_in_layers, longest, free, in_flight }
     }
 
     /// Bytes that an average layer holds, and keeps per micro-batch under a policy.
@@ -614,7 +623,7 @@ impl<'a> Relief<'a> {
                 loads[next] += layer;
             }
             for (rank, order) in pipeline.orders.iter().enumerate() {
-                spread(totals[rank], order.chunks.as_slice(), ends, layer, problem, &mut counts);
+                spread(totals[rank], order.chunks.as_slice(), &self.ends_in_layers, problem, &mut counts);
             }
             work.loads.place(problem, tables, &counts);
             work.loads.hold(problem);
@@ -636,8 +645,9 @@ impl<'a> Relief<'a> {
     }
 }
 
-/// Spreads a rank's layers over its chunks: chunks of equal time, longer ones in the middle.
-fn spread(total: u32, chunks: &[u32], ends: &[u64], layer: u64, problem: &Problem, counts: &mut [u32]) {
+/// Spreads a rank's layers over its chunks, whose ends take as long as so many layers: chunks of equal time, longer
+/// ones in the middle.
+fn spread(total: u32, chunks: &[u32], ends: &[u64], problem: &Problem, counts: &mut [u32]) {
     let v = chunks.len() as u32;
     let mut placed = 0;
     for &k in chunks {
@@ -646,7 +656,7 @@ fn spread(total: u32, chunks: &[u32], ends: &[u64], layer: u64, problem: &Proble
     }
     let from_middle = |at: usize| (2 * at as u32 + 1).abs_diff(v);
     for _ in placed..total {
-        let time = |k: u32| (ends[k as usize] + layer / 2) / layer.max(1) + u64::from(counts[k as usize]);
+        let time = |k: u32| ends[k as usize] + u64::from(counts[k as usize]);
         let open = (0..chunks.len()).filter(|&at| !problem.fixed[chunks[at] as usize].closed);
         if let Some(at) = open.min_by_key(|&at| (time(chunks[at]), from_middle(at), at)) {
             counts[chunks[at] as usize] += 1;

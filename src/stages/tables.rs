@@ -1,7 +1,9 @@
 //! Tables of one problem that solvers look up: counts of layers in an interval, costs of modes.
 
+use std::sync::Arc;
+
 use super::chunked::Policy;
-use super::{Choice, Counts, Fixed, Problem};
+use super::{Choice, Counts, Fixed, Mode, Problem, Run};
 
 /// One kind of layer in one recompute mode.
 #[derive(Debug, Clone, Copy, Default)]
@@ -54,10 +56,24 @@ pub(super) struct Tables {
     table: Vec<ModeCost>,
     /// Work memory: recomputation of the whole model in each mode.
     priced: Vec<(u64, u16)>,
+    /// What was loaded: runs, ways to recompute, and both passes of a layer by kind.
+    runs: Vec<Run>,
+    ways: Option<Arc<[Mode]>>,
+    passes: Vec<u64>,
 }
 
 impl Tables {
+    /// Loads a problem; those of one line of layouts mostly differ in nothing that is tabulated.
     pub fn load(&mut self, problem: &Problem) {
+        let passes = || problem.kinds.iter().map(|kind| kind.forward.0 + kind.backward.0);
+        let same_ways = self.ways.as_ref().is_some_and(|ways| Arc::ptr_eq(ways, &problem.modes));
+        if same_ways && self.runs == problem.runs && passes().eq(self.passes.iter().copied()) {
+            return;
+        }
+        self.runs.clone_from(&problem.runs);
+        self.ways = Some(problem.modes.clone());
+        self.passes.clear();
+        self.passes.extend(passes());
         self.kinds = problem.kinds.len();
         self.layers = problem.layer_count();
         self.kind_at.clear();
@@ -81,8 +97,7 @@ impl Tables {
         self.time.push(0);
         let mut time = 0;
         for &at in &self.kind_at {
-            let kind = &problem.kinds[usize::from(at)];
-            time += kind.forward.0 + kind.backward.0;
+            time += self.passes[usize::from(at)];
             self.time.push(time);
         }
         self.table.clear();
@@ -110,16 +125,21 @@ impl Tables {
     #[inline]
     pub fn counts(&self, from: u32, to: u32) -> Counts {
         let mut counts = Counts::default();
+        self.count(from, to, &mut counts);
+        counts
+    }
+
+    /// Adds the layers of an interval, by kind.
+    #[inline]
+    pub fn count(&self, from: u32, to: u32, into: &mut Counts) {
         if self.kinds == 1 {
-            counts[0] = to - from;
+            into[0] += to - from;
         } else {
-            let width = self.layers as usize + 1;
-            for (kind, count) in counts.iter_mut().enumerate().take(self.kinds) {
-                let row = &self.prefix[kind * width..];
-                *count = row[to as usize] - row[from as usize];
+            let rows = self.prefix.chunks_exact(self.layers as usize + 1);
+            for (count, row) in into.iter_mut().zip(rows) {
+                *count += row[to as usize] - row[from as usize];
             }
         }
-        counts
     }
 
     /// Time of both passes of an interval, nothing recomputed.

@@ -9,7 +9,9 @@ use autoplan::layers::Layers;
 use autoplan::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
 };
-use autoplan::search::balance::{Balancing, RecomputeFamily, RecomputeMode, Ways};
+use autoplan::search::balance::{
+    Balancing, LayerMode, LegalModes, RecomputeFamily, RecomputeMode, TablesOf, Ways,
+};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
@@ -127,6 +129,74 @@ pub fn build(bench: &Bench, layout: &Layout, offered: &[Recompute], block: Optio
     );
     balancing.problem.check().unwrap();
     balancing
+}
+
+/// Of the ways to recompute exactly those are left out that another is at least as good as in everything, whatever
+/// the model; of equal ones the first stays.
+#[test]
+fn ways_to_recompute_are_those_that_no_other_beats() {
+    for (model, ep) in [("llama3.1-8b", 1), ("deepseek-v3", 8), ("nemotron-h-56b", 1), ("gpt-oss-120b", 4)] {
+        let bench = Bench::new(model, "dgx-h100", 256, 1024, 4096);
+        let cost = bench.cost();
+        for tp in [1, 4] {
+            let tables = Tables::new(&cost, &bench.layout(tp, 2, 1, ep, 1));
+            let lists = [
+                megatron_modes(),
+                [vec![Recompute::FullUniform(2)], megatron_modes(), vec![Recompute::FullUniform(1)]].concat(),
+            ];
+            for modes in lists {
+                let price = |mode: Recompute| -> Vec<LayerMode> {
+                    tables.cell.layers.iter().map(|layer| mode_cost(layer, mode).into()).collect()
+                };
+                let grouped = |mode: &Recompute| matches!(mode, Recompute::FullUniform(n) if *n > 1);
+                let covers = |a: &[LayerMode], b: &[LayerMode]| {
+                    let each = |(a, b): (&LayerMode, &LayerMode)| {
+                        a.extra <= b.extra && a.kept <= b.kept && a.transient <= b.transient
+                    };
+                    a.iter().zip(b).all(each)
+                };
+                let mut expected: Vec<(Recompute, Vec<LayerMode>)> = Vec::new();
+                for (at, &mode) in modes.iter().enumerate() {
+                    let costs = price(mode);
+                    let beaten = modes.iter().enumerate().any(|(other_at, &other)| {
+                        let theirs = price(other);
+                        let first = other_at < at || theirs != costs;
+                        other_at != at && !grouped(&other) && first && covers(&theirs, &costs)
+                    });
+                    if grouped(&mode) || !beaten {
+                        expected.push((mode, costs));
+                    }
+                }
+                let alike = tables.cell.layers.windows(2).all(|pair| pair[0].full_kept == pair[1].full_kept);
+                expected.retain(|(mode, _)| alike || !grouped(mode));
+                let legal = LegalModes { modes, block: None };
+                let found = RecomputeFamily::new(&legal, &tables.cell).modes;
+                let found: Vec<_> = found.into_iter().map(|mode| (mode.recompute, mode.costs)).collect();
+                assert_eq!(found, expected, "{model}");
+            }
+        }
+    }
+}
+
+/// A problem restated for another sharding is the one that would be stated of it.
+#[test]
+fn restated_problems_are_those_of_the_other_sharding() {
+    for (model, ep) in [("llama3.1-8b", 1), ("deepseek-v3", 8), ("nemotron-h-56b", 1), ("gemma3-27b", 1)] {
+        let bench = Bench::new(model, "dgx-h100", 256, 1024, 4096);
+        let cost = bench.cost();
+        for (pp, vpp) in [(1, 1), (2, 1), (4, 1), (4, 2), (2, 4)] {
+            let one = bench.layout(2, pp, vpp, ep, 1);
+            let mut balancing = build(&bench, &one, &megatron_modes(), None);
+            for (zero_stage, data_overlap) in [(0, false), (2, true), (3, false), (3, true), (1, true)] {
+                let other = Layout { zero_stage, data_overlap, ..one };
+                let tables = Tables::new(&cost, &other);
+                balancing.restate(&other, TablesOf::from(&tables));
+                let stated = build(&bench, &other, &megatron_modes(), None).problem;
+                assert_eq!(balancing.problem.kinds, stated.kinds, "{model} {other:?}");
+                assert_eq!(balancing.problem.fixed, stated.fixed, "{model} {other:?}");
+            }
+        }
+    }
 }
 
 /// Chunk times, rank memory and bounds of random plans are to the picosecond and the byte those of the

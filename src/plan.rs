@@ -130,6 +130,11 @@ pub enum Place {
 }
 
 impl Offload {
+    /// Whether weights or optimizer states live off the GPU.
+    #[must_use]
+    pub fn moves_states(self) -> bool {
+        self.optimizer != Place::Gpu || self.parameters != Place::Gpu
+    }
     /// Everything on the GPU.
     pub const NONE: Self = Self { optimizer: Place::Gpu, parameters: Place::Gpu, activations: false };
 }

@@ -384,8 +384,11 @@ pub fn predict_case(case: &Case) -> CasePrediction {
 /// Predicts a case with another accelerator and profile than its own.
 #[must_use]
 pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> CasePrediction {
-    let cost = CostModel::new(&case.model, &case.layers, &case.cluster, accelerator, profile, &case.job)
-        .offloading(case.offloaded);
+    let cost = CostModel::new(&case.model, &case.layers, &case.cluster, accelerator, profile, &case.job);
+    let cost = match case.offloaded_layers {
+        Some(share) => cost.offloading_layers(share),
+        None => cost,
+    };
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(profile),

@@ -416,6 +416,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             )?;
         }
     }
+    if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
+        writeln!(out, "± : nobody measured plans with states off the GPU: what that may hide is in the bar")?;
+    }
     let mut told: Vec<(&str, u32)> = Vec::new();
     for row in rows {
         let place = (row.section.cluster.as_str(), row.section.prepared.task.job.gpus);

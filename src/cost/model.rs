@@ -63,8 +63,8 @@ pub struct CostModel<'a> {
     low: Option<LowPrecision>,
     /// All parameters of the model.
     total_parameters: u64,
-    /// Share of saved activations that offload moves.
-    offloaded: f64,
+    /// Share of the layers all of whose activations offload moves; none where single modules are offloaded.
+    whole_layers: Option<f64>,
     /// Error bars without and with tensor parallelism that leaves the fast domain.
     error_bars: [(f64, f64); 2],
     measured: bool,
@@ -393,7 +393,7 @@ impl<'a> CostModel<'a> {
             data_fabric: Fabric::new(cluster, job.gpus, profile.data.network),
             low: LowPrecision::of(job.precision, a),
             total_parameters: crate::layers::parameter_count(model).total,
-            offloaded: 1.0,
+            whole_layers: None,
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
             measured: ErrorBars::shipped().measured(&classes[0]),
         }
@@ -405,10 +405,11 @@ impl<'a> CostModel<'a> {
         self.measured
     }
 
-    /// Where activations are offloaded, only this share of them is: some of the layers, all stages alike.
+    /// Where activations are offloaded, those of whole layers are, of this share of them, all stages alike
+    /// (`--cpu-offloading-num-layers`, which no plan has; measured runs do).
     #[must_use]
-    pub fn offloading(self, share: f64) -> Self {
-        Self { offloaded: share.clamp(0.0, 1.0), ..self }
+    pub fn offloading_layers(self, share: f64) -> Self {
+        Self { whole_layers: Some(share.clamp(0.0, 1.0)), ..self }
     }
 
     /// The profile in use.
@@ -443,7 +444,14 @@ impl<'a> CostModel<'a> {
     /// One standard deviation of the logarithm of a predicted step time, and of the ratio of two plans'.
     #[must_use]
     pub fn sigma(&self, layout: &Layout) -> (f64, f64) {
-        self.error_bars[usize::from(layout.tensor_parallel > self.cluster.scale_up.domain)]
+        let crossing = layout.tensor_parallel > self.cluster.scale_up.domain;
+        let (sigma, difference) = self.error_bars[usize::from(crossing)];
+        if !layout.offload.moves_states() {
+            return (sigma, difference);
+        }
+        // Nobody measured such plans, nor what sets them apart from others.
+        let unknown = ErrorBars::shipped().transfer;
+        (sigma.hypot(unknown), difference.hypot(unknown))
     }
 
     fn cell_of<'k>(&self, key: &'k CellKey) -> Cell<'k> {
@@ -792,10 +800,13 @@ impl<'a> CostModel<'a> {
                         Module::Operators => moves.bytes(c) / whole.max(1.0),
                     };
                     for module in &mut cost.modules {
-                        let gone = (share(module) * self.offloaded).min(1.0);
+                        let gone = self.whole_layers.unwrap_or_else(|| share(module)).min(1.0);
                         module.saved = module.saved.scale(1.0 - gone);
                     }
-                    let bytes = Bytes::from_f64(moves.bytes(c)).scale(self.offloaded);
+                    let bytes = match self.whole_layers {
+                        Some(share) => cost.kept.saturating_sub(cost.full_kept).scale(share),
+                        None => Bytes::from_f64(moves.bytes(c)),
+                    };
                     self.offload_activations(&mut cost, bytes, c.floor);
                 }
                 OffloadedActivations::Inputs => self.offload_inputs(&mut cost, c.floor),

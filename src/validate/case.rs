@@ -38,8 +38,8 @@ pub struct Case {
     pub job: Job,
     /// Plan.
     pub plan: Plan,
-    /// Share of the layers whose saved activations go to host memory, where the plan offloads them.
-    pub offloaded: f64,
+    /// Share of the layers all of whose activations go to host memory, where the plan offloads by layers.
+    pub offloaded_layers: Option<f64>,
     /// Columns that the row leaves empty and that were filled from defaults.
     pub assumed: Vec<&'static str>,
     /// What was measured.
@@ -296,7 +296,7 @@ impl Case {
         let job = read_job(&mut cells, profile, accelerator.architecture)?;
         let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
 
-        let offloaded = offloaded_share(row, layers.count()).unwrap_or(1.0);
+        let offloaded_layers = offloaded_layers(row, layers.count());
 
         let training = row.text_or_empty("training");
         let version = release(row).map_or_else(String::new, |(year, month)| format!("{year}.{month:02}"));
@@ -346,19 +346,23 @@ impl Case {
             profile,
             job,
             plan,
-            offloaded,
+            offloaded_layers,
             assumed: cells.assumed,
             measured,
         })
     }
 }
 
-/// `activations of 40 layers`: the share of the layers whose saved activations are offloaded, all of them
-/// where no number is given; none where nothing is.
-fn offloaded_share(row: &MeasuredRow, layers: u32) -> Option<f64> {
-    let text = row.text("offload").filter(|text| text.contains("activations"))?;
-    let number = text.split_whitespace().find_map(|word| word.parse::<u32>().ok());
-    Some(number.map_or(1.0, |number| f64::from(number.min(layers)) / f64::from(layers.max(1))))
+/// `activations`, with or without a number of layers.
+fn offloads_activations(row: &MeasuredRow) -> bool {
+    row.text("offload").is_some_and(|text| text.contains("activations"))
+}
+
+/// `activations of 40 layers`: the share of the layers whose activations are offloaded whole.
+fn offloaded_layers(row: &MeasuredRow, layers: u32) -> Option<f64> {
+    let text = row.text("offload").filter(|_| offloads_activations(row))?;
+    let number: u32 = text.split_whitespace().find_map(|word| word.parse().ok())?;
+    Some(f64::from(number.min(layers)) / f64::from(layers.max(1)))
 }
 
 fn read_measured(row: &MeasuredRow) -> Result<Measured, Skip> {
@@ -810,7 +814,7 @@ fn read_plan(
                 })
             })
         };
-    let offload = Offload { activations: offloaded_share(row, layers.count()).is_some(), ..Offload::NONE };
+    let offload = Offload { activations: offloads_activations(row), ..Offload::NONE };
     let context_comm = ContextComm::Ring;
     let schedule = if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
     let layout = Layout {

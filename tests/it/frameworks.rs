@@ -464,6 +464,10 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
         l.shard_group = 8;
     }),
+    case(Target::DeepSpeed, "ulysses-class", LEARNED, same, |l| {
+        l.context_parallel = 2;
+        l.context_comm = ContextComm::AllToAll;
+    }),
     case(Target::DeepSpeed, "tensor-class", LEARNED, same, |l| l.tensor_parallel = 2),
     case(Target::DeepSpeed, "experts-tensor", WINDOWS, same, |l| {
         moe(l);

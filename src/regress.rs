@@ -24,7 +24,7 @@ const EQUAL: f64 = 1e-9;
 const NAMED_SHARE: f64 = 0.05;
 
 /// How far a prediction may move before it is reported, where nothing else is said.
-pub const TOLERANCE: f64 = 0.005;
+pub const TOLERANCE: f64 = 0.0005;
 
 /// Finds and prices plans.
 pub trait Planner: Sync {
@@ -605,6 +605,18 @@ impl Report {
         for entry in self.scenarios.iter().filter(|entry| entry.written && entry.verdict != Verdict::Same) {
             let change = entry.change.map(|change| format!(" {}", percent(change))).unwrap_or_default();
             let _ = writeln!(text, "- {}: {}{change}", entry.scenario, entry.verdict.words());
+        }
+        // Files that are written though the plan is the same: predictions within the tolerance, versions.
+        for entry in self.scenarios.iter().filter(|entry| entry.written && entry.verdict == Verdict::Same) {
+            let _ = writeln!(
+                text,
+                "- {}: {}, figures within the tolerance",
+                entry.scenario,
+                entry.verdict.words()
+            );
+        }
+        for class in &self.accuracy {
+            let _ = writeln!(text, "- accuracy fell: {}: {}", class.class, errors(class));
         }
         text
     }

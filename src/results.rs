@@ -9,19 +9,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use ron::ser::PrettyConfig;
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use crate::frameworks::Target;
 use crate::plan::{Chunk, Layout, Plan, PlanLaw, Recompute};
 use crate::spec::job::{Optimizer, Precision};
-use crate::spec::{SpecError, parse_ron, read_text, ron_options};
+pub use crate::spec::sealed::SCHEMA;
+use crate::spec::sealed::{check_schema, header, seal, unseal};
+use crate::spec::{SpecError, parse_ron, read_text};
 
-/// The schema version of scenario and result files that this build reads and writes.
-pub const SCHEMA: u32 = 1;
+/// How files end that are not whole yet; they begin with a dot and six letters or digits.
+const TEMPORARY: &str = ".tmp";
+/// After this long no writer is still at it.
+const STALE: Duration = Duration::from_secs(600);
 
 /// What is best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, Default)]
@@ -344,19 +346,6 @@ pub struct StoredResult {
     pub outcome: Outcome,
 }
 
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Sealed<T> {
-    schema: u32,
-    digest: String,
-    content: T,
-}
-
-#[derive(Deserialize)]
-struct SchemaOnly {
-    schema: u32,
-}
-
 /// A stored file that cannot be used.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{error}")]
@@ -371,63 +360,6 @@ impl From<SpecError> for ReadError {
     fn from(error: SpecError) -> Self {
         Self { error, replaceable: false }
     }
-}
-
-fn header(text: &str) -> Option<u32> {
-    ron_options().from_str::<SchemaOnly>(text).ok().map(|header| header.schema)
-}
-
-/// Reads the schema version, whatever else the file holds, and refuses all but this build's.
-fn check_schema(source: &str, text: &str, what: &str) -> Result<(), SpecError> {
-    // A file too broken for its header is reported by the full parser.
-    let Some(schema) = header(text) else { return Ok(()) };
-    let at = text.find("schema").map_or(0..0, |at| at..at + "schema".len());
-    let error = |title| SpecError::new(source, title).mark(text, at, "");
-    match schema.cmp(&SCHEMA) {
-        std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Greater => {
-            let title = format!("these {what} have schema {schema}; this autoplan reads schema {SCHEMA}");
-            Err(error(title).help("they were written by a newer autoplan: update this one"))
-        }
-        std::cmp::Ordering::Less => {
-            let title = format!("these {what} have schema {schema}; this autoplan reads schema {SCHEMA}");
-            Err(error(title)
-                .help("they are older than this autoplan: write them anew with `autoplan regress --update`"))
-        }
-    }
-}
-
-/// A digest of the content: what an edit by hand does not keep.
-fn digest<T: Serialize>(content: &T) -> Result<String, ron::Error> {
-    let text = ron_options().to_string(content)?;
-    let hash = Sha256::digest(text.as_bytes());
-    Ok(hash.iter().take(16).map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn seal<T: Serialize>(content: &T) -> Result<String, ron::Error> {
-    let sealed = Sealed { schema: SCHEMA, digest: digest(content)?, content };
-    let pretty = PrettyConfig::new().struct_names(false).separate_tuple_members(false);
-    let mut text = ron_options().to_string_pretty(&sealed, pretty)?;
-    text.push('\n');
-    Ok(text)
-}
-
-fn unseal<T: Serialize + DeserializeOwned>(source: &str, text: &str, what: &str) -> Result<T, SpecError> {
-    check_schema(source, text, what)?;
-    let sealed: Sealed<T> = parse_ron(source, text).map_err(|error| {
-        error.help("restore the file from version control, or write it anew with --update")
-    })?;
-    let found = digest(&sealed.content).map_err(|e| SpecError::new(source, e.to_string()))?;
-    if found != sealed.digest {
-        let at = text.find("digest").map_or(0..0, |at| at..at + "digest".len());
-        return Err(SpecError::new(
-            source,
-            "the content does not match its digest: the file was changed by hand",
-        )
-        .mark(text, at, format!("the content's digest is {found}"))
-        .help("restore the file from version control, or write it anew with --update"));
-    }
-    Ok(sealed.content)
 }
 
 /// A file could not be written; the old one is as it was.
@@ -484,7 +416,7 @@ fn replace(path: &Path, text: &str, mode: Option<u32>) -> Result<(), WriteError>
     };
     let write = || -> io::Result<()> {
         std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(".").suffix(".tmp").tempfile_in(folder)?;
+        let mut file = tempfile::Builder::new().prefix(".").suffix(TEMPORARY).tempfile_in(folder)?;
         #[cfg(unix)]
         {
             // Temporary files are private; results are not.
@@ -569,6 +501,24 @@ impl Store {
         write_if_changed(&path, &text)
     }
 
+    /// Removes what writers that were killed have left, once they cannot be running any more.
+    pub fn sweep(&self) {
+        let Ok(entries) = std::fs::read_dir(&self.folder) else { return };
+        for entry in entries.flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            let ours =
+                name.strip_prefix('.').and_then(|name| name.strip_suffix(TEMPORARY)).is_some_and(|random| {
+                    random.len() == 6 && random.bytes().all(|byte| byte.is_ascii_alphanumeric())
+                });
+            let age = entry.metadata().and_then(|about| about.modified()).map(|at| at.elapsed());
+            if ours && matches!(age, Ok(Ok(age)) if age > STALE) {
+                // Where it cannot be removed it does no harm.
+                let _ = std::fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// Makes sure that files can be written, before hours of work depend on it.
     ///
     /// # Errors
@@ -576,7 +526,7 @@ impl Store {
     pub fn check_writable(&self) -> Result<(), WriteError> {
         let probe = || -> io::Result<()> {
             std::fs::create_dir_all(&self.folder)?;
-            tempfile::Builder::new().prefix(".").suffix(".tmp").tempfile_in(&self.folder)?.close()
+            tempfile::Builder::new().prefix(".").suffix(TEMPORARY).tempfile_in(&self.folder)?.close()
         };
         probe().map_err(|error| WriteError::io(&self.folder, error))
     }

@@ -13,6 +13,7 @@ pub mod measured;
 pub mod model;
 pub mod saved;
 mod scan;
+pub mod sealed;
 pub mod shipped;
 
 use std::io::Read;

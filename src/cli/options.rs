@@ -43,7 +43,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "HISTOGRAM")]
     pub packed: Option<PackedLengths>,
     /// Tokens of the whole run, for days and dollars: 15T, 800B.
-    #[arg(long, value_name = "TOKENS")]
+    #[arg(long, value_name = "TOKENS", value_parser = some_tokens)]
     pub tokens: Option<Tokens>,
     /// Limit on allocated bytes per GPU, instead of the accelerator's: 75e9, 70GiB.
     #[arg(long, value_name = "BYTES")]
@@ -190,6 +190,12 @@ impl JobArgs {
         }
         Ok(r)
     }
+}
+
+/// Tokens of a run: more than none.
+fn some_tokens(text: &str) -> Result<Tokens, String> {
+    let tokens: Tokens = text.parse().map_err(|error| format!("{error}"))?;
+    if tokens.0 == 0 { Err("expected tokens above 0, such as 15T".to_owned()) } else { Ok(tokens) }
 }
 
 /// Most sequences of a step, and tokens of a sequence.

@@ -1,6 +1,7 @@
 //! `autoplan regress`.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -8,7 +9,8 @@ use super::validate::PUBLISHED;
 use super::{Ending, Failure};
 use crate::regress::scenario::ScenarioPlanner;
 use crate::regress::{self, FailOn, Observer, Options, TOLERANCE};
-use crate::results::{Store, read_scenarios, write_if_changed};
+use crate::results::{SCHEMA, Store, read_scenarios, write_if_changed};
+use crate::spec::sealed::header;
 use crate::validate::baseline::Baseline;
 use crate::validate::validate;
 
@@ -27,7 +29,8 @@ pub(crate) struct RegressArgs {
     /// Only scenarios whose name contains this text, without the measurements; may be given several times.
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
-    /// Change of a prediction that is not reported: 0.5%, 0.005.
+    /// Change of a prediction that is not reported, such as 0.5%: predictions are exact, so that a small change of the
+    /// cost model is one, and a slower exchange may be a thousandth of a step.
     #[arg(long, value_parser = share, default_value_t = TOLERANCE)]
     tolerance: f64,
     /// What fails: any change, or only dearer and impossible plans.
@@ -76,6 +79,11 @@ impl Observer for Bar {
     }
 }
 
+/// Whether a file was written by a newer autoplan.
+fn is_newer(path: &Path) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|text| header(&text).is_some_and(|schema| schema > SCHEMA))
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &RegressArgs) -> Result<Ending, Failure> {
     if let Some(threads) = args.threads {
@@ -102,7 +110,11 @@ pub(crate) fn run(args: &RegressArgs) -> Result<Ending, Failure> {
     }
     let store = Store::new(&args.results);
     if args.update {
-        store.check_writable().map_err(|error| Failure::Usage(error.to_string()))?;
+        // Every scenario is still reported, and which of them is not written.
+        if let Err(error) = store.check_writable() {
+            anstream::eprintln!("note: {error}");
+        }
+        store.sweep();
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} scenarios, {elapsed}, {msg}");
     let bar = ProgressBar::with_draw_target(Some(chosen.len() as u64), ProgressDrawTarget::stderr());
@@ -114,29 +126,52 @@ pub(crate) fn run(args: &RegressArgs) -> Result<Ending, Failure> {
         .transpose()
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let before = match &measured {
-        Some(_) if args.accuracy.exists() || !args.update => Some(Baseline::read(&args.accuracy)?),
+        Some(_) if args.accuracy.exists() || !args.update => Some(Baseline::read(&args.accuracy)),
         _ => None,
+    };
+    // What is wrong with the errors reached before is no reason to say nothing of the plans.
+    let (before, unreadable) = match before {
+        Some(Ok(before)) => (Some(before), None),
+        Some(Err(error)) => (None, Some(error)),
+        None => (None, None),
     };
     let mut report = regress::regress(&chosen, &store, &ScenarioPlanner::default(), &options, &bar);
     bar.0.finish_and_clear();
+    let mut unwritten = None;
     if let Some(measured) = &measured {
         report.accuracy = before.map_or_else(Vec::new, |before| before.worse(&measured.summary));
-        if args.update {
+        // A newer autoplan's file is not replaced.
+        let newer = unreadable.as_ref().is_some_and(|_| is_newer(&args.accuracy));
+        if args.update && !newer {
             let text = Baseline::of(&measured.summary).to_text();
             let text = text.map_err(|error| Failure::Usage(error.to_string()))?;
-            write_if_changed(&args.accuracy, &text).map_err(|error| Failure::Usage(error.to_string()))?;
+            unwritten = write_if_changed(&args.accuracy, &text).err();
         }
     }
+    let mut out = anstream::stdout().lock();
     match args.format {
-        Format::Table => anstream::print!("{}", report.table()),
+        Format::Table => write!(out, "{}", report.table())?,
         Format::Json => {
             let json = report.json().map_err(|error| Failure::Usage(error.to_string()))?;
-            anstream::println!("{json}");
+            writeln!(out, "{json}")?;
         }
-        Format::Github => anstream::print!("{}", report.github()),
+        Format::Github => write!(out, "{}", report.github())?,
     }
     if args.update && args.format == Format::Table {
-        anstream::println!("\n{}", report.commit_message());
+        writeln!(out, "\n{}", report.commit_message())?;
+    } else if args.update {
+        anstream::eprintln!("{}", report.commit_message());
+    }
+    out.flush()?;
+    if let Some(error) = unwritten {
+        return Err(Failure::Usage(error.to_string()));
+    }
+    if let Some(error) = unreadable {
+        if args.update && !is_newer(&args.accuracy) {
+            anstream::eprintln!("note: {}: {}; it is written anew", args.accuracy.display(), error.title());
+        } else {
+            return Err(Failure::Spec(error));
+        }
     }
     Ok(match report.exit_code(args.fail_on) {
         0 => Ending::Done,

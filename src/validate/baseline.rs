@@ -6,10 +6,8 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::Summary;
-use crate::spec::{SpecError, parse_ron, read_text};
-
-/// The schema version that this build reads and writes.
-pub const SCHEMA: u32 = 1;
+use crate::spec::sealed::{seal, unseal};
+use crate::spec::{SpecError, read_text};
 
 /// Fewest rows of a class whose median is held to.
 const FEWEST_ROWS: usize = 5;
@@ -18,8 +16,6 @@ const FEWEST_ROWS: usize = 5;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
-    /// Version of this format; see [`SCHEMA`].
-    pub schema: u32,
     /// A class may get worse by this share of its error...
     pub relative_margin: f64,
     /// ...plus this much.
@@ -68,7 +64,7 @@ impl Baseline {
         if let Some(tau) = summary.ranking.mean_tau {
             classes.insert("ranking: 1 - mean tau".into(), (summary.ranking.groups.len(), round(1.0 - tau)));
         }
-        Self { schema: SCHEMA, relative_margin: 0.10, absolute_margin: 0.003, classes }
+        Self { relative_margin: 0.10, absolute_margin: 0.003, classes }
     }
 
     /// The text of its file.
@@ -76,8 +72,7 @@ impl Baseline {
     /// # Errors
     /// A value that the format cannot hold.
     pub fn to_text(&self) -> Result<String, ron::Error> {
-        let style = ron::ser::PrettyConfig::new().compact_arrays(true);
-        ron::ser::to_string_pretty(self, style).map(|text| text + "\n")
+        seal(self)
     }
 
     /// Reads a file.
@@ -86,12 +81,7 @@ impl Baseline {
     /// What is wrong with it, with its place; another schema.
     pub fn read(path: &Path) -> Result<Self, SpecError> {
         let (source, text) = (path.display().to_string(), read_text(path)?);
-        let baseline: Self = parse_ron(&source, &text)?;
-        if baseline.schema != SCHEMA {
-            let title = format!("schema {} is not known; this build reads schema {SCHEMA}", baseline.schema);
-            return Err(SpecError::new(source, title));
-        }
-        Ok(baseline)
+        unseal(&source, &text, "errors")
     }
 
     /// Classes that are worse than here by more than the margin.

@@ -143,6 +143,10 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
             ],
             "selective:core_attn",
         ),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--tokens", "0"],
+            "tokens above 0",
+        ),
         (&["explain", "nothing.sh", "--cluster", "dgx-a100"], "there is no such file"),
         (&["explain", "llama3.1-9b", "--cluster", "dgx-a100"], "llama3.1-8b"),
         (&["validate", "--filter", "gpu=H1000"], "gpu=H1000"),

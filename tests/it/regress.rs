@@ -897,3 +897,80 @@ fn a_killed_command_leaves_whole_results() {
         assert!(store.read(&name).is_ok(), "round {round}: {:?}", store.read(&name));
     }
 }
+
+/// A folder with one scenario.
+fn one_scenario() -> tempfile::TempDir {
+    let folder = temporary();
+    let list = "(schema: 1, scenarios: [
+        (model: \"llama3.2-1b\", clusters: [\"dgx-a100\"], gpus: [8], global_batch_size: 8, sequence_length: 2048),
+    ])";
+    std::fs::create_dir(folder.path().join("results")).unwrap();
+    std::fs::write(folder.path().join("results/scenarios.ron"), list).unwrap();
+    folder
+}
+
+#[test]
+fn scenarios_are_reported_where_nothing_can_be_written() {
+    let folder = one_scenario();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    let (code, out, err) =
+        autoplan(folder.path(), &["--accuracy", "-", "--update", "--results", "file/best"]);
+    assert_eq!(code, 2, "{out}{err}");
+    assert!(out.contains("llama3.2-1b_dgx-a100_8gpu_b8_s2048") && out.contains("not written"), "{out}");
+    assert!(err.contains("file/best"), "{err}");
+}
+
+#[test]
+fn a_report_that_cannot_be_printed_is_no_fault_of_the_program() {
+    let Ok(full) = std::fs::OpenOptions::new().write(true).open("/dev/full") else { return };
+    let folder = one_scenario();
+    let status = Command::new(env!("CARGO_BIN_EXE_autoplan"))
+        .args(["regress", "--accuracy", "-"])
+        .current_dir(folder.path())
+        .stdout(full)
+        .status();
+    assert_eq!(status.unwrap().code(), Some(2));
+}
+
+#[test]
+fn damaged_errors_are_named_beside_the_scenarios_and_restored() {
+    let folder = one_scenario();
+    let accuracy = folder.path().join("results/accuracy.ron");
+    assert_eq!(autoplan(folder.path(), &["--update"]).0, 0);
+    assert_eq!(autoplan(folder.path(), &[]).0, 0);
+    let whole = std::fs::read_to_string(&accuracy).unwrap();
+    let by_hand = whole.replace("relative_margin: 0.1,", "relative_margin: 9.0,");
+    let newer = whole.replace("schema: 1,", "schema: 7,").replace("relative_margin", "share");
+    for (text, said, restored) in [
+        (&whole[..whole.len() / 2], "accuracy.ron", true),
+        (by_hand.as_str(), "changed by hand", true),
+        (newer.as_str(), "written by a newer autoplan", false),
+    ] {
+        assert_ne!(text, whole);
+        std::fs::write(&accuracy, text).unwrap();
+        let (code, out, err) = autoplan(folder.path(), &[]);
+        assert_eq!(code, 2, "{err}");
+        assert!(out.contains("1 scenario: 1 same") && err.contains(said), "{out}{err}");
+        let (code, _, err) = autoplan(folder.path(), &["--update"]);
+        assert_eq!(code, if restored { 0 } else { 2 }, "{err}");
+        let now = std::fs::read_to_string(&accuracy).unwrap();
+        assert_eq!(now, if restored { whole.as_str() } else { text });
+    }
+}
+
+#[test]
+fn what_killed_writers_left_is_swept() {
+    let folder = temporary();
+    let at = |name: &str| folder.path().join(name);
+    for name in [".aB3xYz.tmp", ".new123.tmp", "keep.tmp", ".longer-name.tmp"] {
+        std::fs::write(at(name), "").unwrap();
+    }
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    for name in [".aB3xYz.tmp", "keep.tmp", ".longer-name.tmp"] {
+        std::fs::File::options().write(true).open(at(name)).unwrap().set_modified(old).unwrap();
+    }
+    Store::new(folder.path()).sweep();
+    // Another's, and what may still be written, stay.
+    assert!(!at(".aB3xYz.tmp").exists() && at(".new123.tmp").exists());
+    assert!(at("keep.tmp").exists() && at(".longer-name.tmp").exists());
+}

@@ -364,7 +364,7 @@ fn of_flags(
     }
     let mut layout = layout(f, &model, (gpus, target), assumed)?;
     if target == Target::MegatronDeepSpeed {
-        configured(&f, &mut layout, (launch, files), assumed)?;
+        configured(f, &mut layout, (launch, files), assumed)?;
     }
     let chunks = chunks(f, &model, &mut layout, hybrid_split, assumed)?;
     let recompute = recompute(f)?;

@@ -117,7 +117,8 @@ fn llama3_405b_takes_its_published_gpu_hours() {
 /// DeepSeek-V3", table 4), 2.664M GPU-hours for 14.8T tokens, which its report prices at 2 dollars each.
 #[test]
 fn deepseek_v3_takes_its_published_gpu_hours() {
-    let (cluster, accelerator) = h100();
+    let (cluster, accelerator): (Cluster, Accelerator) =
+        (read("clusters/h800-ib.ron"), read("clusters/accelerators/h800.ron"));
     let run = Run {
         cluster: &cluster,
         accelerator: &accelerator,

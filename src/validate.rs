@@ -4,6 +4,7 @@
 pub mod baseline;
 pub mod case;
 pub mod constants;
+pub mod goals;
 pub mod page;
 pub mod refit;
 pub mod sets;
@@ -65,9 +66,6 @@ pub struct RowReport {
     /// Labels for grouping.
     #[serde(skip)]
     pub labels: Labels,
-    /// GPUs.
-    #[serde(skip)]
-    pub gpus: u32,
     /// Number format.
     #[serde(skip)]
     pub precision: &'static str,
@@ -196,8 +194,8 @@ pub struct Ranking {
     pub mean_tau: Option<f64>,
     /// Mean of regret.
     pub mean_regret: Option<f64>,
-    /// Picks by time and memory together that ran out of memory.
-    pub picks_out_of_memory: usize,
+    /// Rows that picks by time and memory together took and that ran out of memory.
+    pub picks_out_of_memory: Vec<String>,
 }
 
 /// How often the truth lies inside the error bars.
@@ -236,6 +234,8 @@ pub struct Summary {
     pub coverage: Coverage,
     /// Fitted constants behind the predictions.
     pub fitted_constants: usize,
+    /// Bounds that these errors should keep.
+    pub goals: Vec<goals::Goal>,
     /// Errors of rows whose source was left out of the fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out: Option<LeftOut>,
@@ -248,6 +248,8 @@ pub struct LeftOut {
     pub step_time: ErrorTable,
     /// Of peak memory.
     pub memory: ErrorTable,
+    /// Ranking of plans by step times predicted so, noisy rows aside.
+    pub ranking: Ranking,
 }
 
 /// Rows and summary.
@@ -347,7 +349,6 @@ fn skipped(id: String, reason: String) -> RowReport {
         left_out_step_s: None,
         left_out_mem_gb: None,
         labels: Labels::default(),
-        gpus: 0,
         precision: "",
     }
 }
@@ -424,7 +425,6 @@ fn report_case(case: Case) -> RowReport {
         plan: Some(case.plan.to_string()),
         left_out_step_s: None,
         left_out_mem_gb: None,
-        gpus: case.job.gpus,
         precision: case.job.precision.name(),
         labels: case.labels,
     }
@@ -450,10 +450,13 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
         counted.push(row);
     }
     summary.fitted_constants = constants::Constants::shipped().map_or(0, |list| list.count());
+    let quiet: Vec<&RowReport> =
+        counted.iter().copied().filter(|row| sets::Noise::of(&row.labels).is_none()).collect();
     if counted.iter().any(|row| row.left_out_step_s.is_some()) {
         summary.left_out = Some(LeftOut {
             step_time: table(&counted, RowReport::left_out_step_error),
             memory: table(&counted, RowReport::left_out_memory_error),
+            ranking: rank(&quiet, |row| row.left_out_step_s),
         });
     }
     summary.step_time = table(&counted, RowReport::step_error);
@@ -468,10 +471,8 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
             _ => {}
         }
     }
-    let quiet: Vec<&RowReport> =
-        counted.iter().copied().filter(|row| !sets::NOISE.iter().any(|noise| noise.holds(row))).collect();
-    summary.ranking = rank(&quiet);
-    summary.ranking_of_all = rank(&counted);
+    summary.ranking = rank(&quiet, |row| row.predicted_step_s);
+    summary.ranking_of_all = rank(&counted, |row| row.predicted_step_s);
     summary.named_sets = sets::named_sets(&counted);
     let deviations: Vec<f64> = counted
         .iter()
@@ -485,6 +486,7 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
             |bound: f64| deviations.iter().filter(|&&x| x <= bound).count() as f64 / deviations.len() as f64;
         summary.coverage = Coverage { one_sigma: inside(1.0), two_sigma: inside(2.0) };
     }
+    summary.goals = goals::goals(&summary);
     summary
 }
 
@@ -507,7 +509,7 @@ const PLAN: [&str; 13] = [
 
 /// Classes of a row, by dimension.
 fn classes(row: &RowReport) -> Vec<(&'static str, String)> {
-    let scale = match row.gpus {
+    let scale = match row.labels.gpus {
         0..=8 => "1-8 GPUs",
         9..=64 => "9-64 GPUs",
         65..=511 => "65-511 GPUs",
@@ -561,6 +563,7 @@ fn table(rows: &[&RowReport], error: impl Fn(&RowReport) -> Option<f64>) -> Erro
 /// Runs of one plan in a group: predicted and measured time (medians over repeats), and memory verdicts.
 #[derive(Default)]
 struct Repeats {
+    id: String,
     predicted: Vec<f64>,
     measured: Vec<f64>,
     fits: bool,
@@ -573,11 +576,12 @@ fn median(numbers: &[f64]) -> Option<f64> {
     quantile(&sorted, 0.5)
 }
 
-fn rank(rows: &[&RowReport]) -> Ranking {
+fn rank(rows: &[&RowReport], time: fn(&RowReport) -> Option<f64>) -> Ranking {
     let mut groups: BTreeMap<&str, BTreeMap<&str, Repeats>> = BTreeMap::new();
     for row in rows {
-        let (Some(plan), Some(predicted)) = (&row.plan, row.predicted_step_s) else { continue };
+        let (Some(plan), Some(predicted)) = (&row.plan, time(row)) else { continue };
         let of_plan = groups.entry(&row.labels.group).or_default().entry(plan).or_default();
+        of_plan.id.clone_from(&row.id);
         of_plan.predicted.push(predicted);
         of_plan.measured.extend(row.measured_step_s);
         of_plan.fits = row.fits == Some(true);
@@ -599,9 +603,7 @@ fn rank(rows: &[&RowReport]) -> Ranking {
                 let time = |p: &Repeats| median(&p.predicted).unwrap_or(f64::INFINITY);
                 time(a).total_cmp(&time(b))
             });
-        if fitting.is_some_and(|p| p.measured.is_empty()) {
-            ranking.picks_out_of_memory += 1;
-        }
+        ranking.picks_out_of_memory.extend(fitting.filter(|p| p.measured.is_empty()).map(|p| p.id.clone()));
         ranking.groups.push(RankedGroup {
             group: group.to_owned(),
             runs: times.len(),
@@ -745,7 +747,7 @@ fn bar_keys(row: &RowReport) -> [(u8, BarKey); 6] {
         profile: Some(row.labels.profile.to_owned()),
         experts: row.labels.experts,
         narrow: Some(!matches!(row.precision, "bf16" | "fp16")),
-        scale: Some(Scale::of(row.gpus)),
+        scale: Some(Scale::of(row.labels.gpus)),
         crossing: Some(row.labels.crossing),
     };
     [0, 1, 2, 3, 4, 5].map(|level| (level, key.clone().widened(level)))

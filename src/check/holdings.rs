@@ -259,7 +259,7 @@ impl<'a> Holdings<'a> {
         }
         layer.keep(self.given.profile.memory.extra_kept.0 * width * share.sequence, &[]);
         let domain = self.given.machine.cluster.scale_up.domain;
-        if (2..=domain).contains(&self.layout.tensor_parallel) {
+        if self.layout.sequence_parallel && (2..=domain).contains(&self.layout.tensor_parallel) {
             // Gathered inputs stay whole.
             layer.keep(self.given.profile.memory.gathered_kept * width * share.tokens, &[]);
         }

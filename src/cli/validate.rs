@@ -338,7 +338,7 @@ fn ranking(title: &str, r: &Ranking, out: &mut impl Write) -> Result<(), Failure
              memory {}",
             r.groups.len(),
             percent(regret),
-            r.picks_out_of_memory
+            r.picks_out_of_memory.len()
         )?;
     }
     Ok(())

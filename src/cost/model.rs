@@ -765,7 +765,7 @@ impl<'a> CostModel<'a> {
         let tokens = c.tokens;
         let hidden_bytes = kept.hidden + self.profile.memory.extra_kept.0 * self.model.hidden as f64;
         // Beyond the fast domain inputs are gathered again instead of kept.
-        let keeps = c.key.tensor_parallel > 1 && c.key.tensor_parallel <= self.cluster.scale_up.domain;
+        let keeps = c.split > 1 && c.key.tensor_parallel <= self.cluster.scale_up.domain;
         let gathered = if keeps { self.profile.memory.gathered_kept } else { 0.0 };
         let gathered = gathered * self.model.hidden as f64 * tokens;
         let whole =

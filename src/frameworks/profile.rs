@@ -394,7 +394,7 @@ pub struct Memory {
     /// hidden and every feed-forward channel.
     #[serde(default)]
     pub extra_kept: (f64, f64),
-    /// Bytes per token and hidden channel that a layer keeps whole on every rank of tensor parallelism inside the
+    /// Bytes per token and hidden channel that a layer keeps whole on every rank of sequence parallelism inside the
     /// fast domain: gathered inputs of its products.
     #[serde(default)]
     pub gathered_kept: f64,

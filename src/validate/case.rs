@@ -73,6 +73,12 @@ pub struct Labels {
     pub same_as: Vec<String>,
     /// Runs with the same key differ only in their plan.
     pub group: String,
+    /// GPUs.
+    pub gpus: u32,
+    /// Tokens of a sequence.
+    pub sequence_length: u32,
+    /// Pipeline stages.
+    pub pipeline_parallel: u32,
     /// Tensor parallelism leaves the fast domain.
     pub crossing: bool,
     /// Year and month of the software's release.
@@ -332,6 +338,9 @@ impl Case {
             },
             same_as: row.text_or_empty("same_run_as").split_whitespace().map(str::to_owned).collect(),
             group,
+            gpus: job.gpus,
+            sequence_length: job.sequence_length,
+            pipeline_parallel: plan.layout().pipeline_parallel,
             crossing: plan.layout().tensor_parallel > cluster.scale_up.domain,
             release: release(row),
         };

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use plotters::prelude::*;
 
+use super::goals::{Goal, Unit};
 use super::sets::{NOISE, NamedSet};
 use super::{ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport};
 use crate::frameworks::error_bars::ErrorBars;
@@ -56,6 +57,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          their priors.",
         s.fitted_constants
     );
+    goals(&mut md, &s.goals);
     let left_out = s.left_out.as_ref();
     md.push_str("\n## Step time\n\n");
     errors(&mut md, &s.step_time, left_out.map(|l| &l.step_time));
@@ -96,6 +98,42 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
         ("ranking.svg".to_owned(), ranks(&s.ranking.groups)?),
     ];
     Ok(Page { markdown: md, pictures })
+}
+
+fn goals(md: &mut String, goals: &[Goal]) {
+    if goals.is_empty() {
+        return;
+    }
+    let shown = |unit: Unit, value: f64| match unit {
+        Unit::Share => percent(value),
+        Unit::Correlation => format!("{value:.2}"),
+        Unit::Count => format!("{value:.0}"),
+    };
+    let missed = goals.iter().filter(|goal| !goal.met()).count();
+    let _ = writeln!(
+        md,
+        "\n## Goals\n\nWhat this project set out to reach: {} of {} goals are met. With a row's own source left out, errors \
+         should stay below one and a half times the bound (correlations above two thirds of it).\n\n\
+         | goal | bound | reached | left out |\n|---|--:|--:|--:|",
+        goals.len() - missed,
+        goals.len()
+    );
+    for goal in goals {
+        let sign = if goal.at_least { ">=" } else { "<=" };
+        let verdict = |met: bool| if met { "" } else { " **missed**" };
+        let left_out = goal.left_out.zip(goal.met_left_out()).map_or_else(
+            || "-".to_owned(),
+            |(value, met)| format!("{}{}", shown(goal.unit, value), verdict(met)),
+        );
+        let _ = writeln!(
+            md,
+            "| {} | {sign} {} | {}{} | {left_out} |",
+            goal.name,
+            shown(goal.unit, goal.bound),
+            shown(goal.unit, goal.reached),
+            verdict(goal.met())
+        );
+    }
 }
 
 fn errors(md: &mut String, table: &ErrorTable, left_out: Option<&ErrorTable>) {
@@ -170,7 +208,7 @@ fn ranking(md: &mut String, report: &Report) {
          only plans that we predict to fit may be picked.\n\nMean tau {tau:.2}, mean regret {}; picks by time and memory \
          together that ran out of memory: {}.\n\n| group | runs | tau | regret | with memory |\n|---|--:|--:|--:|--:|",
         percent(regret),
-        r.picks_out_of_memory
+        r.picks_out_of_memory.len()
     );
     for g in &r.groups {
         let _ = writeln!(
@@ -183,6 +221,15 @@ fn ranking(md: &mut String, report: &Report) {
             g.regret_with_memory.map_or_else(|| "-".to_owned(), percent)
         );
     }
+    for id in &r.picks_out_of_memory {
+        let Some(row) = report.rows.iter().find(|row| row.id == *id) else { continue };
+        let (plan, device) =
+            (row.plan.as_deref().unwrap_or("-"), row.predicted_device_gb.unwrap_or_default());
+        let _ = writeln!(
+            md,
+            "\nThe pick that ran out of memory: {id}, {plan}, {device:.1} GB predicted on the device."
+        );
+    }
     md.push_str("\n![tau by group](ranking.svg)\n");
     let all = &report.summary.ranking_of_all;
     if let (Some(tau), Some(regret)) = (all.mean_tau, all.mean_regret) {
@@ -192,17 +239,15 @@ fn ranking(md: &mut String, report: &Report) {
              memory {}. Noisy rows:\n",
             all.groups.len(),
             percent(regret),
-            all.picks_out_of_memory
+            all.picks_out_of_memory.len()
         );
         for noise in &NOISE {
-            let mut which = noise.source.to_owned();
-            if !noise.model.is_empty() {
-                which += &format!(", model {}", noise.model);
-            }
-            if noise.gpus > 0 {
-                which += &format!(", {} GPUs and more", noise.gpus);
-            }
-            let _ = writeln!(md, "- {which}: {}", noise.why);
+            let which = match noise.rows {
+                "" => noise.source.to_owned(),
+                rows => format!("{}, {rows}", noise.source),
+            };
+            let fitted = if noise.fitted { "" } else { " (no constant is fitted to them)" };
+            let _ = writeln!(md, "- {which}{fitted}: {}", noise.why);
         }
     }
 }

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use super::case::{Case, MemoryKind};
 use super::constants::{Constant, Constants, ConstantsError, Measurand, Settings};
 use super::predict_on;
+use super::sets::Noise;
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 
@@ -64,6 +65,7 @@ impl<'a> Refit<'a> {
             .map(|constant| {
                 let of_constant = |case: &Case| {
                     constant.sources.contains(&case.labels.source)
+                        && Noise::of(&case.labels).is_none_or(|noise| noise.fitted)
                         && touches(constant, case)
                         && measured(case, constant.measured).is_some()
                 };

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use autoplan::frameworks::error_bars::ErrorBars;
 use autoplan::validate::baseline::Baseline;
-use autoplan::validate::{Report, error_bars, summarise, validate};
+use autoplan::validate::sets::Noise;
+use autoplan::validate::{Ranking, Report, error_bars, summarise, validate};
 
 fn published() -> Report {
     let csv = include_str!("../../results/published/measured.csv");
@@ -54,6 +55,34 @@ fn the_readme_shows_the_errors_that_are_reached() {
     }
     let right = format!("{} of the out-of-memory verdicts", percent(summary.out_of_memory.right()));
     assert!(readme.contains(&right), "{right}");
+}
+
+#[test]
+fn every_goal_is_looked_at_and_the_missed_are_known() {
+    let goals = published().summary.goals;
+    assert_eq!(goals.len(), 23, "a goal lost its class of rows: {goals:?}");
+    let missed: Vec<&str> = goals.iter().filter(|goal| !goal.met()).map(|goal| goal.name.as_str()).collect();
+    assert_eq!(missed, ["picks by time and memory that ran out of memory"]);
+}
+
+#[test]
+fn rows_that_their_source_contradicts_neither_rank_nor_inform_constants() {
+    let report = published();
+    let aside: Vec<&str> = report
+        .rows
+        .iter()
+        .filter(|row| {
+            row.measured_step_s.is_some() && Noise::of(&row.labels).is_some_and(|noise| !noise.fitted)
+        })
+        .map(|row| row.id.as_str())
+        .collect();
+    assert_eq!(aside.len(), 16, "{aside:?}");
+    assert!(aside.iter().all(|id| id.starts_with("aalpha-0")), "{aside:?}");
+    let groups =
+        |of: &Ranking| of.groups.iter().filter(|g| g.group.contains("13B|A100-SXM-80GB|64|")).count();
+    assert!(groups(&report.summary.ranking) < groups(&report.summary.ranking_of_all));
+    // Their errors count all the same.
+    assert!(report.summary.step_time.by["profile"]["aa-scaling"].rows >= 97);
 }
 
 #[test]

@@ -119,6 +119,8 @@ pub struct Fixed {
     pub touches: u64,
     /// The chunk holds no decoder layers (a head, or multi-token prediction, alone on a stage).
     pub closed: bool,
+    /// The chunk may hold none: its own work is enough for a stage.
+    pub optional: bool,
 }
 
 /// Time after the last backward pass of the first rank: its data-parallel reduction as far as it stays
@@ -178,7 +180,7 @@ pub struct Problem {
     pub limit: Bytes,
     /// Exposed latency between the end of a pass and the start of the next on a neighbouring rank.
     pub hop: Picos,
-    /// Fewest decoder layers of a chunk that is not [`Fixed::closed`].
+    /// Fewest decoder layers of a chunk that is neither [`Fixed::closed`] nor [`Fixed::optional`].
     pub min_layers: u32,
     /// Data-parallel tail of the first rank, where it matters.
     pub tail: Option<Tail>,
@@ -321,7 +323,8 @@ impl Problem {
     /// Fewest layers that a chunk may hold.
     #[must_use]
     pub fn least(&self, chunk: usize) -> u32 {
-        if self.fixed[chunk].closed { 0 } else { self.min_layers }
+        let fixed = &self.fixed[chunk];
+        if fixed.closed || fixed.optional { 0 } else { self.min_layers }
     }
 
     /// Checks that every table fits every other and that no sum can overflow.

@@ -388,7 +388,11 @@ impl Balancing {
         let shapes = distinct_shapes(cell);
         let kinds = kinds(cell, sharding, &shapes);
         let tables = TablesOf { cell, sharding, hop };
-        let fixed = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
+        let mut fixed: Vec<Fixed> = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
+        // The head is work enough for a chunk of its own.
+        if let [_, .., last] = fixed.as_mut_slice() {
+            last.optional = capabilities.empty_stages;
+        }
         let problem = Problem {
             pipeline,
             kinds,
@@ -524,7 +528,8 @@ impl Balancing {
         // Between the ends chunks hold nothing that is sharded beside layers.
         let last = layout.chunk_count() - 1;
         for chunk in [0, last] {
-            self.problem.fixed[chunk as usize] = fixed(chunk, layout, tables, &self.shapes);
+            let known = &mut self.problem.fixed[chunk as usize];
+            *known = Fixed { optional: known.optional, ..fixed(chunk, layout, tables, &self.shapes) };
         }
     }
 

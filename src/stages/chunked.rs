@@ -120,7 +120,8 @@ impl<'a> Chunked<'a> {
         let pipeline = &*self.problem.pipeline;
         let ranks = pipeline.ranks as usize;
         let turning = pipeline.rank_of_chunk[chunks - 1] as usize;
-        let mut pick: Pick<Levels> = Pick::default();
+        // A head alone on its chunk, and one with layers: neither stands for the other.
+        let mut picks: [Pick<Levels>; 2] = [Pick::default(), Pick::default()];
         let mut load = vec![(0_u64, 0_u64); ranks];
         let stride = (chunks / 8).max(1);
         for high in [lowest, lowest + layer / 2] {
@@ -142,12 +143,14 @@ impl<'a> Chunked<'a> {
                     let waits = (0..ranks).filter(|&rank| rank != turning).map(|rank| load[rank].1).sum();
                     let off_middle = (2 * start).abs_diff(chunks) as u64;
                     let load = pipeline.micro_batches * fullest;
+                    let held = self.work.cuts[chunks] - self.work.cuts[chunks - 1];
+                    let pick = &mut picks[usize::from(held < self.problem.min_layers)];
                     pick.offer(load, waits, start as u64, off_middle, &levels);
                 }
             }
         }
         let mut splits = Vec::new();
-        for levels in pick.into_list() {
+        for levels in picks.into_iter().flat_map(Pick::into_list) {
             self.prepare(levels.low, levels.last);
             if self.place(levels) {
                 splits.push(self.work.cuts.windows(2).map(|pair| pair[1] - pair[0]).collect());

@@ -73,10 +73,12 @@ struct Rank {
     transient: f64,
     /// Least number of micro-batches in flight of any of its chunks.
     in_flight: f64,
-    /// How many more all of its chunks together have.
+    /// How many more all of its chunks together have that must hold layers.
     more_in_flight: f64,
-    /// Where its chunks lie in the list of micro-batches in flight.
+    /// Where those lie in the list of micro-batches in flight.
     chunks: (usize, usize),
+    /// Whether any chunk must hold layers.
+    holds: bool,
 }
 
 /// A kind of layers that the model has, in some set of modes.
@@ -336,22 +338,25 @@ impl Relaxation {
                 .chunks_exact(order.chunks.len())
                 .max_by_key(|counts| counts.iter().map(|&n| u64::from(n)).sum::<u64>())
                 .unwrap_or(&[]);
-            self.in_flight.extend(fullest.iter().map(|&n| f64::from(n)));
+            // Of chunks that must hold layers.
+            let bound = || order.chunks.iter().zip(fullest).filter(|&(&k, _)| problem.least(k as usize) > 0);
+            self.in_flight.extend(bound().map(|(_, &n)| f64::from(n)));
             let mut rank = Rank {
                 rows: [(m, m); 2],
                 free: problem.limit.0 as f64 - problem.rank_bytes.0 as f64,
                 in_flight: fullest.iter().copied().min().map_or(0.0, f64::from),
                 more_in_flight: {
                     let least = fullest.iter().copied().min().unwrap_or(0);
-                    fullest.iter().map(|&n| f64::from(n - least)).sum()
+                    bound().map(|(_, &n)| f64::from(n - least)).sum()
                 },
                 chunks: (start, self.in_flight.len()),
+                holds: bound().next().is_some(),
                 ..Rank::default()
             };
             if let (true, Some(form)) = (chain, &pipeline.form) {
                 rank.rows = form.ranks[at].map(|w| (w.forward as f64, w.backward as f64));
-            } else if looped && problem.min_layers > 0 {
-                rank.idle = least_layer * at as f64;
+            } else if looped {
+                rank.idle = least_layer * f64::from((0..at).map(|k| problem.least(k)).sum::<u32>());
             }
             let mut gathered = 0;
             for (&chunk, &n) in order.chunks.iter().zip(fullest) {
@@ -458,10 +463,10 @@ impl Relaxation {
         self.free.clear();
         for rank in &self.ranks {
             let free =
-                rank.free - if mandatory > 0.0 { larger(rank.transient, transient) } else { rank.transient };
+                rank.free - if rank.holds { larger(rank.transient, transient) } else { rank.transient };
             // A chunk with more micro-batches in flight holds its layers as well.
             let left = free - rank.more_in_flight * least_kept * mandatory;
-            if left < 0.0 && (mandatory > 0.0 || free < 0.0) {
+            if left < 0.0 {
                 return None;
             }
             let work = line(left, ratio(present, |k| k.held + rank.in_flight * k.kept)).0;
@@ -500,7 +505,7 @@ impl Relaxation {
             self.all.time.push(line(-fixed, known.1));
             self.whole.time.push(line(-fixed, known.2));
             let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
-            let fuller = || in_flight.iter().copied().filter(|&n| mandatory > 0.0 && n > rank.in_flight);
+            let fuller = || in_flight.iter().copied().filter(|&n| n > rank.in_flight);
             // Both, at a price per byte and micro-batch.
             for (&per_layer, cheapest) in self.prices.iter().zip(self.cheapest.chunks_exact(present.len())) {
                 let price = if rank.in_flight > 0.0 { per_layer * row.1 / rank.in_flight } else { 0.0 };

@@ -404,15 +404,18 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
         return Vec::new();
     }
     let least = u64::from(problem.min_layers);
+    let least_end = u64::from(problem.least(last));
     let average = (ends.iter().sum::<u64>() + layers * layer) / k;
     let fitting = average.saturating_sub(ends[last]) / layer;
     let rank_of = |chunk: usize| pipeline.rank_of_chunk[chunk] as usize;
     let turning = rank_of(last);
     let m = pipeline.micro_batches;
-    let mut pick: Pick<(u64, u64, u64, usize)> = Pick::default();
+    // A head alone on its chunk, and one with layers: neither stands for the other.
+    let mut picks: [Pick<(u64, u64, u64, usize)>; 2] = [Pick::default(), Pick::default()];
     let mut base_load = vec![0; pipeline.ranks as usize];
     let mut extras = vec![0_u64; pipeline.ranks as usize];
-    for end in fitting.saturating_sub(1).max(least)..=(fitting + 2).min(layers) {
+    let near = fitting.saturating_sub(1).max(least)..=(fitting + 2).min(layers);
+    for end in (least_end..least.min(layers + 1)).chain(near) {
         let (base, more) = ((layers - end) / (k - 1), ((layers - end) % (k - 1)) as usize);
         if base < least {
             continue;
@@ -435,6 +438,7 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
             let longer = extras.iter().enumerate().filter(|&(rank, &n)| rank != turning && n > 0).count();
             let waits = layer * ((u64::from(pipeline.ranks) - 1) * base + longer as u64);
             let off_middle = (2 * start + more).abs_diff(last) as u64;
+            let pick = &mut picks[usize::from(end < least)];
             pick.offer(m * load, waits, start as u64, off_middle, &(end, base, more as u64, start));
         }
     }
@@ -443,7 +447,7 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
         let layers = |chunk: usize| if chunk == last { end } else { base + u64::from(band.contains(&chunk)) };
         (0..chunks).map(|chunk| layers(chunk) as u32).collect()
     };
-    pick.into_list().into_iter().map(split).collect()
+    picks.into_iter().flat_map(Pick::into_list).map(split).collect()
 }
 
 /// Splits in which ranks that lack memory hold fewer layers, all layers taken for average ones.

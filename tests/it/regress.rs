@@ -769,7 +769,7 @@ fn a_search_under_a_slower_network_says_which_item_moved() {
     assert_eq!(verdicts(&report), [Verdict::Same], "{}", report.table());
     let slower = ScenarioPlanner::adjusted(|task| {
         let up = &mut task.machine.cluster.scale_up;
-        up.ring = up.ring * 0.5;
+        up.ring = up.ring * 0.9;
     });
     let options = Options { tolerance: 0.0005, ..CHECK };
     let report = regress(&list, &store, &slower, &options, &Silent);

@@ -82,6 +82,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
                 gathered: Bytes(random.within(0, 9)),
                 touches: touches(random),
                 closed: chunks > 1 && k + 1 == chunks && random.chance(15),
+                optional: k + 1 == chunks && random.chance(30),
             };
         }
     }

@@ -64,7 +64,11 @@ pub fn every_assignment(problem: &Problem, mut visit: impl FnMut(&Assignment, &E
     let ranks = pipeline.ranks as usize;
     let all = choices(problem);
     let bounds: Vec<(u32, u32)> = (0..problem.fixed.len())
-        .map(|k| if problem.fixed[k].closed { (0, 0) } else { (problem.min_layers, problem.layer_count()) })
+        .map(|k| match &problem.fixed[k] {
+            fixed if fixed.closed => (0, 0),
+            fixed if fixed.optional => (0, problem.layer_count()),
+            _ => (problem.min_layers, problem.layer_count()),
+        })
         .collect();
     let free = if problem.freedom == Freedom::Global { 1 } else { ranks };
     let combinations = all.len().pow(free as u32);

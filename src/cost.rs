@@ -210,6 +210,9 @@ pub struct LayerCost {
     pub parameters: LocalParameters,
     /// Working set of its backward pass beyond what is kept.
     pub transient: Bytes,
+    /// The same where layers are recomputed together, taken as if all of them kept as much as this one:
+    /// largest over the kinds that may stand in the group and keep no more.
+    pub group_transient: Bytes,
     /// Shapes (rows, columns) of its linear weights on this rank: their dummy gradients are pooled.
     pub weight_shapes: Vec<(u64, u64)>,
 }

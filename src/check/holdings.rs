@@ -803,6 +803,7 @@ impl Holdings<'_> {
         // Layers that are recomputed whole: of every group one input is kept, here or in host memory, and all of
         // it is rebuilt at once.
         let stays = if self.offloads(OffloadedActivations::Inputs) { 0.0 } else { input };
+        let any = self.layers.iter().map(|layer| layer.working).fold(0.0, f64::max);
         for group_of in blocks[..whole].chunks(group) {
             kept += stays;
             let rebuilt: f64 = group_of.iter().map(|&block| self.left(&self.layers[block])).sum();
@@ -810,7 +811,8 @@ impl Holdings<'_> {
                 let layer = &self.layers[block];
                 let full = group as f64 * self.left(layer);
                 working = working.max(layer.working + (rebuilt - stays).max(0.0));
-                most = most.max(layer.working + (full - stays).max(0.0));
+                let beside = if group > 1 { any } else { layer.working };
+                most = most.max(beside + (full - stays).max(0.0));
             }
         }
         (kept, working, most.max(working))

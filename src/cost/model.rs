@@ -513,7 +513,14 @@ impl<'a> CostModel<'a> {
         routed: &mut HashMap<RoutedKey, Routed>,
     ) -> Vec<LayerCost> {
         let kinds = self.layers.kinds.iter().zip(&trunk.layers).enumerate();
-        kinds.map(|(at, (kind, part))| self.layer(c, at, kind, part, routed)).collect()
+        let mut layers: Vec<LayerCost> =
+            kinds.map(|(at, (kind, part))| self.layer(c, at, kind, part, routed)).collect();
+        for at in 0..layers.len() {
+            let kept = layers[at].kept;
+            let beside = |other: &LayerCost| (other.transient + other.kept.min(kept)).saturating_sub(kept);
+            layers[at].group_transient = layers.iter().map(beside).max().unwrap_or_default();
+        }
+        layers
     }
 
     /// Costs that no flags can go below, in time and in bytes, for the degrees and the micro-batch of
@@ -784,6 +791,7 @@ impl<'a> CostModel<'a> {
             full_offloaded: OffloadedInput::default(),
             parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
+            group_transient: Bytes::ZERO, // when all kinds are known
             weight_shapes: shapes,
         };
         if c.key.offload.activations {

@@ -215,7 +215,8 @@ pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
         Recompute::FullUniform(n) => ModeCost {
             extra: whole_layer_extra(layer, n),
             kept: layer.full_kept,
-            transient: layer.transient + (layer.kept * u64::from(n)).saturating_sub(layer.full_kept),
+            transient: if n > 1 { layer.group_transient } else { layer.transient }
+                + (layer.kept * u64::from(n)).saturating_sub(layer.full_kept),
         },
         Recompute::FullBlock(_) => mode_cost(layer, Recompute::FullUniform(1)),
     }

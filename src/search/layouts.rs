@@ -168,7 +168,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
         let mut list: Vec<Assignment> = Vec::new();
-        let below = (most < Picos(u64::MAX)).then_some(most + Picos(1));
+        let below = most.0.checked_add(1).map(Picos);
         if uneven || layout.pipeline_parallel == 1 {
             let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, below) else {
                 return list;

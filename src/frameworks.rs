@@ -642,6 +642,17 @@ impl std::error::Error for Refusal {}
 /// Whether a framework accepts a layout (its placement of layers and recomputation aside).
 ///
 /// # Errors
+/// Shared rules and one of a framework's own.
+pub(crate) const fn joined<const N: usize>(shared: &[Rule], own: Rule) -> [Rule; N] {
+    let mut all = [own; N];
+    let mut at = 0;
+    while at < shared.len() {
+        all[at] = shared[at];
+        at += 1;
+    }
+    all
+}
+
 /// The first rule that is broken, in the order of [`COMMON_RULES`] and [`Target::rules`].
 pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), Refusal> {
     first_broken(target, context, layout, |_| true)

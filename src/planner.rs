@@ -367,7 +367,10 @@ impl Prepared<'_> {
         let step = prediction.step().seconds();
         let (batch, length) = (u64::from(job.global_batch_size), u64::from(job.sequence_length));
         let packed = job.packed.as_ref();
-        let flops = |count| packed_model_flops(&self.task.model, &self.layers, batch, length, packed, count);
+        let flops = |count| {
+            let all = packed_model_flops(&self.task.model, &self.layers, batch, length, packed, count);
+            all - self.frozen_flops(all, count)
+        };
         let peak = self.task.machine.accelerator.peak(job.precision.format());
         let available = peak.0 * f64::from(job.gpus) * step.0;
         let model = flops(AttentionCount::Causal);
@@ -377,6 +380,23 @@ impl Prepared<'_> {
             mfu_full_attention: flops(AttentionCount::Full).0 / available,
             hfu: self.hardware_flops(plan, model).0 / available,
         }
+    }
+
+    /// FLOPs of the weight gradients that a frozen base does without: a third of what its products take (`all`, of a
+    /// model that is trained whole, counts `count` of the attention, which keeps its own).
+    fn frozen_flops(&self, all: Flops, count: AttentionCount) -> Flops {
+        let job = &self.task.job;
+        if job.training == Training::Full {
+            return Flops(0.0);
+        }
+        let length = u64::from(job.sequence_length);
+        let attention = |kind: u8| {
+            let block = &self.layers.kinds[usize::from(kind)].block;
+            crate::layers::core_flops_per_packed_token(block, length, job.packed.as_ref(), count)
+        };
+        let per_token: Flops = self.layers.order.iter().map(|&kind| attention(kind)).sum();
+        let tokens = f64::from(job.global_batch_size) * length as f64;
+        (all - per_token * (3.0 * tokens)) * (1.0 / 3.0)
     }
 
     /// FLOPs that the GPUs execute: model FLOPs, the second pass of FlashAttention's backward, and

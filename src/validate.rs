@@ -226,6 +226,8 @@ pub struct Summary {
     pub out_of_memory: MemoryVerdicts,
     /// Ranking of plans, noisy rows aside (see [`sets::NOISE`]).
     pub ranking: Ranking,
+    /// The same with the runs that their own source contradicts.
+    pub ranking_with_contradicted: Ranking,
     /// Ranking of plans over all rows.
     pub ranking_of_all: Ranking,
     /// Sets of rows that other planners publish their errors over.
@@ -472,6 +474,9 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
         }
     }
     summary.ranking = rank(&quiet, |row| row.predicted_step_s);
+    let contradicted = |row: &&RowReport| sets::Noise::of(&row.labels).is_none_or(|noise| !noise.fitted);
+    let with_contradicted: Vec<&RowReport> = counted.iter().copied().filter(contradicted).collect();
+    summary.ranking_with_contradicted = rank(&with_contradicted, |row| row.predicted_step_s);
     summary.ranking_of_all = rank(&counted, |row| row.predicted_step_s);
     summary.named_sets = sets::named_sets(&counted);
     let deviations: Vec<f64> = counted
@@ -531,6 +536,7 @@ fn classes(row: &RowReport) -> Vec<(&'static str, String)> {
         ("grade", format!("{} {kind}", row.labels.quality)),
         ("scale", scale.to_owned()),
         ("inputs", stated.to_owned()),
+        ("training", row.labels.training.to_owned()),
     ];
     if !row.labels.routing.is_empty() {
         classes.push(("routing", row.labels.routing.to_owned()));
@@ -600,8 +606,8 @@ fn rank(rows: &[&RowReport], time: fn(&RowReport) -> Option<f64>) -> Ranking {
             .values()
             .filter(|p| p.fits && (!p.measured.is_empty() || p.out_of_memory))
             .min_by(|a, b| {
-                let time = |p: &Repeats| median(&p.predicted).unwrap_or(f64::INFINITY);
-                time(a).total_cmp(&time(b))
+                let predicted = |p: &Repeats| median(&p.predicted).unwrap_or(f64::INFINITY);
+                predicted(a).total_cmp(&predicted(b))
             });
         ranking.picks_out_of_memory.extend(fitting.filter(|p| p.measured.is_empty()).map(|p| p.id.clone()));
         ranking.groups.push(RankedGroup {

@@ -163,8 +163,9 @@ impl JobArgs {
             restrictions: self.restrictions()?,
             pricing: self.price,
         };
-        // A run-time profile says how a framework behaves, not that its files are wanted.
+        // A run-time profile says how a framework behaves, not that its files are wanted; nor are there files for adapters.
         if named.is_some_and(|name| !is_mere_profile(name))
+            && task.job.training == Training::Full
             && let Some(reason) = inexpressible(&task)
         {
             return Err(Failure::Usage(reason));

@@ -11,7 +11,7 @@ use super::export::{ExportRequest, ExportedFile, WrittenFor};
 use super::hf::HfModel;
 use super::{
     Broken, Capabilities, ExpertTensor, Judge, Reach, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
-    ensure, heads_divide, numbers, sequence_divides, whole_experts, widths_divide,
+    broken, ensure, heads_divide, numbers, sequence_divides, whole_experts, widths_divide,
 };
 use crate::layers::Layers;
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Recompute, Schedule};
@@ -179,8 +179,7 @@ pub static RULES: &[Rule] = &[
                 matches!(c.optimizer, Optimizer::Adamw | Optimizer::Sgd),
                 "only AdamW and SGD are exported",
                 [0; 4],
-            )?;
-            ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
+            )
         },
     },
 ];
@@ -189,6 +188,9 @@ const WRITTEN_FOR: &str = "Accelerate 1.15, transformers 5.12, torch 2.14";
 
 /// Writes the configuration, its launcher and, for known model families, a training script.
 pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
+    if request.job.training != Training::Full {
+        return Err(broken("the script written here trains all weights; adapters are the `peft` package's"));
+    }
     let layers = Layers::new(request.model);
     // Tensor parallelism is the model's own: a script that loads it so must be the user's.
     let split = request.plan.layout().tensor_parallel > 1;

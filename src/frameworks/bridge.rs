@@ -7,12 +7,12 @@ use super::megatron;
 use super::megatron::arguments::{Arguments, arguments};
 use super::megatron::positions::{weighed, yarn_fits};
 use super::megatron::shape::{Shape, pattern};
-use super::{Broken, Judge, Reach, Rule, broken, ensure};
+use super::{Broken, Judge, Reach, Rule, broken, ensure, joined};
 use crate::cost::schedule::interleave_group;
 use crate::layers::Layers;
 use crate::plan::{CudaGraphs, Dispatcher, Place, Recompute};
 use crate::spec::cluster::Architecture;
-use crate::spec::job::{Optimizer, Precision};
+use crate::spec::job::{Optimizer, Precision, Training};
 use crate::spec::model::{Activation, Model, Norm, Position, PositionScaling, QkNorm, RouterScore};
 use crate::stages::layout::Split;
 
@@ -31,20 +31,8 @@ const DEEPEP: Rule = Rule {
     },
 };
 
-const COUNT: usize = megatron::RULES.len() + 1;
-
-const fn rules() -> [Rule; COUNT] {
-    let mut all = [DEEPEP; COUNT];
-    let mut at = 0;
-    while at < megatron::RULES.len() {
-        all[at] = megatron::RULES[at];
-        at += 1;
-    }
-    all
-}
-
 /// Rules on layouts: Megatron-Core's, and one of Bridge's own.
-pub static RULES: &[Rule] = &rules();
+pub static RULES: &[Rule] = &joined::<{ megatron::CORE_RULES.len() + 1 }>(megatron::CORE_RULES, DEEPEP);
 
 /// What Megatron-LM's argument checks refuse and Bridge's do not: it switches tensor-parallel overlap off, and
 /// finds out about Muon under Megatron-FSDP when the optimizer is made.
@@ -63,6 +51,11 @@ const RECIPE: &str = "autoplan_recipe.py";
 
 /// Writes the recipe and its launcher.
 pub(super) fn write(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
+    if request.job.training != Training::Full {
+        return Err(broken(
+            "the recipe written here trains all weights; for adapters set `peft` in a fine-tuning recipe",
+        ));
+    }
     // The command line decides what can be said about the model, the environment and the split.
     let command = arguments(request)?;
     let layers = Layers::new(request.model);

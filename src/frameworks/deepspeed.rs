@@ -11,7 +11,7 @@ use super::{
     ShardGroups, ensure, heads_divide, numbers, widths_divide,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Recompute, Schedule};
-use crate::spec::job::{Optimizer, Precision, Training};
+use crate::spec::job::{Optimizer, Precision};
 
 /// What a DeepSpeed configuration can express.
 pub static CAPABILITIES: Capabilities = Capabilities {
@@ -229,8 +229,7 @@ const PRECISION: Rule = Rule {
             matches!(c.precision, Precision::Bf16 | Precision::Fp16),
             "the configuration knows bf16 and fp16 only",
             [0; 4],
-        )?;
-        ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
+        )
     },
 };
 
@@ -530,6 +529,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
     PIPELINE_ZERO,
     PIPELINE_OVERLAP,
     PIPELINE_OFFLOAD,
+    super::megatron::TRAINING,
     PRECISION,
     OPTIMIZER,
     OPTIMIZER_FORMAT,

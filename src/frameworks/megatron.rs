@@ -13,7 +13,7 @@ pub mod write;
 
 use super::{
     Broken, Capabilities, Context, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule,
-    SequenceParallel, ShardGroups, ensure, heads_divide, mamba_divides, numbers, overlap_in_domain,
+    SequenceParallel, ShardGroups, ensure, heads_divide, joined, mamba_divides, numbers, overlap_in_domain,
     sequence_divides, widths_divide,
 };
 use crate::cost::schedule::interleave_group;
@@ -74,8 +74,26 @@ pub(crate) fn fully_sharded(layout: &Layout) -> bool {
 /// Sizes of expert groups that DeepEP has settings for.
 const DEEPEP_RANKS: [u32; 12] = [2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160];
 
-/// Rules on layouts, in the order in which they are asked.
-pub static RULES: &[Rule] = &[
+/// Its pretraining scripts train all weights.
+pub(super) const TRAINING: Rule = Rule {
+    name: "training",
+    source: "pretrain_gpt.py",
+    judge: Judge::Nobody,
+    reach: Reach::Job,
+    check: |_, c, _| {
+        ensure(
+            c.training == Training::Full,
+            "pretraining scripts train all weights; adapters need Megatron-Bridge's fine-tuning recipes",
+            [0; 4],
+        )
+    },
+};
+
+/// Rules on layouts, in the order in which they are asked: Megatron-Core's, and one of Megatron-LM's scripts.
+pub static RULES: &[Rule] = &joined::<{ CORE_RULES.len() + 1 }>(CORE_RULES, TRAINING);
+
+/// Megatron-Core's rules on layouts.
+pub const CORE_RULES: &[Rule] = &[
     Rule {
         name: "heads",
         source: "core/transformer/transformer_config.py __post_init__",
@@ -425,19 +443,6 @@ pub static RULES: &[Rule] = &[
         judge: Judge::Run,
         reach: Reach::Cell,
         check: low_precision_shapes,
-    },
-    Rule {
-        name: "training",
-        source: "pretrain_gpt.py",
-        judge: Judge::Nobody,
-        reach: Reach::Job,
-        check: |_, c, _| {
-            ensure(
-                c.training == Training::Full,
-                "pretraining scripts train all weights; adapters need Megatron-Bridge's fine-tuning recipes",
-                [0; 4],
-            )
-        },
     },
 ];
 

@@ -69,6 +69,8 @@ pub struct Labels {
     pub experts: bool,
     /// How tokens are routed, as the row says: `balanced`, `natural` or `unstated`; empty without experts.
     pub routing: &'static str,
+    /// What is trained: `pretrain`, `sft`, `lora`.
+    pub training: &'static str,
     /// The same run under another id.
     pub same_as: Vec<String>,
     /// Runs with the same key differ only in their plan.
@@ -335,6 +337,11 @@ impl Case {
                 (true, Some("forced")) => "balanced",
                 (true, Some(_)) => "natural",
                 (true, None) => "unstated",
+            },
+            training: match training {
+                "lora" => "lora",
+                "sft" => "sft",
+                _ => "pretrain",
             },
             same_as: row.text_or_empty("same_run_as").split_whitespace().map(str::to_owned).collect(),
             group,

@@ -41,6 +41,9 @@ pub struct Constant {
     pub places: Vec<String>,
     /// The value to take without these runs: a data sheet, a paper, another framework.
     pub prior: f64,
+    /// An earlier model had found the prior on the same rows.
+    #[serde(default)]
+    pub own_rows: bool,
     /// How far the prior is trusted, as one standard deviation of the logarithm.
     pub spread: f64,
     /// What it was fitted to.
@@ -244,7 +247,8 @@ pub fn markdown(constants: &Constants, rows: &[usize]) -> Result<String, Constan
         constants.fitted.iter().flat_map(|c| &c.sources).map(String::as_str).collect();
     let mut md = format!(
         "{} constants were fitted to measured rows of {} sources; everything else comes from data sheets, papers and \
-         frameworks' sources, named in the files. `prior` is what is taken for a constant where its rows are left out.\n\n\
+         frameworks' sources, named in the files. `prior` is what is taken for a constant where its rows are left out; priors with a star are what an earlier model \
+         had found on the same rows, so that *left out* leaves out less than all of what they said.\n\n\
          | constant | value | prior | unit | fitted to | rows | sources | place |\n|---|--:|--:|---|---|--:|---|---|\n",
         constants.count(),
         sources.len()
@@ -253,10 +257,11 @@ pub fn markdown(constants: &Constants, rows: &[usize]) -> Result<String, Constan
         let value = settings.value(constant)?;
         let _ = writeln!(
             md,
-            "| {} | {} | {} | {} | {} | {} | {} | `{}`{} |",
+            "| {} | {} | {}{} | {} | {} | {} | {} | `{}`{} |",
             constant.name,
             short(value),
             short(constant.prior),
+            if constant.own_rows { "\\*" } else { "" },
             constant.unit,
             match constant.measured {
                 Measurand::StepTime => "step time",

@@ -170,8 +170,18 @@ pub fn goals(summary: &Summary) -> Vec<Goal> {
     if let Some((tau, regret)) = summary.ranking.mean_tau.zip(summary.ranking.mean_regret) {
         goal("ranking: mean tau", (Unit::Correlation, true), 0.75, tau, of(|r| r.mean_tau));
         goal("ranking: mean regret", (Unit::Share, false), 0.02, regret, of(|r| r.mean_regret));
+        let all = &summary.ranking_with_contradicted;
+        if let Some((tau, regret)) = all.mean_tau.zip(all.mean_regret) {
+            let with = "with the runs that their source contradicts";
+            goal(&format!("ranking: mean tau, {with}"), (Unit::Correlation, true), 0.75, tau, None);
+            goal(&format!("ranking: mean regret, {with}"), (Unit::Share, false), 0.02, regret, None);
+        }
         let picks = summary.ranking.picks_out_of_memory.len() as f64;
         goal("picks by time and memory that ran out of memory", (Unit::Count, false), 0.0, picks, None);
+    }
+    if summary.coverage.two_sigma > 0.0 {
+        goal("step times inside one sigma", (Unit::Share, true), 0.68, summary.coverage.one_sigma, None);
+        goal("step times inside two sigma", (Unit::Share, true), 0.95, summary.coverage.two_sigma, None);
     }
     goals
 }

@@ -12,7 +12,7 @@ use super::super::{Broken, broken};
 use super::needs_megatron;
 use crate::layers::{Layers, embedding_width};
 use crate::plan::{Layout, Place, Recompute};
-use crate::spec::job::{Job, Optimizer, Precision};
+use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{Activation, Attention, Dense, Model, Norm, Position, PositionScaling, QkNorm};
 
 const WRITTEN_FOR: &str = "DeepSpeed 0.19, transformers 5.12";
@@ -23,6 +23,9 @@ const CONFIG: &str = "ds_config.json";
 
 /// Writes the configuration and everything around it.
 pub fn write(request: &ExportRequest, megatron: bool) -> Result<Vec<ExportedFile>, Broken> {
+    if request.job.training != Training::Full {
+        return Err(broken("the script written here trains all weights; adapters are the `peft` package's"));
+    }
     let megatron = megatron || needs_megatron(request.plan.layout());
     let layers = Layers::new(request.model);
     let hf = HfModel::of(request.model, &layers);

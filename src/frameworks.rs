@@ -1237,7 +1237,6 @@ pub(crate) fn heads_divide(k: &Capabilities, c: &Context, l: &Layout) -> Result<
     Ok(())
 }
 
-/// Mamba heads and groups divide among tensor-parallel ranks.
 /// FSDP2 cuts the experts of a layer into whole ones: where those of an expert-parallel rank do not divide among the
 /// `ranks` that share them, the first ranks hold more than is predicted. `cut` ranks, if more than experts, cut each.
 pub(crate) fn whole_experts(c: &Context, l: &Layout, ep: u64, ranks: u64, cut: u64) -> Result<(), Broken> {
@@ -1251,6 +1250,7 @@ pub(crate) fn whole_experts(c: &Context, l: &Layout, ep: u64, ranks: u64, cut: u
     Ok(())
 }
 
+/// Mamba heads and groups divide among tensor-parallel ranks.
 pub(crate) fn mamba_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
     let tp = u64::from(l.tensor_parallel);
     for a in &c.mamba {

@@ -8,7 +8,7 @@ use super::{
     Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
     ShardGroups, ensure, heads_divide, numbers, overlap_in_domain, whole_experts, widths_divide,
 };
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Schedule};
 use crate::spec::job::{Optimizer, Precision, Training};
 
 /// What torchtitan can express.
@@ -44,6 +44,25 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     empty_stages: true,
     kv_replication: false,
 };
+
+/// Whether layers are compiled: zero-bubble schedules split the backward pass, which compiled graphs do not allow.
+fn compiled(l: &Layout) -> bool {
+    l.schedule != Schedule::ZeroBubbleV
+}
+
+/// Ranks that share each expert's weights, and the ranks that torchtitan counts before it cuts experts along their
+/// rows, which it does where these are more than experts (`distributed/fsdp.py`, `efsdp_ep_size`). Without expert
+/// parallelism that is its whole mesh for weights: replicas and tensor-parallel ranks too.
+fn expert_ranks(l: &Layout) -> (u64, u64) {
+    let (group, ep) = (u64::from(l.shard_group), u64::from(l.expert_parallel));
+    let tp = u64::from(l.tensor_parallel);
+    if ep > 1 {
+        let ranks = group * tp / ep;
+        (ranks, ranks * ep)
+    } else {
+        (group, u64::from(l.data_parallel) * u64::from(l.context_parallel) * tp)
+    }
+}
 
 /// Rules on layouts, in the order in which they are asked.
 pub static RULES: &[Rule] = &[
@@ -108,19 +127,15 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "expert-shard-even",
-        source: "models/common/decoder.py apply_fsdp_to_decoder; torch distributed/fsdp, uneven sharding on dim 1",
+        source: "distributed/fsdp.py apply_fsdp_to_decoder; torch distributed/fsdp, uneven sharding on dim 1",
         judge: Judge::SetUp,
         reach: Reach::Sharding,
         check: |_, c, l| {
-            let (group, ep) = (u64::from(l.shard_group), u64::from(l.expert_parallel));
-            // With more ranks than experts, every expert is cut along its rows.
-            let ranks = if ep > 1 { group * u64::from(l.tensor_parallel) / ep } else { group };
+            let (ranks, cut) = expert_ranks(l);
             for moe in &c.moe {
                 let rows = moe.width * if moe.bias { 2 } else { 1 };
                 ensure(
-                    l.zero_stage == 0
-                        || ranks * ep <= moe.experts
-                        || (rows % ranks == 0 && c.hidden % ranks == 0),
+                    l.zero_stage == 0 || cut <= moe.experts || (rows % ranks == 0 && c.hidden % ranks == 0),
                     "experts of {0} x {1} do not divide evenly among the {2} ranks that share one",
                     numbers([rows, c.hidden, ranks]),
                 )?;
@@ -134,9 +149,8 @@ pub static RULES: &[Rule] = &[
         judge: Judge::Nobody,
         reach: Reach::Sharding,
         check: |_, c, l| {
-            let (group, ep) = (u64::from(l.shard_group), u64::from(l.expert_parallel));
-            let ranks = if ep > 1 { group * u64::from(l.tensor_parallel) / ep } else { group };
-            whole_experts(c, l, ep, ranks, ranks * ep)
+            let (ranks, cut) = expert_ranks(l);
+            whole_experts(c, l, u64::from(l.expert_parallel), ranks, cut)
         },
     },
     Rule {
@@ -171,6 +185,19 @@ pub static RULES: &[Rule] = &[
         judge: Judge::Run,
         reach: Reach::Cell,
         check: overlap_in_domain,
+    },
+    Rule {
+        name: "tensor-overlap-compiled",
+        source: "config/configs.py CompileConfig.__post_init__",
+        judge: Judge::SetUp,
+        reach: Reach::Layout,
+        check: |_, _, l| {
+            ensure(
+                !l.tensor_overlap || compiled(l),
+                "tensor-parallel overlap needs compiled layers, which zero-bubble schedules do without",
+                [0; 4],
+            )
+        },
     },
     Rule {
         name: "dispatcher",

@@ -345,6 +345,32 @@ static CASES: &[Case] = &[
         l.sequence_parallel = true;
         l.tensor_overlap = true;
     }),
+    case(Target::Torchtitan, "tensor-overlap-compiled", DENSE, same, |l| {
+        l.tensor_parallel = 8;
+        l.sequence_parallel = true;
+        l.pipeline_parallel = 4;
+        l.virtual_stages = 2;
+        l.schedule = Schedule::ZeroBubbleV;
+        l.zero_stage = 2;
+        l.tensor_overlap = true;
+        l.data_overlap = true;
+    }),
+    // Fewer ranks than experts share one, but replicas count too where torchtitan chooses how to cut.
+    case(
+        Target::Torchtitan,
+        "expert-shard-even",
+        WINDOWS,
+        |j| {
+            j.gpus = 224;
+            j.global_batch_size = 896;
+        },
+        |l| {
+            moe(l);
+            l.zero_stage = 3;
+            l.shard_group = 7;
+            l.data_overlap = true;
+        },
+    ),
     case(Target::Torchtitan, "tensor-overlap-domain", DENSE, same, |l| {
         fsdp(l);
         l.tensor_parallel = 4;

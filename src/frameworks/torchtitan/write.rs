@@ -249,10 +249,11 @@ fn recipe(request: &ExportRequest, family: &Family, scaled: String, written_for:
     let helper = if l.pipeline_parallel > 1 { PARTS } else { "" };
     let shard = if l.zero_stage == 0 { 1 } else { l.shard_group / l.context_parallel };
     let recompute = request.plan.chunks().iter().any(|c| c.layers > 0 && c.recompute != Recompute::None);
-    // Zero-bubble schedules split the backward pass, which compiled graphs do not allow.
-    let compile = l.schedule != Schedule::ZeroBubbleV;
     let settings = call(
-        &[("enable", python_bool(compile)), ("enable_async_tensor_parallel", python_bool(l.tensor_overlap))],
+        &[
+            ("enable", python_bool(super::compiled(l))),
+            ("enable_async_tensor_parallel", python_bool(l.tensor_overlap)),
+        ],
         8,
     );
     format!(

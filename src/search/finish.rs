@@ -17,6 +17,9 @@ use crate::units::Picos;
 /// A split that no other is faster than by more is good enough to stop proving.
 #[cfg(feature = "milp")]
 const CERTIFIED: f64 = 0.02;
+/// More is worth some tenths of a second more of proving.
+#[cfg(feature = "milp")]
+const TOLERATED: f64 = 0.049;
 
 impl Search<'_> {
     /// Prediction, even split and certificate of a plan that is printed.
@@ -63,12 +66,14 @@ impl Search<'_> {
                 let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
                 let plan = settled.plan.chunks();
                 let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
+                let within = |share: f64| floor.passes(settled.time.scale(1.0 / (1.0 + share)));
                 let judged = Judged {
                     shape: shape(&layout),
                     layers: &layers,
                     recompute: balancing.choice(plan[0].recompute),
                     passes: floor.passes(settled.time),
-                    enough: floor.passes(settled.time.scale(1.0 / (1.0 + CERTIFIED))),
+                    enough: within(CERTIFIED),
+                    tolerable: within(TOLERATED),
                 };
                 bound = bound.max(chains::least_makespan(&tailed, judged));
             }

@@ -4,8 +4,9 @@
 //! A schedule of fixed lists takes as long as its longest chain of passes, and a chain's length is linear in the
 //! layers of the chunks. So the least makespan is the least `peak` that no chain exceeds. There are too many chains
 //! to list; those that matter are found as cutting planes (Kelley 1960): between the answer to the chains known so
-//! far and the split that is to be judged, schedules are simulated, and their longest chains added. Then ranks hold
-//! whole numbers of layers, and HiGHS branches on those. Every step ends with a proven bound.
+//! far and the split that is to be judged, schedules are simulated, and their longest chains added. Where that leaves
+//! too much open, chunks hold whole numbers of layers, and HiGHS branches on those and on what ranks hold: short of
+//! memory, it is whole layers that do not fit. Every step ends with a proven bound.
 //!
 //! Memory counts with every state of micro-batches in flight, recomputation way by way.
 
@@ -21,20 +22,21 @@ use crate::units::Picos;
 
 /// Runs of layers up to which their order is kept; beyond, layers of a kind may lie anywhere, and in fractions.
 const MOST_RUNS: usize = 4;
-/// Chunks up to which ranks hold whole layers: deeper pipelines take the solver seconds.
-const MOST_CHUNKS: usize = 64;
-/// Rounds of cutting planes, and those of pipelines deeper than [`MOST_CHUNKS`].
+/// Rounds of cutting planes, and those of pipelines of more than [`MANY_CHUNKS`] unless whole layers are asked for.
 const ROUNDS: usize = 4;
 const FEW_ROUNDS: usize = 1;
-/// Programmes over whole layers per problem, one for each family of ways to recompute.
-const MOST_WHOLE: usize = 2;
+const MANY_CHUNKS: usize = 64;
+/// Programmes over whole layers per problem.
+const MOST_WHOLE: usize = 30;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
 /// the former chains hold for many splits, near the latter they cut most off.
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk is than the others in the schedules that give the first chains.
 const LONGER: f64 = 1.5;
-/// Nodes of a search tree, so that answers do not depend on the machine's load; and seconds as the last resort.
-const LIMITS: (i32, f64) = (10, 10.0);
+/// Nodes of a search tree, for several ways to recompute and for one, so that answers do not depend on the machine's
+/// load; and seconds as the last resort.
+const NODES: (i32, i32) = (10, 100);
+const SECONDS: f64 = 10.0;
 /// Bounds are lowered by more than HiGHS' tolerances.
 const SHRINK: f64 = 1.0 - 1e-7;
 
@@ -51,6 +53,8 @@ pub struct Judged<'a> {
     pub passes: Picos,
     /// From here on a bound need not be the highest.
     pub enough: Picos,
+    /// Below this a bound is worth programmes over whole layers.
+    pub tolerable: Picos,
 }
 
 /// A time that no assignment of a problem goes below, tail included, and that is not above the judged one's.
@@ -67,26 +71,39 @@ pub fn least_makespan(problem: &Problem, judged: Judged<'_>) -> Picos {
             .iter()
             .all(|&part| problem.modes[part].extra.iter().zip(judged).all(|(extra, judged)| extra >= judged))
     });
-    let families = Some(alike).filter(|ways| !ways.is_empty()).into_iter();
-    let families = families.chain(other.into_iter().map(|way| vec![way]));
     relaxation.prepare(problem);
-    let mut floor = |ways: &[Way]| {
-        let bounds = ways.iter().filter_map(|&way| relaxation.bound_of(problem, way, judged.passes));
-        bounds.min().unwrap_or(judged.passes)
+    let mut floors = |ways: Vec<Way>| -> Family {
+        let mut floor = |way| relaxation.bound_of(problem, way, judged.passes).unwrap_or(judged.passes);
+        ways.into_iter().map(|way| (floor(way), way)).collect()
     };
-    let mut families: Vec<(Picos, Vec<Way>)> = families.map(|ways| (floor(&ways), ways)).collect();
-    families.sort_by_key(|(floor, _)| *floor);
+    let (mut modes, mixed): (Family, Family) =
+        floors(other).into_iter().partition(|(_, way)| matches!(way, Way::Mode(_)));
+    // Neighbours keep about as much: what lacks memory with the least of some does with each.
+    modes.sort_by_key(|&(floor, way)| (kept(problem, way), floor));
+    let mut families = vec![floors(alike), modes];
+    families.extend(mixed.into_iter().map(|one| vec![one]));
+    families.retain(|family| !family.is_empty());
+    families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
     let mut search = Search::new(problem, judged);
-    let mut least = judged.passes;
-    for (floor, ways) in families {
-        if floor >= least {
-            break;
-        }
-        // Where nothing fits, nothing is below.
-        let bound = search.least(&Programme::new(problem, &ways), floor, judged.enough.min(least));
-        least = bound.map_or(least, |bound| least.min(bound));
+    let quick = search.least_of_all(&families, judged.enough);
+    if quick >= judged.tolerable {
+        return quick;
     }
-    least
+    search.whole = MOST_WHOLE;
+    quick.max(search.least_of_all(&families, judged.tolerable))
+}
+
+/// Ways to recompute, each with what is known of it.
+type Family = Vec<(Picos, Way)>;
+
+/// Bytes that all layers keep per micro-batch, in the first mode of a way.
+fn kept(problem: &Problem, way: Way) -> u64 {
+    let mode = &problem.modes[parts(problem, way)[0]];
+    problem
+        .runs
+        .iter()
+        .map(|run| u64::from(run.count) * mode.kept[usize::from(run.kind)].0 / u64::from(mode.group))
+        .sum()
 }
 
 /// The modes that a way consists of.
@@ -110,22 +127,38 @@ struct Search<'a> {
     /// Whether the first schedules are simulated.
     started: bool,
     /// Programmes over whole layers that may still be solved.
-    left: usize,
+    whole: usize,
 }
 
 impl<'a> Search<'a> {
     fn new(problem: &'a Problem, judged: Judged<'a>) -> Self {
         let chains = listed(problem);
         let known = chains.iter().cloned().collect();
-        Self {
-            problem,
-            judged,
-            simulator: Simulator::default(),
-            chains,
-            known,
-            started: false,
-            left: MOST_WHOLE,
+        Self { problem, judged, simulator: Simulator::default(), chains, known, started: false, whole: 0 }
+    }
+
+    /// A bound on all assignments; above `goal` it need not be the highest.
+    fn least_of_all(&mut self, families: &[Family], goal: Picos) -> Picos {
+        families.iter().fold(self.judged.passes, |least, family| self.least_of(family, goal, least))
+    }
+
+    /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
+    /// that says enough, else halves of them are.
+    fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
+        let enough = goal.min(least);
+        let (open, closed): (Family, Family) = ways.iter().partition(|(floor, _)| *floor < enough);
+        let least = closed.iter().map(|(floor, _)| *floor).fold(least, Picos::min);
+        let Some(floor) = open.iter().map(|(floor, _)| *floor).min() else { return least };
+        let ways: Vec<Way> = open.iter().map(|(_, way)| *way).collect();
+        // Where nothing fits, nothing is below.
+        let bound = self.least(&Programme::new(self.problem, &ways), floor, enough);
+        let bound = bound.map_or(least, |bound| bound.min(least));
+        if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 {
+            return bound;
         }
+        let (some, others) = open.split_at(open.len() / 2);
+        let least = self.least_of(some, goal, least);
+        self.least_of(others, goal, least)
     }
 
     /// A bound on all assignments that recompute in the programme's ways, of which one is known; none if nothing
@@ -135,7 +168,8 @@ impl<'a> Search<'a> {
             return Some(known);
         }
         let centre = programme.passes_of(self.judged.layers);
-        let rounds = if self.problem.chunks() > MOST_CHUNKS { FEW_ROUNDS } else { ROUNDS };
+        let quick = self.whole == 0 && self.problem.chunks() > MANY_CHUNKS;
+        let rounds = if quick { FEW_ROUNDS } else { ROUNDS };
         if self.looks_for_chains() && !std::mem::replace(&mut self.started, true) {
             let even = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
             for chunk in 0..self.problem.chunks() {
@@ -176,11 +210,10 @@ impl<'a> Search<'a> {
             }
             stated = self.chains.len();
         }
-        let whole = programme.ordered && self.problem.chunks() <= MOST_CHUNKS && self.left > 0;
-        if bound >= enough || !whole {
+        if bound >= enough || !programme.ordered || self.whole == 0 {
             return Some(bound);
         }
-        self.left -= 1;
+        self.whole -= 1;
         let (model, _) = programme.model(&self.chains, Some(enough))?;
         let Some(solved) = solve(model) else { return Some(bound) };
         match solved.status() {
@@ -281,6 +314,8 @@ struct Programme<'a> {
     sorts: Vec<Sort>,
     block: bool,
     ordered: bool,
+    /// Whether it stands for several ways.
+    several: bool,
     /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
     time_unit: f64,
     byte_unit: f64,
@@ -334,6 +369,7 @@ impl<'a> Programme<'a> {
             problem,
             block: block.is_some(),
             ordered,
+            several: ways.len() > 1,
             time_unit: (busy / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
             transient: transients.min().unwrap_or(0),
@@ -429,7 +465,7 @@ impl<'a> Programme<'a> {
         (-constant / unit, terms)
     }
 
-    /// The model with so many chains; with a ceiling ranks hold whole layers, and nothing above it is of interest.
+    /// The model with so many chains; with a ceiling layers are whole, and nothing above it is of interest.
     fn model(&self, chains: &[Chain], ceiling: Option<Picos>) -> Option<(Model, Vec<Col>)> {
         let problem = self.problem;
         let mut stated = RowProblem::default();
@@ -438,7 +474,7 @@ impl<'a> Programme<'a> {
             for fixed in &problem.fixed {
                 for sort in &self.sorts {
                     let most = if fixed.closed { 0.0 } else { f64::from(sort.count) };
-                    columns.push(stated.add_column(0.0, 0.0..=most));
+                    columns.push(stated.add_column_with_integrality(0.0, 0.0..=most, ceiling.is_some()));
                 }
             }
         }
@@ -491,8 +527,8 @@ impl<'a> Programme<'a> {
             model.try_set_option("threads", 1).is_ok(),
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
-            model.try_set_option("time_limit", LIMITS.1).is_ok(),
-            model.try_set_option("mip_max_nodes", LIMITS.0).is_ok(),
+            model.try_set_option("time_limit", SECONDS).is_ok(),
+            model.try_set_option("mip_max_nodes", if self.several { NODES.0 } else { NODES.1 }).is_ok(),
             model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
             model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
         ];

@@ -74,7 +74,7 @@ fn integer_programme_of_several_chunks_equals_brute_force() {
 /// them, whichever of them is judged; and how much it leaves open.
 #[test]
 fn nothing_is_faster_than_the_chains_say() {
-    let gaps: Vec<f64> = (0..240_u64)
+    let gaps: Vec<[f64; 2]> = (0..240_u64)
         .into_par_iter()
         .filter_map(|seed| {
             let (problem, shape) = several_chunks(seed);
@@ -89,26 +89,33 @@ fn nothing_is_faster_than_the_chains_say() {
                 }
             });
             let (assignment, passes) = judged?;
-            let bound = |passes: u64, enough: u64| {
+            // Without programmes over whole layers where nothing is intolerable.
+            let bound = |passes: u64, enough: u64, tolerable: u64| {
                 let judged = Judged {
                     shape,
                     layers: &assignment.layers,
                     recompute: assignment.recompute[0],
                     passes: Picos(passes),
                     enough: Picos(enough),
+                    tolerable: Picos(tolerable),
                 };
                 least_makespan(&problem, judged).0
             };
             for enough in [passes / 2, passes] {
-                let bound = bound(passes, enough);
-                assert!(bound <= least, "seed {seed}: {bound} > {least}");
+                for tolerable in [0, passes - passes / 20, passes] {
+                    let bound = bound(passes, enough, tolerable);
+                    assert!(bound <= least, "seed {seed}: {bound} > {least}");
+                }
             }
-            Some(least as f64 / bound(least, least) as f64 - 1.0)
+            let gap = |tolerable| least as f64 / bound(least, least, tolerable) as f64 - 1.0;
+            Some([gap(0), gap(least)])
         })
         .collect();
-    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
-    println!("{} problems, mean gap {mean}", gaps.len());
-    assert!(gaps.len() > 150 && mean < 0.1, "{} problems, mean gap {mean}", gaps.len());
+    let mean = |at: usize| gaps.iter().map(|gap| gap[at]).sum::<f64>() / gaps.len() as f64;
+    let (fractions, whole) = (mean(0), mean(1));
+    let said = format!("{} problems, mean gap {fractions:.3}, of whole layers {whole:.3}", gaps.len());
+    println!("{said}");
+    assert!(gaps.len() > 150 && fractions < 0.1 && whole < 0.5 * fractions, "{said}");
 }
 
 /// Real proportions: the same optimum to the precision of floating point, and the closed form second.

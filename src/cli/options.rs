@@ -8,7 +8,7 @@ use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::profile::Profile;
 use crate::planner::Task;
-use crate::spec::job::{Job, Optimizer, PackedLengths, Precision, Routing, Training};
+use crate::spec::job::{Job, MOST_SEQUENCES, Optimizer, PackedLengths, Precision, Routing, Training};
 use crate::spec::{self, Machine};
 use crate::units::{Bytes, Tokens};
 
@@ -199,17 +199,13 @@ fn some_tokens(text: &str) -> Result<Tokens, String> {
     if tokens.0 == 0 { Err("expected tokens above 0, such as 15T".to_owned()) } else { Ok(tokens) }
 }
 
-/// Most sequences of a step, and tokens of a sequence.
-pub(crate) const MOST_SEQUENCES: u64 = 1 << 24;
-
 /// A whole number of sequences or tokens.
 pub(crate) fn whole(text: &str) -> Result<u32, String> {
-    const MOST: u32 = MOST_SEQUENCES as u32;
-    text.parse().ok().filter(|n| (1..=MOST).contains(n)).ok_or_else(|| {
+    text.parse().ok().filter(|n| (1..=MOST_SEQUENCES).contains(n)).ok_or_else(|| {
         let thousands = text.to_lowercase().strip_suffix('k').and_then(|n| n.parse::<u32>().ok());
-        match thousands.filter(|n| (1..=MOST >> 10).contains(n)) {
+        match thousands.filter(|n| (1..=MOST_SEQUENCES >> 10).contains(n)) {
             Some(n) => format!("expected a whole number: {} or {}?", n * 1024, n * 1000),
-            None => format!("expected a whole number from 1 to {MOST}, such as 4096"),
+            None => format!("expected a whole number from 1 to {MOST_SEQUENCES}, such as 4096"),
         }
     })
 }

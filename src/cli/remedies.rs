@@ -4,9 +4,8 @@ use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::cost::money::{RunCost, run_cost};
 use crate::planner::{Prepared, Task};
 use crate::search::{Found, Observer, Request, Stop};
+use crate::spec::job::MOST_SEQUENCES;
 use crate::units::{Dollars, Seconds};
-
-use super::options::MOST_SEQUENCES;
 
 /// What a remedy changes.
 #[derive(Debug, Clone)]
@@ -161,7 +160,8 @@ fn other_batches(task: &Task, near: usize, out: &mut Remedies) {
         units.iter().flat_map(|u| [batch / u * u, (batch / u).saturating_sub(1) * u]).collect();
     below.retain(|&b| b > 0 && b < batch);
     below.sort_unstable_by(|a, b| b.cmp(a));
-    let next = |u: &u32| Some(u64::from(batch / u + 1) * u64::from(*u)).filter(|&b| b <= MOST_SEQUENCES);
+    let next =
+        |u: &u32| Some(u64::from(batch / u + 1) * u64::from(*u)).filter(|&b| b <= u64::from(MOST_SEQUENCES));
     let mut above: Vec<u32> = units.iter().filter_map(next).filter_map(|b| u32::try_from(b).ok()).collect();
     above.sort_unstable();
     for mut side in [below, above] {

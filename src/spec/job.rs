@@ -70,9 +70,11 @@ impl Job {
 }
 
 /// Most GPUs and most sequences per step that are accepted: products stay inside 64 bits.
-const LARGEST_JOB: u32 = 1 << 26;
+pub const LARGEST_JOB: u32 = 1 << 26;
 /// Longest sequence that is accepted.
 const LARGEST_SEQUENCE: u32 = 1 << 28;
+/// Most sequences of a step, and most tokens of a sequence, that a user may state.
+pub const MOST_SEQUENCES: u32 = 1 << 24;
 
 /// Number format of a training run.
 #[derive(

@@ -593,6 +593,8 @@ const LARGEST_EXPERTS: u64 = 1 << 45;
 const LONGEST_SEQUENCE: u64 = 1 << 32;
 /// Most distinct blocks: layers refer to them by one byte.
 const MOST_BLOCKS: usize = 128;
+/// Most decoder layers that are accepted.
+pub const MOST_LAYERS: u32 = 4096;
 
 impl Model {
     /// Checks everything that types alone cannot: positive sizes, known blocks, heads that divide.
@@ -664,8 +666,8 @@ impl Model {
                 ));
             }
         }
-        if total > 4096 {
-            return Err(top("layers", format!("{total} layers; at most 4096 are accepted")));
+        if total > u64::from(MOST_LAYERS) {
+            return Err(top("layers", format!("{total} layers; at most {MOST_LAYERS} are accepted")));
         }
         if let Some(mtp) = &self.mtp {
             if !self.blocks.contains_key(&mtp.block) {

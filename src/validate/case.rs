@@ -9,11 +9,11 @@ use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
 };
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
-use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use crate::spec::job::{Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, Precision, Routing, Training};
 use crate::spec::measured::{MeasuredRow, UnreadableCell};
 use crate::spec::model::{
-    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Mtp, Norm,
-    Position, QkNorm, Router, RouterGroups, Segment,
+    Activation, Attention, Block, Dense, Fault, FeedForward, LatentAttention, MOST_LAYERS, Mamba2, Mixer,
+    Model, Moe, Mtp, Norm, Position, QkNorm, Router, RouterGroups, Segment,
 };
 use crate::units::Bandwidth;
 
@@ -129,12 +129,28 @@ pub enum Skip {
         /// Its text.
         text: String,
     },
+    /// A number beyond what is accepted.
+    #[error("{what} is {found}; at most {most} is accepted")]
+    TooLarge {
+        /// Which column, or what follows from several.
+        what: &'static str,
+        /// The number.
+        found: u64,
+        /// The largest that is accepted.
+        most: u32,
+    },
     /// Stated fields contradict each other.
     #[error("{0}")]
     Contradiction(String),
     /// Something the model does not cover.
     #[error("{0}")]
     Unsupported(&'static str),
+}
+
+impl Skip {
+    fn of_fault(fault: Fault) -> Self {
+        Self::Contradiction(format!("{}: {}", fault.field, fault.message))
+    }
 }
 
 /// Shipped clusters and accelerators, read once.
@@ -182,6 +198,15 @@ const GPUS: &[(&str, &str, &str)] = &[
     ("MI355X", "mi355x", "mi355x-roce"),
 ];
 
+/// Most passes of chunks, over all ranks and micro-batches, of an interleaved schedule that is simulated: each
+/// is remembered until the end of the step.
+const MOST_PASSES: u32 = 1 << 22;
+
+/// A number that was checked before anything is counted or allocated by it.
+fn at_most(what: &'static str, found: u64, most: u32) -> Result<u32, Skip> {
+    u32::try_from(found).ok().filter(|n| *n <= most).ok_or(Skip::TooLarge { what, found, most })
+}
+
 /// Reads cells and notes what had to be assumed.
 struct Cells<'r> {
     row: &'r MeasuredRow,
@@ -195,6 +220,14 @@ impl Cells<'_> {
             Some(number) => Ok(number),
             None => Err(Skip::Missing(column)),
         }
+    }
+    /// A number from 1 to `most` that the row has to state.
+    fn size(&self, column: &'static str, most: u32) -> Result<u32, Skip> {
+        at_most(column, self.need(column)?, most)
+    }
+    /// A number from 0 to `most`, or `default` where the row states none.
+    fn count(&self, column: &'static str, default: u32, most: u32) -> Result<u32, Skip> {
+        self.row.whole(column)?.map_or(Ok(default), |found| at_most(column, found, most))
     }
     fn or(&mut self, column: &'static str, default: u64) -> Result<u64, Skip> {
         match self.row.whole(column)? {
@@ -297,9 +330,7 @@ impl Case {
         let profile = Profile::find(profile_name)
             .ok_or_else(|| Skip::Unknown { what: "framework_family", text: profile_name.to_owned() })?;
         let model = read_model(&mut cells)?;
-        if let Err(fault) = model.validate() {
-            return Err(Skip::Contradiction(format!("{}: {}", fault.field, fault.message)));
-        }
+        model.validate().map_err(Skip::of_fault)?;
         let layers = Layers::new(&model);
         let job = read_job(&mut cells, profile, accelerator.architecture)?;
         let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
@@ -405,7 +436,7 @@ fn adapt_cluster(cells: &mut Cells, cluster: &mut Cluster) -> Result<(), Skip> {
     if let Some(stated) = stated.filter(|&n| n > 0) {
         if stated != cluster.gpus_per_node {
             cluster.scale_out.nics_per_node =
-                (cluster.scale_out.nics_per_node * stated).div_ceil(cluster.gpus_per_node).max(1);
+                cluster.scale_out.nics_per_node.saturating_mul(stated).div_ceil(cluster.gpus_per_node).max(1);
             if cluster.scale_up.domain == cluster.gpus_per_node {
                 cluster.scale_up.domain = stated;
             }
@@ -426,18 +457,14 @@ fn adapt_cluster(cells: &mut Cells, cluster: &mut Cluster) -> Result<(), Skip> {
         None if gpus > u64::from(cluster.scale_up.domain) => cells.assumed.push("nic_gbps_per_gpu"),
         None => {}
     }
-    Ok(())
+    cluster.validate().map_err(Skip::of_fault)
 }
 
 fn read_job(cells: &mut Cells, profile: &Profile, architecture: Architecture) -> Result<Job, Skip> {
     let row = cells.row;
-    let gpus = u32::try_from(cells.need("gpus")?).map_err(|_| Skip::Unsupported("too many gpus"))?;
-    let global_batch_size = match row.whole::<u32>("global_batch")? {
-        Some(0) | None => return Err(Skip::Missing("global_batch")),
-        Some(batch) => batch,
-    };
-    let sequence_length =
-        u32::try_from(cells.need("seq_len")?).map_err(|_| Skip::Unsupported("sequences are too long"))?;
+    let gpus = cells.size("gpus", LARGEST_JOB)?;
+    let global_batch_size = cells.size("global_batch", MOST_SEQUENCES)?;
+    let sequence_length = cells.size("seq_len", MOST_SEQUENCES)?;
     let precision = match row.text("precision") {
         Some("bf16") => Precision::Bf16,
         Some("fp16") => Precision::Fp16,
@@ -484,7 +511,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     let row = cells.row;
     let notes = row.text_or_empty("arch_notes").to_ascii_lowercase();
     let hidden = cells.need("hidden")?;
-    let count = u32::try_from(cells.need("layers")?).map_err(|_| Skip::Unsupported("too many layers"))?;
+    let count = cells.size("layers", MOST_LAYERS)?;
     let heads = cells.need("heads")?;
     let kv_heads = cells.or("kv_heads", heads)?;
     let head_dim = row.whole("head_dim")?.unwrap_or(hidden / heads.max(1));
@@ -596,9 +623,9 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         blocks.insert("mamba2".to_owned(), one(Mixer::Mamba2(mamba), FeedForward::None));
     } else {
         let window: Option<u64> = row.whole("attn_window")?.filter(|&n| n > 0);
-        let window_every = row.whole::<u32>("attn_window_every")?.unwrap_or(1).max(1);
-        let first_dense = row.whole::<u32>("first_k_dense")?.unwrap_or(0);
-        let moe_every = row.whole::<u32>("moe_every")?.unwrap_or(1).max(1);
+        let window_every = cells.count("attn_window_every", 1, count)?.max(1);
+        let first_dense = cells.count("first_k_dense", 0, count)?;
+        let moe_every = cells.count("moe_every", 1, count)?.max(1);
         for layer in 0..count {
             let windowed = window.is_some() && layer % window_every == 0;
             let routed = moe.is_some() && layer >= first_dense && (layer + 1) % moe_every == 0;
@@ -651,7 +678,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
 /// `attention:10 mlp:54 mamba2:54`: spreads the kinds evenly over the depth.
 fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
     let unknown = || Skip::Unknown { what: "hybrid_layers", text: text.chars().take(60).collect() };
-    let mut counts = Vec::new();
+    let mut counts: Vec<(&str, u32)> = Vec::new();
     for part in text.split_whitespace() {
         let (name, number) = part.split_once(':').ok_or_else(unknown)?;
         let name = match name {
@@ -660,9 +687,12 @@ fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
             "mamba2" => "mamba2",
             _ => return Err(Skip::Unsupported("a kind of hybrid layer is not supported")),
         };
-        counts.push((name, number.parse::<u32>().map_err(|_| unknown())?));
+        if counts.iter().any(|(known, _)| *known == name) {
+            return Err(unknown());
+        }
+        counts.push((name, number.parse().map_err(|_| unknown())?));
     }
-    if counts.iter().map(|(_, n)| n).sum::<u32>() != count {
+    if counts.iter().map(|(_, n)| u64::from(*n)).sum::<u64>() != u64::from(count) {
         return Err(Skip::Contradiction(format!("hybrid_layers `{text}` do not sum to {count} layers")));
     }
     // Largest remainder first: the kind that lags most behind its share comes next.
@@ -700,6 +730,10 @@ fn read_plan(
         None => 1,
     };
     let vpp = if pp > 1 { cells.degree("vpp", u64::from(usual))? } else { 1 };
+    let slots = u64::from(pp) * u64::from(vpp);
+    if slots > u64::from(layers.count()) + 2 {
+        return Err(Skip::Contradiction(format!("{slots} chunks for {} layers", layers.count())));
+    }
     let experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
     let (ep, etp) = if experts {
         // Unstated expert parallelism: as wide as the fast domain, as far as experts and ranks allow.
@@ -722,14 +756,14 @@ fn read_plan(
     } else {
         (1, 1)
     };
-    let product = u64::from(tp) * u64::from(pp) * u64::from(cp);
-    if product == 0 || u64::from(job.gpus) % product != 0 {
+    let product: u128 = [tp, pp, cp].map(u128::from).into_iter().product();
+    if u128::from(job.gpus) % product != 0 {
         return Err(Skip::Contradiction(format!(
             "tp {tp} x pp {pp} x cp {cp} does not divide {} gpus",
             job.gpus
         )));
     }
-    let dp = (u64::from(job.gpus) / product) as u32;
+    let dp = (u128::from(job.gpus) / product) as u32;
     if let Some(stated) = row.whole::<u32>("dp")?.filter(|&n| n > 0 && n != dp) {
         return Err(Skip::Contradiction(format!("dp is {stated}, but the other degrees leave {dp}")));
     }
@@ -737,7 +771,7 @@ fn read_plan(
     // the pipeline has stages.
     let local_batch = u64::from(job.global_batch_size / dp.max(1));
     let usual = match defaults.micro_batches_fill_stages {
-        true => (local_batch / u64::from(pp * vpp)).max(1),
+        true => (local_batch / slots).max(1),
         false => 1,
     };
     let micro_batch = cells.degree("micro_batch", usual)?;
@@ -749,6 +783,9 @@ fn read_plan(
         )));
     }
     let accumulation = (u64::from(job.global_batch_size) / per_step) as u32;
+    if vpp > 1 {
+        at_most("the number of interleaved passes", slots * u64::from(accumulation), MOST_PASSES)?;
+    }
     let ranks = dp * cp;
     let zero_stage = match row.whole::<u8>("zero_stage")? {
         Some(stage) if stage <= 3 => stage,
@@ -764,7 +801,8 @@ fn read_plan(
     let tensor_overlap = tp > 1 && sequence_parallel && cells.flag("tp_overlap", defaults.tensor_overlap);
     let data_overlap = row.flag("dp_overlap").unwrap_or(true);
     let recomputes = row.text("recompute").is_some_and(|text| text != "none");
-    let across = ep * etp > cluster.scale_up.domain;
+    let expert_ranks = u64::from(ep) * u64::from(etp);
+    let across = expert_ranks > u64::from(cluster.scale_up.domain);
     let recipe = defaults.experts.iter().find(|r| {
         experts
             && r.on == architecture
@@ -816,7 +854,7 @@ fn read_plan(
         }
     });
     let expert_overlap = experts
-        && ep * etp > 1
+        && expert_ranks > 1
         && if notes.contains("overlap_moe_expert_parallel_comm=true") || notes.contains("a2a_overlap=1") {
             true
         } else if notes.contains("a2a_overlap=0") {
@@ -886,7 +924,8 @@ fn read_recompute(text: &str, profile: &Profile) -> Result<Recompute, Skip> {
     text.parse().map_err(|_| Skip::Unknown { what: "recompute", text })
 }
 
-/// Layers per chunk, by the row's word or by the framework's own rule.
+/// Layers per chunk, by the row's word or by the framework's own rule. There are at most two more chunks than
+/// layers.
 fn place(
     row: &MeasuredRow,
     profile: &Profile,
@@ -896,9 +935,6 @@ fn place(
     vpp: u32,
 ) -> Result<Vec<u32>, Skip> {
     let (count, slots) = (layers.count(), pp * vpp);
-    if slots > count + 2 {
-        return Err(Skip::Contradiction(format!("{slots} chunks for {count} layers")));
-    }
     if let Placement::Greedy { head_weight } = profile.pipeline.placement
         && vpp == 1
     {

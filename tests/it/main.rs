@@ -9,6 +9,7 @@ mod frameworks_cases;
 mod frameworks_export;
 mod frameworks_import;
 mod hf;
+mod measured;
 mod models;
 mod money;
 mod reference_facts;

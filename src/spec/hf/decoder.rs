@@ -4,7 +4,8 @@ use super::draft::Draft;
 use super::fields::{Fields, Read};
 use crate::spec::json::Value;
 use crate::spec::model::{
-    Attention, Block, Dense, FeedForward, Mixer, Moe, Norm, QkNorm, Router, RouterGroups, RouterScore,
+    Attention, Block, Dense, FeedForward, MOST_LAYERS, Mixer, Moe, Norm, QkNorm, Router, RouterGroups,
+    RouterScore,
 };
 
 /// How a family reads its configuration. Numbers are the library's defaults for missing fields.
@@ -227,8 +228,9 @@ impl Switch {
 /// Number of layers.
 pub(super) fn layer_count(fields: &Fields, names: &'static [&'static str], default: u64) -> Read<u64> {
     let count = fields.core(names, default)?;
-    if count > 4096 {
-        return Err(fields.wrong(names[0], format!("at most 4096 layers are accepted, found {count}")));
+    if count > u64::from(MOST_LAYERS) {
+        let message = format!("at most {MOST_LAYERS} layers are accepted, found {count}");
+        return Err(fields.wrong(names[0], message));
     }
     Ok(count)
 }

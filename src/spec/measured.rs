@@ -43,14 +43,16 @@ pub enum MeasuredError {
     },
 }
 
-/// A cell that holds no number where one is needed.
+/// A cell that holds something else than its column takes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{column} is `{text}`, not a number in range")]
+#[error("{column} is `{text}`; expected {expected}")]
 pub struct UnreadableCell {
     /// Column.
     pub column: String,
     /// Text.
     pub text: String,
+    /// What the column takes.
+    pub expected: String,
 }
 
 const NEEDED: [&str; 8] = ["id", "gpu", "gpus", "layers", "hidden", "heads", "seq_len", "global_batch"];
@@ -92,6 +94,14 @@ impl<R: Read> Iterator for MeasuredReader<R> {
     }
 }
 
+fn unreadable(column: &str, text: &str, expected: impl Into<String>) -> UnreadableCell {
+    UnreadableCell {
+        column: column.to_owned(),
+        text: text.chars().take(40).collect(),
+        expected: expected.into(),
+    }
+}
+
 impl MeasuredRow {
     /// Line of the file, counted from 1.
     #[must_use]
@@ -121,7 +131,7 @@ impl MeasuredRow {
         let whole = text.parse::<f64>().ok().filter(|x| x.fract() == 0.0 && (0.0..1e15).contains(x));
         match whole.and_then(|x| T::try_from(x as u64).ok()) {
             Some(number) => Ok(Some(number)),
-            None => Err(UnreadableCell { column: column.to_owned(), text: text.chars().take(40).collect() }),
+            None => Err(unreadable(column, text, "a whole number in range")),
         }
     }
     /// A positive finite number.
@@ -129,19 +139,37 @@ impl MeasuredRow {
     /// # Errors
     /// When the cell holds something else.
     pub fn positive(&self, column: &str) -> Result<Option<f64>, UnreadableCell> {
+        self.number(column, |x| x.is_finite() && x > 0.0, || "a positive number".into())
+    }
+    /// A number within bounds, both included.
+    ///
+    /// # Errors
+    /// When the cell holds something else.
+    pub fn between(&self, column: &str, low: f64, high: f64) -> Result<Option<f64>, UnreadableCell> {
+        self.number(column, |x| low <= x && x <= high, || format!("a number from {low:e} to {high:e}"))
+    }
+    fn number(
+        &self,
+        column: &str,
+        accepts: impl Fn(f64) -> bool,
+        expected: impl Fn() -> String,
+    ) -> Result<Option<f64>, UnreadableCell> {
         let Some(text) = self.text(column) else { return Ok(None) };
-        match text.parse::<f64>() {
-            Ok(number) if number.is_finite() && number > 0.0 => Ok(Some(number)),
-            _ => Err(UnreadableCell { column: column.to_owned(), text: text.chars().take(40).collect() }),
+        match text.parse() {
+            Ok(number) if accepts(number) => Ok(Some(number)),
+            _ => Err(unreadable(column, text, expected())),
         }
     }
     /// A flag: `1` or `0`, none where unstated.
-    #[must_use]
-    pub fn flag(&self, column: &str) -> Option<bool> {
-        match self.text(column)? {
-            "1" | "true" | "yes" => Some(true),
-            "0" | "false" | "no" => Some(false),
-            _ => None,
+    ///
+    /// # Errors
+    /// When the cell holds something else.
+    pub fn flag(&self, column: &str) -> Result<Option<bool>, UnreadableCell> {
+        let Some(text) = self.text(column) else { return Ok(None) };
+        match text.to_ascii_lowercase().as_str() {
+            "1" | "true" | "yes" => Ok(Some(true)),
+            "0" | "false" | "no" => Ok(Some(false)),
+            _ => Err(unreadable(column, text, "1 or 0")),
         }
     }
 }

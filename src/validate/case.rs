@@ -2,11 +2,15 @@
 //! the default of its framework's profile and is listed as assumed; none is searched.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use clap::ValueEnum;
 
 use crate::frameworks::profile::{Placement, Profile};
 use crate::layers::Layers;
 use crate::plan::{
-    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, ParseRecomputeError, Plan,
+    Recompute, Schedule,
 };
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, Precision, Routing, Training};
@@ -15,6 +19,7 @@ use crate::spec::model::{
     Activation, Attention, Block, Dense, Fault, FeedForward, LatentAttention, MOST_LAYERS, Mamba2, Mixer,
     Model, Moe, Mtp, Norm, Position, QkNorm, Router, RouterGroups, Segment,
 };
+use crate::spec::shipped::nearest;
 use crate::units::Bandwidth;
 
 /// A measured run, ready to be predicted.
@@ -122,12 +127,14 @@ pub enum Skip {
     #[error(transparent)]
     Cell(#[from] UnreadableCell),
     /// Text without a meaning here.
-    #[error("{what} `{text}` is not known")]
+    #[error("{what} `{text}` is not known{} (one of {})", guess(.text, .choices), .choices.join(", "))]
     Unknown {
         /// Which column.
         what: &'static str,
         /// Its text.
         text: String,
+        /// What it takes.
+        choices: Vec<&'static str>,
     },
     /// A number beyond what is accepted.
     #[error("{what} is {found}; at most {most} is accepted")]
@@ -147,7 +154,18 @@ pub enum Skip {
     Unsupported(&'static str),
 }
 
+/// The nearest of the choices, as a question; nothing where none is near.
+fn guess(text: &str, choices: &[&str]) -> String {
+    nearest(text, choices.iter().copied())
+        .first()
+        .map_or_else(String::new, |near| format!("; did you mean {near}?"))
+}
+
 impl Skip {
+    fn unknown(what: &'static str, text: &str, choices: impl IntoIterator<Item = &'static str>) -> Self {
+        let text = text.chars().take(40).collect();
+        Self::Unknown { what, text, choices: choices.into_iter().collect() }
+    }
     fn of_fault(fault: Fault) -> Self {
         Self::Contradiction(format!("{}: {}", fault.field, fault.message))
     }
@@ -214,12 +232,18 @@ struct Cells<'r> {
 }
 
 impl Cells<'_> {
-    fn need(&self, column: &'static str) -> Result<u64, Skip> {
+    /// A number above 0, if the row states one.
+    fn stated<T: FromStr + TryFrom<u64> + Default + PartialEq>(
+        &self,
+        column: &'static str,
+    ) -> Result<Option<T>, Skip> {
         match self.row.whole(column)? {
-            Some(0) => Err(Skip::Contradiction(format!("{column} is 0"))),
-            Some(number) => Ok(number),
-            None => Err(Skip::Missing(column)),
+            Some(number) if number == T::default() => Err(Skip::Contradiction(format!("{column} is 0"))),
+            number => Ok(number),
         }
+    }
+    fn need(&self, column: &'static str) -> Result<u64, Skip> {
+        self.stated(column)?.ok_or(Skip::Missing(column))
     }
     /// A number from 1 to `most` that the row has to state.
     fn size(&self, column: &'static str, most: u32) -> Result<u32, Skip> {
@@ -245,17 +269,35 @@ impl Cells<'_> {
             _ => Err(Skip::Contradiction(format!("{column} is {number}"))),
         }
     }
-    fn flag(&mut self, column: &'static str, default: bool) -> bool {
-        self.row.flag(column).unwrap_or_else(|| {
+    fn flag(&mut self, column: &'static str, default: bool) -> Result<bool, Skip> {
+        Ok(self.row.flag(column)?.unwrap_or_else(|| {
             self.assumed.push(column);
             default
-        })
+        }))
     }
 }
 
+/// What the text of a cell means; none where it is empty.
+fn choice<T: Copy>(
+    row: &MeasuredRow,
+    column: &'static str,
+    choices: &[(&'static str, T)],
+) -> Result<Option<T>, Skip> {
+    let Some(text) = row.text(column) else { return Ok(None) };
+    match choices.iter().find(|(name, _)| *name == text) {
+        Some(&(_, meaning)) => Ok(Some(meaning)),
+        None => Err(Skip::unknown(column, text, choices.iter().map(|(name, _)| *name))),
+    }
+}
+
+/// Families of frameworks that are not named like a runtime profile.
+const FAMILIES: [&str; 4] = ["megatron-bridge", "megatron-core", "megatron-lm", "flash-attn"];
+
 /// The runtime profile of a row.
 fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'static str, Skip> {
-    let family = row.text_or_empty("framework_family").to_ascii_lowercase();
+    let families = || FAMILIES.into_iter().chain(Profile::names());
+    let stated = row.text_or_empty("framework_family");
+    let family = stated.to_ascii_lowercase();
     let unfused = row.text("attn_kernel") == Some("unfused");
     let stage = row.text("zero_stage");
     Ok(match family.as_str() {
@@ -272,11 +314,11 @@ fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'stati
             _ => "megatron-deepspeed-ddp",
         },
         "aa-scaling" if row.text_or_empty("attn_kernel").contains("rms") => "aa-scaling-rms",
-        "torchtitan" if row.flag("compiled") == Some(false) => "torchtitan-eager",
+        "torchtitan" if row.flag("compiled")? == Some(false) => "torchtitan-eager",
         "flash-attn" => "pytorch-fsdp",
         other => Profile::names()
             .find(|name| *name == other)
-            .ok_or_else(|| Skip::Unknown { what: "framework_family", text: family.clone() })?,
+            .ok_or_else(|| Skip::unknown("framework_family", stated, families()))?,
     })
 }
 
@@ -313,7 +355,7 @@ impl Case {
         let mut cells = Cells { row, assumed: Vec::new() };
         let id = row.text("id").ok_or(Skip::Missing("id"))?.to_owned();
         let gpu = row.text("gpu").ok_or(Skip::Missing("gpu"))?;
-        let unknown_gpu = || Skip::Unknown { what: "gpu", text: gpu.chars().take(40).collect() };
+        let unknown_gpu = || Skip::unknown("gpu", gpu, GPUS.iter().map(|(name, ..)| *name));
         let (_, accelerator_name, cluster_name) = GPUS
             .iter()
             .find(|(name, accelerator, _)| {
@@ -328,7 +370,7 @@ impl Case {
 
         let profile_name = profile_name(row, accelerator.architecture)?;
         let profile = Profile::find(profile_name)
-            .ok_or_else(|| Skip::Unknown { what: "framework_family", text: profile_name.to_owned() })?;
+            .ok_or_else(|| Skip::unknown("framework_family", profile_name, Profile::names()))?;
         let model = read_model(&mut cells)?;
         model.validate().map_err(Skip::of_fault)?;
         let layers = Layers::new(&model);
@@ -412,19 +454,29 @@ fn offloaded_layers(row: &MeasuredRow, layers: u32) -> Option<f64> {
     Some(f64::from(number.min(layers)) / f64::from(layers.max(1)))
 }
 
+/// Shortest and longest step that a run can have, in seconds: a nanosecond and a year.
+const STEP_TIMES: (f64, f64) = (1e-9, 31_557_600.0);
+
 fn read_measured(row: &MeasuredRow) -> Result<Measured, Skip> {
-    let step_s = row.positive("step_time_s")?;
-    let unit = match row.text("mem_unit") {
-        Some("GiB") => 1_073_741_824.0,
-        _ => 1e9,
-    };
-    let memory = row.positive("peak_mem_gb")?.map(|x| x * unit);
-    let memory_kind = match row.text("mem_kind") {
-        Some("nvidia-smi") => MemoryKind::Device,
-        Some("max_reserved") => MemoryKind::Reserved,
-        _ => MemoryKind::Allocated,
-    };
-    let failed = row.flag("oom") == Some(true);
+    let (shortest, longest) = STEP_TIMES;
+    let step_s = row.between("step_time_s", shortest, longest)?;
+    let unit = choice(row, "mem_unit", &[("GB", 1e9), ("GiB", 1_073_741_824.0)])?.unwrap_or(1e9);
+    // From a kilobyte to a petabyte.
+    let memory = row.between("peak_mem_gb", 1e-6, 1e6)?.map(|x| x * unit);
+    let kinds = [
+        ("max_allocated", MemoryKind::Allocated),
+        ("max_reserved", MemoryKind::Reserved),
+        ("nvidia-smi", MemoryKind::Device),
+    ];
+    let memory_kind = choice(row, "mem_kind", &kinds)?.unwrap_or_default();
+    // Not compared, but what is no number there says that the columns are not what they seem.
+    for column in ["tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "hfu_pct"] {
+        row.positive(column)?;
+    }
+    let failed = row.flag("oom")? == Some(true);
+    if failed && step_s.is_some() {
+        return Err(Skip::Contradiction("oom is 1, but step_time_s is stated".into()));
+    }
     let ran = step_s.is_some() || memory.is_some();
     let out_of_memory = if failed { Some(true) } else { ran.then_some(false) };
     Ok(Measured { step_s, memory: memory.filter(|_| !failed), memory_kind, out_of_memory })
@@ -432,8 +484,7 @@ fn read_measured(row: &MeasuredRow) -> Result<Measured, Skip> {
 
 fn adapt_cluster(cells: &mut Cells, cluster: &mut Cluster) -> Result<(), Skip> {
     let gpus = cells.need("gpus")?;
-    let stated: Option<u32> = cells.row.whole("gpus_per_node")?;
-    if let Some(stated) = stated.filter(|&n| n > 0) {
+    if let Some(stated) = cells.stated::<u32>("gpus_per_node")? {
         if stated != cluster.gpus_per_node {
             cluster.scale_out.nics_per_node =
                 cluster.scale_out.nics_per_node.saturating_mul(stated).div_ceil(cluster.gpus_per_node).max(1);
@@ -443,7 +494,7 @@ fn adapt_cluster(cells: &mut Cells, cluster: &mut Cluster) -> Result<(), Skip> {
         }
         cluster.gpus_per_node = stated;
     }
-    if let Some(domain) = cells.row.whole::<u32>("nvlink_domain")?.filter(|&n| n > 0)
+    if let Some(domain) = cells.stated::<u32>("nvlink_domain")?
         && domain != cluster.scale_up.domain
     {
         cluster.scale_up.domain = domain;
@@ -465,34 +516,23 @@ fn read_job(cells: &mut Cells, profile: &Profile, architecture: Architecture) ->
     let gpus = cells.size("gpus", LARGEST_JOB)?;
     let global_batch_size = cells.size("global_batch", MOST_SEQUENCES)?;
     let sequence_length = cells.size("seq_len", MOST_SEQUENCES)?;
-    let precision = match row.text("precision") {
-        Some("bf16") => Precision::Bf16,
-        Some("fp16") => Precision::Fp16,
-        Some("fp8") => Precision::Fp8,
-        Some("fp8-blockwise") => Precision::Fp8Blockwise,
-        Some("mxfp8") => Precision::Mxfp8,
-        Some("nvfp4") => Precision::Nvfp4,
-        Some(other) => return Err(Skip::Unknown { what: "precision", text: other.to_owned() }),
-        None => {
-            cells.assumed.push("precision");
-            profile.defaults.precision
-        }
-    };
+    let precisions = Precision::value_variants().iter().map(|p| (p.name(), *p)).collect::<Vec<_>>();
+    let precision = choice(row, "precision", &precisions)?.unwrap_or_else(|| {
+        cells.assumed.push("precision");
+        profile.defaults.precision
+    });
     let low = !matches!(precision, Precision::Bf16 | Precision::Fp16);
     if low && architecture == Architecture::Ampere {
         return Err(Skip::Contradiction("this accelerator has no 8-bit matrix products".into()));
     }
-    let training = match row.text("training") {
-        Some("lora") => {
-            cells.assumed.push("lora_rank");
-            Training::Lora { rank: 16 }
-        }
-        _ => Training::Full,
-    };
-    let routing = match row.text("moe_routing") {
-        Some("natural") => Routing::Natural,
-        _ => Routing::Balanced,
-    };
+    let adapters = Training::Lora { rank: 16 };
+    let trainings = [("pretrain", Training::Full), ("sft", Training::Full), ("lora", adapters)];
+    let training = choice(row, "training", &trainings)?.unwrap_or(Training::Full);
+    if training == adapters {
+        cells.assumed.push("lora_rank");
+    }
+    let routings = [("forced", Routing::Balanced), ("natural", Routing::Natural)];
+    let routing = choice(row, "moe_routing", &routings)?.unwrap_or(Routing::Balanced);
     Ok(Job {
         gpus,
         global_batch_size,
@@ -515,7 +555,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     let heads = cells.need("heads")?;
     let kv_heads = cells.or("kv_heads", heads)?;
     let head_dim = row.whole("head_dim")?.unwrap_or(hidden / heads.max(1));
-    let sequence = cells.need("seq_len")?;
+    let sequence = u64::from(cells.size("seq_len", MOST_SEQUENCES)?);
     let vocabulary = match (row.whole("vocab")?, row.whole("vocab_assumed")?) {
         (Some(n), _) => n,
         (None, padded) => {
@@ -525,7 +565,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     };
     let relu = notes.contains("squared-relu") || notes.contains("squared relu");
     let plain = notes.contains("gelu") || notes.contains("gpt");
-    let gated = match row.flag("gated_mlp") {
+    let gated = match row.flag("gated_mlp")? {
         Some(gated) => gated,
         None => {
             cells.assumed.push("gated_mlp");
@@ -659,7 +699,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         hidden,
         vocabulary,
         vocabulary_divisor: 128,
-        tied_embeddings: cells.flag("tied_embeddings", old),
+        tied_embeddings: cells.flag("tied_embeddings", old)?,
         position: if old { Position::Learned(sequence) } else { Position::Rotary },
         norm: if gated { Norm::RmsNorm } else { Norm::LayerNorm },
         norm_epsilon: None,
@@ -677,7 +717,12 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
 
 /// `attention:10 mlp:54 mamba2:54`: spreads the kinds evenly over the depth.
 fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
-    let unknown = || Skip::Unknown { what: "hybrid_layers", text: text.chars().take(60).collect() };
+    let unknown = || {
+        let text: String = text.chars().take(60).collect();
+        Skip::Contradiction(format!(
+            "hybrid_layers is `{text}`; expected every kind once, such as attention:4 mlp:28 mamba2:28"
+        ))
+    };
     let mut counts: Vec<(&str, u32)> = Vec::new();
     for part in text.split_whitespace() {
         let (name, number) = part.split_once(':').ok_or_else(unknown)?;
@@ -764,7 +809,7 @@ fn read_plan(
         )));
     }
     let dp = (u128::from(job.gpus) / product) as u32;
-    if let Some(stated) = row.whole::<u32>("dp")?.filter(|&n| n > 0 && n != dp) {
+    if let Some(stated) = cells.stated::<u32>("dp")?.filter(|&n| n != dp) {
         return Err(Skip::Contradiction(format!("dp is {stated}, but the other degrees leave {dp}")));
     }
     // Without a stated micro-batch: one sequence, or the replica's share over as many micro-batches as
@@ -795,20 +840,26 @@ fn read_plan(
             defaults.zero_stage
         }
     };
-    let shard_group = row.whole::<u32>("shard_group")?.unwrap_or(ranks).clamp(1, ranks);
+    let shard_group = cells.stated::<u32>("shard_group")?.unwrap_or(ranks);
+    if ranks % shard_group != 0 {
+        return Err(Skip::Contradiction(format!(
+            "shard_group {shard_group} does not divide the {ranks} ranks of dp {dp} x cp {cp}"
+        )));
+    }
     let notes = row.text_or_empty("overlap_notes").to_ascii_lowercase();
-    let sequence_parallel = tp > 1 && cells.flag("sp", defaults.sequence_parallel);
-    let tensor_overlap = tp > 1 && sequence_parallel && cells.flag("tp_overlap", defaults.tensor_overlap);
-    let data_overlap = row.flag("dp_overlap").unwrap_or(true);
+    let sequence_parallel = tp > 1 && cells.flag("sp", defaults.sequence_parallel)?;
+    let tensor_overlap = tp > 1 && sequence_parallel && cells.flag("tp_overlap", defaults.tensor_overlap)?;
+    let data_overlap = row.flag("dp_overlap")?.unwrap_or(true);
     let recomputes = row.text("recompute").is_some_and(|text| text != "none");
     let expert_ranks = u64::from(ep) * u64::from(etp);
     let across = expert_ranks > u64::from(cluster.scale_up.domain);
+    let drops = row.flag("token_drop")? == Some(true);
     let recipe = defaults.experts.iter().find(|r| {
         experts
             && r.on == architecture
             && r.precision.is_none_or(|p| p == job.precision)
             && release(row).is_some_and(|at| at >= r.since)
-            && row.flag("token_drop") != Some(true)
+            && !drops
     });
     let limited = model
         .blocks
@@ -840,11 +891,7 @@ fn read_plan(
     } else if notes.contains("cuda_graph_impl='transformer_engine'") {
         Some(CudaGraphs::Attention)
     } else {
-        match row.flag("cuda_graphs") {
-            Some(true) => Some(CudaGraphs::Attention),
-            Some(false) => Some(CudaGraphs::None),
-            None => None,
-        }
+        row.flag("cuda_graphs")?.map(|on| if on { CudaGraphs::Attention } else { CudaGraphs::None })
     };
     let cuda_graphs = stated_graphs.unwrap_or_else(|| {
         cells.assumed.push("cuda_graphs");
@@ -860,7 +907,7 @@ fn read_plan(
         } else if notes.contains("a2a_overlap=0") {
             false
         } else {
-            row.flag("ep_overlap").unwrap_or_else(|| {
+            row.flag("ep_overlap")?.unwrap_or_else(|| {
                 cells.assumed.push("ep_overlap");
                 recipe.is_some_and(|r| {
                     r.overlap_across_domains && across
@@ -921,7 +968,7 @@ fn read_recompute(text: &str, profile: &Profile) -> Result<Recompute, Skip> {
         _ => {}
     }
     let text = text.replace("shared_expert", "shared_experts").replace("expertss", "experts");
-    text.parse().map_err(|_| Skip::Unknown { what: "recompute", text })
+    text.parse().map_err(|error: ParseRecomputeError| Skip::Contradiction(error.to_string()))
 }
 
 /// Layers per chunk, by the row's word or by the framework's own rule. There are at most two more chunks than

@@ -81,7 +81,7 @@ fn numbers_that_would_be_counted_up_to_are_checked_first() {
         (&[("mtp_layers", "4000000000")], "expected 1 to 16 modules"),
         // Both sums are right in 32 bits.
         (&[hybrid], "do not sum to 32 layers"),
-        (&[("hybrid_layers", "mlp:16 mlp:16")], "hybrid_layers `mlp:16 mlp:16` is not known"),
+        (&[("hybrid_layers", "mlp:16 mlp:16")], "hybrid_layers is `mlp:16 mlp:16`; expected every kind once"),
         (&[("vpp", "1073741824")], "4294967296 chunks for 32 layers"),
         (&[("vpp", "4294967295")], "chunks for 32 layers"),
         // 32 chunks of 2 million micro-batches each.
@@ -93,4 +93,61 @@ fn numbers_that_would_be_counted_up_to_are_checked_first() {
         let reason = reason(changes);
         assert!(reason.contains(expected), "{changes:?}: {reason}");
     }
+}
+
+#[test]
+fn cells_that_cannot_be_meant_are_named() {
+    for (changes, expected) in [
+        (&[("step_time_s", ""), ("oom", "2")][..], "oom is `2`; expected 1 or 0"),
+        (&[("oom", "1")], "oom is 1, but step_time_s is stated"),
+        (&[("oom", "Yes")], "oom is 1, but step_time_s is stated"),
+        (&[("tokens_per_s_per_gpu", "abc")], "tokens_per_s_per_gpu is `abc`; expected a positive number"),
+        (&[("mfu_pct", "-3")], "mfu_pct is `-3`; expected a positive number"),
+        (&[("gpus_per_node", "0")], "gpus_per_node is 0"),
+        (&[("nvlink_domain", "0")], "nvlink_domain is 0"),
+        (&[("nvlink_domain", "3")], "a domain of 3 GPUs does not fit nodes of 8"),
+        // 64 GPUs of tp 2 x pp 4 leave 8.
+        (&[("shard_group", "0")], "shard_group is 0"),
+        (&[("shard_group", "3")], "shard_group 3 does not divide the 8 ranks"),
+        (&[("shard_group", "16")], "shard_group 16 does not divide the 8 ranks"),
+        (&[("step_time_s", "1e-300")], "step_time_s is `1e-300`; expected a number from 1e-9 to 3.15576e7"),
+        (&[("step_time_s", "1e300")], "step_time_s is `1e300`"),
+        (&[("step_time_s", "NaN")], "step_time_s is `NaN`"),
+        (&[("peak_mem_gb", "1e300")], "peak_mem_gb is `1e300`"),
+        (&[("peak_mem_gb", "40000"), ("mem_unit", "MiB")], "mem_unit `MiB` is not known; did you mean GiB?"),
+        (
+            &[("mem_kind", "peak")],
+            "mem_kind `peak` is not known (one of max_allocated, max_reserved, nvidia-smi)",
+        ),
+        (&[("sp", "on")], "sp is `on`; expected 1 or 0"),
+        (&[("training", "dpo")], "training `dpo` is not known (one of pretrain, sft, lora)"),
+        (&[("precision", "fp9")], "precision `fp9` is not known; did you mean fp8? (one of bf16, fp16, fp8"),
+        (&[("gpu", "Z900")], "gpu `Z900` is not known (one of A100-SXM-80GB, "),
+        (
+            &[("framework_family", "")],
+            "framework_family `` is not known (one of megatron-bridge, megatron-core",
+        ),
+        (&[("framework_family", "nanotrom")], "did you mean nanotron?"),
+        (&[("recompute", "ful")], "`ful` is not a recompute mode"),
+    ] {
+        let reason = reason(changes);
+        assert!(reason.contains(expected), "{changes:?}: {reason}");
+    }
+}
+
+#[test]
+fn cells_that_are_meant_are_read() {
+    for changes in [
+        &[("shard_group", "4"), ("zero_stage", "1")][..],
+        &[("step_time_s", ""), ("oom", "1")],
+        &[("step_time_s", "0.5"), ("oom", "0"), ("tokens_per_s_per_gpu", "9000"), ("mfu_pct", "40.5")],
+        &[("peak_mem_gb", "60"), ("mem_unit", "GiB"), ("mem_kind", "max_reserved"), ("sp", "no")],
+    ] {
+        assert_eq!(with(changes).skipped, None, "{changes:?}");
+    }
+    assert_eq!(with(&[("step_time_s", ""), ("oom", "YES")]).out_of_memory, Some(true));
+    assert_eq!(with(&[("step_time_s", ""), ("oom", "0")]).out_of_memory, None);
+    let memory = with(&[("peak_mem_gb", "60"), ("mem_unit", "GiB"), ("mem_kind", "max_reserved")]);
+    assert!((memory.measured_mem_gb.unwrap() - 64.42450944).abs() < 1e-9);
+    assert_eq!(memory.predicted_mem_gb, memory.predicted_reserved_gb);
 }

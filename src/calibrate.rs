@@ -24,6 +24,14 @@ const PRIOR_SIGMA: f64 = 0.15;
 const SWEEPS: usize = 4;
 /// Runs are left out in at most this many groups.
 const FOLDS: usize = 12;
+/// A constant is searched between these logarithms of its ratio to the shipped value: 0.41 to 1.8 times.
+const SEARCHED: (f64, f64) = (-0.9, 0.6);
+/// Where a search that ends at its bound stops short of it, at most.
+const NEAR: f64 = 2e-3;
+/// Step by which a constant's logarithm is lowered to see how step times depend on it.
+const LOWERED: f64 = 0.05;
+/// A run that is further off than this is not explained by the fit.
+pub const FAR_OFF: f64 = 0.25;
 
 /// A constant that is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -43,6 +51,18 @@ impl std::fmt::Display for Constant {
     }
 }
 
+/// What holds a constant where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeldBy {
+    /// The runs: their step times depend on it.
+    Runs,
+    /// Its shipped value, as a prior: the runs say less about it.
+    Prior,
+    /// The end of what was searched: the runs ask for more.
+    Bound,
+}
+
 /// A fitted constant.
 #[derive(Debug, Clone, Serialize)]
 pub struct Fitted {
@@ -52,7 +72,12 @@ pub struct Fitted {
     pub before: f64,
     /// Fitted.
     pub after: f64,
-    /// One standard error, from leaving runs out; none with fewer than three runs.
+    /// Least and greatest value that was searched.
+    pub searched: (f64, f64),
+    /// What holds it there.
+    pub held_by: HeldBy,
+    /// One standard error, from leaving runs out; none with fewer than three runs, and where something else than
+    /// the runs holds it.
     pub standard_error: Option<f64>,
     /// Runs that it was fitted to.
     pub runs: usize,
@@ -82,11 +107,35 @@ pub struct Calibration {
     pub residuals: Vec<Residual>,
 }
 
+impl Calibration {
+    /// Runs that are off by more than [`FAR_OFF`] even with the fitted constants.
+    #[must_use]
+    pub fn far_off(&self) -> usize {
+        self.residuals.iter().filter(|run| run.after.abs() > FAR_OFF).count()
+    }
+
+    /// How many times as long as predicted with the shipped constants a step takes, in the median over the runs.
+    #[must_use]
+    pub fn slowness(&self) -> f64 {
+        let mut ratios: Vec<f64> = self.residuals.iter().map(|run| 1.0 / (1.0 + run.before)).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios.get(ratios.len() / 2).copied().unwrap_or(1.0)
+    }
+
+    /// Whether the constants explain the runs. Where one of them is at the end of what was searched and most runs
+    /// are far off all the same, something else is wrong.
+    #[must_use]
+    pub fn explains(&self) -> bool {
+        let bound = self.constants.iter().any(|fitted| fitted.held_by == HeldBy::Bound);
+        !bound || 2 * self.far_off() <= self.residuals.len()
+    }
+}
+
 /// Why nothing could be fitted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CalibrateError {
     /// No run could be used.
-    #[error("none of the rows is a run with a step time on this accelerator")]
+    #[error("none of the rows is a run on this machine that can be predicted and has a step time")]
     NoRuns,
 }
 
@@ -124,7 +173,9 @@ pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, Calib
         .iter()
         .map(|(&constant, &before)| {
             let after = fitted[&constant];
-            let standard_error = (!refits.is_empty()).then(|| {
+            let searched = searched(before);
+            let held_by = held_by(machine, &fitted, constant, searched, &all);
+            let standard_error = (!refits.is_empty() && held_by == HeldBy::Runs).then(|| {
                 // Jackknife over groups.
                 let n = refits.len() as f64;
                 let mean = refits.iter().map(|v| v[&constant]).sum::<f64>() / n;
@@ -132,7 +183,7 @@ pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, Calib
                 ((n - 1.0) / n * sum).sqrt()
             });
             let runs = cases.iter().filter(|case| concerns(constant, case)).count();
-            Fitted { constant, before, after, standard_error, runs }
+            Fitted { constant, before, after, searched, held_by, standard_error, runs }
         })
         .collect();
     let residuals = cases
@@ -149,6 +200,35 @@ pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, Calib
         })
         .collect();
     Ok(Calibration { machine: apply(machine, &fitted), constants, residuals })
+}
+
+/// Least and greatest value of a constant that is searched; all are shares.
+fn searched(shipped: f64) -> (f64, f64) {
+    (shipped * SEARCHED.0.exp(), (shipped * SEARCHED.1.exp()).min(1.0))
+}
+
+/// What holds a constant at its fitted value. Each run of which the logarithm of the step time moves by `s` times
+/// that of the constant weighs `(s / HUBER)^2`, the prior `1 / PRIOR_SIGMA^2`.
+fn held_by(
+    machine: &Machine,
+    fitted: &Values,
+    constant: Constant,
+    searched: (f64, f64),
+    cases: &[&Case],
+) -> HeldBy {
+    let value = fitted[&constant];
+    let mut lowered = fitted.clone();
+    lowered.insert(constant, value * (-LOWERED).exp());
+    let weight: f64 = cases
+        .iter()
+        .map(|case| (predict(machine, &lowered, case) / predict(machine, fitted, case)).ln() / LOWERED)
+        .map(|sensitivity| (sensitivity / HUBER).powi(2))
+        .sum();
+    if weight < PRIOR_SIGMA.powi(-2) {
+        return HeldBy::Prior;
+    }
+    let at = |bound: f64| (value / bound).ln().abs() < NEAR;
+    if at(searched.0) || at(searched.1) { HeldBy::Bound } else { HeldBy::Runs }
 }
 
 fn concerns(constant: Constant, case: &Case) -> bool {
@@ -217,7 +297,7 @@ fn fit(machine: &Machine, shipped: &Values, cases: &[&Case]) -> Values {
                 trial.insert(constant, (start * log.exp()).min(1.0));
                 loss(machine, shipped, &trial, cases)
             };
-            let (mut low, mut high) = (-0.9, 0.6);
+            let (mut low, mut high) = SEARCHED;
             let (mut a, mut b) = (high - golden * (high - low), low + golden * (high - low));
             let (mut at_a, mut at_b) = (at(a), at(b));
             while high - low > 1e-3 {

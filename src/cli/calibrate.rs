@@ -1,5 +1,6 @@
 //! `autoplan calibrate`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::path::PathBuf;
@@ -8,10 +9,10 @@ use comfy_table::{CellAlignment, Table};
 
 use super::output::percent;
 use super::{Ending, Failure, files};
-use crate::calibrate::{Calibration, calibrate};
+use crate::calibrate::{Calibration, FAR_OFF, Fitted, HeldBy, calibrate};
 use crate::spec;
 use crate::spec::measured::MeasuredReader;
-use crate::validate::case::{Case, Shelf};
+use crate::validate::case::{Case, Shelf, Skip};
 
 /// Options of `autoplan calibrate`.
 #[derive(Debug, clap::Args)]
@@ -51,33 +52,55 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     let file = File::open(&args.measured).map_err(|e| Failure::Usage(format!("cannot read {name}: {e}")))?;
     let reader = MeasuredReader::new(file).map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
     let shelf = Shelf::shipped();
-    let (mut cases, mut skipped) = (Vec::new(), Vec::new());
-    for (i, row) in reader.enumerate() {
-        let case = row.map_err(|e| e.to_string()).and_then(|row| {
-            let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
-            Case::read(&row, &shelf).map_err(|reason| format!("{id}: {reason}"))
-        });
+    let mut cases = Vec::new();
+    // Rows by the reason why they cannot be used.
+    let mut skipped: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (at, row) in reader.enumerate() {
+        let (row_name, case) = match row {
+            Ok(row) => {
+                let case =
+                    Case::read_on(&row, &machine, &shelf).and_then(|case| match case.measured.step_s {
+                        Some(_) => Ok(case),
+                        None => Err(Skip::Missing("step_time_s")),
+                    });
+                let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
+                (id, case.map_err(|reason| reason.to_string()))
+            }
+            Err(error) => (format!("row {}", at + 1), Err(error.to_string())),
+        };
         match case {
-            // The runs are this machine's, whatever the shelf holds for a GPU of that name.
-            Ok(case) => cases.push(Case {
-                cluster: machine.cluster.clone(),
-                accelerator: machine.accelerator.clone(),
-                ..case
-            }),
-            Err(reason) => skipped.push(if reason.is_empty() { format!("row {}", i + 1) } else { reason }),
+            Ok(case) => cases.push(case),
+            Err(reason) => skipped.entry(reason).or_default().push(row_name),
         }
     }
-    let calibration = calibrate(&machine, &cases).map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
+    let calibration = calibrate(&machine, &cases)
+        .map_err(|e| Failure::Usage(format!("{name}: {e}\n{}", reasons(&skipped).trim_end())))?;
     let mut out = std::io::stdout().lock();
     if args.json {
+        let each: Vec<String> = skipped
+            .iter()
+            .flat_map(|(reason, rows)| rows.iter().map(move |row| format!("{row}: {reason}")))
+            .collect();
         let value = serde_json::json!({
-            "constants": calibration.constants, "residuals": calibration.residuals, "skipped": skipped,
+            "constants": calibration.constants, "residuals": calibration.residuals, "skipped": each,
+            "far_off": calibration.far_off(), "explains": calibration.explains(),
         });
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
     } else {
         print(&calibration, &mut out)?;
-        for reason in &skipped {
-            writeln!(out, "skipped {reason}")?;
+        write!(out, "{}", reasons(&skipped))?;
+    }
+    let remarks = remarks(&calibration);
+    if !calibration.explains() {
+        return Err(Failure::Usage(format!(
+            "{name}: no constants of {} explain these runs; nothing is written\n{}",
+            machine.cluster.name,
+            remarks.join("\n")
+        )));
+    }
+    if !args.json {
+        for remark in &remarks {
+            writeln!(out, "{remark}")?;
         }
     }
     if let Some(folder) = &args.output {
@@ -86,10 +109,64 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     Ok(Ending::Done)
 }
 
+/// What to know of a fit before it is used.
+fn remarks(calibration: &Calibration) -> Vec<String> {
+    let mut remarks = Vec::new();
+    for fitted in &calibration.constants {
+        let Fitted { constant, before, after, searched: (least, greatest), .. } = fitted;
+        match fitted.held_by {
+            HeldBy::Runs => {}
+            HeldBy::Prior => remarks.push(format!(
+                "{constant}: the step times hardly depend on it; the shipped value holds it, not the runs"
+            )),
+            HeldBy::Bound => remarks.push(format!(
+                "{constant}: {after:.3} is the end of what is searched ({least:.3} to {greatest:.3}); the runs ask for {}",
+                if after < before { "less" } else { "more" }
+            )),
+        }
+    }
+    let (far_off, runs) = (calibration.far_off(), calibration.residuals.len());
+    if far_off > 0 {
+        remarks.push(format!(
+            "{far_off} of {runs} runs {} off by more than {:.0}% after the fit; in the median a step took {:.2} times \
+             as long as the shipped constants say",
+            if far_off == 1 { "is" } else { "are" },
+            FAR_OFF * 100.0,
+            calibration.slowness()
+        ));
+        remarks.push(
+            "likely mistakes: step_time_s in other units than seconds of a whole optimizer step; global_batch in other \
+             units than sequences over all GPUs; runs of another gpu or framework_family than stated"
+                .to_owned(),
+        );
+    }
+    remarks
+}
+
+/// Why rows were skipped: a line for each reason, with the first of its rows.
+fn reasons(skipped: &BTreeMap<String, Vec<String>>) -> String {
+    const NAMED: usize = 3;
+    let line = |(reason, rows): (&String, &Vec<String>)| {
+        let named = rows[..rows.len().min(NAMED)].join(", ");
+        let more = rows.len().saturating_sub(NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("skipped {named}{more}: {reason}\n")
+    };
+    skipped.iter().map(line).collect()
+}
+
+fn held_by(what: HeldBy) -> &'static str {
+    match what {
+        HeldBy::Runs => "the runs",
+        HeldBy::Prior => "its prior",
+        HeldBy::Bound => "a bound",
+    }
+}
+
 fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure> {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(["constant", "shipped", "fitted", "standard error", "runs"]);
+    table.set_header(["constant", "shipped", "fitted", "standard error", "runs", "held by"]);
     for fitted in &calibration.constants {
         table.add_row([
             fitted.constant.to_string(),
@@ -97,6 +174,7 @@ fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure>
             format!("{:.3}", fitted.after),
             fitted.standard_error.map_or_else(|| "-".into(), |e| format!("{e:.3}")),
             fitted.runs.to_string(),
+            held_by(fitted.held_by).to_owned(),
         ]);
     }
     let mut runs = Table::new();
@@ -131,8 +209,12 @@ fn write_files(
     for fitted in &calibration.constants {
         let error = fitted.standard_error.map_or_else(String::new, |e| format!(" +- {e:.3}"));
         header += &format!(
-            "// {}: {:.3}{error} from {} runs (shipped: {:.3})\n",
-            fitted.constant, fitted.after, fitted.runs, fitted.before
+            "// {}: {:.3}{error} from {} runs, held by {} (shipped: {:.3})\n",
+            fitted.constant,
+            fitted.after,
+            fitted.runs,
+            held_by(fitted.held_by),
+            fitted.before
         );
     }
     for r in &calibration.residuals {

@@ -12,6 +12,7 @@ use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, ParseRecomputeError, Plan,
     Recompute, Schedule,
 };
+use crate::spec::Machine;
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, Precision, Routing, Training};
 use crate::spec::measured::{MeasuredRow, UnreadableCell};
@@ -60,7 +61,7 @@ pub struct Labels {
     pub framework: String,
     /// Name of the runtime profile.
     pub profile: &'static str,
-    /// Name of the shipped accelerator.
+    /// Name of the shipped accelerator; empty for one that does not ship.
     pub accelerator: &'static str,
     /// Its generation of silicon.
     pub architecture: Option<Architecture>,
@@ -193,6 +194,23 @@ impl Shelf {
                 .filter_map(|s| Some((s.name, ron_options().from_str(s.text).ok()?)))
                 .collect(),
         }
+    }
+
+    /// What a machine's accelerator is called in measured tables: its names in [`GPUS`] if it ships, its own name
+    /// and that of its file. A shipped one is known by its name wherever its file lies.
+    fn called<'m>(&self, machine: &'m Machine) -> Vec<&'m str> {
+        let file = machine.cluster.accelerator.rsplit(['/', '\\']).next().unwrap_or_default();
+        let own = [machine.accelerator.name.as_str(), file.strip_suffix(".ron").unwrap_or(file)];
+        let ships = |accelerator: &str| {
+            own[1] == accelerator
+                || self.accelerators.get(accelerator).is_some_and(|shipped| shipped.name == own[0])
+        };
+        let mut names = Vec::new();
+        for &(name, accelerator, _) in GPUS.iter().filter(|(_, accelerator, _)| ships(accelerator)) {
+            names.extend([name, accelerator]);
+        }
+        names.extend(own.into_iter().filter(|name| !names.contains(name)).collect::<Vec<_>>());
+        names
     }
 }
 
@@ -347,13 +365,11 @@ impl Case {
         self.labels.release.map_or(1.0, |release| profile.release_factor(architecture, low, release))
     }
 
-    /// Reads a row.
+    /// Reads a row of a run on a shipped cluster.
     ///
     /// # Errors
     /// The reason why it cannot be predicted.
     pub fn read(row: &MeasuredRow, shelf: &Shelf) -> Result<Self, Skip> {
-        let mut cells = Cells { row, assumed: Vec::new() };
-        let id = row.text("id").ok_or(Skip::Missing("id"))?.to_owned();
         let gpu = row.text("gpu").ok_or(Skip::Missing("gpu"))?;
         let unknown_gpu = || Skip::unknown("gpu", gpu, GPUS.iter().map(|(name, ..)| *name));
         let (_, accelerator_name, cluster_name) = GPUS
@@ -365,7 +381,36 @@ impl Case {
         let accelerator = shelf.accelerators.get(accelerator_name).ok_or_else(unknown_gpu)?.clone();
         let efa = row.text_or_empty("interconnect").contains("EFA");
         let cluster_name = if efa && *cluster_name == "dgx-h100" { "h100-efa" } else { cluster_name };
-        let mut cluster = shelf.clusters.get(cluster_name).ok_or_else(unknown_gpu)?.clone();
+        let cluster = shelf.clusters.get(cluster_name).ok_or_else(unknown_gpu)?.clone();
+        Self::read_with(row, Machine { cluster, accelerator }, accelerator_name)
+    }
+
+    /// Reads a row of a run on `machine`, which is as its files say, whatever the row says of nodes and network.
+    ///
+    /// # Errors
+    /// The reason why it cannot be predicted; a run on another accelerator.
+    pub fn read_on(row: &MeasuredRow, machine: &Machine, shelf: &Shelf) -> Result<Self, Skip> {
+        let gpu = row.text("gpu").ok_or(Skip::Missing("gpu"))?;
+        let called = shelf.called(machine);
+        if !called.iter().any(|name| name.eq_ignore_ascii_case(gpu)) {
+            let gpu: String = gpu.chars().take(40).collect();
+            return Err(Skip::Contradiction(format!(
+                "gpu `{gpu}` is not the accelerator of {} ({})",
+                machine.cluster.name,
+                called.join(", ")
+            )));
+        }
+        let shipped = GPUS.iter().find(|(name, ..)| called.contains(name));
+        let case =
+            Self::read_with(row, machine.clone(), shipped.map_or("", |(_, accelerator, _)| accelerator))?;
+        Ok(Self { cluster: machine.cluster.clone(), ..case })
+    }
+
+    fn read_with(row: &MeasuredRow, machine: Machine, accelerator_name: &'static str) -> Result<Self, Skip> {
+        let Machine { mut cluster, accelerator } = machine;
+        let mut cells = Cells { row, assumed: Vec::new() };
+        let id = row.text("id").ok_or(Skip::Missing("id"))?.to_owned();
+        let gpu = row.text_or_empty("gpu");
         adapt_cluster(&mut cells, &mut cluster)?;
 
         let profile_name = profile_name(row, accelerator.architecture)?;

@@ -161,11 +161,15 @@ pub struct MemoryVerdicts {
 }
 
 impl MemoryVerdicts {
-    /// Share of right verdicts.
+    /// Runs with a verdict.
+    #[must_use]
+    pub fn judged(&self) -> usize {
+        self.ran_fits + self.ran_rejected + self.failed_rejected + self.failed_fits
+    }
+    /// Share of right verdicts; 0 of none.
     #[must_use]
     pub fn right(&self) -> f64 {
-        let right = self.ran_fits + self.failed_rejected;
-        right as f64 / (right + self.ran_rejected + self.failed_fits).max(1) as f64
+        (self.ran_fits + self.failed_rejected) as f64 / self.judged().max(1) as f64
     }
 }
 

@@ -41,19 +41,23 @@ pub(crate) struct ValidateArgs {
     #[arg(long, conflicts_with = "measured")]
     leave_one_out: bool,
     /// Fit all constants to the published rows again, and print them beside those that ship.
-    #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline"])]
+    #[arg(long, conflicts_with_all = ["measured", "filter", "leave_one_out", "page", "baseline"])]
     refit: bool,
     /// Print the list of fitted constants (results/constants.md).
-    #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline", "refit"])]
+    #[arg(long, conflicts_with_all = ["measured", "filter", "leave_one_out", "page", "baseline", "refit"])]
     constants: bool,
     /// Print the error bars that the residuals ask for (src/frameworks/error_bars.ron).
-    #[arg(long, conflicts_with_all = ["measured", "leave_one_out", "page", "baseline", "refit", "constants"])]
+    #[arg(
+        long,
+        conflicts_with_all = ["measured", "filter", "leave_one_out", "page", "baseline", "refit", "constants"]
+    )]
     error_bars: bool,
     /// Write the accuracy page (accuracy.md and its plots) into this folder.
     #[arg(long, value_name = "DIR")]
     page: Option<PathBuf>,
-    /// Compare with this file of errors reached before; exit 1 if a class got worse by more than its margin.
-    #[arg(long, value_name = "FILE")]
+    /// Compare with this file of errors reached before, over all published rows; exit 1 if a class got worse by more
+    /// than its margin.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["measured", "filter"])]
     baseline: Option<PathBuf>,
     /// Write the errors reached to --baseline instead of comparing.
     #[arg(long, requires = "baseline")]
@@ -295,14 +299,16 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         v.failed_fits.to_string(),
         v.failed_rejected.to_string(),
     ]);
-    writeln!(out, "{verdicts}\n{} right\n", percent(v.right()))?;
+    let of_some = |rows: usize, share: f64| if rows > 0 { percent(share) } else { "-".to_owned() };
+    writeln!(out, "{verdicts}\n{} right\n", of_some(v.judged(), v.right()))?;
+    let timed = s.step_time.all.map_or(0, |e| e.rows);
     ranking("noisy rows aside", &s.ranking, out)?;
     ranking("all rows", &s.ranking_of_all, out)?;
     writeln!(
         out,
         "error bars: {} inside one sigma, {} inside two",
-        percent(s.coverage.one_sigma),
-        percent(s.coverage.two_sigma)
+        of_some(timed, s.coverage.one_sigma),
+        of_some(timed, s.coverage.two_sigma)
     )?;
     if !s.named_sets.is_empty() {
         let mut sets =
@@ -312,8 +318,8 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             sets.add_row([
                 set.name.to_owned(),
                 rows.to_string(),
-                percent(mean),
-                percent(middle),
+                of_some(rows, mean),
+                of_some(rows, middle),
                 set.least_spearman.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
                 set.peer.to_owned(),
             ]);

@@ -56,10 +56,9 @@ impl Baseline {
             }
         }
         let verdicts = &summary.out_of_memory;
-        let judged =
-            verdicts.ran_fits + verdicts.ran_rejected + verdicts.failed_rejected + verdicts.failed_fits;
-        if judged > 0 {
-            classes.insert("memory verdicts: wrong".into(), (judged, round(1.0 - verdicts.right())));
+        if verdicts.judged() > 0 {
+            let wrong = round(1.0 - verdicts.right());
+            classes.insert("memory verdicts: wrong".into(), (verdicts.judged(), wrong));
         }
         if let Some(tau) = summary.ranking.mean_tau {
             classes.insert("ranking: 1 - mean tau".into(), (summary.ranking.groups.len(), round(1.0 - tau)));

@@ -9,6 +9,8 @@ use autoplan::validate::goals::Goal;
 use autoplan::validate::sets::Noise;
 use autoplan::validate::{Ranking, Report, cases, error_bars, leave_sources_out, summarise, validate};
 
+use crate::cli::autoplan;
+
 const CSV: &str = include_str!("../../results/published/measured.csv");
 
 fn published() -> Report {
@@ -148,4 +150,43 @@ fn the_sets_of_other_planners_are_predicted_better_than_by_them() {
     assert!(mean("Narayanan") < 0.06);
     assert!(mean("vTrain") < 0.07);
     assert!(mean("SimuMax") < 0.04);
+}
+
+#[test]
+fn errors_of_a_part_are_not_held_against_those_of_the_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (errors, runs) = (path("errors.ron"), path("runs.csv"));
+    std::fs::write(&runs, CSV.lines().take(20).collect::<Vec<_>>().join("\n")).unwrap();
+    let baseline = ["--baseline", errors.as_str()];
+    for part in [["--filter", "gpu=H200"], ["--measured", runs.as_str()]] {
+        for update in [&["--update"][..], &[]] {
+            let output = autoplan(&[&["validate"], &part[..], &baseline, update].concat());
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{said}");
+            assert!(said.contains(part[0]) && said.contains("cannot be used with"), "{said}");
+            assert!(!Path::new(&errors).exists());
+        }
+    }
+    // All of them written and compared are the same.
+    for update in [&["--update"][..], &[]] {
+        let output = autoplan(&[&["validate"], &baseline[..], update].concat());
+        assert_eq!(output.status.code(), Some(0));
+    }
+}
+
+#[test]
+fn shares_of_no_rows_are_no_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let runs = folder.path().join("runs.csv");
+    let header = "id,gpu,gpus,layers,hidden,heads,seq_len,global_batch";
+    for rows in ["", "x,Z900,8,32,4096,32,4096,64\n"] {
+        std::fs::write(&runs, format!("{header}\n{rows}")).unwrap();
+        let output = autoplan(&["validate", "--measured", runs.to_str().unwrap()]);
+        let out = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{out}");
+        assert!(out.contains("\n- right\n"), "{out}");
+        assert!(out.contains("error bars: - inside one sigma, - inside two"), "{out}");
+        assert!(!out.contains('%'), "{out}");
+    }
 }

@@ -384,22 +384,20 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         )?;
     }
     writeln!(out, "stages of the best plan: {}", layout_text(best.section.prepared, &best.found.plan))?;
-    if let Some(even) = best.found.even {
-        let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
-        if best.found.plan.layout().pipeline_parallel > 1 {
-            writeln!(
-                out,
-                "balancing gained {} over the even split; any other split gains at most {}",
-                percent(gain),
-                percent(best.found.split_gap)
-            )?;
-        }
-    } else if best.found.plan.layout().pipeline_parallel > 1 {
-        writeln!(
-            out,
-            "the even split does not fit; any other split gains at most {}",
-            percent(best.found.split_gap)
-        )?;
+    if best.found.plan.layout().pipeline_parallel > 1 {
+        let target = best.section.prepared.task.target;
+        let more = percent(best.found.split_gap);
+        let (said, other) = match best.found.even {
+            _ if !target.capabilities().uneven_stages => {
+                (format!("{} splits layers evenly", target.name()), "recomputation")
+            }
+            Some(even) => {
+                let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
+                (format!("balancing gained {} over the even split", percent(gain)), "split")
+            }
+            None => ("the even split does not fit".into(), "split"),
+        };
+        writeln!(out, "{said}; any other {other} gains at most {more}")?;
     }
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;

@@ -78,13 +78,19 @@ impl Search<'_> {
                 bound = bound.max(chains::least_makespan(&tailed, judged));
             }
         }
-        let bound = floor.step(bound);
+        let mut even_bound = None;
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
             evaluate_into(problem, &assignment, &mut scratch.evaluation).ok()?;
+            even_bound = Some(scratch.evaluation.bound);
             let chunks = balancing.chunks(&assignment);
             let plan = Plan::new(layout, chunks, context.gpus, context.global_batch_size, context.layers);
             Some(self.time(&layout, &assignment, &plan.ok()?, tables, &mut scratch))
         });
+        if !capabilities.uneven_stages {
+            // No other split can be had.
+            bound = even_bound.map_or(bound, |even| bound.max(even));
+        }
+        let bound = floor.step(bound);
         let split_gap = (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0);
         Found {
             plan: settled.plan,

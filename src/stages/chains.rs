@@ -168,15 +168,11 @@ impl<'a> Search<'a> {
             return Some(known);
         }
         let centre = programme.passes_of(self.judged.layers);
-        let quick = self.whole == 0 && self.problem.chunks() > MANY_CHUNKS;
-        let rounds = if quick { FEW_ROUNDS } else { ROUNDS };
+        let many = self.problem.chunks() > MANY_CHUNKS;
+        let rounds = if many && self.whole == 0 { FEW_ROUNDS } else { ROUNDS };
         if self.looks_for_chains() && !std::mem::replace(&mut self.started, true) {
             let even = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
-            for chunk in 0..self.problem.chunks() {
-                let mut times = centre.clone().map(|times| vec![even(&times); times.len()]);
-                times.iter_mut().for_each(|times| times[chunk] *= LONGER);
-                self.look(&times);
-            }
+            self.look_along(&centre.clone().map(|times| vec![even(&times); times.len()]));
             self.look(&centre);
         }
         let mut bound = known;
@@ -194,12 +190,7 @@ impl<'a> Search<'a> {
                 break;
             }
             let answer = programme.passes_at(solved.get_solution().columns());
-            for share in SHARES {
-                let between = |from: &[f64], to: &[f64]| {
-                    from.iter().zip(to).map(|(from, to)| from + share * (to - from)).collect::<Vec<f64>>()
-                };
-                self.look(&[between(&centre[0], &answer[0]), between(&centre[1], &answer[1])]);
-            }
+            self.look_between(&centre, &answer);
             if self.chains.len() == stated {
                 break;
             }
@@ -210,19 +201,57 @@ impl<'a> Search<'a> {
             }
             stated = self.chains.len();
         }
-        if bound >= enough || !programme.ordered || self.whole == 0 {
+        if bound >= enough || !programme.ordered {
             return Some(bound);
         }
-        self.whole -= 1;
-        let (model, _) = programme.model(&self.chains, Some(enough))?;
-        let Some(solved) = solve(model) else { return Some(bound) };
-        match solved.status() {
-            // Nothing is below what is enough.
-            HighsModelStatus::Infeasible => Some(bound.max(enough.scale(SHRINK))),
-            _ => {
-                let dual = solved.double_info_value(c"mip_dual_bound").unwrap_or(0.0);
-                Some(bound.max(programme.picos(if dual.is_finite() { dual } else { 0.0 })))
+        for _ in 0..if many { FEW_ROUNDS } else { ROUNDS } {
+            if self.whole == 0 {
+                break;
             }
+            self.whole -= 1;
+            let (model, columns) = programme.model(&self.chains, Some(enough))?;
+            let Some(solved) = solve(model) else { break };
+            if solved.status() == HighsModelStatus::Infeasible {
+                // Nothing is below what is enough.
+                return Some(bound.max(enough.scale(SHRINK)));
+            }
+            let dual = solved.double_info_value(c"mip_dual_bound").unwrap_or(0.0);
+            bound = bound.max(programme.picos(if dual.is_finite() { dual } else { 0.0 }));
+            let answer = solved.get_solution().columns().to_vec();
+            if bound >= enough || !self.looks_for_chains() || answer.len() < columns.len() {
+                break;
+            }
+            let stated = self.chains.len();
+            let answer = programme.passes_at(&answer);
+            self.look_between(&centre, &answer);
+            self.look_along(&answer);
+            if self.chains.len() == stated {
+                break;
+            }
+        }
+        Some(bound)
+    }
+
+    /// Adds the longest chains at some durations but for one chunk that takes longer, chunk by chunk.
+    fn look_along(&mut self, times: &[Vec<f64>; 2]) {
+        for chunk in 0..self.problem.chunks() {
+            let mut times = times.clone();
+            times.iter_mut().for_each(|times| times[chunk] *= LONGER);
+            self.look(&times);
+        }
+    }
+
+    /// Adds the longest chains at durations between some and others.
+    fn look_between(&mut self, from: &[Vec<f64>; 2], to: &[Vec<f64>; 2]) {
+        for share in SHARES {
+            let between = |at: usize| {
+                from[at]
+                    .iter()
+                    .zip(&to[at])
+                    .map(|(from, to)| from + share * (to - from))
+                    .collect::<Vec<f64>>()
+            };
+            self.look(&[between(0), between(1)]);
         }
     }
 

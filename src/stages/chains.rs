@@ -33,9 +33,10 @@ const MOST_WHOLE: usize = 30;
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk is than the others in the schedules that give the first chains.
 const LONGER: f64 = 1.5;
-/// Nodes of a search tree, for several ways to recompute and for one, so that answers do not depend on the machine's
-/// load; and seconds as the last resort.
-const NODES: (i32, i32) = (10, 100);
+/// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
+/// not depend on the machine's load. Seconds are the last resort.
+const NODES: i32 = 300;
+const FEW_NODES: i32 = 1;
 const SECONDS: f64 = 10.0;
 /// Bounds are lowered by more than HiGHS' tolerances.
 const SHRINK: f64 = 1.0 - 1e-7;
@@ -168,7 +169,7 @@ impl<'a> Search<'a> {
             return Some(known);
         }
         let centre = programme.passes_of(self.judged.layers);
-        let many = self.problem.chunks() > MANY_CHUNKS;
+        let many = programme.many();
         let rounds = if many && self.whole == 0 { FEW_ROUNDS } else { ROUNDS };
         if self.looks_for_chains() && !std::mem::replace(&mut self.started, true) {
             let even = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
@@ -204,7 +205,7 @@ impl<'a> Search<'a> {
         if bound >= enough || !programme.ordered {
             return Some(bound);
         }
-        for _ in 0..if many { FEW_ROUNDS } else { ROUNDS } {
+        for _ in 0..if many || programme.several { FEW_ROUNDS } else { ROUNDS } {
             if self.whole == 0 {
                 break;
             }
@@ -420,6 +421,10 @@ impl<'a> Programme<'a> {
         self.problem.chunks() * self.sorts.len() * if self.block { 2 } else { 1 }
     }
 
+    fn many(&self) -> bool {
+        self.problem.chunks() > MANY_CHUNKS
+    }
+
     fn tail(&self) -> usize {
         self.peak() + 1
     }
@@ -557,7 +562,12 @@ impl<'a> Programme<'a> {
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
             model.try_set_option("time_limit", SECONDS).is_ok(),
-            model.try_set_option("mip_max_nodes", if self.several { NODES.0 } else { NODES.1 }).is_ok(),
+            model
+                .try_set_option("mip_max_nodes", if self.many() && self.several { FEW_NODES } else { NODES })
+                .is_ok(),
+            // An answer shows the chains that forbid it; it need not be the best.
+            model.try_set_option("mip_max_improving_sols", 1).is_ok(),
+            model.try_set_option("mip_allow_restart", false).is_ok(),
             model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
             model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
         ];

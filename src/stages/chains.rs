@@ -26,12 +26,16 @@ const MOST_RUNS: usize = 4;
 const ROUNDS: usize = 4;
 const FEW_ROUNDS: usize = 1;
 const MANY_CHUNKS: usize = 64;
+/// A round that gains less is the last.
+const LITTLE: f64 = 1e-3;
+/// Chains per chunk beyond which a programme takes longer than more chains are worth.
+const MANY_CHAINS: usize = 5;
 /// Programmes over whole layers per problem.
 const MOST_WHOLE: usize = 30;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
 /// the former chains hold for many splits, near the latter they cut most off.
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
-/// By how much longer one chunk is than the others in the schedules that give the first chains.
+/// By how much longer one chunk takes in the schedules that show chains through each.
 const LONGER: f64 = 1.5;
 /// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
@@ -186,12 +190,17 @@ impl<'a> Search<'a> {
                 HighsModelStatus::Infeasible => return None,
                 _ => break,
             }
+            let before = bound;
             bound = bound.max(programme.picos(solved.objective_value()));
-            if bound >= enough || round == rounds || !self.looks_for_chains() {
+            let stalls = self.whole == 0 && round > 0 && bound < before.scale(1.0 + LITTLE);
+            if bound >= enough || round == rounds || stalls || !self.looks_for_chains() {
                 break;
             }
             let answer = programme.passes_at(solved.get_solution().columns());
             self.look_between(&centre, &answer);
+            if self.whole > 0 {
+                self.look_along(&answer);
+            }
             if self.chains.len() == stated {
                 break;
             }
@@ -233,8 +242,12 @@ impl<'a> Search<'a> {
         Some(bound)
     }
 
-    /// Adds the longest chains at some durations but for one chunk that takes longer, chunk by chunk.
+    /// Adds the longest chains at some durations but for one chunk that takes longer, chunk by chunk; unless there are
+    /// many already.
     fn look_along(&mut self, times: &[Vec<f64>; 2]) {
+        if self.chains.len() >= MANY_CHAINS * self.problem.chunks() {
+            return;
+        }
         for chunk in 0..self.problem.chunks() {
             let mut times = times.clone();
             times.iter_mut().for_each(|times| times[chunk] *= LONGER);

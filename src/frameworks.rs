@@ -1045,6 +1045,20 @@ pub static COMMON_RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "even-stages",
+        source: AXES,
+        judge: Judge::Nobody,
+        reach: Reach::Order,
+        check: |k, c, l| {
+            let stages = u64::from(l.pipeline_parallel) * u64::from(l.virtual_stages);
+            ensure(
+                k.uneven_stages || u64::from(c.layers) % stages.max(1) == 0,
+                "{0} layers do not divide among {1} stages, which hold as many each",
+                numbers([u64::from(c.layers), stages]),
+            )
+        },
+    },
+    Rule {
         name: "overlap-axis",
         source: AXES,
         judge: Judge::Nobody,

@@ -213,6 +213,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let bar = Bar::new(None);
     let path = std::path::Path::new(&args.what);
     let kind = if args.cluster.is_none() { kind_of(path)? } else { None };
+    if kind.is_none() {
+        args.launch.hand_nothing(&args.what)?;
+    }
     let mut ramp = args.batch_ramp;
     // As the launch that is explained has them.
     let mut settings: Option<Settings> = None;

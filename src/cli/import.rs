@@ -15,7 +15,7 @@ use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::{Settings, TRAINER_RECOMPUTES, one_line, settings_of_json};
 use crate::frameworks::megatron::import as megatron;
-use crate::frameworks::shell::{Launch, READABLE, read_launch, shown};
+use crate::frameworks::shell::{Launch, READABLE, read_launch_with, shown};
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
@@ -65,6 +65,22 @@ pub(crate) struct LaunchArgs {
     /// Pipeline stages of the script that a DeepSpeed configuration belongs to.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub pipeline_stages: u32,
+    /// What a launch script is started with, behind `--`: variables (NAME=VALUE), then its own arguments.
+    #[arg(last = true, value_name = "WORD")]
+    pub words: Vec<String>,
+}
+
+impl LaunchArgs {
+    /// Refuses words for what takes none.
+    pub(crate) fn hand_nothing(&self, source: &str) -> Result<(), Failure> {
+        if self.words.is_empty() {
+            return Ok(());
+        }
+        let words = self.words.join(" ");
+        Err(Failure::Usage(format!(
+            "{source} is no launch script, so nothing can be handed to it: `{words}`"
+        )))
+    }
 }
 
 /// Options of `autoplan import megatron` and `autoplan import deepspeed`.
@@ -221,17 +237,21 @@ impl Launched {
         }
         let text = spec::read_text(path)?;
         if kind == Kind::Launch
-            && let Ok(launch) = read_launch(&text, &|name| sourced(path, name))
+            && let Ok(launch) = read_launch_with(&text, &args.words, &|name| sourced(path, name))
             && let Some(config) = launch.deepspeed_config()
         {
             return Self::handed_on(path, &text, &launch, &config, (gpus, seq_len), args);
+        }
+        if kind != Kind::Launch {
+            args.hand_nothing(&source)?;
         }
         if kind == Kind::DeepSpeed {
             let trainer = deepspeed::Trainer::default();
             return Self::configuration(&text, source, (gpus, seq_len), trainer, args);
         }
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
-        let given = megatron::Given { name: &name, gpus, vocabulary: args.vocab_size, architecture };
+        let vocabulary = args.vocab_size;
+        let given = megatron::Given { name: &name, gpus, vocabulary, architecture, words: &args.words };
         let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
             print(&e.notes);
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();

@@ -137,6 +137,20 @@ const PIPELINE_ZERO: Rule = Rule {
     },
 };
 
+const PIPELINE_BF16: Rule = Rule {
+    name: "pipeline-bf16",
+    source: "runtime/engine.py _do_optimizer_sanity_check, runtime/bf16_optimizer.py",
+    judge: Judge::Nobody,
+    reach: Reach::Sharding,
+    check: |_, c, l| {
+        ensure(
+            l.pipeline_parallel == 1 || l.zero_stage >= 1 || c.precision != Precision::Bf16,
+            "the BF16 optimizer of pipelines shards its states at ZeRO stage 0 too: that is stage 1",
+            [0; 4],
+        )
+    },
+};
+
 const PIPELINE_OVERLAP: Rule = Rule {
     name: "pipeline-overlap",
     source: "runtime/engine.py, overlap_comm under pipeline parallelism",
@@ -288,6 +302,7 @@ pub static RULES: &[Rule] = &[
     ULYSSES_HEADS,
     ULYSSES_SEQUENCE,
     PIPELINE_ZERO,
+    PIPELINE_BF16,
     PIPELINE_OVERLAP,
     PIPELINE_OFFLOAD,
     PIPELINE_CONTEXT,
@@ -527,6 +542,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
         },
     },
     PIPELINE_ZERO,
+    PIPELINE_BF16,
     PIPELINE_OVERLAP,
     PIPELINE_OFFLOAD,
     super::megatron::TRAINING,

@@ -147,9 +147,31 @@ const TELLING: &[&str] =
 /// # Errors
 /// Quotes, arrays, blocks or continuation lines that never end; no training command, or several.
 pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
+    read_launch_with(text, &[], files)
+}
+
+/// The variable and the value of `NAME=value`.
+fn assignment(word: &str) -> Option<(&str, &str)> {
+    let (name, value) = word.split_once('=')?;
+    let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    (starts && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')).then_some((name, value))
+}
+
+/// As [`read_launch`], of a script that is started with words: variables (`NAME=value`), then arguments of its own.
+///
+/// # Errors
+/// As [`read_launch`].
+pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> Result<Launch, ImportError> {
     if text.trim_start().starts_with('[')
         && let Ok(words) = serde_json::from_str::<Vec<String>>(text)
     {
+        if let Some(word) = started_with.first() {
+            let text = format!(
+                "a list of arguments is no script, so nothing can be handed to it: `{}`",
+                shown(word)
+            );
+            return Err(ImportError::new(1, text));
+        }
         let arguments = words.into_iter().map(|text| Word { text, line: 1 }).collect();
         return Ok(Launch { arguments, ..Launch::default() });
     }
@@ -170,6 +192,14 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
             Said::Not => {}
         }
     }
+    let mut arguments = started_with;
+    while let Some((word, rest)) = arguments.split_first()
+        && let Some((name, value)) = assignment(word)
+    {
+        shell.set(name, value.to_owned());
+        arguments = rest;
+    }
+    shell.give(arguments);
     shell.list(&list)?;
     if shell.found.is_empty() && shell.perhaps.is_empty() && shell.arguments.is_empty() {
         shell.scripts_in_documents()?;

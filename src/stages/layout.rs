@@ -115,17 +115,17 @@ impl Split {
         let count = p as usize * v as usize;
         // Layers of every rank; each rank spreads them over its chunks.
         let ranks: Vec<u32> = match self {
-            Self::Even => vec![divide("layers", layers, p)?; p as usize],
+            Self::Even => vec![divide("layers", layers, p, "stages")?; p as usize],
             Self::Account { embedding, loss } => {
                 let total = layers + u32::from(*embedding) + u32::from(*loss);
-                vec![divide("layers, ends counted,", total, p)?; p as usize]
+                vec![divide("layers, ends counted,", total, p, "stages")?; p as usize]
             }
             Self::FirstLast { first, last } => uneven_ends(layers, p, *first, *last)?,
             Self::Layout(text) => return layout_chunks(text, layers, p, None),
         };
         let mut each = Vec::with_capacity(ranks.len());
         for layers in ranks {
-            each.push(divide("layers of a stage", layers, v)?);
+            each.push(divide("layers of a stage", layers, v, "chunks")?);
         }
         let mut chunks: Vec<u32> = each.iter().copied().cycle().take(count).collect();
         if let Self::Account { embedding, loss } = *self {
@@ -140,11 +140,11 @@ impl Split {
     }
 }
 
-fn divide(what: &str, total: u32, by: u32) -> Result<u32, LayoutError> {
+fn divide(what: &str, total: u32, by: u32, parts: &str) -> Result<u32, LayoutError> {
     if total % by == 0 {
         return Ok(total / by);
     }
-    Err(LayoutError::Count(format!("{total} {what} do not divide by {by}")))
+    Err(LayoutError::Count(format!("{total} {what} do not divide among {by} {parts}")))
 }
 
 /// Layers of every rank where the first or the last has a count of its own.
@@ -161,7 +161,7 @@ fn uneven_ends(layers: u32, p: u32, first: Option<u32>, last: Option<u32>) -> Re
     if (left == 0) != (middle == 0) {
         return Err(LayoutError::Count(format!("{left} layers are left for {middle} middle stages")));
     }
-    let each = if middle == 0 { 0 } else { divide("middle layers", left, middle)? };
+    let each = if middle == 0 { 0 } else { divide("middle layers", left, middle, "stages")? };
     let mut ranks = vec![each; p as usize];
     if let Some(first) = first {
         ranks[0] = first;

@@ -201,6 +201,7 @@ static CASES: &[Case] = &[
         l.virtual_stages = 2;
         l.schedule = Schedule::Interleaved;
     }),
+    case(Target::DeepSpeed, "even-stages", DENSE, same, |l| l.pipeline_parallel = 32),
     case(Target::Megatron, "schedule-axis", DENSE, same, |l| {
         l.pipeline_parallel = 2;
         l.schedule = Schedule::GPipe;
@@ -455,6 +456,11 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 4;
         l.zero_stage = 2;
     }),
+    case(Target::DeepSpeed, "pipeline-bf16", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.zero_stage = 0;
+        l.shard_group = 1;
+    }),
     case(Target::DeepSpeed, "pipeline-overlap", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.data_overlap = true;
@@ -600,6 +606,11 @@ static CASES: &[Case] = &[
     case(Target::MegatronDeepSpeed, "pipeline-zero", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.zero_stage = 2;
+    }),
+    case(Target::MegatronDeepSpeed, "pipeline-bf16", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.zero_stage = 0;
+        l.shard_group = 1;
     }),
     case(Target::MegatronDeepSpeed, "pipeline-overlap", DENSE, same, |l| {
         l.pipeline_parallel = 4;
@@ -1020,7 +1031,6 @@ fn every_plan_rule_refuses_what_it_says() {
     let parse = |text: &str| text.parse::<Recompute>().unwrap();
     type Breaks = fn(&mut Layout);
     let cases: &[(Target, &str, &str, Breaks, &str)] = &[
-        (Target::DeepSpeed, "uneven-stages", DENSE, |l| l.pipeline_parallel = 32, "none"),
         (Target::InternEvo, "empty-stages", TIED, |l| l.pipeline_parallel = 32, "none"),
         (Target::DeepSpeed, "recompute-family", DENSE, |_| {}, "full:block:3"),
         (Target::Torchtitan, "recompute-family", DENSE, fsdp, "selective:core_attn"),
@@ -1048,7 +1058,13 @@ fn every_plan_rule_refuses_what_it_says() {
         let refusal = legal_plan(target, &context, &plan).expect_err(rule);
         assert_eq!(refusal.rule, rule, "{refusal}");
     }
-    let other = ["recompute-common", "empty-parts"];
+    let small = job(64, 256);
+    let layout = fill(&small, |l| l.pipeline_parallel = 4);
+    let chunks = [21, 19, 20, 20].map(|layers| Chunk { layers, recompute: Recompute::None }).to_vec();
+    let plan = Plan::new(layout, chunks, 64, 256, 80).unwrap();
+    let refusal = legal_plan(Target::DeepSpeed, &context(DENSE, &small), &plan).unwrap_err();
+    assert_eq!(refusal.rule, "uneven-stages", "{refusal}");
+    let other = ["recompute-common", "empty-parts", "uneven-stages"];
     for target in Target::ALL {
         for rule in COMMON_PLAN_RULES.iter().chain(target.plan_rules()) {
             let covered = other.contains(&rule.name) || cases.iter().any(|case| case.1 == rule.name);

@@ -8,7 +8,7 @@ use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
-use autoplan::layers::Layers;
+use autoplan::layers::{Layers, parameter_count};
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::Precision;
@@ -17,7 +17,7 @@ use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, Position
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
 
 fn import(text: &str, name: &str, gpus: Option<u32>) -> Result<Imported, ImportError> {
-    import_given(text, Given { name, gpus, vocabulary: None, architecture: None })
+    import_given(text, Given { name, gpus, ..Given::default() })
 }
 
 /// A layout without what does not show: how sequences would be exchanged if they were split.
@@ -114,10 +114,11 @@ fn configurations_beside_a_script_are_read() {
         let beside = |name: &str| if name == "ds.json" { Ok(json.to_owned()) } else { Err(name.to_owned()) };
         let script = script.replace("pipeline-model-parallel-size 16", "pipeline-model-parallel-size 1");
         let script = script.replace("--num-layers-per-virtual-pipeline-stage 1", "");
-        import_with(&script, Given { name: "x", gpus: None, vocabulary: None, architecture: None }, &beside)
+        import_with(&script, Given { name: "x", gpus: None, ..Given::default() }, &beside)
     };
     let plain = read("{}").unwrap();
-    assert_eq!((plain.plan.layout().zero_stage, plain.plan.layout().shard_group), (0, 1));
+    // The pipeline engine's BF16 optimizer shards its states.
+    assert_eq!((plain.plan.layout().zero_stage, plain.plan.layout().shard_group), (1, 128));
     assert!(
         plain.assumed.iter().any(|note| note.contains("stage 0 of the DeepSpeed")),
         "{:?}",
@@ -562,7 +563,7 @@ fn a_configuration_that_the_script_writes_is_read() {
     };
     for way in &ways {
         let text = format!("BATCH=256; ZERO=2\n{way}");
-        let given = Given { name: "x", gpus: None, vocabulary: None, architecture: None };
+        let given = Given { name: "x", gpus: None, ..Given::default() };
         let imported = import_with(&text, given, &files).unwrap_or_else(|error| panic!("{error}\n{text}"));
         let layout = imported.plan.layout();
         assert_eq!((layout.zero_stage, layout.data_overlap), (2, true), "{:?}\n{text}", imported.assumed);
@@ -619,7 +620,7 @@ fn what_is_written_by_what_is_not_followed_is_unknown() {
         (format!("echo '{stage}' > ds.json\nsed -i '/x/d' ds.json"), false),
     ] {
         let text = format!("{writer}\n{launch} --zero-stage 1 --deepspeed_config ds.json\n");
-        let given = Given { name: "x", gpus: None, vocabulary: None, architecture: None };
+        let given = Given { name: "x", gpus: None, ..Given::default() };
         let imported = import_with(&text, given, &files).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(imported.plan.layout().zero_stage, if known { 2 } else { 1 }, "{text}");
         let told = imported.assumed.iter().any(|note| note.contains("only when the script runs"));
@@ -886,7 +887,7 @@ fn misspelt_flags_are_named_beside_other_errors() {
     let text = "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --num-attention-heads 32 \
                 --seq-length 4096 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 64 \
                 --vocab-size 32000 --bf16 --tensor-model-paralel-size 4 --pipeline-model-parallel-size 3";
-    let given = Given { name: "x", gpus: None, vocabulary: None, architecture: None };
+    let given = Given { name: "x", gpus: None, ..Given::default() };
     let error = import_given(text, given).unwrap_err();
     assert!(error.message.contains("8 ranks do not divide by tp 1 x pp 3"), "{}", error.message);
     let note = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
@@ -969,7 +970,7 @@ fn variables_are_exported_in_many_ways() {
 
 #[test]
 fn what_may_be_missing_is_said_or_refused() {
-    let given = Given { name: "x", gpus: Some(64), vocabulary: None, architecture: None };
+    let given = Given { name: "x", gpus: Some(64), ..Given::default() };
     let start = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
     for (text, part) in [
         (format!("{start} {COMMAND} $MORE\n"), "line 1: flags that only a running shell knows"),
@@ -1038,7 +1039,7 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
 
 #[test]
 fn misspelt_flags_are_named_with_what_was_meant() {
-    let given = Given { name: "x", gpus: Some(64), vocabulary: None, architecture: None };
+    let given = Given { name: "x", gpus: Some(64), ..Given::default() };
     for (from, to) in
         [("--num-layers", "--num-layer"), ("--seq-length", "--seq_length"), ("--hidden-size", "--hiden-size")]
     {
@@ -1461,7 +1462,7 @@ fn with_environment(variables: &str, change: &str) -> String {
 #[test]
 fn variables_are_part_of_a_launch() {
     let on = |text: &str, architecture| {
-        import_given(text, Given { name: "x", gpus: None, vocabulary: None, architecture })
+        import_given(text, Given { name: "x", gpus: None, architecture, ..Given::default() })
     };
     let hopper = Some(Architecture::Hopper);
     for &(rule, variables, change, flag, part) in BROKEN_ENVIRONMENTS {
@@ -1480,7 +1481,7 @@ fn variables_are_part_of_a_launch() {
     // Where the GPUs are not known, or there is no script that could set a variable, it is a note.
     assert!(said(&on(&none, None).unwrap()) && !said(&on(&right, None).unwrap()));
     let arguments = serde_json::to_string(&COMMAND.split(' ').collect::<Vec<_>>()).unwrap();
-    let given = Given { name: "x", gpus: Some(64), vocabulary: None, architecture: hopper };
+    let given = Given { name: "x", gpus: Some(64), architecture: hopper, ..Given::default() };
     assert!(said(&import_given(&arguments, given).unwrap()));
     // A value that only the running shell knows may be right.
     on(&with_environment("CUDA_DEVICE_MAX_CONNECTIONS=$(connections)", ""), hopper).unwrap();
@@ -1628,4 +1629,87 @@ fn scripts_of_refused_plans_are_refused_at_a_flag() {
         }
     }
     assert!(accepted > 30 && refused.len() > 14, "{accepted} accepted; {refused:?}");
+}
+
+/// The launch of BLOOM's main run, by its published facts (arXiv:2211.05100, sections 3.2 to 3.4): 70 layers on 12 stages,
+/// which its partition of 72 modules makes 5, 6 ... 6, 5, and ZeRO-1 states under the BF16 optimizer at stage 0.
+#[test]
+fn a_launch_of_blooms_fork_is_read() {
+    let script = "#SBATCH --nodes=48
+NNODES=48
+CONFIG=ds_config.$SLURM_JOB_ID.json
+cat <<EOT > $CONFIG
+{\"train_micro_batch_size_per_gpu\": 2, \"train_batch_size\": 2048, \"zero_optimization\": {\"stage\": 0}, \"bf16\": {\"enabled\": true}}
+EOT
+ARGS=\" \\
+    --pp-partition-method 'type:transformer|embedding' --num-layers 70 --hidden-size 14336 --num-attention-heads 112 \\
+    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 2048 --bf16 \\
+    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path t --embed-layernorm --position-embedding-type alibi \\
+    --checkpoint-activations --pad-vocab-size-to 250880 --deepspeed --deepspeed_config $CONFIG --zero-stage 0\"
+export LAUNCHER=\"python -u -m torch.distributed.run --nproc_per_node 8 --nnodes $NNODES\"
+export CMD=\"pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 $ARGS\"
+srun bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'
+";
+    let read = |from: &str, to: &str| import(&script.replace(from, to), "BLOOM 176B", None);
+    let Imported { target, model, plan, job, assumed, unknown, .. } = read("", "").unwrap();
+    assert_eq!(target, Target::MegatronDeepSpeed);
+    let shipped = models().into_iter().find(|m| m.name == "BLOOM 176B").unwrap();
+    assert_eq!(model.position, Position::Alibi);
+    assert!(model.embedding_norm && model.vocabulary == 250_880);
+    assert_eq!(parameter_count(&model).total, 176_247_271_424);
+    assert_eq!(parameter_count(&shipped), parameter_count(&model));
+    assert_eq!(
+        (job.gpus, plan.layout().data_parallel, plan.layout().gradient_accumulation_steps),
+        (384, 8, 128)
+    );
+    assert_eq!((plan.layout().zero_stage, plan.layout().shard_group), (1, 8));
+    let layers: Vec<u32> = plan.chunks().iter().map(|chunk| chunk.layers).collect();
+    assert_eq!(layers, [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5]);
+    assert_eq!(unknown, []);
+    for part in ["shards its states", "stages of 5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5 layers"] {
+        assert!(assumed.iter().any(|note| note.contains(part)), "{assumed:?}");
+    }
+
+    // Without the ends, those left over go to the first stages; 3 stages hold 24 modules each.
+    let counts = |from: &str, to: &str| -> Vec<u32> {
+        read(from, to).unwrap().plan.chunks().iter().map(|chunk| chunk.layers).collect()
+    };
+    assert_eq!(counts("|embedding", ""), [6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5, 5]);
+    assert_eq!(counts("parallel-size 12", "parallel-size 3"), [23, 24, 23]);
+    let error = read("'type:transformer|embedding'", "parameters").unwrap_err();
+    assert!(error.message.contains("`parameters`; expected type:transformer"), "{error}");
+    assert_eq!(error.line, 8, "{error}");
+    // Megatron-LM has neither.
+    let megatron =
+        import(&script.replace("--deepspeed --deepspeed_config $CONFIG --zero-stage 0", ""), "x", None);
+    let error = megatron.unwrap_err();
+    assert!(error.message.contains("`alibi`; expected one of rope, learned_absolute, none, yarn"), "{error}");
+}
+
+/// Scripts that leave everything to what they are started with.
+#[test]
+fn a_script_is_read_with_its_own_variables_and_arguments() {
+    let script = format!(
+        "ENV=$1\nif [ $ENV = dlc ]; then\n  NNODES=${{WORLD_SIZE}}\n  GPUS=${{KUBERNETES_GPUS}}\nfi\nMICRO=$2\nshift 2\n\
+         run_cmd=\"torchrun --nproc_per_node $GPUS --nnodes $NNODES pretrain_gpt.py {} \n$@\"\neval ${{run_cmd}}\n",
+        COMMAND.replace("--micro-batch-size 1", "--micro-batch-size ${MICRO}")
+    );
+    let read = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        import_given(&script, Given { name: "x", words: &words, ..Given::default() })
+    };
+    let words = ["WORLD_SIZE=2", "KUBERNETES_GPUS=8", "dlc", "4", "--use-flash-attn", "A=1"];
+    let Imported { plan, job, unknown, .. } = read(&words).unwrap();
+    assert_eq!((job.gpus, plan.layout().micro_batch_size, plan.layout().data_parallel), (16, 4, 2));
+    assert_eq!(unknown, []);
+    // What is evaluated stands where it is.
+    let error = read(&[]).unwrap_err();
+    assert_eq!(error.line, 10, "{error}");
+    assert!(error.message.contains("--nproc_per_node has no value"), "{error}");
+    let error = read(&["dlc=1", "x"]).unwrap_err();
+    assert!(error.message.contains("has no value"), "{error}");
+    let list = r#"["--num-layers", "2"]"#;
+    let words = ["dlc".to_owned()];
+    let error = import_given(list, Given { name: "x", words: &words, ..Given::default() }).unwrap_err();
+    assert!(error.message.contains("a list of arguments is no script"), "{error}");
 }

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 
 use super::super::deepspeed::import::import_beside;
 use super::super::export::{Settings, one_line};
-use super::super::shell::{Files, ImportError, Launch, UNTOLD, is_unknown, no_files, read_launch, shown};
+use super::super::shell::{
+    Files, ImportError, Launch, UNTOLD, is_unknown, no_files, read_launch_with, shown,
+};
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use super::flags::{Flags, Read};
@@ -262,6 +264,8 @@ pub struct Given<'a> {
     pub vocabulary: Option<u64>,
     /// Silicon of the GPUs, where the cluster is known.
     pub architecture: Option<Architecture>,
+    /// What the script is started with: variables (`NAME=value`), then arguments of its own.
+    pub words: &'a [String],
 }
 
 /// Reads a launch script or an argument list that needs no other file.
@@ -278,7 +282,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
 /// The first thing that cannot be read, contradicts itself, is missing or is refused by the framework's own
 /// set-up code, with its line.
 pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
-    let launch = read_launch(text, files)?;
+    let launch = read_launch_with(text, given.words, files)?;
     let mut assumed = launch.notes.clone();
     // Notes may say why it came to an error.
     match imported(text, given, (&launch, files), &mut assumed) {
@@ -365,6 +369,14 @@ fn of_flags(
     let mut layout = layout(f, &model, (gpus, target), assumed)?;
     if target == Target::MegatronDeepSpeed {
         configured(f, &mut layout, (launch, files), assumed)?;
+        if layout.zero_stage == 0 && precision == Precision::Bf16 && pipeline_engine(f) {
+            layout.zero_stage = 1;
+            layout.shard_group = layout.data_parallel * layout.context_parallel;
+            // runtime/engine.py _do_optimizer_sanity_check, runtime/bf16_optimizer.py.
+            let text =
+                "DeepSpeed's BF16 optimizer shards its states over the replicas of a pipeline at stage 0 too";
+            assumed.push(format!("ZeRO stage 1: {text}"));
+        }
     }
     let chunks = chunks(f, &model, &mut layout, hybrid_split, assumed)?;
     let recompute = recompute(f)?;
@@ -431,7 +443,10 @@ fn of_flags(
             let text = format!("{target} refuses: {} ({})", refusal.reason(), refusal.source);
             return Err(ImportError::new(line, text));
         }
-        assumed.push(refusal.to_string());
+        // Our plans for the pipeline engine are even; it splits what is not ([`parts_by_type`]).
+        if !matches!(refusal.rule, "even-stages" | "uneven-stages") {
+            assumed.push(refusal.to_string());
+        }
     }
     if target == Target::Megatron {
         let (environment, layers) = (&launch.environment, model.layer_count());
@@ -609,7 +624,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
             )?
             .unwrap_or(Norm::LayerNorm),
         norm_epsilon: Some(f.decimal("--norm-epsilon")?.unwrap_or(EPSILON)),
-        embedding_norm: false,
+        embedding_norm: f.on("--embed-layernorm"),
         final_norm: true,
         head_bias: false,
         embedding_width: None,
@@ -705,6 +720,7 @@ const USUAL_VOCABULARY: u64 = 128_256;
 
 fn vocabulary(f: &mut Flags, model: &mut Model, given: Option<u64>, assumed: &mut Vec<String>) -> Read<()> {
     let padded = f.number("--padded-vocab-size")?;
+    let padded = f.number("--pad-vocab-size-to")?.or(padded);
     let said = f.number("--vocab-size")?.or(padded);
     if let Some(size) = given.or(said) {
         model.vocabulary = size;
@@ -740,6 +756,10 @@ const EPSILON: f64 = 1e-5;
 fn read_positions(f: &mut Flags, model: &mut Model, latent: bool, assumed: &mut Vec<String>) -> Read<()> {
     let old = f.on("--use-rotary-position-embeddings");
     let kinds = [("rope", 0), ("learned_absolute", 1), ("none", 2), ("yarn", 3)];
+    // BigScience's fork (its megatron/enums.py PositionEmbeddingType).
+    let of_fork = [("rotary", 0), ("absolute", 1), ("alibi", 4)];
+    let fork = f.given.contains_key("--deepspeed");
+    let kinds: Vec<_> = kinds.into_iter().chain(of_fork.into_iter().filter(|_| fork)).collect();
     let kind = f.choice("--position-embedding-type", &kinds)?.unwrap_or(if old { 0 } else { 1 });
     let rows = f.need("--max-position-embeddings")?;
     model.max_sequence = rows;
@@ -752,6 +772,7 @@ fn read_positions(f: &mut Flags, model: &mut Model, latent: bool, assumed: &mut 
             Position::RotaryWith { base: base.unwrap_or(10_000.0), share: share.unwrap_or(1.0), scaling }
         }
         1 => Position::Learned(rows),
+        4 => Position::Alibi,
         _ => Position::None,
     };
     Ok(())
@@ -1207,6 +1228,11 @@ fn layout(
     })
 }
 
+/// Whether DeepSpeed's pipeline engine runs the model.
+fn pipeline_engine(f: &Flags) -> bool {
+    f.given.contains_key("--deepspeed") && !f.given.contains_key("--no-pipeline-parallel")
+}
+
 /// What the configuration that a script of Megatron-DeepSpeed hands to the engine says of sharding and offload.
 fn configured(
     f: &Flags,
@@ -1397,6 +1423,15 @@ fn chunks(
         }
         chunks
     } else {
+        let by_type = pipeline_engine(f)
+            && !uneven
+            && !embedding
+            && !loss
+            && virtual_stages == 1
+            && per_stage.is_none();
+        if by_type {
+            return parts_by_type(f, layers, pp, assumed);
+        }
         let split = match (uneven, embedding || loss) {
             (true, _) => Split::FirstLast { first, last },
             (false, true) => Split::Account { embedding, loss },
@@ -1428,6 +1463,41 @@ fn chunks(
         layout.schedule = Schedule::Interleaved;
     }
     Ok(chunks)
+}
+
+/// Layers of the stages of DeepSpeed's pipeline engine: as many modules whose names a pattern matches in each, those
+/// that are left over in the first ones (runtime/pipe/module.py `_partition_layers`, runtime/utils.py
+/// `partition_balanced`). The embedding and the head are such modules where the pattern says so, as BLOOM's does.
+fn parts_by_type(f: &mut Flags, layers: u32, pp: u32, assumed: &mut Vec<String>) -> Read<Vec<u32>> {
+    let ends = match f.text("--pp-partition-method")? {
+        None => 0,
+        // Quotes within an array of arguments reach the program.
+        Some((text, line)) => match text.trim_matches(['\'', '"']) {
+            "type:transformer" => 0,
+            "type:transformer|embedding" => 1,
+            _ => {
+                let expected = "type:transformer or type:transformer|embedding";
+                return Err(ImportError::new(
+                    line,
+                    format!("--pp-partition-method is `{text}`; expected {expected}"),
+                ));
+            }
+        },
+    };
+    let modules = layers + 2 * ends;
+    if modules < pp {
+        let text = format!("{modules} layers do not fill {pp} stages");
+        return Err(ImportError::new(f.line_of(&["--pipeline-model-parallel-size", "--num-layers"]), text));
+    }
+    let mut parts: Vec<u32> = (0..pp).map(|stage| modules / pp + u32::from(stage < modules % pp)).collect();
+    parts[0] -= ends;
+    let last = parts.len() - 1;
+    parts[last] = parts[last].saturating_sub(ends);
+    if modules % pp != 0 || ends > 0 && pp > 1 {
+        let counts: Vec<String> = parts.iter().map(u32::to_string).collect();
+        assumed.push(format!("stages of {} layers, as the pipeline engine counts", counts.join(", ")));
+    }
+    Ok(parts)
 }
 
 fn recompute(f: &mut Flags) -> Read<Recompute> {

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::calls::{in_folder, plain_path, shifted};
+use super::calls::{in_folder, plain_path};
 use super::launches::program;
-use super::parse::{Command, Part, Raw, parse};
+use super::parse::{Command, Part, Raw, parse_sourced};
 use super::run::{LONGEST, Run, Shell};
 use super::state::{Flow, Options, Status, Value, known, loose, unknown};
 use super::{UNKNOWN, UNSET, Word, as_value};
@@ -325,7 +325,7 @@ impl Shell<'_> {
                     self.forget_everything("`eval`", line);
                     return Ok(Some(None));
                 }
-                let list = parse(&text).map_err(|e| shifted(e, line))?;
+                let list = parse_sourced(&text, line).map_err(|e| super::ImportError { line, ..e })?;
                 self.nested(|shell| shell.list(&list))?
             }
             "trap" | "ulimit" | "alias" | "sleep" | "umask" | "jobs" | "disown" | "hash" => Some(0),

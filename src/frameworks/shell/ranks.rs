@@ -120,10 +120,10 @@ impl Launch {
                     None if name.len() == 2 && rest.starts_with(|c: char| c.is_ascii_digit()) => rest,
                     None => return None,
                 };
-                Some(Word { text: text.to_owned(), line: word.line })
+                Some((*name, Word { text: text.to_owned(), line: word.line }))
             })
         });
-        values.next_back().map_or(Ok(Said::Not), |value| read(&value))
+        values.next_back().map_or(Ok(Said::Not), |(name, value)| read(name, &value))
     }
 }
 
@@ -148,7 +148,8 @@ fn slots(text: &str) -> Option<Vec<u32>> {
     slots.filter(|slots| !slots.is_empty())
 }
 
-fn read(value: &Word) -> Result<Said, ImportError> {
+/// Reads the value of an option.
+fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
     let text = value.text.as_str();
     if let Ok(n) = text.parse() {
         return Ok(Said::Number(n));
@@ -163,7 +164,15 @@ fn read(value: &Word) -> Result<Said, ImportError> {
     if is_unknown(text) || matches!(text, "gpu" | "auto" | "cpu" | "xpu") {
         return Ok(Said::Unread);
     }
-    Err(ImportError::new(value.line, format!("`{text}` is no number of nodes or processes")))
+    let fault = if text.is_empty() || text.starts_with('-') {
+        format!(
+            "{name} has no value: what stands for it is empty; variables and arguments of the script can be given \
+             behind `--`"
+        )
+    } else {
+        format!("`{text}` is no number of nodes or processes")
+    };
+    Err(ImportError::new(value.line, fault))
 }
 
 /// GPUs of a node by a script's `#SBATCH` lines.

@@ -597,6 +597,13 @@ impl<'f> Shell<'f> {
         self.put(name, None, false, value);
         self.mark(name, |variable: &mut Variable| variable.exported = true);
     }
+
+    /// The script's own arguments; without any they are its caller's.
+    pub(super) fn give(&mut self, arguments: &[String]) {
+        if !arguments.is_empty() {
+            self.state.positional = Some(Arc::new(arguments.to_vec()));
+        }
+    }
 }
 
 /// `< FILE` and nothing else.

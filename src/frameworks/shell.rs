@@ -117,6 +117,8 @@ pub fn no_files(_: &str) -> Result<String, String> {
     Err("files are not read here".to_owned())
 }
 
+/// How the words of a script reach it.
+pub(super) const HANDED: &str = "Variables and arguments of the script can be given behind `--`";
 /// Of a text that the script does not hold.
 pub(super) const UNTOLD: &str = "is known only when the script runs";
 
@@ -254,12 +256,13 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
     }
     let mut launches = found.into_iter();
     let Some(first) = launches.next() else {
-        return Err(no_command(text, bare));
+        return Err(ImportError { notes, ..no_command(text, bare) });
     };
     let texts = |l: &Launch| l.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
     if let Some(other) = launches.find(|l| texts(l) != texts(&first)) {
         let line = other.script.as_ref().map_or(1, |w| w.line);
-        return Err(ImportError::new(line, "a second training command differs from the first; expected one"));
+        let error = ImportError::new(line, "a second training command differs from the first; expected one");
+        return Err(ImportError { notes, ..error });
     }
     Ok(Launch { notes, unread, ..first })
 }

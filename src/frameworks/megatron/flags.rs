@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
-use super::super::shell::{ImportError, Launch, UNTOLD, Word, is_unknown, shown};
+use super::super::shell::{HANDED, ImportError, Launch, UNTOLD, Word, is_unknown, shown};
 
 /// Flags of earlier versions and of forks, and what they are called now.
 const RENAMED: &[(&str, &str)] = &[
@@ -198,7 +198,10 @@ impl Flags {
     pub(super) fn values(&mut self, name: &str) -> Read<Option<(Vec<String>, usize)>> {
         let Some((values, line)) = self.take(name) else { return Ok(None) };
         if values.is_empty() {
-            return Err(ImportError::new(line, format!("{name} has no value: is the script cut off?")));
+            return Err(ImportError::new(
+                line,
+                format!("{name} has no value: is the script cut off, or what stands for it empty? {HANDED}"),
+            ));
         }
         if let Some(value) = values.iter().find(|v| is_unknown(v)) {
             let text = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(value));

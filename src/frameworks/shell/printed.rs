@@ -395,12 +395,13 @@ fn joined(texts: impl Iterator<Item = Option<String>>) -> Option<String> {
     Some(all)
 }
 
-/// `s/plain text/other/g` of sed on every line; none for anything cleverer.
+/// `s/plain text/other/g` of sed on every line, with `*` behind the last character at most; none for anything cleverer.
 fn substituted(text: &str, command: &str) -> Option<String> {
     let rest = command.trim().strip_prefix('s')?;
     let mark = rest.chars().next().filter(|c| c.is_ascii_punctuation())?;
     let mut parts: Vec<String> = vec![String::new()];
-    let mut chars = rest[mark.len_utf8()..].chars();
+    let mut chars = rest[mark.len_utf8()..].chars().peekable();
+    let mut run = None;
     while let Some(c) = chars.next() {
         let sought = parts.len() == 1;
         match c {
@@ -411,6 +412,7 @@ fn substituted(text: &str, command: &str) -> Option<String> {
                 _ => return None,
             },
             c if c == mark => parts.push(String::new()),
+            '*' if sought && chars.peek() == Some(&mark) => run = Some(parts[0].pop()?),
             // Of one sort of pattern or the other; an unknown text decides nothing.
             c if sought && (".*[^$+?|(){}".contains(c) || c == UNKNOWN || c == UNSET) => return None,
             '&' if parts.len() == 2 => return None,
@@ -426,8 +428,19 @@ fn substituted(text: &str, command: &str) -> Option<String> {
     if from.is_empty() || text.matches(from.as_str()).count().saturating_mul(to.len()) > LONGEST {
         return None;
     }
-    let lines = text.split_inclusive('\n');
-    Some(lines.map(|line| if all { line.replace(from, to) } else { line.replacen(from, to, 1) }).collect())
+    let mut edited = String::with_capacity(text.len());
+    for mut line in text.split_inclusive('\n') {
+        while let Some((before, after)) = line.split_once(from) {
+            edited.push_str(before);
+            edited.push_str(to);
+            line = run.map_or(after, |c| after.trim_start_matches(c));
+            if !all {
+                break;
+            }
+        }
+        edited.push_str(line);
+    }
+    Some(edited)
 }
 
 #[cfg(test)]
@@ -439,6 +452,8 @@ mod tests {
         assert_eq!(substituted("a A\na A A\n", "s/A/1/").as_deref(), Some("a 1\na 1 A\n"));
         assert_eq!(substituted("A A\n", "s|A|x/y|g").as_deref(), Some("x/y x/y\n"));
         assert_eq!(substituted("a/b", "s/a\\/b/c/").as_deref(), Some("c"));
+        assert_eq!(substituted("a   b c\n  d\n", "s/  */ /g").as_deref(), Some("a b c\n d\n"));
+        assert_eq!(substituted("xabbb ab", "s/ab*/-/").as_deref(), Some("x- ab"));
         for command in [
             "s/[A-Z]/x/",
             "s/A.*/x/",
@@ -451,6 +466,9 @@ mod tests {
             "s/A/x/2",
             "s/A\\+/x/",
             "s/A+/x/",
+            "s/A*/x/",
+            "s/*/x/",
+            "s/BA*C/x/",
         ] {
             assert_eq!(substituted("A", command), None, "{command}");
         }

@@ -1,7 +1,7 @@
 //! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
 
 use super::launches::program;
-use super::{ImportError, Launch, Word, is_unknown};
+use super::{HANDED, ImportError, Launch, Word, is_unknown};
 
 /// A number that a launch may say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,10 +165,7 @@ fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
         return Ok(Said::Unread);
     }
     let fault = if text.is_empty() || text.starts_with('-') {
-        format!(
-            "{name} has no value: what stands for it is empty; variables and arguments of the script can be given \
-             behind `--`"
-        )
+        format!("{name} has no value: what stands for it is empty. {HANDED}")
     } else {
         format!("`{text}` is no number of nodes or processes")
     };

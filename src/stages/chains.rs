@@ -30,8 +30,9 @@ const MANY_CHUNKS: usize = 64;
 const LITTLE: f64 = 1e-3;
 /// Chains per chunk beyond which a programme takes longer than more chains are worth.
 const MANY_CHAINS: usize = 5;
-/// Programmes over whole layers per problem.
+/// Programmes over whole layers per problem, and pivots times chains times chunks of them, about a second's work.
 const MOST_WHOLE: usize = 30;
+const MOST_WORK: u64 = 100_000_000;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
 /// the former chains hold for many splits, near the latter they cut most off.
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
@@ -133,13 +134,24 @@ struct Search<'a> {
     started: bool,
     /// Programmes over whole layers that may still be solved.
     whole: usize,
+    /// Pivots of such programmes times chains times chunks.
+    work: u64,
 }
 
 impl<'a> Search<'a> {
     fn new(problem: &'a Problem, judged: Judged<'a>) -> Self {
         let chains = listed(problem);
         let known = chains.iter().cloned().collect();
-        Self { problem, judged, simulator: Simulator::default(), chains, known, started: false, whole: 0 }
+        Self {
+            problem,
+            judged,
+            simulator: Simulator::default(),
+            chains,
+            known,
+            started: false,
+            whole: 0,
+            work: 0,
+        }
     }
 
     /// A bound on all assignments; above `goal` it need not be the highest.
@@ -221,6 +233,11 @@ impl<'a> Search<'a> {
             self.whole -= 1;
             let (model, columns) = programme.model(&self.chains, Some(enough))?;
             let Some(solved) = solve(model) else { break };
+            let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
+            self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
+            if self.work > MOST_WORK {
+                self.whole = 0;
+            }
             if solved.status() == HighsModelStatus::Infeasible {
                 // Nothing is below what is enough.
                 return Some(bound.max(enough.scale(SHRINK)));

@@ -639,9 +639,6 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Whether a framework accepts a layout (its placement of layers and recomputation aside).
-///
-/// # Errors
 /// Shared rules and one of a framework's own.
 pub(crate) const fn joined<const N: usize>(shared: &[Rule], own: Rule) -> [Rule; N] {
     let mut all = [own; N];
@@ -653,6 +650,9 @@ pub(crate) const fn joined<const N: usize>(shared: &[Rule], own: Rule) -> [Rule;
     all
 }
 
+/// Whether a framework accepts a layout (its placement of layers and recomputation aside).
+///
+/// # Errors
 /// The first rule that is broken, in the order of [`COMMON_RULES`] and [`Target::rules`].
 pub fn legal(target: Target, context: &Context, layout: &Layout) -> Result<(), Refusal> {
     first_broken(target, context, layout, |_| true)

@@ -35,8 +35,13 @@ pub use splits::{Makespan, Splits};
 use std::ops::Range;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 /// Most kinds of layers that a problem may hold.
 pub const MAX_KINDS: usize = 16;
+
+/// A value for every kind of layers; few models have more than are kept without allocating.
+pub type PerKind<T> = SmallVec<[T; 4]>;
 
 /// `count` layers of one kind in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,11 +71,11 @@ pub struct Kind {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Mode {
     /// Backward time on top of [`Kind::backward`] per micro-batch.
-    pub extra: Vec<Picos>,
+    pub extra: PerKind<Picos>,
     /// Bytes kept per micro-batch in flight (of a group of [`Mode::group`] layers).
-    pub kept: Vec<Bytes>,
+    pub kept: PerKind<Bytes>,
     /// Bytes that the largest layer of a rank needs once while it runs its backward pass.
-    pub transient: Vec<Bytes>,
+    pub transient: PerKind<Bytes>,
     /// Consecutive layers of a chunk that keep one input together: 1, or `n` of "full, uniform, n".
     /// Beyond 1, `kept` is the same for all kinds.
     pub group: u32,

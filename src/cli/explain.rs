@@ -23,6 +23,7 @@ use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advi
 use crate::explain::{Outcome, Standing, standing};
 use crate::frameworks::Target;
 use crate::frameworks::export::{Change, ExportRequest, Format as Written, Settings, changes, in_terms_of};
+use crate::frameworks::megatron::flag_rules::in_the_way;
 use crate::plan::{Offload, Plan};
 use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
@@ -644,10 +645,13 @@ fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan, settings: Option
     }
     let target = if task.target == Target::Bridge { Target::Megatron } else { task.target };
     let (changes, meant) = changes(target, &request(from), &request(to)).unwrap_or_default();
-    match settings {
-        Some(settings) => in_terms_of(settings, changes, &meant),
-        None => changes,
+    let Some(settings) = settings else { return changes };
+    let mut changes = in_terms_of(settings, changes, &meant);
+    if task.target == Target::Megatron {
+        let plan = (to.layout(), task.model.layer_count());
+        changes.extend(in_the_way(settings, (&changes, &meant), plan, task.machine.accelerator.architecture));
     }
+    changes
 }
 
 fn place_text(

@@ -355,6 +355,19 @@ pub const CORE_RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "optimizer-format",
+        source: "core/optimizer/__init__.py, emerging optimizers",
+        judge: Judge::Run,
+        reach: Reach::Sharding,
+        check: |_, c, _| {
+            ensure(
+                c.optimizer != Optimizer::Muon || c.precision != Precision::Fp16,
+                "Muon does not train in FP16",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
         name: "optimizer-sharding",
         source: "core/optimizer/__init__.py get_megatron_optimizer; core/optimizer/distrib_optimizer.py",
         judge: Judge::Run,
@@ -418,7 +431,9 @@ pub const CORE_RULES: &[Rule] = &[
                 [0; 4],
             )?;
             ensure(
-                l.cuda_graphs != CudaGraphs::AttentionRouter || !fully_sharded(l) || !l.expert_overlap,
+                matches!(l.cuda_graphs, CudaGraphs::None | CudaGraphs::FullIteration)
+                    || !fully_sharded(l)
+                    || !l.expert_overlap,
                 "expert overlap under Megatron-FSDP has no per-layer CUDA graphs",
                 [0; 4],
             )

@@ -16,7 +16,7 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
 use crate::stages::{
-    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, Pipeline, Problem, Tail, Weights,
+    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Weights,
 };
 use crate::units::{Bytes, Picos};
 
@@ -26,7 +26,7 @@ pub struct RecomputeMode {
     /// Which.
     pub recompute: Recompute,
     /// By layer kind.
-    pub costs: Vec<LayerMode>,
+    pub costs: PerKind<LayerMode>,
 }
 
 /// What it does to one layer.
@@ -170,7 +170,7 @@ impl PricedModes {
     }
 
     fn mode(&self, mode: usize) -> RecomputeMode {
-        RecomputeMode { recompute: self.list[mode], costs: self.of(mode).to_vec() }
+        RecomputeMode { recompute: self.list[mode], costs: PerKind::from_slice(self.of(mode)) }
     }
 }
 

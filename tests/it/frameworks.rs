@@ -396,6 +396,13 @@ static CASES: &[Case] = &[
     case(Target::Megatron, "optimizer", DENSE, |j| j.optimizer = Optimizer::Muon, |l| l.zero_stage = 3),
     case(
         Target::Megatron,
+        "optimizer-format",
+        DENSE,
+        |j| (j.optimizer, j.precision) = (Optimizer::Muon, Precision::Fp16),
+        |_| {},
+    ),
+    case(
+        Target::Megatron,
         "optimizer-sharding",
         DENSE,
         |j| j.optimizer = Optimizer::AdamwBf16,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Change, Destination, Format, Settings, export, in_terms_of, write};
-use autoplan::frameworks::megatron::flag_rules::FLAG_RULES;
+use autoplan::frameworks::megatron::flag_rules::{FLAG_RULES, in_the_way};
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
@@ -212,11 +212,12 @@ fn changes_are_told_in_the_terms_of_the_script() {
 
 #[test]
 fn numbers_of_a_slurm_header_are_known_to_its_script() {
-    let script = SCRIPT.replace(
-        "NNODES=${NNODES:-128}",
-        "#SBATCH --nodes=128\n#SBATCH --gpus-per-node=8\nNNODES=$SLURM_NNODES; BATCH=$((NNODES * 12))",
-    );
-    let imported = import(&script.replace("batch-size 1536", "batch-size $BATCH"), "x", None).unwrap();
+    let script = SCRIPT
+        .replace("NNODES=${NNODES:-128}", "NNODES=$SLURM_NNODES; BATCH=$((NNODES * 12))\n#SBATCH --nodes=4");
+    let script = script.replace("batch-size 1536", "batch-size $BATCH");
+    // Slurm reads no comments, and no lines after the first command.
+    let header = "#!/bin/bash\n#SBATCH --nodes=128 # was --nodes=64\n\n#SBATCH --gpus-per-node=8\n";
+    let imported = import(&format!("{header}{script}"), "x", None).unwrap();
     assert_eq!((imported.job.gpus, imported.job.global_batch_size), (1024, 1536));
 }
 
@@ -1123,6 +1124,30 @@ fn script(change: &str) -> String {
 
 /// Flags that break one rule between flags each, the flag that is pointed at, and what is said of it.
 const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
+    (
+        "deterministic",
+        "--deterministic-mode --cross-entropy-loss-fusion",
+        "--cross-entropy",
+        "exclude each other",
+    ),
+    ("deterministic", "--tp-comm-overlap --deterministic-mode", "--deterministic", "exclude each other"),
+    ("predicted-positions", "--mtp-num-layers 1 --position-embedding-type yarn", "--position", "needs rope"),
+    ("no-positions", "--no-position-embedding --position-embedding-type none", "--no-position", "type rope"),
+    (
+        "old-deepep",
+        "--num-experts 8 --moe-token-dispatcher-type alltoall --moe-enable-deepep",
+        "--moe-enable-deepep",
+        "type flex",
+    ),
+    (
+        "padded-routing",
+        "--num-experts 8 --moe-router-padding-for-quantization",
+        "--moe-router-padding",
+        "needs --fp8-format",
+    ),
+    ("sharded-checkpoints", "--ckpt-format fsdp_dtensor", "--ckpt-format", "needs --use-megatron-fsdp"),
+    ("save-interval", "--save /x", "--save", "needs --save-interval"),
+    ("evaluation-batch", "--eval-global-batch-size 7", "--eval-global", "is no multiple"),
     ("batch-schedules", "--step-batch-size-schedule 8:0", "--step-batch-size-schedule", "exclude each other"),
     (
         "iterations-or-samples",
@@ -1583,7 +1608,7 @@ fn names_in_a_script_stay_names() {
     // Nothing in a script is run, whatever it holds.
     let nasty = "N='$(touch injected)'\nM=`touch injected`\nP=$(injected; echo 8)\neval \"touch injected\"\n";
     let script = format!(
-        "{nasty}torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND} --save \"$N\" --load $M\n"
+        "{nasty}torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND} --save \"$N\" --save-interval 9 --load $M\n"
     );
     let imported = import(&script, "a $(touch injected)\n`x` 'é'", None).unwrap();
     assert_eq!(imported.model.name, "a $(touch injected)\n`x` 'é'");
@@ -1712,4 +1737,41 @@ fn a_script_is_read_with_its_own_variables_and_arguments() {
     let words = ["dlc".to_owned()];
     let error = import_given(list, Given { name: "x", words: &words, ..Given::default() }).unwrap_err();
     assert!(error.message.contains("a list of arguments is no script"), "{error}");
+}
+
+#[test]
+fn what_the_parser_refuses_is_refused() {
+    for (change, part) in [
+        ("--sequence-parallel => --sequence-parallel false", "takes no value, found `false`"),
+        ("--swiglu => --swiglu -tensor-model-parallel-size 8", "flags begin with `--`"),
+        ("--bf16 => --fp16 --fp8-format hybrid", "beside --bf16 alone"),
+        (
+            "--swiglu => --swiglu\n--num-experts 8\n--moe-token-dispatcher-type flex\n--moe-flex-dispatcher-backend ncclep",
+            "not modelled",
+        ),
+    ] {
+        let error = import(&script(change), "x", None).expect_err(part);
+        assert!(error.message.contains(part), "{part}: {error}");
+    }
+    let none = format!("WORLD_SIZE=0 python pretrain_gpt.py {COMMAND}");
+    let error = import(&none, "x", None).unwrap_err();
+    assert!(error.message.contains("no ranks"), "{error}");
+    // As wide as numbers go.
+    assert!(import(&script("--swiglu => --swiglu\n--window-size 18446744073709551615,0"), "x", None).is_ok());
+    // Megatron-LM has no stages of ZeRO by number.
+    let foreign = import(&script("--swiglu => --swiglu\n--zero-stage 3"), "x", None).unwrap();
+    assert!(foreign.unknown.iter().any(|(_, flag)| flag.contains("--zero-stage 3")), "{:?}", foreign.unknown);
+}
+
+#[test]
+fn flags_in_the_way_of_another_plan_are_removed() {
+    let imported = import(&script("--swiglu => --swiglu\n--deterministic-mode"), "x", None).unwrap();
+    let change = |name: &str| Change { name: name.to_owned(), from: None, to: Some(String::new()) };
+    let plan = (imported.plan.layout(), imported.model.layer_count());
+    let removed = |changes: &[Change]| {
+        let all = in_the_way(&imported.settings, (changes, &Settings::new()), plan, Architecture::Hopper);
+        all.into_iter().map(|change| change.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(removed(&[change("--tp-comm-overlap")]), ["remove --deterministic-mode"]);
+    assert!(removed(&[change("--overlap-grad-reduce")]).is_empty());
 }

@@ -56,7 +56,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
         let mut next = mode(random, false);
         if random.chance(15) {
             next.group = random.within(2, 3) as u32;
-            next.kept = vec![next.kept[0]; kinds.len()];
+            next.kept = [next.kept[0]].repeat(kinds.len()).into();
         }
         modes.push(next);
     }

@@ -52,7 +52,10 @@ pub fn write(request: &ExportRequest, megatron: bool) -> Result<Vec<ExportedFile
         (script, String::new())
     };
     if request.format == Format::Args && megatron {
-        let text = format!("{}{arguments}", request.header("#", written_for));
+        let header = request.header("#", written_for);
+        let text = format!(
+            "{header}#\n# Environment: CUDA_DEVICE_MAX_CONNECTIONS=1\n{arguments}--deepspeed\n--deepspeed_config {CONFIG}\n"
+        );
         files.push(ExportedFile { name: "arguments.args".into(), text, executable: false });
         return Ok(files);
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::export::{Change, Settings};
 use super::super::shell::is_unknown;
 use crate::plan::Layout;
 use crate::spec::cluster::Architecture;
@@ -32,6 +33,8 @@ pub(super) struct Command<'a> {
     pub architecture: Option<Architecture>,
     /// The command of a script, which sets its environment, not a list of arguments.
     pub script: bool,
+    /// Whether all flags are known.
+    pub whole: bool,
 }
 
 impl Command<'_> {
@@ -85,6 +88,56 @@ pub(super) fn warnings(c: &Command) -> Vec<String> {
         found.push(format!(
             "before Blackwell, tensor and context parallelism are fastest with {CONNECTIONS}=1, FSDP and expert overlap with more"
         ));
+    }
+    if c.has("--deterministic-mode") {
+        found.push("--deterministic-mode takes slower kernels and rings: predicted as without it".to_owned());
+    }
+    found
+}
+
+/// What a launch has to give up for the changes that lead to another plan: flags of its own that these exclude, and that
+/// are not `meant` to be there.
+#[must_use]
+pub fn in_the_way(
+    settings: &Settings,
+    (changes, meant): (&[Change], &Settings),
+    (layout, layers): (&Layout, u32),
+    architecture: Architecture,
+) -> Vec<Change> {
+    let words = |value: &str| value.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    // Where two exclude each other, the later one is named: that of the launch.
+    let own = settings.iter().map(|(name, value)| (name.clone(), (words(value), 2)));
+    let mut given: BTreeMap<String, (Vec<String>, usize)> = own.collect();
+    for Change { name, to, .. } in changes {
+        match to {
+            Some(value) => given.insert(name.clone(), (words(value), 1)),
+            None => given.remove(name),
+        };
+    }
+    let variables = given.iter().filter(|(name, _)| !name.starts_with("--"));
+    let environment = variables.map(|(name, (words, _))| (name.clone(), words.join(" "))).collect();
+    let mut found: Vec<Change> = Vec::new();
+    let mut broken = true;
+    while std::mem::take(&mut broken) {
+        let architecture = Some(architecture);
+        let command = Command {
+            given: &given,
+            environment: &environment,
+            layout,
+            layers,
+            architecture,
+            script: false,
+            whole: true,
+        };
+        let complaint = FLAG_RULES.iter().find_map(|rule| {
+            let (flag, _) = (rule.check)(&command).err()?;
+            (given.get(flag)?.1 == 2 && !meant.contains_key(flag)).then_some(flag)
+        });
+        if let Some(flag) = complaint {
+            given.remove(flag);
+            found.push(Change { name: flag.to_owned(), from: settings.get(flag).cloned(), to: None });
+            broken = true;
+        }
     }
     found
 }
@@ -600,6 +653,94 @@ pub static FLAG_RULES: &[FlagRule] = &[
                 c.has(on) && c.script && !c.may_be(variable, "1"),
                 on,
                 format!("{on} needs {variable}=1, and the script does not export it"),
+            )
+        },
+    },
+    FlagRule {
+        name: "deterministic",
+        source: "training/determinism.py",
+        check: |c| {
+            let flag = "--deterministic-mode";
+            excludes(c, flag, "--cross-entropy-loss-fusion")?;
+            excludes(c, flag, "--tp-comm-overlap")?;
+            let known = ["Ring", "CollnetDirect", "CollnetChain", "^NVLS"];
+            let Some(chosen) = c.environment.get("NCCL_ALGO").filter(|_| c.has(flag)) else { return Ok(()) };
+            let all = is_unknown(chosen) || chosen.split(',').all(|one| known.contains(&one.trim()));
+            refuse(!all, flag, format!("{flag} needs NCCL_ALGO of {}", known.join(", ")))
+        },
+    },
+    FlagRule {
+        name: "predicted-positions",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--position-embedding-type";
+            let predicts = c.number("--mtp-num-layers").is_some_and(|n| n > 0);
+            let kept = c.is(flag, "rope") || c.is(flag, "none") || c.has("--use-rotary-position-embeddings");
+            refuse(predicts && c.has(flag) && !kept, flag, "--mtp-num-layers needs rope positions, or none")
+        },
+    },
+    FlagRule {
+        name: "no-positions",
+        source: ARGUMENTS,
+        check: |c| {
+            let rotary =
+                c.is("--position-embedding-type", "rope") || c.has("--use-rotary-position-embeddings");
+            let flag = "--no-position-embedding";
+            refuse(c.has(flag) && !rotary, flag, format!("{flag} needs --position-embedding-type rope"))
+        },
+    },
+    FlagRule {
+        name: "old-deepep",
+        source: CONFIG,
+        check: |c| {
+            let (flag, kind) = ("--moe-enable-deepep", "--moe-token-dispatcher-type");
+            refuse(c.has(flag) && !c.is(kind, "flex"), flag, format!("{flag} needs {kind} flex"))?;
+            let other = c.is("--moe-flex-dispatcher-backend", "hybridep");
+            refuse(c.has(flag) && other, flag, format!("{flag} excludes the backend hybridep"))
+        },
+    },
+    FlagRule {
+        name: "padded-routing",
+        source: CONFIG,
+        check: |c| {
+            let flag = "--moe-router-padding-for-quantization";
+            let low = c.has("--fp8-format") || c.has("--fp4-format");
+            refuse(c.has(flag) && !low, flag, format!("{flag} needs --fp8-format or --fp4-format"))
+        },
+    },
+    FlagRule {
+        name: "sharded-checkpoints",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--ckpt-format";
+            let sharded = c.is(flag, "fsdp_dtensor") && !c.has("--use-megatron-fsdp");
+            refuse(sharded, flag, "--ckpt-format fsdp_dtensor needs --use-megatron-fsdp")
+        },
+    },
+    FlagRule {
+        name: "save-interval",
+        source: ARGUMENTS,
+        check: |c| {
+            let interval = "--save-interval";
+            if c.whole {
+                needs(c, "--save", interval)?;
+            }
+            let never = c.has("--save") && c.number(interval) == Some(0);
+            refuse(never, interval, "--save needs a --save-interval above 0")
+        },
+    },
+    FlagRule {
+        name: "evaluation-batch",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--eval-global-batch-size";
+            let each = c.number("--eval-micro-batch-size").unwrap_or(c.layout.micro_batch_size);
+            let step = u64::from(each) * u64::from(c.layout.data_parallel);
+            let Some(batch) = c.number(flag).map(u64::from) else { return Ok(()) };
+            refuse(
+                step == 0 || batch % step != 0,
+                flag,
+                format!("an evaluation batch of {batch} is no multiple of micro-batch x replicas = {step}"),
             )
         },
     },

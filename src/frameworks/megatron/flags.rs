@@ -46,6 +46,8 @@ pub(super) struct Flags {
     left_out: Option<usize>,
     /// Lines of what only a running shell knows behind flags that take no value.
     pub(super) behind_switches: Vec<usize>,
+    /// The first value behind a flag that takes none.
+    pub(super) spare: Option<ImportError>,
     /// Line of the command.
     pub(super) line: usize,
 }
@@ -56,6 +58,13 @@ pub(super) type Read<T> = Result<T, ImportError>;
 pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     let found = found.replace('_', "-").to_lowercase();
     found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 0.85
+}
+
+/// What a person has to know of flags that were not read.
+pub(super) fn left_out_note(line: usize) -> String {
+    format!(
+        "line {line}: flags that only a running shell knows are left out; degrees among them count as not given"
+    )
 }
 
 impl Flags {
@@ -78,11 +87,17 @@ impl Flags {
                 }
                 map.insert(name.clone(), (value, *line));
                 open = Some(name);
+            } else if text
+                .strip_prefix('-')
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_alphabetic()))
+            {
+                let text = one_line(text);
+                return Err(ImportError::new(*line, format!("`{text}` is no flag: flags begin with `--`")));
             } else {
                 // A word of which nothing is known may be flags, unless a flag still lacks its value.
                 let lacks = open.as_ref().and_then(|name| map.get(name)).is_some_and(|(v, _)| v.is_empty());
                 if is_unknown(text) && (open.is_none() || (!lacks && shown(text) == "$…")) {
-                    notes.push(format!("line {line}: flags that only a running shell knows are left out"));
+                    notes.push(left_out_note(*line));
                     left_out.get_or_insert(*line);
                     continue;
                 }
@@ -117,7 +132,20 @@ impl Flags {
             map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
             map.entry("--recompute-num-layers".into()).or_insert((vec!["1".into()], word.line));
         }
-        Ok(Self { given, map, asked: BTreeSet::new(), left_out, behind_switches: Vec::new(), line })
+        Ok(Self {
+            given,
+            map,
+            asked: BTreeSet::new(),
+            left_out,
+            behind_switches: Vec::new(),
+            spare: None,
+            line,
+        })
+    }
+
+    /// Whether there are flags that only a running shell knows.
+    pub(super) fn leaves_out(&self) -> bool {
+        self.left_out.is_some() || !self.behind_switches.is_empty()
     }
 
     /// Takes a flag out.
@@ -186,12 +214,14 @@ impl Flags {
     /// A switch.
     pub(super) fn on(&mut self, name: &str) -> bool {
         let taken = self.take(name);
-        if let Some((values, line)) = &taken
-            && values.iter().any(|value| shown(value) == "$…")
-        {
+        let Some((values, line)) = &taken else { return false };
+        if values.iter().any(|value| shown(value) == "$…") {
             self.behind_switches.push(*line);
+        } else if let Some(value) = values.first() {
+            let text = format!("{name} takes no value, found `{}`", shown(&one_line(value)));
+            self.spare.get_or_insert_with(|| ImportError::new(*line, text));
         }
-        taken.is_some()
+        true
     }
 
     /// The values of a flag.

@@ -12,7 +12,7 @@ use super::super::shell::{
 };
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
-use super::flags::{Flags, Read};
+use super::flags::{Flags, Read, left_out_note};
 use super::positions;
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
@@ -150,7 +150,6 @@ const NEUTRAL: &[&str] = &[
     "--profile-step-end",
     "--DDP-impl",
     "--apply-layernorm-1p",
-    "--attention-softmax-in-fp32",
     "--auto-detect-ckpt-format",
     "--bias-gelu-fusion",
     "--config-logger-dir",
@@ -312,7 +311,7 @@ fn imported(
     let read = of_flags(&mut f, given, (launch, files), world, assumed);
     if read.is_err() {
         // What is wrong may be that a flag counts for nothing.
-        for (name, (_, line)) in &f.map {
+        for (name, (_, line)) in f.map.iter().filter(|(name, _)| !neutral(name)) {
             if let Some(near) = f.meant(name, NEUTRAL) {
                 assumed.push(format!("line {line}: {name} is not understood: did you mean {near}?"));
             }
@@ -342,6 +341,9 @@ fn of_flags(
             ));
         }
     };
+    if gpus == 0 {
+        return Err(ImportError::new(f.line, "the launcher starts no ranks"));
+    }
     let target = if f.on("--deepspeed") { Target::MegatronDeepSpeed } else { Target::Megatron };
     let (model, hybrid_split) = model(f, given, assumed)?;
     let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
@@ -453,7 +455,8 @@ fn of_flags(
         // What was not read may export what a rule asks for.
         let (architecture, script) = (given.architecture, launch.script.is_some() && !launch.unread);
         let layout = plan.layout();
-        let command = Command { given: &f.given, environment, layout, layers, architecture, script };
+        let whole = !f.leaves_out();
+        let command = Command { given: &f.given, environment, layout, layers, architecture, script, whole };
         for rule in FLAG_RULES {
             if let Err((flag, text)) = (rule.check)(&command) {
                 return Err(ImportError::new(f.line(flag), format!("{text} ({})", rule.source)));
@@ -461,11 +464,14 @@ fn of_flags(
         }
         assumed.extend(warnings(&command));
     }
+    if let Some(spare) = f.spare.take() {
+        return Err(spare);
+    }
     let flags = f.given.iter().map(|(name, (values, _))| (name.clone(), values.join(" ")));
     let variables = launch.environment.iter().map(|(name, value)| (name.clone(), value.clone()));
     let settings = flags.chain(variables).collect();
     for line in &f.behind_switches {
-        assumed.push(format!("line {line}: flags that only a running shell knows are left out"));
+        assumed.push(left_out_note(*line));
     }
     let mut unknown: Vec<(usize, String)> = f
         .map
@@ -573,6 +579,10 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         return Err(ImportError::new(f.line, format!("{layers} layers are out of range")));
     }
     let hidden = f.need("--hidden-size")?;
+    if !(1..=1 << 24).contains(&hidden) {
+        let text = format!("a hidden size of {hidden} is out of range");
+        return Err(ImportError::new(f.line("--hidden-size"), text));
+    }
     let gated = f.on("--swiglu");
     let quick = f.on("--quick-geglu");
     let squared = f.on("--squared-relu");
@@ -842,7 +852,7 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
     let head_dim = f.number("--mamba-head-dim")?.unwrap_or(64);
     let mamba_heads = f.number("--mamba-num-heads")?.unwrap_or(2 * hidden / head_dim.max(1));
     let mamba = Mixer::Mamba2(Mamba2 {
-        inner: mamba_heads * head_dim,
+        inner: mamba_heads.saturating_mul(head_dim),
         state: f.number("--mamba-state-dim")?.unwrap_or(128),
         groups: f.number("--mamba-num-groups")?.unwrap_or(8),
         heads: mamba_heads,
@@ -868,6 +878,8 @@ fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Rea
     let before = f.on("--moe-router-pre-softmax");
     let groups = f.number("--moe-router-num-groups")?.zip(f.number("--moe-router-group-topk")?);
     let top_k = f.number("--moe-router-topk")?.unwrap_or(2);
+    let balancing =
+        f.given.get("--moe-router-load-balancing-type").and_then(|(kinds, _)| kinds.first().cloned());
     // core/transformer/transformer_config.py __post_init__
     let grouped = groups.is_none_or(|(count, chosen)| count > 0 && experts % count == 0 && chosen <= count);
     for (holds, flag, text) in [
@@ -884,7 +896,7 @@ fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Rea
             "an expert bias needs --moe-router-score-function sigmoid".to_owned(),
         ),
         (
-            top_k > 1 || sigmoid || before,
+            top_k > 1 || sigmoid || before || balancing.as_deref() == Some("sinkhorn"),
             "--moe-router-topk",
             "one expert per token with softmax needs --moe-router-pre-softmax".to_owned(),
         ),
@@ -939,7 +951,7 @@ fn windows(f: &mut Flags, layers: u64) -> Read<Option<(u64, Vec<bool>)>> {
             _ => flags_of(&text, layers, line)?,
         },
     };
-    Ok(Some((left + 1, on)))
+    Ok(Some((left.saturating_add(1), on)))
 }
 
 /// A list expression such as `([0]*3+[1]*58)`, or an integer n: every n-th layer, the first included.
@@ -1070,6 +1082,10 @@ fn precision(f: &mut Flags) -> Read<Precision> {
         (Some(_), Some((_, line))) => {
             Err(ImportError::new(line, "--fp8-format and --fp4-format exclude each other"))
         }
+        (Some((_, line)), None) | (None, Some((_, line))) if !bf16 => {
+            let text = "low-precision matrix products are modelled beside --bf16 alone";
+            Err(ImportError::new(line, text))
+        }
         (Some(_), None) => Ok(Precision::Nvfp4),
         (None, Some(_)) => Ok(recipe.unwrap_or(Precision::Fp8)),
         (None, None) if fp16 => Ok(Precision::Fp16),
@@ -1147,7 +1163,8 @@ fn layout(
         );
     }
     let stages = [("0", 0), ("1", 1), ("2", 2), ("3", 3)];
-    let stage = f.choice("--zero-stage", &stages)?.filter(|_| deepspeed);
+    // Megatron-LM itself has no such flag.
+    let stage = if deepspeed { f.choice("--zero-stage", &stages)? } else { None };
     let zero_stage = match (fsdp || torch_fsdp, distributed) {
         _ if deepspeed => stage.unwrap_or(1),
         (true, _) => strategy.unwrap_or(3),
@@ -1162,10 +1179,11 @@ fn layout(
             format!("{} ranks do not divide among {instances} optimizer instances", dp * cp),
         ));
     }
+    let layerwise = f.given.get("--optimizer").is_some_and(|(values, _)| values == &["dist_muon"]);
     let reduce = f.on("--overlap-grad-reduce");
     let gather_line = f.line("--overlap-param-gather");
     let gather = f.on("--overlap-param-gather");
-    if gather && (!reduce || zero_stage == 0) {
+    if gather && (!reduce || (zero_stage == 0 && !fsdp && !layerwise)) {
         return Err(ImportError::new(
             gather_line,
             "--overlap-param-gather needs --overlap-grad-reduce and the distributed optimizer",
@@ -1329,6 +1347,12 @@ fn dispatcher(f: &mut Flags, has_experts: bool) -> Read<Option<Dispatcher>> {
     let kinds = [("allgather", 0), ("alltoall", 1), ("flex", 2)];
     let kind = f.choice("--moe-token-dispatcher-type", &kinds)?.unwrap_or(0);
     let backends = [("deepep", Dispatcher::DeepEp), ("hybridep", Dispatcher::HybridEp)];
+    if let Some((_, line)) = f.given.get("--moe-flex-dispatcher-backend").filter(|(v, _)| v == &["ncclep"]) {
+        return Err(ImportError::new(
+            *line,
+            "the dispatcher ncclep is not modelled; deepep and hybridep are",
+        ));
+    }
     let backend = f.choice("--moe-flex-dispatcher-backend", &backends)?.unwrap_or(Dispatcher::DeepEp);
     f.on("--moe-enable-deepep");
     Ok(has_experts.then_some(match kind {

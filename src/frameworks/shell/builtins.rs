@@ -224,6 +224,7 @@ impl Shell<'_> {
             "exec" | "time" | "nohup" | "command" | "builtin" | "do" | "then" | "sudo" | "nice" | "env" => {
                 return self.prefixed(&keyword, &words[1..]);
             }
+            "local" if self.state.frames.is_empty() => return Ok(Some(1)),
             "export" | "local" | "declare" | "readonly" | "typeset" => {
                 self.declare(&keyword, &words[1..]);
                 return Ok(Some(0));

@@ -177,9 +177,18 @@ pub(super) fn gpus_of_header(text: &str) -> Said {
     header(text, &["--gpus-per-node", "--gres"])
 }
 
-/// A number that a script's `#SBATCH` lines say, the last one that does.
+/// A number that a script's `#SBATCH` lines say, the last one that does. They begin their line, end with a comment and
+/// stand before the first command (Slurm's `sbatch/opt.c`), of the script or of one that it hands to `sbatch`.
 pub(super) fn header(text: &str, names: &[&str]) -> Said {
-    let lines = text.lines().filter_map(|line| line.trim().strip_prefix("#SBATCH"));
+    let lines = text.lines().scan(true, |open, line| {
+        let comment = line.starts_with('#') || line.trim().is_empty();
+        if !comment {
+            *open = line.contains("sbatch") && line.contains("<<");
+        }
+        Some((comment && *open).then_some(line))
+    });
+    let lines = lines.flatten().filter_map(|line| line.strip_prefix("#SBATCH"));
+    let lines = lines.map(|options| options.split_once(" #").map_or(options, |(options, _)| options));
     let said = lines.flat_map(|options| names.iter().filter_map(move |name| header_option(options, name)));
     said.last().map_or(Said::Not, |value| match amount(value) {
         Some(n) => Said::Number(n),

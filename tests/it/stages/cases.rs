@@ -171,7 +171,8 @@ fn ways_to_recompute_are_those_that_no_other_beats() {
                 expected.retain(|(mode, _)| alike || !grouped(mode));
                 let legal = LegalModes { modes, block: None };
                 let found = RecomputeFamily::new(&legal, &tables.cell).modes;
-                let found: Vec<_> = found.into_iter().map(|mode| (mode.recompute, mode.costs)).collect();
+                let found: Vec<_> =
+                    found.into_iter().map(|mode| (mode.recompute, mode.costs.to_vec())).collect();
                 assert_eq!(found, expected, "{model}");
             }
         }

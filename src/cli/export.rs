@@ -12,6 +12,7 @@ use crate::frameworks::Target;
 use crate::frameworks::export::{
     Checkpoints, Destination, ExportRequest, Format, Prediction, export_or_nearest,
 };
+use crate::frameworks::megatron::TRAINING;
 use crate::frameworks::profile::Profile;
 use crate::plan::Plan;
 use crate::planner::{Prepared, Task};
@@ -110,13 +111,25 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     }
     let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
     let exported = export_or_nearest(args.to, &request, &fits).map_err(|refusal| {
-        let hint = if target.exports() {
+        let hint = if refusal.rule == TRAINING.name {
+            "; `autoplan plan --framework bridge` or accelerate plans adapters, and no target writes them out yet"
+                .to_owned()
+        } else if target.exports() {
             format!("; `autoplan plan --framework {target}` finds plans that it accepts")
         } else {
             format!("; --to of those that are: {}", Destination::names().join(", "))
         };
         Failure::Usage(format!("{refusal}{hint}"))
     })?;
+    if !prepared.cost().fits(&predicted) {
+        return Err(Failure::Usage(format!(
+            "{}: the plan does not fit: {:.1} GB on the fullest GPU under {target}, of {:.1} GB; `autoplan plan \
+             --framework {target}` finds plans that do",
+            args.plan,
+            predicted.allocated.gigabytes(),
+            prepared.cost().memory_limit().gigabytes(),
+        )));
+    }
     let report = prepared.check(&plan, &predicted);
     if !report.passed() {
         return Err(Failure::Usage(format!("{}: the plan does not hold\n{report}", args.plan)));

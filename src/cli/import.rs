@@ -15,7 +15,7 @@ use crate::frameworks::Target;
 use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::{Settings, TRAINER_RECOMPUTES, one_line, settings_of_json};
 use crate::frameworks::megatron::import as megatron;
-use crate::frameworks::shell::{Launch, READABLE, read_launch_with, shown};
+use crate::frameworks::shell::{Launch, READABLE, is_unknown, read_launch_with, shown};
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
@@ -311,16 +311,19 @@ impl Launched {
         let ranks = launch.ranks(text).map_err(|e| of_line(e.line, e.message))?;
         let line = launch.script.as_ref().map_or(1, |word| word.line);
         let shown = one_line(&shown(config));
-        let (held, written) = launch
+        let (held, written, key) = launch
             .text_of(config, &|name| sourced(script, name))
             .map_err(|why| of_line(line, format!("`{shown}` is not read: {why}")))?;
         let path = match written {
             Some(line) => format!("{source}: `{shown}`, which line {line} writes"),
-            None => script.parent().unwrap_or(Path::new("")).join(&shown).display().to_string(),
+            None => script.parent().unwrap_or(Path::new("")).join(&key).display().to_string(),
         };
         let (trainer, others) = deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
         let mut notes = launch.notes.clone();
-        notes.push(format!("the script hands {path} to DeepSpeed, which is read; lines are its"));
+        notes.push(match is_unknown(config) {
+            true => format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its"),
+            false => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
+        });
         let read = Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), trainer, args);
         let mut read = read.inspect_err(|_| print(&notes))?;
         if let (Some(gpus), Some(ranks)) =

@@ -75,7 +75,7 @@ pub(crate) fn fully_sharded(layout: &Layout) -> bool {
 const DEEPEP_RANKS: [u32; 12] = [2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160];
 
 /// Its pretraining scripts train all weights.
-pub(super) const TRAINING: Rule = Rule {
+pub(crate) const TRAINING: Rule = Rule {
     name: "training",
     source: "pretrain_gpt.py",
     judge: Judge::Nobody,

@@ -95,14 +95,15 @@ impl Launch {
         (path.ends_with(".json") && file_key(path, None).is_some()).then(|| path.to_owned())
     }
 
-    /// What a file holds that the script names, and the line on which the script writes it if it does.
+    /// What a file holds that the script names, the line on which the script writes it if it does, and its path from
+    /// the script's folder.
     ///
     /// # Errors
     /// Why it cannot be read.
-    pub fn text_of(&self, path: &str, files: &Files) -> Result<(String, Option<usize>), String> {
+    pub fn text_of(&self, path: &str, files: &Files) -> Result<(String, Option<usize>, String), String> {
         let key =
             file_key(&in_folder(&self.folder, path), None).ok_or_else(|| format!("its path {UNTOLD}"))?;
-        held(&self.written, &key, files)
+        held(&self.written, &key, files).map(|(text, line)| (text, line, key))
     }
 }
 

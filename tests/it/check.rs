@@ -538,7 +538,7 @@ fn the_command_says_what_does_not_hold() {
     assert_eq!(limit["outcome"], "failed");
     let (code, out, error) = autoplan(&["export", &tight, "--to", "megatron"]);
     assert_eq!((code, out.as_str()), (Some(2), ""));
-    assert!(error.contains("memory-limit"), "{error}");
+    assert!(error.contains("does not fit") && error.contains("of 1.0 GB"), "{error}");
 
     // A figure that was not predicted.
     let from = saved.find("predicted_step_s: ").unwrap();

@@ -1775,3 +1775,39 @@ fn flags_in_the_way_of_another_plan_are_removed() {
     assert_eq!(removed(&[change("--tp-comm-overlap")]), ["remove --deterministic-mode"]);
     assert!(removed(&[change("--overlap-grad-reduce")]).is_empty());
 }
+
+#[test]
+fn configurations_are_read_as_deepspeed_reads_them() {
+    let llama = models().into_iter().find(|model| model.name == "Llama 2 7B").unwrap();
+    let read = |zero: &str| {
+        let text = format!(
+            "{{ // Hjson has comments: \"//\" and\n  \"train_batch_size\": 64, # this\n  \"bf16\": {{\"enabled\": true}},\n  /* and\n this */ \"zero_optimization\": {{{zero}}} }}"
+        );
+        deepspeed::import(
+            &text,
+            deepspeed::Given {
+                model: &llama,
+                gpus: 8,
+                sequence_length: Some(4096),
+                pipeline_parallel: 1,
+                trainer: deepspeed::Trainer::default(),
+            },
+        )
+    };
+    assert_eq!(read("\"stage\": 2").unwrap().plan.layout().zero_stage, 2);
+    let unknown = |zero: &str| read(zero).unwrap().unknown;
+    let partly = "\"stage\": 3, \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.3}";
+    assert_eq!(unknown(partly), [(5, "zero_optimization.offload_optimizer.ratio".to_owned())]);
+    assert_eq!(
+        unknown("\"stage\": 3, \"mics_shard_size\": 8"),
+        [(5, "zero_optimization.mics_shard_size".to_owned())]
+    );
+    for (zero, part) in [
+        ("\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.3}", "needs ZeRO stage 3"),
+        ("\"stage\": 3, \"offload_param\": {\"device\": \"cpu\", \"pin_memry\": true}", "has no `pin_memry`"),
+    ] {
+        let error = read(zero).unwrap_err();
+        assert!(error.title().contains(part), "{error}");
+        assert_eq!(error.place().map(|(line, _)| line), Some(5), "{error}");
+    }
+}

@@ -1,6 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
+use crate::frameworks::export::without_comments;
 use crate::frameworks::megatron::flags::misspelt;
 use crate::frameworks::megatron::flags::whole_number;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
@@ -153,6 +154,8 @@ const ZERO: &[&str] = &[
     "max_live_parameters",
     "max_reuse_distance",
     "memory_efficient_linear",
+    "mics_hierarchical_params_gather",
+    "mics_shard_size",
     "model_persistence_threshold",
     "module_granularity_threshold",
     "offload_optimizer",
@@ -189,8 +192,57 @@ const ZERO: &[&str] = &[
 ];
 
 /// Keys of `zero_optimization` that change a step in ways that are not modelled.
-const ZERO_NOT_MODELLED: &[&str] =
-    &["zenflow", "zero_quantized_gradients", "zero_quantized_weights", "zero_quantized_nontrainable_weights"];
+const ZERO_NOT_MODELLED: &[&str] = &[
+    "mics_shard_size",
+    "zenflow",
+    "zero_quantized_gradients",
+    "zero_quantized_weights",
+    "zero_quantized_nontrainable_weights",
+];
+
+/// Keys of sections that forbid others (`runtime/precision_config.py`, `runtime/zero/offload_config.py`).
+const CLOSED: [(&str, &[&str]); 4] = [
+    (
+        "bf16",
+        &[
+            "bf16_master_weights_and_grads",
+            "bf16_optimizer_states",
+            "check_grad_overflow",
+            "enabled",
+            "immediate_grad_update",
+        ],
+    ),
+    (
+        "fp16",
+        &[
+            "auto_cast",
+            "consecutive_hysteresis",
+            "enabled",
+            "fp16_master_weights_and_grads",
+            "hysteresis",
+            "initial_scale_power",
+            "loss_scale",
+            "loss_scale_window",
+            "min_loss_scale",
+        ],
+    ),
+    ("offload_param", &["buffer_count", "buffer_size", "device", "max_in_cpu", "nvme_path", "pin_memory"]),
+    (
+        "offload_optimizer",
+        &[
+            "buffer_count",
+            "cpuadam_cores_perc",
+            "device",
+            "fast_init",
+            "nvme_path",
+            "pin_memory",
+            "pipeline_read",
+            "pipeline_write",
+            "ratio",
+            "super_offload",
+        ],
+    ),
+];
 
 type Read<T> = Result<T, SpecError>;
 
@@ -297,6 +349,20 @@ impl<'a> Section<'a> {
         }
     }
 
+    /// Refuses keys of a section that forbids them.
+    fn closed(&self, name: &str) -> Read<()> {
+        let Some((_, keys)) = CLOSED.iter().find(|(section, _)| *section == name) else { return Ok(()) };
+        let Some(section) = self.section(name)? else { return Ok(()) };
+        match section.fields.iter().find(|field| !keys.contains(&field.name.as_str())) {
+            Some(field) => {
+                let message = format!("`{}{name}` has no `{}`; DeepSpeed refuses it", self.path, field.name);
+                let error = SpecError::new("", message).mark(self.text, field.span.clone(), "");
+                Err(error.nearest(&field.name, keys.iter().copied()))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Top-level keys that are neither read nor without bearing, each with its line.
     fn unread(&self) -> impl Iterator<Item = (usize, String)> {
         let known = |name: &str| READ.contains(&name) || NEUTRAL.contains(&name);
@@ -320,11 +386,25 @@ impl<'a> Section<'a> {
 /// The first thing that is no JSON, is missing, contradicts itself or is refused by DeepSpeed's own set-up
 /// code, with its place; the source's name is left empty.
 pub fn import(text: &str, given: Given) -> Read<Imported> {
+    let text = &without_comments(text);
     let root = parse(text)?;
     let top = Section::top(text, &root)?;
     top.gone()?;
     let mut assumed = Vec::new();
     let mut unknown = Vec::new();
+    for (section, low) in
+        [("bf16", "bf16_master_weights_and_grads"), ("fp16", "fp16_master_weights_and_grads")]
+    {
+        top.closed(section)?;
+        if let Some(inner) = top.section(section)?
+            && inner.flag(low)?.unwrap_or(false)
+            // Beside states of 16 bits it is an optimizer of its own.
+            && !inner.flag("bf16_optimizer_states")?.unwrap_or(false)
+            && let Some(node) = inner.get(low)
+        {
+            unknown.push((inner.line(node.span.start), format!("{section}.{low}")));
+        }
+    }
     let zero = top.section("zero_optimization")?;
     let mut layout = degrees(&top, given)?;
     let precision = precision(&top, given.trainer.precision, &mut assumed)?;
@@ -343,6 +423,9 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let recompute = match top.section("activation_checkpointing")? {
         Some(section) => {
             layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
+            let text =
+                "activation_checkpointing recomputes what the model calls it for: taken to be every layer";
+            assumed.push(text.into());
             Recompute::FullUniform(1)
         }
         None if given.trainer.recompute => Recompute::FullUniform(1),
@@ -599,6 +682,20 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
         }
     }
     layout.data_overlap = zero.flag("overlap_comm")?.unwrap_or(stage == 3) && stage > 0;
+    zero.closed("offload_optimizer")?;
+    zero.closed("offload_param")?;
+    if let Some(section) = zero.section("offload_optimizer")?
+        && let Some(ratio) = section.get("ratio").filter(|node| {
+            !matches!(node.value, Value::Null | Value::Whole(1)) && node.value != Value::Number(1.0)
+        })
+    {
+        if stage != 3 {
+            let message =
+                "a ratio of offloaded states needs ZeRO stage 3 (runtime/zero/config.py)".to_owned();
+            return Err(section.error(ratio, message));
+        }
+        unknown.push((section.line(ratio.span.start), "zero_optimization.offload_optimizer.ratio".into()));
+    }
     layout.offload.optimizer = zero.place("offload_optimizer")?;
     layout.offload.parameters = zero.place("offload_param")?;
     for (old, place) in [

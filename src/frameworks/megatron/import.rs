@@ -733,6 +733,9 @@ fn vocabulary(f: &mut Flags, model: &mut Model, given: Option<u64>, assumed: &mu
     let padded = f.number("--pad-vocab-size-to")?.or(padded);
     let said = f.number("--vocab-size")?.or(padded);
     if let Some(size) = given.or(said) {
+        if let Some(said) = said.filter(|said| *said != size) {
+            assumed.push(format!("a vocabulary of {size} entries as given, not the {said} of the command"));
+        }
         model.vocabulary = size;
         return Ok(());
     }
@@ -1260,7 +1263,7 @@ fn configured(
 ) -> Read<()> {
     let Some((values, line)) = f.given.get("--deepspeed_config") else { return Ok(()) };
     let name = values.first().map_or("", String::as_str);
-    let (text, written) = match launch.text_of(name, files) {
+    let (text, written, _) = match launch.text_of(name, files) {
         Ok(found) => found,
         Err(why) => {
             assumed

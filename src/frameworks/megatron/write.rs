@@ -225,15 +225,16 @@ pub fn kubernetes(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> 
     for (name, value) in &arguments.environment {
         let _ = writeln!(variables, "            - {{name: {name}, value: {}}}", string(value));
     }
-    let (image, resource) = match request.accelerator.architecture {
-        Architecture::Cdna3 | Architecture::Cdna4 => ("rocm/megatron-lm:latest", "amd.com/gpu"),
-        _ => ("nvcr.io/nvidia/nemo:25.11", "nvidia.com/gpu"),
+    let resource = match request.accelerator.architecture {
+        Architecture::Cdna3 | Architecture::Cdna4 => "amd.com/gpu",
+        _ => "nvidia.com/gpu",
     };
     let text = format!(
         r#"{header}#
-# kubectl apply -f this file. The image must hold Megatron-LM in its working directory, of the age named above; data
-# are synthetic (--mock-data) until other arguments take its place. The network between nodes is the site's: without
-# its own resources (RDMA devices, hostNetwork, EFA) NCCL falls back to TCP, far below what is predicted.
+# Write an image in place of IMAGE_WITH_MEGATRON_LM that holds it in its working directory, of the age named above; then
+# kubectl apply -f this file. Data are synthetic (--mock-data) until other arguments take its place. The network between
+# nodes is the site's: without its own resources (RDMA devices, hostNetwork, EFA) NCCL falls back to TCP, far below what
+# is predicted.
 apiVersion: v1
 kind: Service
 metadata:
@@ -259,7 +260,7 @@ spec:
       restartPolicy: Never
       containers:
         - name: train
-          image: {image}
+          image: IMAGE_WITH_MEGATRON_LM
           workingDir: /opt/megatron-lm
           command:
 {command}          env:

@@ -44,7 +44,7 @@ use crate::units::Picos;
 pub use verify::Verified;
 
 use balance::{LegalModes, Pipelines};
-use best::{Best, Class, Threshold, class_of, class_of_group};
+use best::{Best, Class, Settled, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::{Opened, Seen};
 use layouts::{Completions, RankPasses, Simulated};
@@ -426,14 +426,21 @@ impl Search<'_> {
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
-        let found = best.into_sorted().into_par_iter().with_max_len(1).enumerate();
-        let found = found.map(|(at, settled)| {
+        // Deep pipelines take longest to certify: they begin first.
+        let mut plans: Vec<(usize, Settled)> = best.into_sorted().into_iter().enumerate().collect();
+        plans.sort_by_key(|(_, settled)| {
+            let layout = settled.plan.layout();
+            Reverse((layout.pipeline_parallel, layout.chunk_count()))
+        });
+        let finish = |(at, settled): (usize, Settled)| {
             // A deep pipeline takes the programme about a second: only the best plan is worth that.
             let layout = settled.plan.layout();
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
-            self.finish(settled, at < request.verified && (at == 0 || quick))
-        });
-        let found = found.collect();
+            (at, self.finish(settled, at < request.verified && (at == 0 || quick)))
+        };
+        let mut found: Vec<(usize, Found)> = plans.into_par_iter().with_max_len(1).map(finish).collect();
+        found.sort_by_key(|(at, _)| *at);
+        let found = found.into_iter().map(|(_, found)| found).collect();
         Answer { found, counters, optimality_gap, stop }
     }
 

@@ -1811,3 +1811,22 @@ fn configurations_are_read_as_deepspeed_reads_them() {
         assert_eq!(error.place().map(|(line, _)| line), Some(5), "{error}");
     }
 }
+
+#[test]
+fn declarations_reach_the_script_as_in_bash() {
+    let degree = |setting: &str| {
+        let command = COMMAND.replace("tensor-model-parallel-size 4", "tensor-model-parallel-size $TP");
+        let text = format!("{setting}\ntorchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {command}\n");
+        import(&text, "x", None).map(|imported| imported.plan.layout().tensor_parallel)
+    };
+    for (setting, expected) in [
+        ("TP=2; cmd=\"export TP=4\"; $cmd", 4),
+        ("TP=2; A=(export TP=4); \"${A[@]}\"", 4),
+        // A function's alone, and a background list's own.
+        ("TP=2; local TP=4", 2),
+        ("TP=2; true && TP=4 & wait", 2),
+        ("TP=2; TP=4 && true & wait", 2),
+    ] {
+        assert_eq!(degree(setting).unwrap_or(0), expected, "{setting}");
+    }
+}

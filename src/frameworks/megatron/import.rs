@@ -240,6 +240,9 @@ fn neutral(name: &str) -> bool {
 /// Parts of the names of training scripts for other kinds of models.
 const OTHER_MODELS: &[&str] = &["t5", "bert", "ict", "retro", "vision", "vlm", "multimodal", "mimo"];
 
+/// Modules whose graphs are modelled.
+const GRAPHED: [&str; 3] = ["attn", "moe_router", "moe_preprocess"];
+
 /// Megatron-DeepSpeed's flags for attention that does not keep its scores (`megatron/arguments.py`).
 const FLASH_ATTENTION: [&str; 5] = [
     "--use-flash-attn",
@@ -355,6 +358,20 @@ fn of_flags(
     }
     let precision = precision(f)?;
     let optimizer = optimizer(f)?;
+    let moments = ["--exp-avg-dtype", "--exp-avg-sq-dtype"];
+    let format = |flag: &str| f.given.get(flag).map_or("fp32", |(v, _)| v.first().map_or("", String::as_str));
+    if format(moments[0]) != format(moments[1]) {
+        let [first, second] = moments.map(format);
+        assumed.push(format!("moments in {first} and {second}: predicted as both in the wider of them"));
+    }
+    let graphed = f.given.get("--cuda-graph-modules").map_or(&[][..], |(modules, _)| modules);
+    let others: Vec<&str> = graphed.iter().map(String::as_str).filter(|m| !GRAPHED.contains(m)).collect();
+    if !others.is_empty() {
+        assumed.push(format!("graphs of {}: predicted as those of attention", others.join(", ")));
+    }
+    if graphed.is_empty() && f.given.get("--cuda-graph-impl").is_some_and(|(v, _)| v == &["local"]) {
+        assumed.push("graphs of whole layers: predicted as those of attention".into());
+    }
     for (flag, value) in [("--attention-backend", "unfused"), ("--transformer-impl", "local")] {
         if f.given.get(flag).is_some_and(|(values, _)| values.first().is_some_and(|v| v == value)) {
             let text = "attention that keeps its scores needs far more memory";
@@ -647,20 +664,28 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     vocabulary(f, &mut model, given.vocabulary, assumed)?;
     let latent = matches!(mixers.attention, Mixer::Latent(_));
     read_positions(f, &mut model, latent, assumed)?;
+    let windowed = |at: usize| {
+        let mut mixer = mixers.attention.clone();
+        if let (Mixer::Attention(a), Some((window, on))) = (&mut mixer, &windows) {
+            a.window = on[at].then_some(*window);
+        }
+        mixer
+    };
     let mut names: Vec<String> = Vec::new();
     for at in 0..layers as usize {
         let (mixer, feed_forward) = match &hybrid {
             Some(h) => match h.layers[at] {
                 'M' => (mixers.mamba.clone(), FeedForward::None),
-                '*' | '+' => (mixers.attention.clone(), FeedForward::None),
+                '+' if !latent => {
+                    let text = "`+` layers have latent attention: --multi-latent-attention and its widths are missing";
+                    return Err(ImportError::new(f.line("--hybrid-layer-pattern"), text));
+                }
+                '*' | '+' => (windowed(at), FeedForward::None),
                 'E' => (Mixer::None, moe.clone().map_or(FeedForward::None, FeedForward::Moe)),
                 _ => (Mixer::None, dense.clone()),
             },
             None => {
-                let mut mixer = mixers.attention.clone();
-                if let (Mixer::Attention(a), Some((window, on))) = (&mut mixer, &windows) {
-                    a.window = on[at].then_some(*window);
-                }
+                let mixer = windowed(at);
                 let experts = moe.clone().filter(|_| pattern[at]);
                 (mixer, experts.map_or_else(|| dense.clone(), FeedForward::Moe))
             }

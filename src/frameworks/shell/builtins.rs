@@ -259,6 +259,12 @@ impl Shell<'_> {
         if let Some(body) = self.state.functions.get(&name.text).cloned() {
             return self.call(&body, arguments.iter().map(|w| w.text.clone()).collect());
         }
+        // A declaration that a variable holds.
+        if matches!(name.text.as_str(), "export" | "declare" | "readonly" | "typeset") {
+            let words: Vec<Raw> = arguments.iter().map(|word| Raw::quoted(&word.text, word.line)).collect();
+            self.declare(&name.text, &words);
+            return Ok(Some(0));
+        }
         match self.built_in(&name.text, arguments, line)? {
             Some(status) => Ok(status),
             None => self.program(&fields, document),

@@ -432,6 +432,13 @@ impl Parser {
             } else if self.peek() == Some('&') {
                 self.at += 1;
                 pipe.background = true;
+                // What it is linked to runs beside the script as well.
+                let from = if link == Link::Then {
+                    list.len()
+                } else {
+                    list.iter().rposition(|one| one.0 == Link::Then).unwrap_or(0)
+                };
+                list[from..].iter_mut().for_each(|(_, linked)| linked.background = true);
             }
             list.push((link, pipe));
             link = next;

@@ -112,8 +112,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
     let exported = export_or_nearest(args.to, &request, &fits).map_err(|refusal| {
         let hint = if refusal.rule == TRAINING.name {
-            "; `autoplan plan --framework bridge` or accelerate plans adapters, and no target writes them out yet"
-                .to_owned()
+            "; no target writes adapters out".to_owned()
         } else if target.exports() {
             format!("; `autoplan plan --framework {target}` finds plans that it accepts")
         } else {

@@ -335,22 +335,10 @@ pub fn in_terms_of(settings: &Settings, changes: Vec<Change>, meant: &Settings) 
 #[must_use]
 pub fn settings_of_json(text: &str) -> Settings {
     let mut all = Settings::new();
-    if let Ok(value) = serde_json::from_str(&without_comments(text)) {
+    if let Ok(value) = serde_json::from_str(&crate::spec::json::without_comments(text)) {
         keys(&value, "", &mut all);
     }
     all
-}
-
-/// A configuration with blanks where it has comments, which readers of Hjson such as DeepSpeed's pass over.
-pub(in crate::frameworks) fn without_comments(text: &str) -> String {
-    let stripped = std::io::read_to_string(json_comments::StripComments::new(text.as_bytes()));
-    let Some(stripped) = stripped.ok().filter(|stripped| stripped.len() == text.len()) else {
-        return text.to_owned();
-    };
-    // Lines stay where they are.
-    let kept = stripped.bytes().zip(text.bytes());
-    let kept = kept.map(|(blank, own)| if own == b'\n' { own } else { blank }).collect();
-    String::from_utf8(kept).unwrap_or(stripped)
 }
 
 /// What to change in the settings of one plan to get another: flags, environment, configuration keys. And all settings

@@ -58,6 +58,18 @@ pub(crate) struct Field {
     pub node: Node,
 }
 
+/// A text with blanks where it has comments, which readers of Hjson such as DeepSpeed's pass over.
+pub(crate) fn without_comments(text: &str) -> String {
+    let stripped = std::io::read_to_string(json_comments::StripComments::new(text.as_bytes()));
+    let Some(stripped) = stripped.ok().filter(|stripped| stripped.len() == text.len()) else {
+        return text.to_owned();
+    };
+    // Lines stay where they are.
+    let kept = stripped.bytes().zip(text.bytes());
+    let kept = kept.map(|(blank, own)| if own == b'\n' { own } else { blank }).collect();
+    String::from_utf8(kept).unwrap_or(stripped)
+}
+
 /// Reads a whole text.
 ///
 /// # Errors

@@ -216,7 +216,8 @@ fn numbers_of_a_slurm_header_are_known_to_its_script() {
         .replace("NNODES=${NNODES:-128}", "NNODES=$SLURM_NNODES; BATCH=$((NNODES * 12))\n#SBATCH --nodes=4");
     let script = script.replace("batch-size 1536", "batch-size $BATCH");
     // Slurm reads no comments, and no lines after the first command.
-    let header = "#!/bin/bash\n#SBATCH --nodes=128 # was --nodes=64\n\n#SBATCH --gpus-per-node=8\n";
+    let header =
+        "#!/bin/bash\n#SBATCH --nodes=128 # was --nodes=64\n\n  # GPUs:\n#SBATCH --gpus-per-node=8\n";
     let imported = import(&format!("{header}{script}"), "x", None).unwrap();
     assert_eq!((imported.job.gpus, imported.job.global_batch_size), (1024, 1536));
 }
@@ -1805,6 +1806,7 @@ fn configurations_are_read_as_deepspeed_reads_them() {
     for (zero, part) in [
         ("\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.3}", "needs ZeRO stage 3"),
         ("\"stage\": 3, \"offload_param\": {\"device\": \"cpu\", \"pin_memry\": true}", "has no `pin_memry`"),
+        ("\"stage\": 3}, \"bfloat16\": {\"enabld\": true", "`bfloat16` has no `enabld`"),
     ] {
         let error = read(zero).unwrap_err();
         assert!(error.title().contains(part), "{error}");

@@ -1,7 +1,6 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
-use crate::frameworks::export::without_comments;
 use crate::frameworks::megatron::flags::misspelt;
 use crate::frameworks::megatron::flags::whole_number;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
@@ -10,7 +9,7 @@ use crate::layers::Layers;
 use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute};
 use crate::spec::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
-use crate::spec::json::{Field, Node, Object, Value, parse};
+use crate::spec::json::{Field, Node, Object, Value, parse, without_comments};
 use crate::spec::model::Model;
 use crate::units::product;
 
@@ -133,7 +132,7 @@ const NEUTRAL: &[&str] = &[
 /// Top-level keys that DeepSpeed 0.19 no longer has (runtime/config.py raises on them).
 const GONE: &[&str] = &["curriculum_learning", "eigenvalue", "elasticity", "sparse_attention"];
 
-/// Keys of `zero_optimization` (runtime/zero/config.py DeepSpeedZeroConfig, which forbids others).
+/// Keys of `zero_optimization`.
 const ZERO: &[&str] = &[
     "allgather_bucket_size",
     "allgather_partitions",
@@ -200,18 +199,11 @@ const ZERO_NOT_MODELLED: &[&str] = &[
     "zero_quantized_nontrainable_weights",
 ];
 
-/// Keys of sections that forbid others (`runtime/precision_config.py`, `runtime/zero/offload_config.py`).
-const CLOSED: [(&str, &[&str]); 4] = [
-    (
-        "bf16",
-        &[
-            "bf16_master_weights_and_grads",
-            "bf16_optimizer_states",
-            "check_grad_overflow",
-            "enabled",
-            "immediate_grad_update",
-        ],
-    ),
+/// Sections with their keys that forbid others (`runtime/precision_config.py`, `runtime/zero/config.py`,
+/// `runtime/zero/offload_config.py`).
+const CLOSED: [(&str, &[&str]); 6] = [
+    ("bf16", BF16),
+    ("bfloat16", BF16),
     (
         "fp16",
         &[
@@ -226,6 +218,7 @@ const CLOSED: [(&str, &[&str]); 4] = [
             "min_loss_scale",
         ],
     ),
+    ("zero_optimization", ZERO),
     ("offload_param", &["buffer_count", "buffer_size", "device", "max_in_cpu", "nvme_path", "pin_memory"]),
     (
         "offload_optimizer",
@@ -242,6 +235,14 @@ const CLOSED: [(&str, &[&str]); 4] = [
             "super_offload",
         ],
     ),
+];
+
+const BF16: &[&str] = &[
+    "bf16_master_weights_and_grads",
+    "bf16_optimizer_states",
+    "check_grad_overflow",
+    "enabled",
+    "immediate_grad_update",
 ];
 
 type Read<T> = Result<T, SpecError>;
@@ -349,18 +350,18 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Refuses keys of a section that forbids them.
-    fn closed(&self, name: &str) -> Read<()> {
-        let Some((_, keys)) = CLOSED.iter().find(|(section, _)| *section == name) else { return Ok(()) };
-        let Some(section) = self.section(name)? else { return Ok(()) };
-        match section.fields.iter().find(|field| !keys.contains(&field.name.as_str())) {
-            Some(field) => {
+    /// Refuses keys of the sections that forbid others, at the top and inside of `zero_optimization`.
+    fn closed(&self) -> Read<()> {
+        for (name, keys) in CLOSED {
+            let Some(section) = self.section(name)? else { continue };
+            if let Some(field) = section.fields.iter().find(|field| !keys.contains(&field.name.as_str())) {
                 let message = format!("`{}{name}` has no `{}`; DeepSpeed refuses it", self.path, field.name);
                 let error = SpecError::new("", message).mark(self.text, field.span.clone(), "");
-                Err(error.nearest(&field.name, keys.iter().copied()))
+                return Err(error.nearest(&field.name, keys.iter().copied()));
             }
-            None => Ok(()),
+            section.closed()?;
         }
+        Ok(())
     }
 
     /// Top-level keys that are neither read nor without bearing, each with its line.
@@ -390,12 +391,12 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let root = parse(text)?;
     let top = Section::top(text, &root)?;
     top.gone()?;
+    top.closed()?;
     let mut assumed = Vec::new();
     let mut unknown = Vec::new();
     for (section, low) in
         [("bf16", "bf16_master_weights_and_grads"), ("fp16", "fp16_master_weights_and_grads")]
     {
-        top.closed(section)?;
         if let Some(inner) = top.section(section)?
             && inner.flag(low)?.unwrap_or(false)
             // Beside states of 16 bits it is an optimizer of its own.
@@ -480,8 +481,10 @@ pub struct Beside {
 /// # Errors
 /// What is no JSON, or no key or value of DeepSpeed's, with its place; the source's name is left empty.
 pub fn import_beside(text: &str, layout: &mut Layout) -> Read<Beside> {
+    let text = &without_comments(text);
     let root = parse(text)?;
     let top = Section::top(text, &root)?;
+    top.closed()?;
     // Keys that DeepSpeed has dropped are listed: scripts of the fork are often older than that.
     let mut beside = Beside::default();
     (layout.zero_stage, layout.shard_group, layout.data_overlap) = (0, 1, false);
@@ -649,15 +652,9 @@ fn optimizer(top: &Section, assumed: &mut Vec<String>) -> Read<Optimizer> {
 
 fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, String)>) -> Read<()> {
     for field in zero.fields {
-        if !ZERO.contains(&field.name.as_str()) {
-            let error = SpecError::new(
-                "",
-                format!("`zero_optimization` has no `{}`; DeepSpeed refuses it", field.name),
-            )
-            .mark(zero.text, field.span.clone(), "");
-            return Err(error.nearest(&field.name, ZERO.iter().copied()));
-        }
-        if ZERO_NOT_MODELLED.contains(&field.name.as_str()) && field.node.value != Value::Flag(false) {
+        if ZERO_NOT_MODELLED.contains(&field.name.as_str())
+            && !matches!(field.node.value, Value::Flag(false) | Value::Whole(-1))
+        {
             unknown.push((zero.line(field.span.start), format!("zero_optimization.{}", field.name)));
         }
     }
@@ -682,8 +679,6 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
         }
     }
     layout.data_overlap = zero.flag("overlap_comm")?.unwrap_or(stage == 3) && stage > 0;
-    zero.closed("offload_optimizer")?;
-    zero.closed("offload_param")?;
     if let Some(section) = zero.section("offload_optimizer")?
         && let Some(ratio) = section.get("ratio").filter(|node| {
             !matches!(node.value, Value::Null | Value::Whole(1)) && node.value != Value::Number(1.0)

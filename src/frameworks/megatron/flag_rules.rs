@@ -117,15 +117,13 @@ pub fn in_the_way(
     let variables = given.iter().filter(|(name, _)| !name.starts_with("--"));
     let environment = variables.map(|(name, (words, _))| (name.clone(), words.join(" "))).collect();
     let mut found: Vec<Change> = Vec::new();
-    let mut broken = true;
-    while std::mem::take(&mut broken) {
-        let architecture = Some(architecture);
+    loop {
         let command = Command {
             given: &given,
             environment: &environment,
             layout,
             layers,
-            architecture,
+            architecture: Some(architecture),
             script: false,
             whole: true,
         };
@@ -133,22 +131,19 @@ pub fn in_the_way(
             let (flag, _) = (rule.check)(&command).err()?;
             (given.get(flag)?.1 == 2 && !meant.contains_key(flag)).then_some(flag)
         });
-        if let Some(flag) = complaint {
-            given.remove(flag);
-            found.push(Change { name: flag.to_owned(), from: settings.get(flag).cloned(), to: None });
-            broken = true;
-        }
+        let Some(flag) = complaint else { return found };
+        found.push(Change { name: flag.to_owned(), from: settings.get(flag).cloned(), to: None });
+        given.remove(flag);
     }
-    found
 }
 
 fn refuse(wrong: bool, flag: &'static str, text: impl Into<String>) -> Result<(), Complaint> {
     if wrong { Err((flag, text.into())) } else { Ok(()) }
 }
 
-/// `flag` needs `other`.
+/// `flag` needs `other`, unless that may be among the flags that are not known.
 fn needs(c: &Command, flag: &'static str, other: &str) -> Result<(), Complaint> {
-    refuse(c.has(flag) && !c.has(other), flag, format!("{flag} needs {other}"))
+    refuse(c.whole && c.has(flag) && !c.has(other), flag, format!("{flag} needs {other}"))
 }
 
 /// Two flags exclude each other; the later one is pointed at.
@@ -722,9 +717,7 @@ pub static FLAG_RULES: &[FlagRule] = &[
         source: ARGUMENTS,
         check: |c| {
             let interval = "--save-interval";
-            if c.whole {
-                needs(c, "--save", interval)?;
-            }
+            needs(c, "--save", interval)?;
             let never = c.has("--save") && c.number(interval) == Some(0);
             refuse(never, interval, "--save needs a --save-interval above 0")
         },

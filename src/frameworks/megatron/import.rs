@@ -357,21 +357,7 @@ fn of_flags(
         ));
     }
     let precision = precision(f)?;
-    let optimizer = optimizer(f)?;
-    let moments = ["--exp-avg-dtype", "--exp-avg-sq-dtype"];
-    let format = |flag: &str| f.given.get(flag).map_or("fp32", |(v, _)| v.first().map_or("", String::as_str));
-    if format(moments[0]) != format(moments[1]) {
-        let [first, second] = moments.map(format);
-        assumed.push(format!("moments in {first} and {second}: predicted as both in the wider of them"));
-    }
-    let graphed = f.given.get("--cuda-graph-modules").map_or(&[][..], |(modules, _)| modules);
-    let others: Vec<&str> = graphed.iter().map(String::as_str).filter(|m| !GRAPHED.contains(m)).collect();
-    if !others.is_empty() {
-        assumed.push(format!("graphs of {}: predicted as those of attention", others.join(", ")));
-    }
-    if graphed.is_empty() && f.given.get("--cuda-graph-impl").is_some_and(|(v, _)| v == &["local"]) {
-        assumed.push("graphs of whole layers: predicted as those of attention".into());
-    }
+    let optimizer = optimizer(f, assumed)?;
     for (flag, value) in [("--attention-backend", "unfused"), ("--transformer-impl", "local")] {
         if f.given.get(flag).is_some_and(|(values, _)| values.first().is_some_and(|v| v == value)) {
             let text = "attention that keeps its scores needs far more memory";
@@ -1124,7 +1110,7 @@ fn precision(f: &mut Flags) -> Read<Precision> {
     }
 }
 
-fn optimizer(f: &mut Flags) -> Read<Optimizer> {
+fn optimizer(f: &mut Flags, assumed: &mut Vec<String>) -> Read<Optimizer> {
     let kinds = [
         ("adam", Optimizer::Adamw),
         ("sgd", Optimizer::Sgd),
@@ -1135,6 +1121,11 @@ fn optimizer(f: &mut Flags) -> Read<Optimizer> {
     let formats = [("fp32", 4), ("bf16", 2), ("fp16", 2), ("fp8", 1)];
     let first = f.choice("--exp-avg-dtype", &formats)?.unwrap_or(4);
     let second = f.choice("--exp-avg-sq-dtype", &formats)?.unwrap_or(4);
+    if first != second {
+        let wider = first.max(second);
+        let text = format!("moments of {first} and {second} bytes: predicted as of {wider} both");
+        assumed.push(text);
+    }
     Ok(match (kind, first.max(second)) {
         (Optimizer::Adamw, 2) => Optimizer::AdamwBf16,
         (Optimizer::Adamw, 1) => Optimizer::Adam8bit,
@@ -1236,7 +1227,7 @@ fn layout(
     if tensor_overlap && !(sequence_parallel && tp > 1) {
         return Err(ImportError::new(overlap_line, "--tp-comm-overlap needs --sequence-parallel"));
     }
-    let cuda_graphs = cuda_graphs(f)?;
+    let cuda_graphs = cuda_graphs(f, assumed)?;
     let offloads = f.on("--optimizer-cpu-offload");
     if let Some((share, _)) = f.text("--optimizer-offload-fraction")?
         && offloads
@@ -1374,14 +1365,12 @@ fn context_comm(
 fn dispatcher(f: &mut Flags, has_experts: bool) -> Read<Option<Dispatcher>> {
     let kinds = [("allgather", 0), ("alltoall", 1), ("flex", 2)];
     let kind = f.choice("--moe-token-dispatcher-type", &kinds)?.unwrap_or(0);
-    let backends = [("deepep", Dispatcher::DeepEp), ("hybridep", Dispatcher::HybridEp)];
-    if let Some((_, line)) = f.given.get("--moe-flex-dispatcher-backend").filter(|(v, _)| v == &["ncclep"]) {
-        return Err(ImportError::new(
-            *line,
-            "the dispatcher ncclep is not modelled; deepep and hybridep are",
-        ));
-    }
-    let backend = f.choice("--moe-flex-dispatcher-backend", &backends)?.unwrap_or(Dispatcher::DeepEp);
+    let flag = "--moe-flex-dispatcher-backend";
+    let backends =
+        [("deepep", Some(Dispatcher::DeepEp)), ("hybridep", Some(Dispatcher::HybridEp)), ("ncclep", None)];
+    let backend = f.choice(flag, &backends)?.unwrap_or(Some(Dispatcher::DeepEp)).ok_or_else(|| {
+        ImportError::new(f.line(flag), "the dispatcher ncclep is not modelled; deepep and hybridep are")
+    })?;
     f.on("--moe-enable-deepep");
     Ok(has_experts.then_some(match kind {
         0 => Dispatcher::AllGather,
@@ -1390,10 +1379,16 @@ fn dispatcher(f: &mut Flags, has_experts: bool) -> Read<Option<Dispatcher>> {
     }))
 }
 
-fn cuda_graphs(f: &mut Flags) -> Read<CudaGraphs> {
+fn cuda_graphs(f: &mut Flags, assumed: &mut Vec<String>) -> Read<CudaGraphs> {
     let kinds = [("none", 0), ("local", 1), ("transformer_engine", 1), ("full_iteration", 2)];
     let kind = f.choice("--cuda-graph-impl", &kinds)?.unwrap_or(0);
     let modules = f.values("--cuda-graph-modules")?.map(|v| v.0).unwrap_or_default();
+    let per_layer = kind == 1;
+    let other = modules.iter().find(|module| !GRAPHED.contains(&module.as_str()));
+    if per_layer && (modules.is_empty() || other.is_some()) {
+        let what = other.map_or("whole layers", String::as_str);
+        assumed.push(format!("graphs of {what}: predicted as those of attention"));
+    }
     Ok(match kind {
         0 => CudaGraphs::None,
         2 => CudaGraphs::FullIteration,

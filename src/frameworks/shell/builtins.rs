@@ -103,6 +103,11 @@ struct Attributes {
     other: bool,
 }
 
+/// Whether a command declares variables.
+fn declares(keyword: &str) -> bool {
+    matches!(keyword, "export" | "local" | "declare" | "readonly" | "typeset")
+}
+
 impl Shell<'_> {
     pub(super) fn simple(&mut self, words: &[Raw]) -> Run<Status> {
         self.substitution = None;
@@ -224,11 +229,7 @@ impl Shell<'_> {
             "exec" | "time" | "nohup" | "command" | "builtin" | "do" | "then" | "sudo" | "nice" | "env" => {
                 return self.prefixed(&keyword, &words[1..]);
             }
-            "local" if self.state.frames.is_empty() => return Ok(Some(1)),
-            "export" | "local" | "declare" | "readonly" | "typeset" => {
-                self.declare(&keyword, &words[1..]);
-                return Ok(Some(0));
-            }
+            _ if declares(&keyword) => return Ok(self.declare(&keyword, &words[1..])),
             "[" | "test" => {
                 let mut words: Vec<String> =
                     self.all_fields(&words[1..]).into_iter().map(|w| w.text).collect();
@@ -260,10 +261,9 @@ impl Shell<'_> {
             return self.call(&body, arguments.iter().map(|w| w.text.clone()).collect());
         }
         // A declaration that a variable holds.
-        if matches!(name.text.as_str(), "export" | "declare" | "readonly" | "typeset") {
+        if declares(&name.text) {
             let words: Vec<Raw> = arguments.iter().map(|word| Raw::quoted(&word.text, word.line)).collect();
-            self.declare(&name.text, &words);
-            return Ok(Some(0));
+            return Ok(self.declare(&name.text, &words));
         }
         match self.built_in(&name.text, arguments, line)? {
             Some(status) => Ok(status),
@@ -360,7 +360,10 @@ impl Shell<'_> {
     }
 
     /// `export`, `declare`, …
-    fn declare(&mut self, keyword: &str, words: &[Raw]) {
+    fn declare(&mut self, keyword: &str, words: &[Raw]) -> Status {
+        if keyword == "local" && self.state.frames.is_empty() {
+            return Some(1);
+        }
         let mut attributes = Attributes {
             exported: (keyword == "export").then_some(true),
             read_only: keyword == "readonly",
@@ -374,6 +377,7 @@ impl Shell<'_> {
                 None => self.declare_one(keyword, &attributes, word),
             }
         }
+        Some(0)
     }
 
     /// A word of `declare` with what it stands for.

@@ -181,14 +181,15 @@ pub(super) fn gpus_of_header(text: &str) -> Said {
 /// stand before the first command (Slurm's `sbatch/opt.c`), of the script or of one that it hands to `sbatch`.
 pub(super) fn header(text: &str, names: &[&str]) -> Said {
     let lines = text.lines().scan(true, |open, line| {
-        let comment = line.starts_with('#') || line.trim().is_empty();
+        let text = line.trim_start();
+        let comment = text.is_empty() || text.starts_with('#');
         if !comment {
             *open = line.contains("sbatch") && line.contains("<<");
         }
         Some((comment && *open).then_some(line))
     });
     let lines = lines.flatten().filter_map(|line| line.strip_prefix("#SBATCH"));
-    let lines = lines.map(|options| options.split_once(" #").map_or(options, |(options, _)| options));
+    let lines = lines.map(|options| options.split_once('#').map_or(options, |(options, _)| options));
     let said = lines.flat_map(|options| names.iter().filter_map(move |name| header_option(options, name)));
     said.last().map_or(Said::Not, |value| match amount(value) {
         Some(n) => Said::Number(n),

@@ -122,7 +122,12 @@ impl SavedPlan {
     /// As [`Self::from_text`], and what is wrong with the file itself.
     pub fn load(path: &str) -> Result<(Self, Plan), SpecError> {
         let text = read_text(std::path::Path::new(path))?;
-        Self::from_text(path, &text)
+        Self::from_text(path, &text).map_err(|error| {
+            if ["(", "/", "#!["].iter().any(|start| text.trim_start().starts_with(start)) {
+                return error;
+            }
+            error.help("`autoplan import` makes a saved plan of a launch script or a configuration")
+        })
     }
 
     /// Cluster and accelerator together.

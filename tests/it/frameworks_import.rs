@@ -1146,6 +1146,7 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
         "--moe-router-padding",
         "needs --fp8-format",
     ),
+    ("fsdp-version", "--use-megatron-fsdp --megatron-fsdp-version 2", "--megatron-fsdp-v", "2 excludes"),
     ("sharded-checkpoints", "--ckpt-format fsdp_dtensor", "--ckpt-format", "needs --use-megatron-fsdp"),
     ("save-interval", "--save /x", "--save", "needs --save-interval"),
     ("evaluation-batch", "--eval-global-batch-size 7", "--eval-global", "is no multiple"),
@@ -1441,6 +1442,27 @@ const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
     ("connections", "", "", "--tensor-model-parallel-size", "the script does not export it"),
     ("connections", "CUDA_DEVICE_MAX_CONNECTIONS=8", "", "--tensor-model", "the script sets it to 8"),
     (
+        "activation-fusion",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--swiglu => --squared-relu;--disable-bias-linear => ",
+        "--squared-relu",
+        "needs --disable-bias-linear",
+    ),
+    (
+        "hybrid-stages",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--num-layers 32 => --hybrid-layer-pattern M-M*M-M-\n--account-for-loss-in-pipeline-split;--swiglu => ",
+        "--account-for-loss",
+        "beside --hybrid-layer-pattern",
+    ),
+    (
+        "hybrid-stages",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--num-layers 32 => --hybrid-layer-pattern 'M-M*|M-M-'\n--decoder-last-pipeline-num-layers 4;--swiglu => ",
+        "--decoder-last",
+        "where --hybrid-layer-pattern",
+    ),
+    (
         "torch-fsdp2",
         "CUDA_DEVICE_MAX_CONNECTIONS=1",
         "--tensor-model-parallel-size 4 => ;--sequence-parallel => ;--pipeline-model-parallel-size 2 => ;\
@@ -1478,6 +1500,22 @@ const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
         "NVTE_CPU_OFFLOAD_V1=1",
     ),
 ];
+
+#[test]
+fn flags_of_the_deepspeed_fork_mean_what_they_mean_there() {
+    let deepspeed = "--use-distributed-optimizer => --deepspeed\n    --zero-stage 1";
+    let error = import(&script(&format!("{deepspeed}\n    --no-pipeline-parallel")), "x", None).unwrap_err();
+    assert!(error.message.contains("excludes 2 pipeline stages"), "{error}");
+    let alone = "--pipeline-model-parallel-size 2 => --no-pipeline-parallel";
+    let experts = |numbers: &str| {
+        let change = format!("{deepspeed}\n    --num-experts {numbers};{alone}");
+        import(&script(&change), "x", None).map(|imported| format!("{:?}", imported.model))
+    };
+    assert!(experts("8 8").unwrap().contains("experts: 8,"));
+    assert!(experts("8 16").unwrap_err().message.contains("differ in their number of experts"));
+    let error = import(&script("--swiglu => --swiglu\n    --num-experts 8 8"), "x", None).unwrap_err();
+    assert!(error.message.contains("takes one value"), "{error}");
+}
 
 /// The changed script after exports of these variables.
 fn with_environment(variables: &str, change: &str) -> String {

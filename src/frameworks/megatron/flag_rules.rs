@@ -250,6 +250,52 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "hybrid-stages",
+        source: ARGUMENTS,
+        check: |c| {
+            let pattern = "--hybrid-layer-pattern";
+            for flag in [
+                "--num-layers-per-virtual-pipeline-stage",
+                "--num-virtual-stages-per-pipeline-rank",
+                "--pipeline-model-parallel-layout",
+                "--account-for-embedding-in-pipeline-split",
+                "--account-for-loss-in-pipeline-split",
+            ] {
+                let text = format!("{flag} is refused beside {pattern}, which says the stages itself");
+                refuse(c.has(pattern) && c.has(flag), flag, text)?;
+            }
+            let split =
+                c.values(pattern).iter().any(|p| p.split('/').next().unwrap_or_default().contains('|'));
+            for flag in ["--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"] {
+                let text = format!("{flag} is refused where {pattern} says the stages itself");
+                refuse(split && c.has(flag), flag, text)?;
+            }
+            Ok(())
+        },
+    },
+    FlagRule {
+        name: "activation-fusion",
+        source: CONFIG,
+        check: |c| {
+            let flag = "--squared-relu";
+            let fused = !c.has("--disable-bias-linear") && !c.has("--no-bias-gelu-fusion");
+            refuse(
+                c.whole && c.has(flag) && fused,
+                flag,
+                format!("{flag} needs --disable-bias-linear or --no-bias-gelu-fusion"),
+            )
+        },
+    },
+    FlagRule {
+        name: "fsdp-version",
+        source: ARGUMENTS,
+        check: |c| {
+            let (flag, other) = ("--megatron-fsdp-version", "--use-distributed-optimizer");
+            let second = c.has("--use-megatron-fsdp") && c.is(flag, "2");
+            refuse(second && c.has(other), flag, format!("{flag} 2 excludes {other}"))
+        },
+    },
+    FlagRule {
         name: "rope-fusion",
         source: "core/transformer/transformer_config.py MLATransformerConfig __post_init__",
         check: |c| {

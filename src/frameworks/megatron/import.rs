@@ -513,6 +513,9 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "optimizer" => &["--optimizer"],
         "optimizer-offload" => &["--optimizer-cpu-offload"],
         "pipeline-zero" => &["--zero-stage"],
+        "ulysses-alone" | "ulysses-heads" | "ulysses-sequence" | "ulysses-grouped" => {
+            &["--ds-sequence-parallel-size"]
+        }
         _ => &[],
     }
 }
@@ -579,7 +582,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         None => f.need("--num-layers")?,
     };
     if layers == 0 || layers > 100_000 {
-        return Err(ImportError::new(f.line, format!("{layers} layers are out of range")));
+        return Err(ImportError::new(f.line("--num-layers"), format!("{layers} layers are out of range")));
     }
     let hidden = f.need("--hidden-size")?;
     if !(1..=1 << 24).contains(&hidden) {
@@ -591,7 +594,8 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     let squared = f.on("--squared-relu");
     let activation = match (gated || quick, squared) {
         (true, true) => {
-            return Err(ImportError::new(f.line, "--squared-relu excludes --swiglu and --quick-geglu"));
+            let text = "--squared-relu excludes --swiglu and --quick-geglu";
+            return Err(ImportError::new(f.line("--squared-relu"), text));
         }
         (true, false) => Activation::SwiGlu,
         (false, true) => Activation::SquaredRelu,
@@ -884,8 +888,12 @@ fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Rea
         let text = format!("layers differ in their number of experts, which no model here says: `{all}`");
         return Err(ImportError::new(*line, text));
     }
-    // The fork's way of saying that there are none (megatron/model/transformer.py).
-    let least = if f.given.contains_key("--deepspeed") { 2 } else { 1 };
+    // The fork takes a number per layer, and one expert for none (megatron/model/transformer.py).
+    let fork = f.given.contains_key("--deepspeed");
+    if let Some((values, _)) = f.map.get_mut("--num-experts").filter(|_| fork) {
+        values.truncate(1);
+    }
+    let least = if fork { 2 } else { 1 };
     let Some(experts) = f.number("--num-experts")?.filter(|&e| e >= least) else { return Ok(None) };
     let scores = [("softmax", false), ("sigmoid", true)];
     let sigmoid = f.choice("--moe-router-score-function", &scores)?.unwrap_or(false);
@@ -1143,6 +1151,10 @@ fn layout(
     let tp_line = f.line("--tensor-model-parallel-size");
     let tp = f.small("--tensor-model-parallel-size")?.unwrap_or(1);
     let pp = f.small("--pipeline-model-parallel-size")?.unwrap_or(1);
+    let flag = "--no-pipeline-parallel";
+    if pp > 1 && f.given.contains_key(flag) {
+        return Err(ImportError::new(f.line(flag), format!("{flag} excludes {pp} pipeline stages")));
+    }
     let ulysses = f.small("--ds-sequence-parallel-size")?.filter(|_| deepspeed);
     let cp = f.small("--context-parallel-size")?.or(ulysses).unwrap_or(1);
     let ranks = product([tp, pp, cp]);
@@ -1578,7 +1590,7 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
         Some(_) => {
             if method.is_some() || number.is_some() {
                 return Err(ImportError::new(
-                    method_line,
+                    f.line_of(&["--recompute-method", "--recompute-num-layers"]),
                     "selective recomputation takes neither a method nor a number of layers",
                 ));
             }

@@ -44,7 +44,7 @@ use crate::units::Picos;
 pub use verify::Verified;
 
 use balance::{LegalModes, Pipelines};
-use best::{Best, Class, Settled, Threshold, class_of, class_of_group};
+use best::{Best, Class, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::{Opened, Seen};
 use layouts::{Completions, RankPasses, Simulated};
@@ -251,9 +251,6 @@ const KEPT_LEGAL: usize = 1024;
 /// Parts of cells that a thread keeps.
 const KEPT_PARTS: usize = 1024;
 
-/// Ranks of a pipeline with one chunk each up to which the integer programme takes a fraction of a second.
-const DEEP: u32 = 64;
-
 /// Groups opened per wave: work for many threads, but not so much that what one finds comes too late for the next.
 /// Fewer at first, so that good plans are found before much is opened.
 fn wave_size(wave: u32) -> usize {
@@ -426,21 +423,7 @@ impl Search<'_> {
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
-        // Deep pipelines take longest to certify: they begin first.
-        let mut plans: Vec<(usize, Settled)> = best.into_sorted().into_iter().enumerate().collect();
-        plans.sort_by_key(|(_, settled)| {
-            let layout = settled.plan.layout();
-            Reverse((layout.pipeline_parallel, layout.chunk_count()))
-        });
-        let finish = |(at, settled): (usize, Settled)| {
-            // A deep pipeline takes the programme about a second: only the best plan is worth that.
-            let layout = settled.plan.layout();
-            let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
-            (at, self.finish(settled, at < request.verified && (at == 0 || quick)))
-        };
-        let mut found: Vec<(usize, Found)> = plans.into_par_iter().with_max_len(1).map(finish).collect();
-        found.sort_by_key(|(at, _)| *at);
-        let found = found.into_iter().map(|(_, found)| found).collect();
+        let found = self.finish_all(best.into_sorted(), request.verified);
         Answer { found, counters, optimality_gap, stop }
     }
 

@@ -14,6 +14,8 @@
 //! * [`layout`]: the result in the words of launch flags.
 
 #[cfg(feature = "milp")]
+mod caps;
+#[cfg(feature = "milp")]
 pub mod chains;
 mod chunked;
 pub mod dp;

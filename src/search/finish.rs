@@ -1,11 +1,17 @@
 //! What is said of the plans that are printed.
 
+use std::cmp::Reverse;
+use std::collections::{HashMap, HashSet};
+
+use rayon::prelude::*;
+
 use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, first_rank_tail};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
 use super::{Found, Scratch, Search};
 use crate::cost::CellKey;
+use crate::cost::schedule::Shape;
 use crate::cost::step::{predict, shape};
 use crate::plan::Plan;
 #[cfg(feature = "milp")]
@@ -21,9 +27,52 @@ const CERTIFIED: f64 = 0.02;
 #[cfg(feature = "milp")]
 const TOLERATED: f64 = 0.049;
 
+/// Ranks of a pipeline with one chunk each up to which the integer programme takes a fraction of a second; beyond, about
+/// a second, and only the best plan is worth that.
+const DEEP: u32 = 64;
+
+/// What the proof of one plan shows of others of its shape.
+#[cfg(feature = "milp")]
+type Known = chains::Known;
+#[cfg(not(feature = "milp"))]
+type Known = ();
+
 impl Search<'_> {
+    /// Finishes plans, best first, of which so many are verified. The first of every shape begins with nothing known,
+    /// the others with what that one shows: so answers do not depend on threads.
+    pub(super) fn finish_all(&self, best: Vec<Settled>, verified: usize) -> Vec<Found> {
+        let mut plans: Vec<(usize, Settled)> = best.into_iter().enumerate().collect();
+        // Deep pipelines take longest to certify: they begin first.
+        plans.sort_by_key(|(_, settled)| {
+            let layout = settled.plan.layout();
+            Reverse((layout.pipeline_parallel, layout.chunk_count()))
+        });
+        let mut seen = HashSet::new();
+        let (first, others): (Vec<_>, Vec<_>) =
+            plans.into_iter().partition(|(_, settled)| seen.insert(shape(settled.plan.layout())));
+        let known: HashMap<Shape, Known> = HashMap::new();
+        let finish = |known: &HashMap<Shape, Known>, (at, settled): (usize, Settled)| {
+            let layout = *settled.plan.layout();
+            let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
+            let shape = shape(&layout);
+            let (found, shown) = self.finish(settled, at < verified && (at == 0 || quick), known.get(&shape));
+            (at, found, shown.map(|shown| (shape, shown)))
+        };
+        let first: Vec<_> = first.into_par_iter().with_max_len(1).map(|one| finish(&known, one)).collect();
+        let mut found = Vec::new();
+        let mut known = known;
+        for (at, one, shown) in first {
+            found.push((at, one));
+            known.extend(shown);
+        }
+        let others: Vec<_> = others.into_par_iter().with_max_len(1).map(|one| finish(&known, one)).collect();
+        found.extend(others.into_iter().map(|(at, one, _)| (at, one)));
+        found.sort_by_key(|(at, _)| *at);
+        found.into_iter().map(|(_, one)| one).collect()
+    }
+
     /// Prediction, even split and certificate of a plan that is printed.
-    pub(super) fn finish(&self, settled: Settled, verify: bool) -> Found {
+    fn finish(&self, settled: Settled, verify: bool, known: Option<&Known>) -> (Found, Option<Known>) {
         let layout = *settled.plan.layout();
         let prediction = predict(self.cost, self.layers, &settled.plan);
         let mut scratch = Scratch::default();
@@ -41,7 +90,9 @@ impl Search<'_> {
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);
         #[cfg(not(feature = "milp"))]
-        let _ = verify;
+        let (shown, _) = (None, (verify, known));
+        #[cfg(feature = "milp")]
+        let mut shown = None;
         #[cfg(feature = "milp")]
         let mut verified = None;
         if layout.virtual_stages == 1 {
@@ -75,7 +126,9 @@ impl Search<'_> {
                     enough: within(CERTIFIED),
                     tolerable: within(TOLERATED),
                 };
-                bound = bound.max(chains::least_makespan(&tailed, judged));
+                let (least, shows) = chains::least_makespan(&tailed, judged, known);
+                bound = bound.max(least);
+                shown = Some(shows);
             }
         }
         let mut even_bound = None;
@@ -92,13 +145,14 @@ impl Search<'_> {
         }
         let bound = floor.step(bound);
         let split_gap = (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0);
-        Found {
+        let found = Found {
             plan: settled.plan,
             prediction,
             even,
             split_gap,
             #[cfg(feature = "milp")]
             verified,
-        }
+        };
+        (found, shown)
     }
 }

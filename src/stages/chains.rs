@@ -8,12 +8,16 @@
 //! too much open, chunks hold whole numbers of layers, and HiGHS branches on those and on what ranks hold: short of
 //! memory, it is whole layers that do not fit. Every step ends with a proven bound.
 //!
+//! Problems of one shape have the same chains, and in the answer to one the same chains are long as in another's: what
+//! one found is what the next begins with, weights of chains included.
+//!
 //! Memory counts with every state of micro-batches in flight, recomputation way by way.
 
 use std::collections::HashSet;
 
 use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 
+use super::caps::{self, Caps};
 use super::relax::Relaxation;
 use super::{Block, Choice, Problem, Way};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
@@ -25,14 +29,20 @@ const MOST_RUNS: usize = 4;
 /// Rounds of cutting planes, and those of pipelines of more than [`MANY_CHUNKS`] unless whole layers are asked for.
 const ROUNDS: usize = 4;
 const FEW_ROUNDS: usize = 1;
+/// Rounds of programmes over whole layers that are small and stand for one way to recompute.
+const WHOLE_ROUNDS: usize = 12;
 const MANY_CHUNKS: usize = 64;
 /// A round that gains less is the last.
 const LITTLE: f64 = 1e-3;
+/// Chains per chunk from which on a programme over whole layers is often decided without branching.
+const ENOUGH_CHAINS: f64 = 1.5;
 /// Chains per chunk beyond which a programme takes longer than more chains are worth.
 const MANY_CHAINS: usize = 5;
 /// Programmes over whole layers per problem, and pivots times chains times chunks of them, about a second's work.
 const MOST_WHOLE: usize = 30;
 const MOST_WORK: u64 = 100_000_000;
+/// Answers whose weights are kept for programmes of the same shape.
+const MOST_WEIGHTS: usize = 4;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
 /// the former chains hold for many splits, near the latter they cut most off.
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
@@ -43,6 +53,8 @@ const LONGER: f64 = 1.5;
 const NODES: i32 = 300;
 const FEW_NODES: i32 = 1;
 const SECONDS: f64 = 10.0;
+/// What is reached of a plan's time, but for this, is enough for the next of the same shape.
+const LESS: f64 = 2e-3;
 /// Bounds are lowered by more than HiGHS' tolerances.
 const SHRINK: f64 = 1.0 - 1e-7;
 
@@ -63,9 +75,19 @@ pub struct Judged<'a> {
     pub tolerable: Picos,
 }
 
-/// A time that no assignment of a problem goes below, tail included, and that is not above the judged one's.
+/// What is known from a problem of the same shape.
+#[derive(Debug, Clone)]
+pub struct Known {
+    chains: Vec<Chain>,
+    weights: Vec<Weights>,
+    /// Share of the judged time that the bound was, without programmes over whole layers.
+    reached: f64,
+}
+
+/// A time that no assignment of a problem goes below, tail included, and that is not above the judged one's; with what
+/// it shows of problems of the same shape.
 #[must_use]
-pub fn least_makespan(problem: &Problem, judged: Judged<'_>) -> Picos {
+pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
     let mut ways = Vec::new();
     let mut relaxation = Relaxation::default();
     relaxation.ways(problem, judged.passes, &mut ways);
@@ -90,13 +112,29 @@ pub fn least_makespan(problem: &Problem, judged: Judged<'_>) -> Picos {
     families.extend(mixed.into_iter().map(|one| vec![one]));
     families.retain(|family| !family.is_empty());
     families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
-    let mut search = Search::new(problem, judged);
-    let quick = search.least_of_all(&families, judged.enough);
+    let mut search = Search::new(problem, judged, known);
+    let reached = known.map_or(1.0, |known| known.reached * (1.0 - LESS));
+    let enough = judged.enough.min(judged.passes.scale(reached).max(judged.tolerable));
+    let quick = search.least_of_all(&families, enough);
+    let known = Known {
+        chains: search.chains.clone(),
+        weights: search.weights.clone(),
+        reached: quick.0 as f64 / judged.passes.0.max(1) as f64,
+    };
     if quick >= judged.tolerable {
-        return quick;
+        return (quick, known);
     }
     search.whole = MOST_WHOLE;
-    quick.max(search.least_of_all(&families, judged.tolerable))
+    (quick.max(search.least_of_all(&families, judged.tolerable)), known)
+}
+
+/// How much of the peak chains make up in the answer to a programme, and lines of the tail: no split is faster than
+/// chains are on average, whatever their weights (the programme's dual).
+#[derive(Debug, Clone)]
+struct Weights {
+    /// Of the first so many chains.
+    chains: Vec<f64>,
+    lines: Vec<f64>,
 }
 
 /// Ways to recompute, each with what is known of it.
@@ -130,6 +168,8 @@ struct Search<'a> {
     simulator: Simulator,
     chains: Vec<Chain>,
     known: HashSet<Chain>,
+    /// Of the latest programmes' answers.
+    weights: Vec<Weights>,
     /// Whether the first schedules are simulated.
     started: bool,
     /// Programmes over whole layers that may still be solved.
@@ -139,8 +179,10 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(problem: &'a Problem, judged: Judged<'a>) -> Self {
-        let chains = listed(problem);
+    fn new(problem: &'a Problem, judged: Judged<'a>, known: Option<&Known>) -> Self {
+        let chains = known.map_or_else(|| listed(problem), |known| known.chains.clone());
+        let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
+        let started = known.is_some();
         let known = chains.iter().cloned().collect();
         Self {
             problem,
@@ -148,7 +190,8 @@ impl<'a> Search<'a> {
             simulator: Simulator::default(),
             chains,
             known,
-            started: false,
+            weights,
+            started,
             whole: 0,
             work: 0,
         }
@@ -181,6 +224,8 @@ impl<'a> Search<'a> {
     /// A bound on all assignments that recompute in the programme's ways, of which one is known; none if nothing
     /// fits.
     fn least(&mut self, programme: &Programme, known: Picos, enough: Picos) -> Option<Picos> {
+        let priced = self.weights.iter().map(|weights| programme.weighted(&self.chains, weights));
+        let known = priced.fold(known, Picos::max);
         if known >= enough {
             return Some(known);
         }
@@ -193,8 +238,18 @@ impl<'a> Search<'a> {
             self.look(&centre);
         }
         let mut bound = known;
+        let decides = self.chains.len() as f64 >= ENOUGH_CHAINS * self.problem.chunks() as f64;
+        if many && self.whole > 0 && programme.ordered && decides {
+            match self.solve_whole(programme, enough, FEW_NODES) {
+                Solved::None => return Some(bound.max(enough.scale(SHRINK))),
+                Solved::Bound(least, _) => bound = bound.max(least),
+                Solved::Failed => {}
+            }
+        }
         let (mut model, columns) = programme.model(&self.chains, None)?;
-        let mut stated = self.chains.len();
+        let (first, mut rows) = (self.chains.len(), 0);
+        let mut stated = first;
+        let mut weights = None;
         for round in 0..=rounds {
             let solved = solve(model)?;
             match solved.status() {
@@ -204,11 +259,17 @@ impl<'a> Search<'a> {
             }
             let before = bound;
             bound = bound.max(programme.picos(solved.objective_value()));
+            let answer = solved.get_solution();
+            let duals = answer.dual_rows();
+            if round == 0 {
+                rows = duals.len();
+            }
+            weights = Some(programme.weights(duals, first, &duals[rows..]));
             let stalls = self.whole == 0 && round > 0 && bound < before.scale(1.0 + LITTLE);
             if bound >= enough || round == rounds || stalls || !self.looks_for_chains() {
                 break;
             }
-            let answer = programme.passes_at(solved.get_solution().columns());
+            let answer = programme.passes_at(answer.columns());
             self.look_between(&centre, &answer);
             if self.whole > 0 {
                 self.look_along(&answer);
@@ -223,28 +284,23 @@ impl<'a> Search<'a> {
             }
             stated = self.chains.len();
         }
+        if self.weights.len() < MOST_WEIGHTS {
+            self.weights.extend(weights);
+        }
         if bound >= enough || !programme.ordered {
             return Some(bound);
         }
-        for _ in 0..if many || programme.several { FEW_ROUNDS } else { ROUNDS } {
+        let nodes = if many && programme.several { FEW_NODES } else { NODES };
+        for _ in 0..if many || programme.several { FEW_ROUNDS } else { WHOLE_ROUNDS } {
             if self.whole == 0 {
                 break;
             }
-            self.whole -= 1;
-            let (model, columns) = programme.model(&self.chains, Some(enough))?;
-            let Some(solved) = solve(model) else { break };
-            let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
-            self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
-            if self.work > MOST_WORK {
-                self.whole = 0;
-            }
-            if solved.status() == HighsModelStatus::Infeasible {
-                // Nothing is below what is enough.
-                return Some(bound.max(enough.scale(SHRINK)));
-            }
-            let dual = solved.double_info_value(c"mip_dual_bound").unwrap_or(0.0);
-            bound = bound.max(programme.picos(if dual.is_finite() { dual } else { 0.0 }));
-            let answer = solved.get_solution().columns().to_vec();
+            let (least, answer) = match self.solve_whole(programme, enough, nodes) {
+                Solved::None => return Some(bound.max(enough.scale(SHRINK))),
+                Solved::Bound(least, answer) => (least, answer),
+                Solved::Failed => break,
+            };
+            bound = bound.max(least);
             if bound >= enough || !self.looks_for_chains() || answer.len() < columns.len() {
                 break;
             }
@@ -257,6 +313,26 @@ impl<'a> Search<'a> {
             }
         }
         Some(bound)
+    }
+
+    /// Solves the programme over whole layers, as far as a ceiling and so many nodes.
+    fn solve_whole(&mut self, programme: &Programme, ceiling: Picos, nodes: i32) -> Solved {
+        self.whole -= 1;
+        let Some(caps) = programme.caps(&self.chains, ceiling) else { return Solved::None };
+        let whole = Whole { ceiling, caps, nodes };
+        let solved = programme.model(&self.chains, Some(whole)).and_then(|(model, _)| solve(model));
+        let Some(solved) = solved else { return Solved::Failed };
+        let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
+        self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
+        if self.work > MOST_WORK {
+            self.whole = 0;
+        }
+        if solved.status() == HighsModelStatus::Infeasible {
+            return Solved::None;
+        }
+        let dual = solved.double_info_value(c"mip_dual_bound").unwrap_or(0.0);
+        let bound = programme.picos(if dual.is_finite() { dual } else { 0.0 });
+        Solved::Bound(bound, solved.get_solution().columns().to_vec())
     }
 
     /// Adds the longest chains at some durations but for one chunk that takes longer, chunk by chunk; unless there are
@@ -348,6 +424,25 @@ fn listed(problem: &Problem) -> Vec<Chain> {
 fn solve(mut model: Model) -> Option<SolvedModel> {
     model.make_quiet();
     model.try_solve().ok()
+}
+
+/// What a programme over whole layers shows.
+enum Solved {
+    /// Nothing is below the ceiling.
+    None,
+    /// Nothing is below this; and an answer, if one was found.
+    Bound(Picos, Vec<f64>),
+    Failed,
+}
+
+/// What makes a programme one over whole layers.
+struct Whole {
+    /// Nothing above is of interest.
+    ceiling: Picos,
+    /// What ranks hold below it.
+    caps: Caps,
+    /// Nodes of the search tree.
+    nodes: i32,
 }
 
 /// Layers that count as one sort: a run, or where order is given up all of a kind.
@@ -529,8 +624,8 @@ impl<'a> Programme<'a> {
         (-constant / unit, terms)
     }
 
-    /// The model with so many chains; with a ceiling layers are whole, and nothing above it is of interest.
-    fn model(&self, chains: &[Chain], ceiling: Option<Picos>) -> Option<(Model, Vec<Col>)> {
+    /// The model with so many chains, its first rows; then come the lines of the tail.
+    fn model(&self, chains: &[Chain], whole: Option<Whole>) -> Option<(Model, Vec<Col>)> {
         let problem = self.problem;
         let mut stated = RowProblem::default();
         let mut columns: Vec<Col> = Vec::new();
@@ -538,7 +633,7 @@ impl<'a> Programme<'a> {
             for fixed in &problem.fixed {
                 for sort in &self.sorts {
                     let most = if fixed.closed { 0.0 } else { f64::from(sort.count) };
-                    columns.push(stated.add_column_with_integrality(0.0, 0.0..=most, ceiling.is_some()));
+                    columns.push(stated.add_column_with_integrality(0.0, 0.0..=most, whole.is_some()));
                 }
             }
         }
@@ -546,6 +641,10 @@ impl<'a> Programme<'a> {
         columns.push(stated.add_column(1.0, 0.0..));
         columns.push(stated.add_column(1.0, 0.0..));
         let mut rows: Vec<Row> = chains.iter().map(|chain| self.row(chain)).collect();
+        rows.extend(self.lines().map(|(least, terms)| {
+            let exposed = terms.into_iter().chain([(self.tail(), -1.0)]);
+            (-least, exposed.collect())
+        }));
         rows.extend(self.memory());
         for (chunk, fixed) in problem.fixed.iter().enumerate() {
             let all = (0..self.sorts.len()).map(|at| (self.layers(chunk, at), -1.0)).collect();
@@ -553,15 +652,6 @@ impl<'a> Programme<'a> {
             if self.block && !fixed.closed {
                 rows.extend(self.recomputed(chunk));
             }
-        }
-        for line in problem.tail.iter().flat_map(|tail| &tail.lines) {
-            let mut terms = vec![(self.tail(), -1.0)];
-            for &chunk in &problem.pipeline.orders[0].chunks {
-                terms.extend(self.sorts.iter().enumerate().map(|(at, sort)| {
-                    (self.layers(chunk as usize, at), line.per_layer[sort.kind] as f64 / self.time_unit)
-                }));
-            }
-            rows.push((-line.constant as f64 / self.time_unit, terms));
         }
         for (most, terms) in rows {
             stated.add_row(..=most, terms.into_iter().map(|(at, n)| (columns[at], n)));
@@ -572,14 +662,15 @@ impl<'a> Programme<'a> {
             stated.add_row(count..=count, all);
         }
         if self.ordered {
-            self.keep_order(&mut stated, &columns, ceiling.is_some());
+            self.keep_order(&mut stated, &columns, whole.is_some());
         }
-        if let Some(ceiling) = ceiling {
+        if let Some(Whole { ceiling, caps, .. }) = &whole {
             let most = ceiling.0 as f64 / self.time_unit;
             stated.add_row(..=most, [(columns[self.peak()], 1.0), (columns[self.tail()], 1.0)]);
-            for order in &problem.pipeline.orders {
-                for (at, sort) in self.sorts.iter().enumerate() {
-                    let sum = stated.add_integer_column(0.0, 0.0..=f64::from(sort.count));
+            for (rank, order) in problem.pipeline.orders.iter().enumerate() {
+                for at in 0..self.sorts.len() {
+                    let span = caps.of(rank)[at];
+                    let sum = stated.add_integer_column(0.0, f64::from(span.fewest)..=f64::from(span.most));
                     let own = order.chunks.iter().map(|&k| (columns[self.layers(k as usize, at)], 1.0));
                     stated.add_row(0.0..=0.0, own.chain([(sum, -1.0)]));
                 }
@@ -592,9 +683,7 @@ impl<'a> Programme<'a> {
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
             model.try_set_option("time_limit", SECONDS).is_ok(),
-            model
-                .try_set_option("mip_max_nodes", if self.many() && self.several { FEW_NODES } else { NODES })
-                .is_ok(),
+            model.try_set_option("mip_max_nodes", whole.map_or(NODES, |whole| whole.nodes)).is_ok(),
             // An answer shows the chains that forbid it; it need not be the best.
             model.try_set_option("mip_max_improving_sols", 1).is_ok(),
             model.try_set_option("mip_allow_restart", false).is_ok(),
@@ -631,6 +720,103 @@ impl<'a> Programme<'a> {
         let all = sorts.map(|at| (self.whole(chunk, at), -1.0)).collect();
         let least = if self.problem.least(chunk) > 0 { -1.0 } else { 0.0 };
         own.chain([(least, all)]).collect()
+    }
+
+    /// Lines of the tail: what it takes at least, and what layers add to that.
+    fn lines(&self) -> impl Iterator<Item = Row> {
+        self.problem.tail.iter().flat_map(|tail| &tail.lines).map(move |line| {
+            let own = self.problem.pipeline.orders[0].chunks.iter().flat_map(|&chunk| {
+                self.sorts.iter().enumerate().map(move |(at, sort)| {
+                    (self.layers(chunk as usize, at), line.per_layer[sort.kind] as f64 / self.time_unit)
+                })
+            });
+            (line.constant as f64 / self.time_unit, own.collect())
+        })
+    }
+
+    /// What chains and lines weigh in an answer: of its rows' duals those of the `first` chains, of the lines, and of
+    /// chains stated later.
+    fn weights(&self, duals: &[f64], first: usize, later: &[f64]) -> Weights {
+        let shares = |duals: &mut dyn Iterator<Item = &f64>, all: bool| {
+            let weights: Vec<f64> = duals.map(|dual| dual.abs()).collect();
+            let sum: f64 = weights.iter().sum();
+            let unit = if all || sum > 1.0 { sum } else { 1.0 };
+            weights.into_iter().map(|weight| if unit > 0.0 { weight / unit } else { 0.0 }).collect()
+        };
+        Weights {
+            chains: shares(&mut duals[..first].iter().chain(later), true),
+            lines: shares(&mut duals[first..].iter().take(self.lines().count()), false),
+        }
+    }
+
+    /// What chains of such weights take at least on average, however layers are placed.
+    fn weighted(&self, chains: &[Chain], weights: &Weights) -> Picos {
+        let problem = self.problem;
+        let mut least = 0.0;
+        let mut each = vec![0.0; problem.chunks() * self.sorts.len()];
+        let rows = chains.iter().map(|chain| {
+            let (most, terms) = self.row(chain);
+            (-most, terms)
+        });
+        let weighted = rows.zip(&weights.chains).chain(self.lines().zip(&weights.lines));
+        for ((constant, terms), weight) in weighted.filter(|(_, weight)| **weight > 0.0) {
+            least += weight * constant;
+            for (at, n) in terms {
+                // Columns beyond are layers recomputed wholly, perhaps none, and the peak.
+                if let Some(each) = each.get_mut(at) {
+                    *each += weight * n;
+                }
+            }
+        }
+        // Every layer where it adds least; chunks that must hold some pay the difference.
+        let open = || (0..problem.chunks()).filter(|&chunk| !problem.fixed[chunk].closed);
+        let cheapest =
+            |at: usize| open().map(|chunk| each[self.layers(chunk, at)]).fold(f64::INFINITY, f64::min);
+        let cheapest: Vec<f64> = (0..self.sorts.len()).map(cheapest).collect();
+        for (sort, cheapest) in self.sorts.iter().zip(&cheapest) {
+            least += f64::from(sort.count) * cheapest;
+        }
+        for chunk in open() {
+            let more =
+                cheapest.iter().enumerate().map(|(at, cheapest)| each[self.layers(chunk, at)] - cheapest);
+            least += f64::from(problem.least(chunk)) * more.fold(f64::INFINITY, f64::min);
+        }
+        self.picos(least)
+    }
+
+    /// What ranks hold if the makespan is below a ceiling; none if it cannot be.
+    fn caps(&self, chains: &[Chain], ceiling: Picos) -> Option<Caps> {
+        let problem = self.problem;
+        let orders = &problem.pipeline.orders;
+        let fewest = |chunks: &[u32]| chunks.iter().map(|&k| problem.least(k as usize)).sum();
+        let counts = self.sorts.iter().map(|sort| sort.count).collect();
+        let mut caps = Caps::new(counts, orders.iter().map(|order| fewest(order.chunks.as_slice())));
+        let peak = ceiling.0 as f64 / self.time_unit;
+        let chains = chains.iter().map(|chain| self.row(chain)).map(|(most, terms)| (most + peak, terms));
+        let mut by_chunk = vec![0.0; problem.chunks() * self.sorts.len()];
+        let by_rank = |(most, terms): Row| {
+            by_chunk.fill(0.0);
+            let layers = by_chunk.len();
+            for (at, n) in terms {
+                if at < layers {
+                    by_chunk[at] += n;
+                } else if self.block && at < self.peak() {
+                    // A layer that is recomputed wholly may count less.
+                    by_chunk[at - layers] += n.min(0.0);
+                }
+            }
+            let mut each = Vec::with_capacity(orders.len() * self.sorts.len());
+            for order in orders {
+                let open = || order.chunks.iter().filter(|&&k| !problem.fixed[k as usize].closed);
+                let cheapest = |at: usize| {
+                    open().map(|&k| by_chunk[self.layers(k as usize, at)]).reduce(f64::min).unwrap_or(0.0)
+                };
+                each.extend((0..self.sorts.len()).map(cheapest));
+            }
+            caps::Row { most, each }
+        };
+        let rows: Vec<caps::Row> = chains.chain(self.memory()).map(by_rank).collect();
+        caps.tighten(&rows).then_some(caps)
     }
 
     /// Every rank has the memory in every state of its micro-batches in flight.

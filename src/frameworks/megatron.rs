@@ -4,11 +4,15 @@
 //! `megatron/`; `TE` is Transformer Engine of the same month.
 
 pub mod arguments;
+mod experts;
 pub mod flag_rules;
 pub(super) mod flags;
 pub mod import;
+mod layer_lists;
+mod other_jobs;
 pub mod positions;
 pub mod shape;
+mod vocabulary;
 pub mod write;
 
 use super::{

@@ -18,6 +18,7 @@ mod state;
 mod undecided;
 
 use calls::{file_key, in_folder};
+pub use launches::program;
 pub use printed::Written;
 use printed::held;
 use ranks::{Said, gpus_of_header, header};
@@ -148,7 +149,7 @@ const TELLING: &[&str] =
 /// strings). Files that it sources are followed; what they hold stands on the line that asks for them.
 ///
 /// # Errors
-/// Quotes, arrays, blocks or continuation lines that never end; no training command, or several.
+/// Quotes, arrays or blocks that never end; no training command, or several.
 pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     read_launch_with(text, &[], files)
 }
@@ -180,6 +181,15 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
     }
     let list = parse::parse(text)?;
     let mut shell = run::Shell::new(files);
+    let end = text.trim_end();
+    if let Some(last) =
+        end.lines().last().filter(|last| last.ends_with('\\') && !last.trim_start().starts_with('#'))
+    {
+        let (line, last) = (end.lines().count(), shown(last.trim()));
+        shell.note(format!(
+            "line {line}: the text ends in a continuation line, `{last}`: is the rest cut off?"
+        ));
+    }
     shell.slurm = text.lines().any(|line| line.trim_start().starts_with("#SBATCH"));
     for (variable, said) in [
         ("SLURM_NNODES", header(text, &["--nodes", "-N"])),
@@ -257,6 +267,7 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
     }
     let mut launches = found.into_iter();
     let Some(first) = launches.next() else {
+        notes.append(&mut shell.not_started);
         return Err(ImportError { notes, ..no_command(text, bare) });
     };
     let texts = |l: &Launch| l.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
@@ -400,7 +411,6 @@ mod tests {
         for (text, line, part) in [
             ("A=(--n 1\n", 1, "array"),
             ("\ntorchrun x.py --a 'b", 2, "single quote"),
-            ("torchrun x.py --a \\", 1, "continuation"),
             ("echo hello", 1, "no training command"),
             ("if [ -n x ]; then\ntorchrun x.py --a\n", 2, "fi"),
             ("torchrun x.py --a ${B", 1, "${"),

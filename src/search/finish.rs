@@ -50,7 +50,6 @@ impl Search<'_> {
         let mut seen = HashSet::new();
         let (first, others): (Vec<_>, Vec<_>) =
             plans.into_iter().partition(|(_, settled)| seen.insert(shape(settled.plan.layout())));
-        let known: HashMap<Shape, Known> = HashMap::new();
         let finish = |known: &HashMap<Shape, Known>, (at, settled): (usize, Settled)| {
             let layout = *settled.plan.layout();
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
@@ -58,15 +57,16 @@ impl Search<'_> {
             let (found, shown) = self.finish(settled, at < verified && (at == 0 || quick), known.get(&shape));
             (at, found, shown.map(|shown| (shape, shown)))
         };
-        let first: Vec<_> = first.into_par_iter().with_max_len(1).map(|one| finish(&known, one)).collect();
+        let nothing = HashMap::new();
+        let first: Vec<_> = first.into_par_iter().with_max_len(1).map(|one| finish(&nothing, one)).collect();
+        let mut known = HashMap::new();
         let mut found = Vec::new();
-        let mut known = known;
         for (at, one, shown) in first {
             found.push((at, one));
             known.extend(shown);
         }
-        let others: Vec<_> = others.into_par_iter().with_max_len(1).map(|one| finish(&known, one)).collect();
-        found.extend(others.into_iter().map(|(at, one, _)| (at, one)));
+        let others = others.into_par_iter().with_max_len(1).map(|one| finish(&known, one));
+        found.par_extend(others.map(|(at, one, _)| (at, one)));
         found.sort_by_key(|(at, _)| *at);
         found.into_iter().map(|(_, one)| one).collect()
     }

@@ -8,11 +8,13 @@ use autoplan::frameworks::megatron::flag_rules::{FLAG_RULES, in_the_way};
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
-use autoplan::layers::{Layers, parameter_count};
+use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::Precision;
 use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
+
+mod forks;
 
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
 
@@ -983,13 +985,13 @@ fn what_may_be_missing_is_said_or_refused() {
         ),
         (format!("MB=1\n[ -f x ] && MB=4\n{start} {COMMAND}\n"), "line 2: whether MB is set"),
         (format!("{start} {COMMAND} --attention-backend unfused\n"), "predicted with fused attention"),
+        (format!("{start} {COMMAND} \\\n"), "line 1: the text ends in a continuation line"),
     ] {
         let imported = import_given(&text, given).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert!(imported.assumed.iter().any(|n| n.contains(part)), "{:?}\n{text}", imported.assumed);
     }
     for (text, line, part) in [
         (format!("{start} {COMMAND}\n  --seed 1\n"), 2, "begins a command of its own"),
-        (format!("{start} {COMMAND} \\\n"), 1, "ends in a continuation"),
         (format!("{start} $EVERYTHING --seed 1\n"), 1, "flags that only a running shell knows"),
     ] {
         let error = import_given(&text, given).unwrap_err();
@@ -1501,22 +1503,6 @@ const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
     ),
 ];
 
-#[test]
-fn flags_of_the_deepspeed_fork_mean_what_they_mean_there() {
-    let deepspeed = "--use-distributed-optimizer => --deepspeed\n    --zero-stage 1";
-    let error = import(&script(&format!("{deepspeed}\n    --no-pipeline-parallel")), "x", None).unwrap_err();
-    assert!(error.message.contains("excludes 2 pipeline stages"), "{error}");
-    let alone = "--pipeline-model-parallel-size 2 => --no-pipeline-parallel";
-    let experts = |numbers: &str| {
-        let change = format!("{deepspeed}\n    --num-experts {numbers};{alone}");
-        import(&script(&change), "x", None).map(|imported| format!("{:?}", imported.model))
-    };
-    assert!(experts("8 8").unwrap().contains("experts: 8,"));
-    assert!(experts("8 16").unwrap_err().message.contains("differ in their number of experts"));
-    let error = import(&script("--swiglu => --swiglu\n    --num-experts 8 8"), "x", None).unwrap_err();
-    assert!(error.message.contains("takes one value"), "{error}");
-}
-
 /// The changed script after exports of these variables.
 fn with_environment(variables: &str, change: &str) -> String {
     let exports: String = variables.split_whitespace().map(|v| format!("export {v}\n")).collect();
@@ -1693,61 +1679,6 @@ fn scripts_of_refused_plans_are_refused_at_a_flag() {
         }
     }
     assert!(accepted > 30 && refused.len() > 14, "{accepted} accepted; {refused:?}");
-}
-
-/// The launch of BLOOM's main run, by its published facts (arXiv:2211.05100, sections 3.2 to 3.4): 70 layers on 12 stages,
-/// which its partition of 72 modules makes 5, 6 ... 6, 5, and ZeRO-1 states under the BF16 optimizer at stage 0.
-#[test]
-fn a_launch_of_blooms_fork_is_read() {
-    let script = "#SBATCH --nodes=48
-NNODES=48
-CONFIG=ds_config.$SLURM_JOB_ID.json
-cat <<EOT > $CONFIG
-{\"train_micro_batch_size_per_gpu\": 2, \"train_batch_size\": 2048, \"zero_optimization\": {\"stage\": 0}, \"bf16\": {\"enabled\": true}}
-EOT
-ARGS=\" \\
-    --pp-partition-method 'type:transformer|embedding' --num-layers 70 --hidden-size 14336 --num-attention-heads 112 \\
-    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 2 --global-batch-size 2048 --bf16 \\
-    --tokenizer-type PretrainedFromHF --tokenizer-name-or-path t --embed-layernorm --position-embedding-type alibi \\
-    --checkpoint-activations --pad-vocab-size-to 250880 --deepspeed --deepspeed_config $CONFIG --zero-stage 0\"
-export LAUNCHER=\"python -u -m torch.distributed.run --nproc_per_node 8 --nnodes $NNODES\"
-export CMD=\"pretrain_gpt.py --tensor-model-parallel-size 4 --pipeline-model-parallel-size 12 $ARGS\"
-srun bash -c '$LAUNCHER --node_rank $SLURM_PROCID $CMD'
-";
-    let read = |from: &str, to: &str| import(&script.replace(from, to), "BLOOM 176B", None);
-    let Imported { target, model, plan, job, assumed, unknown, .. } = read("", "").unwrap();
-    assert_eq!(target, Target::MegatronDeepSpeed);
-    let shipped = models().into_iter().find(|m| m.name == "BLOOM 176B").unwrap();
-    assert_eq!(model.position, Position::Alibi);
-    assert!(model.embedding_norm && model.vocabulary == 250_880);
-    assert_eq!(parameter_count(&model).total, 176_247_271_424);
-    assert_eq!(parameter_count(&shipped), parameter_count(&model));
-    assert_eq!(
-        (job.gpus, plan.layout().data_parallel, plan.layout().gradient_accumulation_steps),
-        (384, 8, 128)
-    );
-    assert_eq!((plan.layout().zero_stage, plan.layout().shard_group), (1, 8));
-    let layers: Vec<u32> = plan.chunks().iter().map(|chunk| chunk.layers).collect();
-    assert_eq!(layers, [5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5]);
-    assert_eq!(unknown, []);
-    for part in ["shards its states", "stages of 5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5 layers"] {
-        assert!(assumed.iter().any(|note| note.contains(part)), "{assumed:?}");
-    }
-
-    // Without the ends, those left over go to the first stages; 3 stages hold 24 modules each.
-    let counts = |from: &str, to: &str| -> Vec<u32> {
-        read(from, to).unwrap().plan.chunks().iter().map(|chunk| chunk.layers).collect()
-    };
-    assert_eq!(counts("|embedding", ""), [6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5, 5]);
-    assert_eq!(counts("parallel-size 12", "parallel-size 3"), [23, 24, 23]);
-    let error = read("'type:transformer|embedding'", "parameters").unwrap_err();
-    assert!(error.message.contains("`parameters`; expected type:transformer"), "{error}");
-    assert_eq!(error.line, 8, "{error}");
-    // Megatron-LM has neither.
-    let megatron =
-        import(&script.replace("--deepspeed --deepspeed_config $CONFIG --zero-stage 0", ""), "x", None);
-    let error = megatron.unwrap_err();
-    assert!(error.message.contains("`alibi`; expected one of rope, learned_absolute, none, yarn"), "{error}");
 }
 
 /// Scripts that leave everything to what they are started with.

@@ -237,6 +237,7 @@ const CLOSED: [(&str, &[&str]); 6] = [
     ),
 ];
 
+/// Fields of the section `bf16`, by either name.
 const BF16: &[&str] = &[
     "bf16_master_weights_and_grads",
     "bf16_optimizer_states",

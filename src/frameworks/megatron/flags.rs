@@ -5,10 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::super::export::one_line;
 use super::super::shell::{HANDED, ImportError, Launch, UNTOLD, Word, is_unknown, shown};
 
+/// The switch that Megatron-DeepSpeed's commands have.
+pub(super) const DEEPSPEED: &str = "--deepspeed";
+
 /// Flags of earlier versions and of forks, and what they are called now.
 const RENAMED: &[(&str, &str)] = &[
     ("--encoder-num-layers", "--num-layers"),
     ("--encoder-seq-length", "--seq-length"),
+    ("--batch-size", "--micro-batch-size"),
     ("--hybrid-override-pattern", "--hybrid-layer-pattern"),
     ("--model-parallel-size", "--tensor-model-parallel-size"),
     ("--activations-checkpoint-method", "--recompute-method"),
@@ -17,6 +21,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("--layernorm-epsilon", "--norm-epsilon"),
     ("--rotary-position-embeddings-theta", "--rotary-base"),
     ("--cuda-graph-scope", "--cuda-graph-modules"),
+    ("--moe-intermediate-size", "--moe-ffn-hidden-size"),
 ];
 
 /// The text of a number without the underscores that Python allows between digits.
@@ -141,6 +146,11 @@ impl Flags {
             spare: None,
             line,
         })
+    }
+
+    /// Whether the command is one of Megatron-DeepSpeed, whose flags differ.
+    pub(super) fn is_fork(&self) -> bool {
+        self.given.contains_key(DEEPSPEED)
     }
 
     /// Whether there are flags that only a running shell knows.

@@ -12,19 +12,19 @@ use super::super::shell::{
 };
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
-use super::flags::{Flags, Read, left_out_note};
-use super::positions;
+use super::flags::{DEEPSPEED, Flags, Read, left_out_note, whole_number};
+use super::layer_lists::flags_of;
+use super::{experts, other_jobs, positions, vocabulary};
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
 use crate::plan::{
-    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Place, Plan, Recompute,
-    Schedule,
+    Chunk, ContextComm, CudaGraphs, Layout, Module, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
 use crate::spec::cluster::Architecture;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::{
-    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Mtp, Norm,
-    Position, PositionScaling, QkNorm, Router, RouterGroups, RouterScore, SCHEMA, Segment,
+    Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mamba2, Mixer, Model, Mtp, Norm,
+    Position, PositionScaling, QkNorm, SCHEMA, Segment,
 };
 use crate::stages::layout::{LayoutError, Split, read_layout};
 use crate::units::product;
@@ -237,9 +237,6 @@ fn neutral(name: &str) -> bool {
     NEUTRAL.contains(&name) || NEUTRAL_FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
-/// Parts of the names of training scripts for other kinds of models.
-const OTHER_MODELS: &[&str] = &["t5", "bert", "ict", "retro", "vision", "vlm", "multimodal", "mimo"];
-
 /// Modules whose graphs are modelled.
 const GRAPHED: [&str; 3] = ["attn", "moe_router", "moe_preprocess"];
 
@@ -301,14 +298,7 @@ fn imported(
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
     let world = launch.ranks(text)?;
-    if let Some(script) = &launch.script {
-        let name = script.text.rsplit('/').next().unwrap_or_default();
-        if OTHER_MODELS.iter().any(|other| name.contains(other)) {
-            let text =
-                format!("{name} does not train a decoder-only language model; only these are modelled");
-            return Err(ImportError::new(script.line, text));
-        }
-    }
+    other_jobs::trains(launch)?;
     let mut f = Flags::new(launch, assumed)?;
     f.find_lines(text);
     let read = of_flags(&mut f, given, (launch, files), world, assumed);
@@ -347,7 +337,7 @@ fn of_flags(
     if gpus == 0 {
         return Err(ImportError::new(f.line, "the launcher starts no ranks"));
     }
-    let target = if f.on("--deepspeed") { Target::MegatronDeepSpeed } else { Target::Megatron };
+    let target = if f.on(DEEPSPEED) { Target::MegatronDeepSpeed } else { Target::Megatron };
     let (model, hybrid_split) = model(f, given, assumed)?;
     let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
     if u64::from(sequence) > model.max_sequence {
@@ -449,7 +439,8 @@ fn of_flags(
             return Err(ImportError::new(line, text));
         }
         // Our plans for the pipeline engine are even; it splits what is not ([`parts_by_type`]).
-        if !matches!(refusal.rule, "even-stages" | "uneven-stages") {
+        let forks_own = target == Target::MegatronDeepSpeed && context.has_experts();
+        if !matches!(refusal.rule, "even-stages" | "uneven-stages") && !forks_own {
             assumed.push(refusal.to_string());
         }
     }
@@ -609,22 +600,15 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     let bias = !f.on("--disable-bias-linear");
     let qkv_bias = f.on("--add-qkv-bias") || bias;
     let mixers = mixers(f, hidden, qkv_bias, bias)?;
-    let moe = experts(f, width, activation, bias)?;
+    let moe = experts::read(f, width, activation, bias, assumed)?;
     let dense = FeedForward::Dense(Dense { width, activation, bias });
-    let freq_line = f.line("--moe-layer-freq");
-    let frequency = f.text("--moe-layer-freq")?;
-    let pattern = match (&moe, frequency) {
-        (Some(_), Some((text, line))) => flags_of(&text, layers, line)?,
-        (Some(_), None) => vec![true; layers as usize],
-        (None, Some(_)) => return Err(ImportError::new(freq_line, "--moe-layer-freq needs --num-experts")),
-        (None, None) => vec![false; layers as usize],
-    };
+    let with_experts = experts::layers_with_experts(f, moe.is_some(), layers)?;
     let windows = windows(f, layers)?;
     let mut model = Model {
         schema: SCHEMA,
         name: given.name.to_owned(),
         hidden,
-        vocabulary: 0,
+        vocabulary: vocabulary::read(f, given.vocabulary, assumed)?,
         vocabulary_divisor: f.number("--make-vocab-size-divisible-by")?.unwrap_or(128),
         tied_embeddings: !f.on("--untie-embeddings-and-output-weights"),
         position: Position::None,
@@ -651,7 +635,6 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         layers: Vec::new(),
         mtp: None,
     };
-    vocabulary(f, &mut model, given.vocabulary, assumed)?;
     let latent = matches!(mixers.attention, Mixer::Latent(_));
     read_positions(f, &mut model, latent, assumed)?;
     let windowed = |at: usize| {
@@ -676,7 +659,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
             },
             None => {
                 let mixer = windowed(at);
-                let experts = moe.clone().filter(|_| pattern[at]);
+                let experts = moe.clone().filter(|_| with_experts[at]);
                 (mixer, experts.map_or_else(|| dense.clone(), FeedForward::Moe))
             }
         };
@@ -717,66 +700,6 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     Ok((model, hybrid.map(|h| h.stages)))
 }
 
-/// Entries of the vocabularies that tokenizers of published models come with (their config.json).
-const TOKENIZERS: &[(&str, u64)] = &[
-    ("llama-3", 128_256),
-    ("llama3", 128_256),
-    ("llama-4", 202_048),
-    ("llama-2", 32_000),
-    ("llama2", 32_000),
-    ("llama-7b", 32_000),
-    ("mixtral", 32_000),
-    ("mistral", 32_768),
-    ("qwen", 151_936),
-    ("deepseek-v3", 129_280),
-    ("deepseek-r1", 129_280),
-    ("deepseek", 102_400),
-    ("gpt-oss", 201_088),
-    ("kimi", 163_840),
-    ("gemma-3", 262_208),
-    ("gemma", 256_000),
-    ("nemotron", 131_072),
-    ("glm-4", 151_552),
-    ("gpt2", 50_257),
-];
-
-/// Assumed where nothing says how large the vocabulary is.
-const USUAL_VOCABULARY: u64 = 128_256;
-
-fn vocabulary(f: &mut Flags, model: &mut Model, given: Option<u64>, assumed: &mut Vec<String>) -> Read<()> {
-    let padded = f.number("--padded-vocab-size")?;
-    let padded = f.number("--pad-vocab-size-to")?.or(padded);
-    let said = f.number("--vocab-size")?.or(padded);
-    if let Some(size) = given.or(said) {
-        if let Some(said) = said.filter(|said| *said != size) {
-            assumed.push(format!("a vocabulary of {size} entries as given, not the {said} of the command"));
-        }
-        model.vocabulary = size;
-        return Ok(());
-    }
-    let value =
-        |name: &str| f.map.get(name).and_then(|(values, _)| values.first()).map_or("", String::as_str);
-    let (kind, named) = (value("--tokenizer-type"), value("--tokenizer-model").to_lowercase());
-    let known = TOKENIZERS.iter().find(|(part, _)| named.contains(part)).map(|t| t.1);
-    let (size, why) = match (kind, known) {
-        ("NullTokenizer", _) => {
-            let line = f.line_of(&["--tokenizer-type"]);
-            return Err(ImportError::new(line, "--tokenizer-type NullTokenizer needs --vocab-size"));
-        }
-        (_, Some(size)) => (size, format!("that of {}", value("--tokenizer-model"))),
-        ("GPT2BPETokenizer" | "", None) if f.map.contains_key("--merge-file") => {
-            (50_257, "GPT-2's".to_owned())
-        }
-        ("GPT2BPETokenizer", None) => (50_257, "GPT-2's".to_owned()),
-        ("Llama2Tokenizer", None) => (32_000, "Llama 2's".to_owned()),
-        ("BertWordPieceLowerCase" | "BertWordPieceCase", None) => (30_522, "BERT's".to_owned()),
-        _ => (USUAL_VOCABULARY, "usual; the tokenizer's file is not read".to_owned()),
-    };
-    assumed.push(format!("a vocabulary of {size} entries ({why}); --vocab-size says another"));
-    model.vocabulary = size;
-    Ok(())
-}
-
 /// Epsilon of norms unless a flag says another (core/transformer/transformer_config.py; the fork's
 /// megatron/arguments.py).
 const EPSILON: f64 = 1e-5;
@@ -786,10 +709,16 @@ fn read_positions(f: &mut Flags, model: &mut Model, latent: bool, assumed: &mut 
     let kinds = [("rope", 0), ("learned_absolute", 1), ("none", 2), ("yarn", 3)];
     // BigScience's fork (its megatron/enums.py PositionEmbeddingType).
     let of_fork = [("rotary", 0), ("absolute", 1), ("alibi", 4)];
-    let fork = f.given.contains_key("--deepspeed");
+    let fork = f.is_fork();
     let kinds: Vec<_> = kinds.into_iter().chain(of_fork.into_iter().filter(|_| fork)).collect();
     let kind = f.choice("--position-embedding-type", &kinds)?.unwrap_or(if old { 0 } else { 1 });
-    let rows = f.need("--max-position-embeddings")?;
+    // BigScience's fork asks for none of rotary ones.
+    let length = f.given.get("--seq-length").and_then(|(values, _)| whole_number(values.first()?));
+    let rotary = fork && kind == 0 && !f.given.contains_key("--max-position-embeddings");
+    let rows = match length.filter(|_| rotary) {
+        Some(length) => length,
+        None => f.need("--max-position-embeddings")?,
+    };
     model.max_sequence = rows;
     let base = f.decimal("--rotary-base")?;
     let share = f.decimal("--rotary-percent")?;
@@ -818,6 +747,9 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
     let grouped_line = f.line("--group-query-attention");
     let grouped = f.on("--group-query-attention");
     let groups = f.number("--num-query-groups")?;
+    // BigCode's fork.
+    let head_types = [("multihead", false), ("multiquery", true)];
+    let one_group = f.choice("--attention-head-type", &head_types)?.unwrap_or(false);
     let normed = f.on("--qk-layernorm");
     let squared = f.on("--qk-l2-norm");
     let softmax = f.choice("--softmax-type", &[("vanilla", false), ("learnable", true)])?.unwrap_or(false);
@@ -839,8 +771,10 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
         })
     } else {
         // Without the switch the number of groups is ignored; Megatron-DeepSpeed has no switch.
-        let fork = f.given.contains_key("--deepspeed");
-        let kv_heads = if grouped { groups.unwrap_or(1) } else { groups.filter(|_| fork).unwrap_or(heads) };
+        let fork = f.is_fork();
+        let ungrouped = if one_group { 1 } else { heads };
+        let kv_heads =
+            if grouped { groups.unwrap_or(1) } else { groups.filter(|_| fork).unwrap_or(ungrouped) };
         Mixer::Attention(Attention {
             heads,
             kv_heads,
@@ -881,84 +815,6 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
     Ok(Mixers { attention, mamba })
 }
 
-fn experts(f: &mut Flags, width: u64, activation: Activation, bias: bool) -> Read<Option<Moe>> {
-    let differ = f.given.get("--num-experts").filter(|(values, _)| values.len() > 1);
-    if let Some((values, line)) = differ.filter(|(values, _)| values.iter().any(|v| *v != values[0])) {
-        let all = values.join(" ");
-        let text = format!("layers differ in their number of experts, which no model here says: `{all}`");
-        return Err(ImportError::new(*line, text));
-    }
-    // The fork takes a number per layer, and one expert for none (megatron/model/transformer.py).
-    let fork = f.given.contains_key("--deepspeed");
-    if let Some((values, _)) = f.map.get_mut("--num-experts").filter(|_| fork) {
-        values.truncate(1);
-    }
-    let least = if fork { 2 } else { 1 };
-    let Some(experts) = f.number("--num-experts")?.filter(|&e| e >= least) else { return Ok(None) };
-    let scores = [("softmax", false), ("sigmoid", true)];
-    let sigmoid = f.choice("--moe-router-score-function", &scores)?.unwrap_or(false);
-    let before = f.on("--moe-router-pre-softmax");
-    let groups = f.number("--moe-router-num-groups")?.zip(f.number("--moe-router-group-topk")?);
-    let top_k = f.number("--moe-router-topk")?.unwrap_or(2);
-    let balancing =
-        f.given.get("--moe-router-load-balancing-type").and_then(|(kinds, _)| kinds.first().cloned());
-    // core/transformer/transformer_config.py __post_init__
-    let grouped = groups.is_none_or(|(count, chosen)| count > 0 && experts % count == 0 && chosen <= count);
-    for (holds, flag, text) in [
-        (
-            grouped,
-            "--moe-router-num-groups",
-            format!(
-                "{experts} experts do not divide into these groups, or more groups are chosen than there are"
-            ),
-        ),
-        (
-            sigmoid || !f.given.contains_key("--moe-router-enable-expert-bias"),
-            "--moe-router-enable-expert-bias",
-            "an expert bias needs --moe-router-score-function sigmoid".to_owned(),
-        ),
-        (
-            top_k > 1 || sigmoid || before || balancing.as_deref() == Some("sinkhorn"),
-            "--moe-router-topk",
-            "one expert per token with softmax needs --moe-router-pre-softmax".to_owned(),
-        ),
-        (
-            (1..=experts).contains(&top_k),
-            "--moe-router-topk",
-            format!("{top_k} of {experts} experts cannot be chosen"),
-        ),
-    ] {
-        if !holds {
-            return Err(ImportError::new(f.line_of(&[flag]), text));
-        }
-    }
-    Ok(Some(Moe {
-        experts,
-        top_k,
-        width: f.number("--moe-ffn-hidden-size")?.unwrap_or(width),
-        activation,
-        expert_bias: bias,
-        shared_width: f.number("--moe-shared-expert-intermediate-size")?.unwrap_or(0),
-        shared_gate: f.on("--moe-shared-expert-gate"),
-        latent_width: f.number("--moe-latent-size")?,
-        router: Router {
-            score: match (sigmoid, before) {
-                (true, _) => RouterScore::Sigmoid,
-                (false, true) => RouterScore::SoftmaxBeforeTopK,
-                (false, false) => RouterScore::Softmax,
-            },
-            bias,
-            balancing_bias: f.on("--moe-router-enable-expert-bias"),
-            groups: groups.map(|(count, top_k)| RouterGroups { count, top_k }),
-            // Zero stands for none (core/transformer/moe/moe_utils.py topk_routing_with_score_function).
-            scaling_factor: f
-                .decimal("--moe-router-topk-scaling-factor")?
-                .filter(|n| *n != 0.0)
-                .unwrap_or(1.0),
-        },
-    }))
-}
-
 /// The window of attention layers, and which layers have it.
 fn windows(f: &mut Flags, layers: u64) -> Read<Option<(u64, Vec<bool>)>> {
     let Some((text, line)) = f.text("--window-size")? else { return Ok(None) };
@@ -974,79 +830,6 @@ fn windows(f: &mut Flags, layers: u64) -> Read<Option<(u64, Vec<bool>)>> {
         },
     };
     Ok(Some((left.saturating_add(1), on)))
-}
-
-/// A list expression such as `([0]*3+[1]*58)`, or an integer n: every n-th layer, the first included.
-fn flags_of(text: &str, layers: u64, line: usize) -> Read<Vec<bool>> {
-    let bad = |why: String| ImportError::new(line, format!("the layer pattern `{}` {why}", one_line(text)));
-    if let Ok(n) = text.trim().parse::<u64>() {
-        if n == 0 {
-            return Err(bad("repeats every 0 layers".into()));
-        }
-        return Ok((0..layers).map(|layer| layer % n == 0).collect());
-    }
-    let chars: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let mut at = 0;
-    let list = sum_of_lists(&chars, &mut at, 0).filter(|_| at == chars.len());
-    let list = list.ok_or_else(|| bad("is no list expression".into()))?;
-    if list.len() as u64 != layers {
-        return Err(bad(format!("has {} entries for {layers} layers", list.len())));
-    }
-    Ok(list)
-}
-
-/// `term + term …`.
-fn sum_of_lists(chars: &[char], at: &mut usize, depth: u32) -> Option<Vec<bool>> {
-    let mut list = repeated_list(chars, at, depth)?;
-    while chars.get(*at) == Some(&'+') {
-        *at += 1;
-        list.extend(repeated_list(chars, at, depth)?);
-    }
-    Some(list)
-}
-
-/// `[0,1]`, `(…)`, each with `*n` behind it.
-fn repeated_list(chars: &[char], at: &mut usize, depth: u32) -> Option<Vec<bool>> {
-    let open = *chars.get(*at)?;
-    if depth > 32 {
-        return None;
-    }
-    *at += 1;
-    let mut list = match open {
-        '(' => {
-            let list = sum_of_lists(chars, at, depth + 1)?;
-            (chars.get(*at) == Some(&')')).then_some(())?;
-            *at += 1;
-            list
-        }
-        '[' => {
-            let mut list = Vec::new();
-            loop {
-                match chars.get(*at)? {
-                    '0' => list.push(false),
-                    '1' => list.push(true),
-                    ',' => {}
-                    ']' => break,
-                    _ => return None,
-                }
-                *at += 1;
-            }
-            *at += 1;
-            list
-        }
-        _ => return None,
-    };
-    while chars.get(*at) == Some(&'*') {
-        *at += 1;
-        let digits: String = chars[*at..].iter().take_while(|c| c.is_ascii_digit()).collect();
-        *at += digits.len();
-        let count: usize = digits.parse().ok()?;
-        if list.len().checked_mul(count)? > 1 << 20 {
-            return None;
-        }
-        list = list.repeat(count);
-    }
-    Some(list)
 }
 
 /// The name of a block, new or known.
@@ -1168,14 +951,21 @@ fn layout(
     }
     let dp = (u64::from(gpus) / ranks) as u32;
     let has_experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
-    let ep_line = f.line("--expert-model-parallel-size");
-    let ep = f.small("--expert-model-parallel-size")?.unwrap_or(1);
+    let ep_flag = experts::parallel_flag(f);
+    let ep_line = f.line(ep_flag);
+    let ep = f.small(ep_flag)?.unwrap_or(1);
     let etp = f.small("--expert-tensor-parallel-size")?;
+    let split = deepspeed && f.on("--enable-expert-tensor-parallelism");
     if ep > 1 && !has_experts {
-        return Err(ImportError::new(ep_line, "--expert-model-parallel-size needs --num-experts"));
+        return Err(ImportError::new(ep_line, format!("{ep_flag} needs --num-experts")));
+    }
+    if deepspeed && dp % ep != 0 {
+        // DeepSpeed utils/groups.py _create_expert_data_and_model_parallel
+        return Err(ImportError::new(ep_line, format!("{dp} replicas do not divide by {ep_flag} {ep}")));
     }
     let etp = match (has_experts, etp) {
         (true, Some(etp)) => etp,
+        (true, None) if deepspeed && !split => 1,
         (true, None) => tp,
         (false, _) => 1,
     };
@@ -1233,7 +1023,7 @@ fn layout(
     ];
     let context_comm = context_comm(f, &comms, assumed)?;
     let context_comm = if deepspeed { ContextComm::AllToAll } else { context_comm };
-    let dispatcher = dispatcher(f, has_experts)?;
+    let dispatcher = experts::dispatcher(f, has_experts)?;
     let overlap_line = f.line("--tp-comm-overlap");
     let tensor_overlap = f.on("--tp-comm-overlap");
     if tensor_overlap && !(sequence_parallel && tp > 1) {
@@ -1279,7 +1069,7 @@ fn layout(
 
 /// Whether DeepSpeed's pipeline engine runs the model.
 fn pipeline_engine(f: &Flags) -> bool {
-    f.given.contains_key("--deepspeed") && !f.given.contains_key("--no-pipeline-parallel")
+    f.is_fork() && !f.given.contains_key("--no-pipeline-parallel")
 }
 
 /// What the configuration that a script of Megatron-DeepSpeed hands to the engine says of sharding and offload.
@@ -1372,23 +1162,6 @@ fn context_comm(
         let text = format!("--cp-comm-type is `{first}`; expected p2p, a2a, allgather or a2a+p2p");
         ImportError::new(line, text)
     })
-}
-
-fn dispatcher(f: &mut Flags, has_experts: bool) -> Read<Option<Dispatcher>> {
-    let kinds = [("allgather", 0), ("alltoall", 1), ("flex", 2)];
-    let kind = f.choice("--moe-token-dispatcher-type", &kinds)?.unwrap_or(0);
-    let flag = "--moe-flex-dispatcher-backend";
-    let backends =
-        [("deepep", Some(Dispatcher::DeepEp)), ("hybridep", Some(Dispatcher::HybridEp)), ("ncclep", None)];
-    let backend = f.choice(flag, &backends)?.unwrap_or(Some(Dispatcher::DeepEp)).ok_or_else(|| {
-        ImportError::new(f.line(flag), "the dispatcher ncclep is not modelled; deepep and hybridep are")
-    })?;
-    f.on("--moe-enable-deepep");
-    Ok(has_experts.then_some(match kind {
-        0 => Dispatcher::AllGather,
-        1 => Dispatcher::AllToAll,
-        _ => backend,
-    }))
 }
 
 fn cuda_graphs(f: &mut Flags, assumed: &mut Vec<String>) -> Read<CudaGraphs> {
@@ -1568,7 +1341,16 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
     let granularity = shorthand.then_some(2).or(granularity);
     let method_line = f.line("--recompute-method");
     let method = f.choice("--recompute-method", &[("uniform", true), ("block", false)])?;
-    let number = f.small("--recompute-num-layers")?;
+    // The fork has a default of one layer (megatron/arguments.py).
+    let usual = (f.is_fork() && granularity == Some(1)).then_some(1);
+    let number = match f.given.get("--recompute-num-layers") {
+        // The first none of each stage.
+        Some((values, _)) if values == &["0"] && method == Some(false) && !f.is_fork() => {
+            f.take("--recompute-num-layers");
+            Some(0)
+        }
+        _ => f.small("--recompute-num-layers")?.or(usual),
+    };
     let modules = f.values("--recompute-modules")?;
     match granularity {
         None if old || method.is_some() && f.given.contains_key("--DDP-impl") => {
@@ -1580,6 +1362,7 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
         }
         None => Ok(Recompute::None),
         Some(1) => match (method, number) {
+            (Some(false), Some(0)) => Ok(Recompute::None),
             (Some(true), Some(n)) => Ok(Recompute::FullUniform(n)),
             (Some(false), Some(n)) => Ok(Recompute::FullBlock(n)),
             _ => Err(ImportError::new(

@@ -11,6 +11,9 @@ use super::{ImportError, UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 /// Most files that a script may source, counted as often as it does.
 const MOST_FILES: u32 = 64;
 
+/// Scripts that are started and cannot be followed, of which is told.
+const MOST_NOT_STARTED: usize = 8;
+
 /// A path that a script names, from the script's folder; none where only a running shell knows it. A folder that a
 /// command finds out, such as `$(dirname "$0")`, is taken for that of the file that asks: `asks`, if it was sourced.
 fn from_folder(path: &str, asks: Option<&str>) -> Option<String> {
@@ -159,7 +162,17 @@ impl Shell<'_> {
 
     /// A script that is started, with only what is exported: a file beside this one. None where it cannot be read.
     pub(super) fn script(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<Status>> {
-        let Ok((path, list)) = self.followed(path, line) else { return Ok(None) };
+        let (path, list) = match self.followed(path, line) {
+            Ok(followed) => followed,
+            Err(reason) => {
+                if self.not_started.len() < MOST_NOT_STARTED {
+                    let path = shown(path);
+                    self.not_started
+                        .push(format!("line {line}: the script `{path}` is not followed: {reason}"));
+                }
+                return Ok(None);
+            }
+        };
         self.sources.push(path);
         let arguments = arguments.iter().map(|w| w.text.clone()).collect();
         let status = self.child(Some(arguments), &list)?;

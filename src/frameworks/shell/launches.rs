@@ -6,7 +6,7 @@ use super::parse::parse;
 use super::ranks::host_file;
 use super::run::{Run, Shell};
 use super::state::Status;
-use super::{Launch, Word, as_value, is_unknown};
+use super::{Launch, TELLING, Word, as_value, is_unknown, shown};
 
 /// Most training commands that are told apart: one is expected.
 const MOST_LAUNCHES: usize = 64;
@@ -131,7 +131,6 @@ impl Shell<'_> {
 
     /// Splits a command at its training script, if it starts one.
     fn training_command(&mut self, fields: &[Word]) -> Run<Option<Launch>> {
-        let Some(first) = fields.first() else { return Ok(None) };
         let wrapped = fields.iter().enumerate().find_map(|(at, w)| match w.text.as_str() {
             // `bash -c`, `bash -x -c`, `sh -lc`; but not `python -c`.
             text if text.starts_with('-') && !text.starts_with("--") && text.ends_with('c') => {
@@ -151,10 +150,12 @@ impl Shell<'_> {
             return Ok(None);
         }
         // Whatever starts it: a script with flags behind it.
-        let Some(at) = fields.iter().position(|w| w.text.ends_with(".py")) else { return Ok(None) };
+        let script = fields.iter().position(|w| w.text.ends_with(".py"));
+        let Some(at) = script.or_else(|| unnamed_script(fields)) else { return Ok(None) };
         let flags = fields[at + 1..].iter().any(|w| w.text.starts_with("--") || is_unknown(&w.text));
-        let launchers = ["python", "torchrun", "deepspeed"];
-        if !flags && !launchers.iter().any(|l| program(&first.text).starts_with(l)) {
+        let launches =
+            |w: &Word| ["python", "torchrun", "deepspeed"].iter().any(|l| program(&w.text).starts_with(l));
+        if !flags && !fields[..at].iter().any(launches) {
             return Ok(None);
         }
         Ok(Some(Launch {
@@ -246,10 +247,25 @@ fn handed_on(launcher: &[Word]) -> BTreeMap<String, String> {
     all
 }
 
+/// Where a script stands that is told by the flags of a training command behind it: a module behind `-m`, or a word of
+/// which nothing is known.
+fn unnamed_script(fields: &[Word]) -> Option<usize> {
+    let name = |w: &Word| w.text.split('=').next().unwrap_or_default().to_owned();
+    let telling = fields.iter().position(|w| TELLING.contains(&name(w).as_str()))?;
+    let takes_value =
+        |w: &Word| w.text.starts_with("--") && !w.text.contains('=') && w.text != "--standalone";
+    (1..telling).rev().find(|&at| {
+        let before = &fields[at - 1];
+        let module = before.text == "-m" && fields[at + 1].text.starts_with("--");
+        module || shown(&fields[at].text) == "$…" && !takes_value(before)
+    })
+}
+
 fn clean(word: &Word) -> Word {
     Word { text: as_value(&word.text), line: word.line }
 }
 
-pub(super) fn program(text: &str) -> &str {
+/// The name of a program, without its folder.
+pub fn program(text: &str) -> &str {
     text.rsplit('/').next().unwrap_or_default()
 }

@@ -318,14 +318,11 @@ impl Parser {
     fn blanks(&mut self) -> Result<(), ImportError> {
         loop {
             match (self.peek(), self.second()) {
-                (Some('\\'), Some('\n')) => {
-                    if self.chars[self.at + 1..].iter().all(|c| c.is_whitespace()) {
-                        return self.error("the text ends in a continuation line");
-                    }
+                // At the end, the shell drops it.
+                (Some('\\'), Some('\n') | None) => {
                     self.next();
                     self.next();
                 }
-                (Some('\\'), None) => return self.error("the text ends in a continuation line"),
                 (Some(' ' | '\t' | '\r'), _) => {
                     self.next();
                 }
@@ -970,9 +967,8 @@ impl Parser {
         let line = self.line;
         match self.next() {
             Some('\\') => match self.next() {
-                Some('\n') => {}
+                Some('\n') | None => {}
                 Some(c) => pending.push(raw, c, true),
-                None => return self.error("the text ends in a continuation line"),
             },
             Some('\'') => {
                 raw.quoted = true;

@@ -53,6 +53,8 @@ pub(super) struct Shell<'f> {
     /// Here-documents that were printed or written, where they stand, and the state there: scripts, if nothing else
     /// starts training.
     pub(super) documents: Vec<(String, usize, State)>,
+    /// Scripts that are started and cannot be followed, for people.
+    pub(super) not_started: Vec<String>,
     /// Training commands.
     pub(super) found: Vec<Launch>,
     /// Those that may not run.
@@ -97,6 +99,7 @@ impl<'f> Shell<'f> {
             perhaps: Vec::new(),
             arguments: Vec::new(),
             unread: false,
+            not_started: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -6,8 +6,9 @@ use super::run::{Run, Shell};
 use super::state::{Branch, Flow, State, Status, loose};
 use super::undecided::{Effects, flags_in};
 
-/// Most turns of a loop that are followed.
+/// Most turns of a loop that are followed, and those of one that may have been left before.
 const MOST_TURNS: usize = 10_000;
+const DOUBTFUL_TURNS: usize = 100;
 
 impl Shell<'_> {
     pub(super) fn turns(&mut self, kind: &Loop, body: &List, line: usize) -> Run<Status> {
@@ -33,7 +34,10 @@ impl Shell<'_> {
     /// Turns a `while` loop; whether its text decides them all.
     fn while_loop(&mut self, test: &List, until: bool, body: &List) -> Run<bool> {
         let mut status = Some(0);
-        for _ in 0..MOST_TURNS {
+        for turn in 0..MOST_TURNS {
+            if turn >= DOUBTFUL_TURNS && !self.pending.is_empty() {
+                return Ok(false);
+            }
             let Some(holds) = self.list(test)?.map(|status| status == 0) else { return Ok(false) };
             if self.flow != Flow::Next {
                 return Ok(true);

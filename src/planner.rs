@@ -183,9 +183,14 @@ impl Prepared<'_> {
     /// Searches the whole space.
     #[must_use]
     pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
+        self.search_beyond(&[], request, observer)
+    }
+
+    /// The same where a part of the space was searched before.
+    fn search_beyond(&self, found: &[Found], request: &Request, observer: &dyn Observer) -> Answer {
         let cost = self.cost();
         let space = self.space(self.task.target);
-        Search { cost: &cost, layers: &self.layers, space: &space }.run(request, observer)
+        Search { cost: &cost, layers: &self.layers, space: &space }.run(request, found, observer)
     }
 
     /// Searches the space without offload. Where nothing was said about offload, the framework has it, and either
@@ -201,7 +206,7 @@ impl Prepared<'_> {
         }
         let mut task = self.task.clone();
         task.restrictions.offload = Some(if few { with_none(ways) } else { ways });
-        let mut open = task.prepare().search(request, observer);
+        let mut open = task.prepare().search_beyond(&answer.found, request, observer);
         open.counters.candidates += answer.counters.candidates;
         open.counters.add(&answer.counters);
         if memory_binds {

@@ -44,7 +44,7 @@ use crate::units::Picos;
 pub use verify::Verified;
 
 use balance::{LegalModes, Pipelines};
-use best::{Best, Class, Threshold, class_of, class_of_group};
+use best::{Best, Class, Settled, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::{Opened, Seen};
 use layouts::{Completions, RankPasses, Simulated};
@@ -258,24 +258,31 @@ fn wave_size(wave: u32) -> usize {
 }
 
 impl Search<'_> {
-    /// Finds the best layouts.
+    /// Finds the best layouts. What was `found` before in a part of this space the rest has to beat from the start.
     #[must_use]
-    pub fn run(&self, request: &Request, observer: &dyn Observer) -> Answer {
+    pub fn run(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Answer {
         if request.per_class <= 1 || request.exhaustive {
-            return self.pass(request, observer, None);
+            return self.pass(request, found, observer, None);
         }
         // Which classes are kept is decided by the best layout of each; only then is it known that a
         // slower layout of such a class matters.
-        let kept = self.pass(&Request { per_class: 1, verified: 0, ..request.clone() }, observer, None);
+        let kept =
+            self.pass(&Request { per_class: 1, verified: 0, ..request.clone() }, found, observer, None);
         if kept.stop == Stop::Interrupted || kept.found.is_empty() {
             return kept;
         }
         let classes: Vec<Class> = kept.found.iter().map(|found| class_of(found.plan.layout())).collect();
-        self.pass(&Request { top: usize::MAX, ..request.clone() }, observer, Some(&classes))
+        self.pass(&Request { top: usize::MAX, ..request.clone() }, &[], observer, Some(&classes))
     }
 
     /// One walk over the space, or over some of its classes.
-    fn pass(&self, request: &Request, observer: &dyn Observer, classes: Option<&[Class]>) -> Answer {
+    fn pass(
+        &self,
+        request: &Request,
+        found: &[Found],
+        observer: &dyn Observer,
+        classes: Option<&[Class]>,
+    ) -> Answer {
         let groups = self.space.groups();
         let mut counters = Counters {
             candidates: groups.par_iter().map(|g| self.space.count(g)).sum(),
@@ -290,7 +297,11 @@ impl Search<'_> {
         let scratches = Scratches::default();
         let mut best = Best::new(request);
         // Layouts of some groups: the best certainly do not take longer.
-        let mut incumbents: Option<Best> = None;
+        let mut incumbents = (!found.is_empty()).then(|| {
+            let mut best = Best::new(request);
+            found.iter().map(Settled::from).for_each(|settled| best.offer(settled));
+            best
+        });
         // What was settled of groups that were only seen at a glance.
         let mut glances: HashMap<Group, (u64, u64)> = HashMap::new();
         // Groups whose second bound is known, by that bound or a third; and the next group that has only a

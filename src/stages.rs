@@ -23,6 +23,7 @@ pub mod layout;
 mod loads;
 #[cfg(feature = "milp")]
 pub mod milp;
+mod modes;
 pub mod pipeline;
 pub mod relax;
 mod splits;
@@ -31,6 +32,7 @@ mod tables;
 use crate::units::{Bytes, Picos};
 
 pub use dp::{Balancer, Outcome};
+pub use modes::Modes;
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};
 pub use splits::{Makespan, Splits};
 
@@ -169,7 +171,7 @@ pub struct Problem {
     /// The layers in model order.
     pub runs: Vec<Run>,
     /// Ways to recompute, at least one.
-    pub modes: Arc<[Mode]>,
+    pub modes: Modes,
     /// Recomputation of the first layers of every chunk, where the framework has it.
     pub block: Option<Block>,
     /// Modes that are not offered, because nothing of interest uses them, and yet say whether anything fits:
@@ -356,17 +358,10 @@ impl Problem {
         if self.fixed.len() != self.chunks() {
             return bad("fixed costs are not one per chunk");
         }
-        if self.block.is_none_or(|block| block.hopeless) && !self.modes.iter().any(|mode| mode.offered) {
+        if self.block.is_none_or(|block| block.hopeless) && !self.modes.any_offered() {
             return bad("no way to recompute, not even none");
         }
-        for mode in self.modes.iter() {
-            if [mode.extra.len(), mode.kept.len(), mode.transient.len()] != [kinds; 3] {
-                return bad("a recompute mode does not list every kind");
-            }
-            if mode.group == 0 || mode.group > 1 && mode.kept.windows(2).any(|pair| pair[0] != pair[1]) {
-                return bad("grouped layers keep different inputs");
-            }
-        }
+        let most_of_modes = self.modes.most(kinds)?;
         if let Some(block) = self.block {
             let modes = self.modes.len();
             let (full, rest) = (usize::from(block.full), usize::from(block.rest));
@@ -395,20 +390,18 @@ impl Problem {
         }
         // Everything on one rank at once, in 128 bits, must leave room for a factor of 8.
         let in_flight = u128::from(self.pipeline.most_in_flight);
-        let most = |values: &mut dyn Iterator<Item = u64>| u128::from(values.max().unwrap_or(0));
         let mut counts = [0_u128; MAX_KINDS];
         for run in &self.runs {
             counts[usize::from(run.kind)] += u128::from(run.count);
         }
         let mut time = 0;
         let mut bytes = u128::from(self.rank_bytes.0);
-        for (q, (kind, count)) in self.kinds.iter().zip(counts).enumerate().filter(|(_, of)| of.1 > 0) {
-            let extra = most(&mut self.modes.iter().map(|mode| mode.extra[q].0));
-            let kept = most(&mut self.modes.iter().map(|mode| mode.kept[q].0));
-            let transient = most(&mut self.modes.iter().map(|mode| mode.transient[q].0));
-            time += count * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + extra);
-            bytes += count * (u128::from(kind.held.0) + kept * in_flight)
-                + transient
+        let layers = self.kinds.iter().zip(most_of_modes).zip(counts).filter(|of| of.1 > 0);
+        for ((kind, most), count) in layers {
+            time +=
+                count * (u128::from(kind.forward.0) + u128::from(kind.backward.0) + u128::from(most.extra));
+            bytes += count * (u128::from(kind.held.0) + u128::from(most.kept) * in_flight)
+                + u128::from(most.transient)
                 + u128::from(kind.gathered.0);
         }
         for fixed in &self.fixed {

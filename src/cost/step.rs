@@ -483,6 +483,15 @@ pub fn predict_with(
     }
 }
 
+/// Whether a plan fits its GPUs and what it keeps off them fits their nodes, without its times.
+#[must_use]
+pub fn fits_with(cost: &CostModel<'_>, layers: &Layers, plan: &Plan, tables: &Tables) -> bool {
+    let memory = rank_memory(layers, plan, tables);
+    let parameters = rank_parameters(layers, plan, tables);
+    memory.iter().map(RankMemory::total).max().unwrap_or_default() <= cost.memory_limit()
+        && cost.off_gpu_holds(&off_gpu(cost.cluster().gpus_per_node, layers, plan, tables, &parameters))
+}
+
 /// Layers of each chunk, by position in the model.
 fn chunk_ranges(plan: &Plan) -> impl Iterator<Item = std::ops::Range<usize>> + '_ {
     plan.chunks().iter().scan(0usize, |at, chunk| {

@@ -177,7 +177,7 @@ impl PricedModes {
 /// The ways to recompute of a family in plain integers, shared by all problems of a cell.
 #[derive(Debug, Clone)]
 pub struct Ways {
-    modes: Arc<[Mode]>,
+    modes: stages::Modes,
     /// What each mode stands for.
     meanings: Arc<[Recompute]>,
     block: Option<Block>,

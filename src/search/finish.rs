@@ -26,6 +26,9 @@ const CERTIFIED: f64 = 0.02;
 /// More is worth some tenths of a second more of proving.
 #[cfg(feature = "milp")]
 const TOLERATED: f64 = 0.049;
+/// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
+#[cfg(feature = "milp")]
+const MANY_CHUNKS: u32 = 64;
 
 /// Ranks of a pipeline with one chunk each up to which the integer programme takes a fraction of a second; beyond, about
 /// a second, and only the best plan is worth that.
@@ -54,7 +57,8 @@ impl Search<'_> {
             let layout = *settled.plan.layout();
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
             let shape = shape(&layout);
-            let (found, shown) = self.finish(settled, at < verified && (at == 0 || quick), known.get(&shape));
+            let verify = (at < verified && (at == 0 || quick)).then_some(at == 0);
+            let (found, shown) = self.finish(settled, verify, known.get(&shape));
             (at, found, shown.map(|shown| (shape, shown)))
         };
         let nothing = HashMap::new();
@@ -71,8 +75,14 @@ impl Search<'_> {
         found.into_iter().map(|(_, one)| one).collect()
     }
 
-    /// Prediction, even split and certificate of a plan that is printed.
-    fn finish(&self, settled: Settled, verify: bool, known: Option<&Known>) -> (Found, Option<Known>) {
+    /// Prediction, even split and certificate of a plan that is printed. `verify` says whether the split is looked at
+    /// closely, and whether the plan is the best.
+    fn finish(
+        &self,
+        settled: Settled,
+        verify: Option<bool>,
+        known: Option<&Known>,
+    ) -> (Found, Option<Known>) {
         let layout = *settled.plan.layout();
         let prediction = predict(self.cost, self.layers, &settled.plan);
         let mut scratch = Scratch::default();
@@ -97,7 +107,7 @@ impl Search<'_> {
         let mut verified = None;
         if layout.virtual_stages == 1 {
             #[cfg(feature = "milp")]
-            if verify
+            if verify.is_some()
                 && layout.pipeline_parallel > 1
                 && self.layers.runs.len() <= verify::MOST_RUNS
                 && let Balanced::Found(chain) = scratch.balancer.solve(problem, SplitObjective::Chain, None)
@@ -113,7 +123,9 @@ impl Search<'_> {
             let relaxed = scratch.relaxation.lower_bound(problem, ANY);
             bound = [least, relaxed].into_iter().flatten().fold(bound, Picos::max);
             #[cfg(feature = "milp")]
-            if verify && problem.check().is_ok() {
+            if let Some(best) = verify
+                && problem.check().is_ok()
+            {
                 let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
                 let plan = settled.plan.chunks();
                 let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
@@ -123,7 +135,11 @@ impl Search<'_> {
                     layers: &layers,
                     recompute: balancing.choice(plan[0].recompute),
                     passes: floor.passes(settled.time),
-                    enough: within(CERTIFIED),
+                    enough: within(if best || layout.chunk_count() <= MANY_CHUNKS {
+                        CERTIFIED
+                    } else {
+                        TOLERATED
+                    }),
                     tolerable: within(TOLERATED),
                 };
                 let (least, shows) = chains::least_makespan(&tailed, judged, known);

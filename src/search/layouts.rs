@@ -8,7 +8,7 @@ use super::bounds::Floor;
 use super::groups::{Line, StateCost};
 use super::{Counters, Request, Scratch, Search};
 use crate::cost::schedule::Load;
-use crate::cost::step::{Tables, exposed, once_per_step, predict_with, shape};
+use crate::cost::step::{Tables, exposed, fits_with, once_per_step, predict_with, shape};
 use crate::cost::{CellCosts, CellKey, LocalParameters};
 use crate::frameworks::{Reach, legal_plan};
 use crate::plan::{Layout, Offload, Plan, Schedule};
@@ -258,8 +258,7 @@ impl Search<'_> {
             if tables.sharding.staging > 0.0 || layout.offload != Offload::NONE {
                 let TablesOf { cell, sharding, hop } = tables;
                 let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
-                let whole = predict_with(self.cost, self.layers, &plan, &tables, &mut scratch.simulator);
-                if !self.cost.fits(&whole) {
+                if !fits_with(self.cost, self.layers, &plan, &tables) {
                     continue;
                 }
             }

@@ -1,9 +1,7 @@
 //! Tables of one problem that solvers look up: counts of layers in an interval, costs of modes.
 
-use std::sync::Arc;
-
 use super::chunked::Policy;
-use super::{Choice, Counts, Fixed, Mode, Problem, Run};
+use super::{Choice, Counts, Fixed, Modes, Problem, Run};
 
 /// One kind of layer in one recompute mode.
 #[derive(Debug, Clone, Copy, Default)]
@@ -58,7 +56,7 @@ pub(super) struct Tables {
     priced: Vec<(u64, u16)>,
     /// What was loaded: runs, ways to recompute, and both passes of a layer by kind.
     runs: Vec<Run>,
-    ways: Option<Arc<[Mode]>>,
+    ways: Option<Modes>,
     passes: Vec<u64>,
 }
 
@@ -66,7 +64,7 @@ impl Tables {
     /// Loads a problem; those of one line of layouts mostly differ in nothing that is tabulated.
     pub fn load(&mut self, problem: &Problem) {
         let passes = || problem.kinds.iter().map(|kind| kind.forward.0 + kind.backward.0);
-        let same_ways = self.ways.as_ref().is_some_and(|ways| Arc::ptr_eq(ways, &problem.modes));
+        let same_ways = self.ways.as_ref().is_some_and(|ways| ways.is(&problem.modes));
         if same_ways && self.runs == problem.runs && passes().eq(self.passes.iter().copied()) {
             return;
         }

@@ -14,10 +14,10 @@ use autoplan::frameworks::{
     Capabilities, Context, ExpertTensor, Hardware, SequenceParallel, ShardGroups, Target, legal, legal_plan,
 };
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan, Schedule};
+use autoplan::plan::{ContextComm, Dispatcher, Layout, Offload, Place, Plan, Schedule};
 use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
-use autoplan::search::{Answer, Observer, Request, Search, Silent, Stop};
+use autoplan::search::{Answer, Found, Observer, Request, Search, Silent, Stop};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
@@ -71,11 +71,47 @@ impl World {
     }
 
     fn search(&self, request: &Request) -> Answer {
+        self.search_beyond(&[], request)
+    }
+
+    fn search_beyond(&self, found: &[Found], request: &Request) -> Answer {
         self.with(|cost, layers, context| {
             let space = Space::new(self.target, context, &self.restrictions);
-            Search { cost, layers, space: &space }.run(request, &Silent)
+            Search { cost, layers, space: &space }.run(request, found, &Silent)
         })
     }
+}
+
+/// What was found in a part of the space only decides how much is pruned.
+#[test]
+fn what_was_found_before_changes_no_answer() {
+    let mut worlds = [
+        World::new("llama3.1-8b", "dgx-h100", 8, 64, 8192, Target::Megatron),
+        World::new("deepseek-v2-lite", "dgx-h100", 8, 32, 4096, Target::Megatron),
+        World::new("llama3.2-1b", "dgx-a100", 4, 16, 4096, Target::DeepSpeed),
+    ];
+    let mut earlier = 0;
+    for world in &mut worlds {
+        for request in [
+            Request::default(),
+            Request { top: 3, per_class: 3, ..Request::default() },
+            Request { top: 1, ..Request::default() },
+        ] {
+            world.restrictions.offload = Some(vec![Offload::NONE]);
+            let part = world.search(&request);
+            let activations = Offload { activations: true, ..Offload::NONE };
+            let optimizer = Offload { optimizer: Place::Cpu, ..Offload::NONE };
+            world.restrictions.offload = Some(vec![Offload::NONE, activations, optimizer]);
+            let afresh = world.search(&request);
+            let beyond = world.search_beyond(&part.found, &request);
+            let all = |answer: &Answer| -> Vec<(Picos, Plan)> {
+                answer.found.iter().map(|one| (one.prediction.step(), one.plan.clone())).collect()
+            };
+            assert_eq!(all(&beyond), all(&afresh));
+            earlier += u32::from(all(&part) != all(&beyond));
+        }
+    }
+    assert!(earlier > 0, "offload changed nothing: nothing was compared");
 }
 
 fn flag(exists: bool) -> &'static [bool] {

@@ -59,10 +59,18 @@ pub(super) struct Flags {
 
 pub(super) type Read<T> = Result<T, ImportError>;
 
+/// Share of a flag's letters up to which another may differ and still be meant.
+const SPELT_WRONGLY: f64 = 0.15;
+
 /// Whether a flag looks like another one that was spelt wrongly.
 pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
+    let (letters, wanted) = (found.chars().count(), meant.chars().count());
+    // Letters beyond the other's length all differ.
+    if letters.abs_diff(wanted) as f64 > SPELT_WRONGLY * letters.max(wanted) as f64 {
+        return false;
+    }
     let found = found.replace('_', "-").to_lowercase();
-    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 0.85
+    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 1.0 - SPELT_WRONGLY
 }
 
 /// What a person has to know of flags that were not read.

@@ -219,7 +219,7 @@ impl Prepared<'_> {
         if gain <= 0.0 || with.plan.layout().offload == Offload::NONE {
             return Solution { answer, offloading: Offloading::Left };
         }
-        if gain > with.prediction.difference_sigma {
+        if gain > with.prediction.interval.difference {
             let without = Box::new(without.clone());
             return Solution { answer: open, offloading: Offloading::Pays(without) };
         }

@@ -1,6 +1,7 @@
 //! Scores the cost and memory models on measured runs: errors by class, verdicts on memory, ranking
 //! of plans, and how honest the error bars are.
 
+mod bars;
 pub mod baseline;
 pub mod case;
 pub mod constants;
@@ -17,10 +18,11 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step;
-use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Scale};
+use crate::frameworks::error_bars::Interval;
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
+pub use bars::error_bars;
 use case::{Case, Labels, Measured, MemoryKind, Shelf};
 
 /// Rows are read and predicted this many at a time.
@@ -35,6 +37,8 @@ pub struct RowReport {
     pub predicted_step_s: Option<f64>,
     /// One standard deviation of the logarithm of the step time.
     pub predicted_step_sigma: Option<f64>,
+    /// What that logarithm errs by at most in 95.4 % of such runs.
+    pub predicted_step_two_sigma: Option<f64>,
     /// Bytes of tensors on the fullest rank, in decimal GB.
     pub predicted_allocated_gb: Option<f64>,
     /// What the allocator reserves there.
@@ -205,10 +209,12 @@ pub struct Ranking {
 /// How often the truth lies inside the error bars.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct Coverage {
-    /// Share of rows inside one sigma (68 % if honest).
+    /// Share of rows inside one standard deviation (68 % if honest).
     pub one_sigma: f64,
-    /// Share of rows inside two sigma (95 % if honest).
+    /// Share of rows inside what is said to hold 95 %.
     pub two_sigma: f64,
+    /// Share of rows inside twice one standard deviation.
+    pub twice_one_sigma: f64,
 }
 
 /// Everything about a file.
@@ -237,7 +243,10 @@ pub struct Summary {
     /// Sets of rows that other planners publish their errors over.
     pub named_sets: Vec<sets::NamedSet>,
     /// Error bars of step times.
-    pub coverage: Coverage,
+    pub coverage: Option<Coverage>,
+    /// The same where the row's source was left out of the fit, and of the bars.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_coverage: Option<Coverage>,
     /// Fitted constants behind the predictions.
     pub fitted_constants: usize,
     /// Bounds that these errors should keep.
@@ -341,6 +350,7 @@ fn skipped(id: String, reason: String) -> RowReport {
         id,
         predicted_step_s: None,
         predicted_step_sigma: None,
+        predicted_step_two_sigma: None,
         predicted_allocated_gb: None,
         predicted_reserved_gb: None,
         predicted_device_gb: None,
@@ -374,8 +384,8 @@ pub fn report_row(row: &MeasuredRow, shelf: &Shelf) -> RowReport {
 pub struct CasePrediction {
     /// Seconds of one step.
     pub step_s: f64,
-    /// One standard deviation of its logarithm.
-    pub sigma: f64,
+    /// How far its logarithm may be off.
+    pub interval: Interval,
     /// Bytes of tensors, reserved, and on the device, on the fullest rank.
     pub memory: [f64; 3],
     /// Whether the device can hold it.
@@ -399,7 +409,7 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(profile),
-        sigma: prediction.sigma,
+        interval: prediction.interval,
         memory: [prediction.allocated, prediction.reserved, prediction.device].map(|bytes| bytes.0 as f64),
         fits: prediction.allocated <= cost.device_limit(),
     }
@@ -417,7 +427,8 @@ fn report_case(case: Case) -> RowReport {
     RowReport {
         id: case.id,
         predicted_step_s: Some(prediction.step_s),
-        predicted_step_sigma: Some(prediction.sigma),
+        predicted_step_sigma: Some(prediction.interval.sigma),
+        predicted_step_two_sigma: Some(prediction.interval.two_sigma),
         predicted_allocated_gb: Some(allocated),
         predicted_reserved_gb: Some(reserved),
         predicted_device_gb: Some(device),
@@ -483,18 +494,8 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
     summary.ranking_with_contradicted = rank(&with_contradicted, |row| row.predicted_step_s);
     summary.ranking_of_all = rank(&counted, |row| row.predicted_step_s);
     summary.named_sets = sets::named_sets(&counted);
-    let deviations: Vec<f64> = counted
-        .iter()
-        .filter_map(|row| {
-            let log = (row.measured_step_s? / row.predicted_step_s?).ln();
-            Some(log.abs() / row.predicted_step_sigma?)
-        })
-        .collect();
-    if !deviations.is_empty() {
-        let inside =
-            |bound: f64| deviations.iter().filter(|&&x| x <= bound).count() as f64 / deviations.len() as f64;
-        summary.coverage = Coverage { one_sigma: inside(1.0), two_sigma: inside(2.0) };
-    }
+    summary.coverage = bars::coverage(&counted);
+    summary.left_out_coverage = bars::left_out_coverage(&counted);
     summary.goals = goals::goals(&summary);
     summary
 }
@@ -629,138 +630,6 @@ fn rank(rows: &[&RowReport], time: fn(&RowReport) -> Option<f64>) -> Ranking {
         ranking.mean_regret = Some(mean(|g| g.regret));
     }
     ranking
-}
-
-/// The error bars that the residuals of a report's rows ask for: every class of enough runs, the narrowest
-/// classes first. Tails are heavy, so the bar is the geometric mean of what holds 68 % of the rows and of half
-/// of what holds 95 %.
-#[must_use]
-pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
-    let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
-    let (mut own, mut left_out) = (Vec::new(), Vec::new());
-    for row in rows {
-        let Some((predicted, measured)) = row.predicted_step_s.zip(row.measured_step_s) else { continue };
-        let labels = &row.labels;
-        if let Some(architecture) = labels.architecture {
-            let profile = labels.profile.to_owned();
-            *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
-        }
-        if let Some(elsewhere) = row.left_out_step_s {
-            own.push((predicted / measured).ln().abs());
-            left_out.push((elsewhere / measured).ln().abs());
-        }
-    }
-    let (own, left_out) = (deviation(&own), deviation(&left_out));
-    let transfer = (left_out * left_out - own * own).max(0.0).sqrt();
-    let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
-    let mut residuals: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
-    let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
-    let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
-    for row in rows {
-        let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
-            continue;
-        };
-        for key in bar_keys(row) {
-            residuals.entry(key).or_default().push(residual.abs());
-        }
-        groups.entry(&row.labels.group).or_default().push((residual, row));
-    }
-    for runs in groups.values() {
-        for (i, (a, row)) in runs.iter().enumerate() {
-            for (b, other) in &runs[i + 1..] {
-                if row.plan != other.plan {
-                    let keys = bar_keys(row);
-                    for key in keys.into_iter().filter(|key| key.0 >= 2) {
-                        differences.entry(key).or_default().push((a - b).abs());
-                    }
-                }
-            }
-        }
-    }
-    let mut bars = Vec::new();
-    for ((level, key), numbers) in &residuals {
-        if numbers.len() < FEWEST_RUNS {
-            continue;
-        }
-        let round = |x: f64| (x * 1e4).round() / 1e4;
-        let sigma = deviation(numbers).max(LEAST_SIGMA);
-        let wide = key.clone().widened(2.max(*level));
-        let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
-        // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
-        let difference = pairs.map_or(sigma, |pairs| share_within(pairs, 0.683)).max(LEAST_SIGMA);
-        bars.push(ErrorBar {
-            profile: key.profile.clone(),
-            experts: key.experts,
-            narrow: key.narrow,
-            scale: key.scale,
-            crossing: key.crossing,
-            runs: numbers.len(),
-            sigma: round(sigma),
-            difference: round(difference),
-        });
-    }
-    ErrorBars { measured: known.collect(), transfer: (transfer * 1e4).round() / 1e4, bars }
-}
-
-/// What so large a share of numbers does not exceed; 0 of none.
-fn share_within(numbers: &[f64], share: f64) -> f64 {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    quantile(&sorted, share).unwrap_or(0.0)
-}
-
-/// Standard deviation of residuals with heavy tails, from their absolute values.
-fn deviation(residuals: &[f64]) -> f64 {
-    (share_within(residuals, 0.683) * share_within(residuals, 0.954) / 2.0).sqrt()
-}
-
-/// Fewest runs after which a profile counts as measured on a generation of GPUs.
-const FEWEST_KNOWN: usize = 3;
-
-/// Fewest runs of a class with an error bar of its own.
-const FEWEST_RUNS: usize = 12;
-/// Repeated runs of one plan differ by this much.
-const LEAST_SIGMA: f64 = 0.01;
-
-/// A class of error bars; see [`ErrorBar`].
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct BarKey {
-    profile: Option<String>,
-    experts: bool,
-    narrow: Option<bool>,
-    scale: Option<Scale>,
-    crossing: Option<bool>,
-}
-
-impl BarKey {
-    /// The class without what is narrower than a level.
-    fn widened(mut self, level: u8) -> Self {
-        if level > 0 {
-            self.crossing = None;
-        }
-        if level > 1 {
-            self.scale = None;
-        }
-        if level == 3 || level == 5 {
-            self.narrow = None;
-        }
-        if level > 3 {
-            self.profile = None;
-        }
-        self
-    }
-}
-
-/// The classes of a row, by level: the narrowest is level 0.
-fn bar_keys(row: &RowReport) -> [(u8, BarKey); 6] {
-    let key = BarKey {
-        profile: Some(row.labels.profile.to_owned()),
-        experts: row.labels.experts,
-        narrow: Some(!matches!(row.precision, "bf16" | "fp16")),
-        scale: Some(Scale::of(row.labels.gpus)),
-        crossing: Some(row.labels.crossing),
-    };
-    [0, 1, 2, 3, 4, 5].map(|level| (level, key.clone().widened(level)))
 }
 
 /// Kendall's tau-b of pairs: 1 where both orders agree, -1 where they are opposite.

@@ -389,11 +389,14 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     )?;
     writeln!(out, "{plan}")?;
     let rates = prepared.rates(plan, p);
+    let [low, high] = p.step_range();
     writeln!(
         out,
-        "\nstep {} ± {:.0}%, {:.0} tokens/s/GPU, MFU {} (whole attention square counted: {}), HFU {}",
+        "\nstep {} ± {:.0}% (95% of runs: {} to {}), {:.0} tokens/s/GPU, MFU {} (whole attention square counted: {}), HFU {}",
         seconds(p.step().seconds()),
-        p.sigma * 100.0,
+        p.interval.sigma * 100.0,
+        seconds(low.seconds()),
+        seconds(high.seconds()),
         rates.tokens_per_s_per_gpu,
         percent(rates.mfu),
         percent(rates.mfu_full_attention),

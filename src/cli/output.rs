@@ -121,7 +121,7 @@ impl Row<'_> {
     /// plans of one job on the same GPUs.
     fn ties(&self, other: &Row) -> bool {
         let ratio = (self.step().0 / other.step().0).ln().abs();
-        std::ptr::eq(self.section, other.section) && ratio < self.found.prediction.difference_sigma
+        std::ptr::eq(self.section, other.section) && ratio < self.found.prediction.interval.difference
     }
     /// The share of the memory that may be allocated and is not.
     fn free(&self) -> f64 {
@@ -355,7 +355,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             cells.push(row.section.prepared.task.job.gpus.to_string());
             cells.push(format!("{}{}", row.section.cluster, if row.pareto { " *" } else { "" }));
         }
-        cells.push(format!("{} ±{:.0}%", seconds(row.step()), row.found.prediction.sigma * 100.0));
+        cells.push(format!("{} ±{:.0}%", seconds(row.step()), row.found.prediction.interval.sigma * 100.0));
         cells.push(format!("{:.0}", row.rates.tokens_per_s_per_gpu));
         cells.push(percent(row.rates.mfu));
         cells.push(format!("{:.1} GB", used.gigabytes()));
@@ -564,12 +564,15 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
     let run = prepared.run(p);
     let step = step_cost(&run);
     let limit = prepared.cost().memory_limit();
+    let [low, high] = p.step_range();
     let mut value = json!({
         "name": plan.to_string(),
         "plan": layout,
         "gpus": prepared.task.job.gpus,
         "step_time_s": p.step().seconds().0,
-        "step_time_sigma": p.step().seconds().0 * p.sigma,
+        "step_time_sigma": p.step().seconds().0 * p.interval.sigma,
+        "step_time_low_s": low.seconds().0,
+        "step_time_high_s": high.seconds().0,
         "limiting": p.times.limiting(),
         "tokens_per_s_per_gpu": rates.tokens_per_s_per_gpu,
         "mfu": rates.mfu,
@@ -742,7 +745,7 @@ pub(crate) fn print_phases(
         table.add_row([
             phase.phase.to_string(),
             phase.found.plan.to_string(),
-            format!("{} ±{:.0}%", seconds(p.step().seconds()), p.sigma * 100.0),
+            format!("{} ±{:.0}%", seconds(p.step().seconds()), p.interval.sigma * 100.0),
             percent(phase.prepared.rates(&phase.found.plan, p).mfu),
             format!("{:.1} GB", p.allocated.gigabytes()),
             super::models::group(cost.steps),
@@ -812,6 +815,8 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "gpus",
         "step_time_s",
         "step_time_sigma",
+        "step_time_low_s",
+        "step_time_high_s",
         "tokens_per_s_per_gpu",
         "mfu",
         "hfu",
@@ -826,13 +831,16 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     writer.write_record(header).map_err(io)?;
     for (i, row) in rows.iter().enumerate() {
         let p = &row.found.prediction;
+        let [low, high] = p.step_range();
         let record = [
             (i + 1).to_string(),
             row.found.plan.to_string(),
             row.section.cluster.clone(),
             row.section.prepared.task.job.gpus.to_string(),
             row.step().0.to_string(),
-            (row.step().0 * p.sigma).to_string(),
+            (row.step().0 * p.interval.sigma).to_string(),
+            low.seconds().0.to_string(),
+            high.seconds().0.to_string(),
             row.rates.tokens_per_s_per_gpu.to_string(),
             row.rates.mfu.to_string(),
             row.rates.hfu.to_string(),

@@ -178,8 +178,8 @@ fn error_bars_text(report: &Report) -> Result<String, Failure> {
         .map_err(|e| Failure::Usage(e.to_string()))?;
     Ok(format!(
         "// Error bars of predicted step times by class, from residuals of results/published/measured.csv: written by\n\
-         // `autoplan validate --error-bars`. The first class that holds a run counts; `difference` is for the ratio of\n\
-         // two plans of one job.\n{text}\n"
+         // `autoplan validate --error-bars`. The first class that holds a run counts; `two_sigma` holds\n\
+         // 95.4 % of its runs, `difference` is for the ratio of two plans of one job.\n{text}\n"
     ))
 }
 
@@ -299,16 +299,16 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         v.failed_fits.to_string(),
         v.failed_rejected.to_string(),
     ]);
-    let of_some = |rows: usize, share: f64| if rows > 0 { percent(share) } else { "-".to_owned() };
-    writeln!(out, "{verdicts}\n{} right\n", of_some(v.judged(), v.right()))?;
-    let timed = s.step_time.all.map_or(0, |e| e.rows);
+    let of_some = |share: Option<f64>| share.map_or("-".to_owned(), percent);
+    writeln!(out, "{verdicts}\n{} right\n", of_some((v.judged() > 0).then(|| v.right())))?;
     ranking("noisy rows aside", &s.ranking, out)?;
     ranking("all rows", &s.ranking_of_all, out)?;
     writeln!(
         out,
-        "error bars: {} inside one sigma, {} inside two",
-        of_some(timed, s.coverage.one_sigma),
-        of_some(timed, s.coverage.two_sigma)
+        "error bars: {} inside one sigma, {} inside two ({} inside twice one)",
+        of_some(s.coverage.map(|c| c.one_sigma)),
+        of_some(s.coverage.map(|c| c.two_sigma)),
+        of_some(s.coverage.map(|c| c.twice_one_sigma))
     )?;
     if !s.named_sets.is_empty() {
         let mut sets =
@@ -318,8 +318,8 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             sets.add_row([
                 set.name.to_owned(),
                 rows.to_string(),
-                of_some(rows, mean),
-                of_some(rows, middle),
+                of_some((rows > 0).then_some(mean)),
+                of_some((rows > 0).then_some(middle)),
                 set.least_spearman.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
                 set.peer.to_owned(),
             ]);
@@ -357,6 +357,7 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         "id",
         "predicted_step_s",
         "predicted_step_sigma",
+        "predicted_step_two_sigma",
         "predicted_allocated_gb",
         "predicted_reserved_gb",
         "predicted_device_gb",
@@ -377,6 +378,7 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             row.id.clone(),
             number(row.predicted_step_s),
             number(row.predicted_step_sigma),
+            number(row.predicted_step_two_sigma),
             number(row.predicted_allocated_gb),
             number(row.predicted_reserved_gb),
             number(row.predicted_device_gb),

@@ -9,7 +9,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
     OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
-use crate::frameworks::error_bars::{Class, ErrorBars, Scale};
+use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale};
 use crate::frameworks::profile::{DataMode, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -66,7 +66,7 @@ pub struct CostModel<'a> {
     /// Share of the layers all of whose activations offload moves; none where single modules are offloaded.
     whole_layers: Option<f64>,
     /// Error bars without and with tensor parallelism that leaves the fast domain.
-    error_bars: [(f64, f64); 2],
+    error_bars: [Interval; 2],
     measured: bool,
 }
 
@@ -441,17 +441,17 @@ impl<'a> CostModel<'a> {
         }
     }
 
-    /// One standard deviation of the logarithm of a predicted step time, and of the ratio of two plans'.
+    /// How far a predicted step time may be off.
     #[must_use]
-    pub fn sigma(&self, layout: &Layout) -> (f64, f64) {
+    pub fn interval(&self, layout: &Layout) -> Interval {
         let crossing = layout.tensor_parallel > self.cluster.scale_up.domain;
-        let (sigma, difference) = self.error_bars[usize::from(crossing)];
+        let interval = self.error_bars[usize::from(crossing)];
         if !layout.offload.moves_states() {
-            return (sigma, difference);
+            return interval;
         }
         // Nobody measured such plans, nor what sets them apart from others.
         let unknown = ErrorBars::shipped().transfer;
-        (sigma.hypot(unknown), difference.hypot(unknown))
+        Interval { difference: interval.difference.hypot(unknown), ..interval.beside(unknown) }
     }
 
     fn cell_of<'k>(&self, key: &'k CellKey) -> Cell<'k> {

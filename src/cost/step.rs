@@ -9,6 +9,7 @@ use super::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, ModuleCost, OffloadedInput,
     Sharding, Times,
 };
+use crate::frameworks::error_bars::Interval;
 use crate::layers::Layers;
 use crate::plan::{Layout, Module, Modules, Offload, Plan, Recompute};
 use crate::units::{Bytes, Picos};
@@ -168,10 +169,8 @@ pub struct ChunkTimes {
 pub struct Prediction {
     /// Step time by item.
     pub times: StepTimes,
-    /// One standard deviation of the logarithm of the step time.
-    pub sigma: f64,
-    /// One standard deviation of the logarithm of the ratio of two plans of the job.
-    pub difference_sigma: f64,
+    /// How far the logarithm of the step time may be off.
+    pub interval: Interval,
     /// Chunks in model order.
     pub chunks: Vec<ChunkTimes>,
     /// Memory of every pipeline rank.
@@ -191,6 +190,12 @@ impl Prediction {
     #[must_use]
     pub fn step(&self) -> Picos {
         self.times.total()
+    }
+
+    /// Between which times 95 % of such steps lie.
+    #[must_use]
+    pub fn step_range(&self) -> [Picos; 2] {
+        [-1.0, 1.0].map(|sign| self.step().scale((sign * self.interval.two_sigma).exp()))
     }
 }
 
@@ -469,11 +474,9 @@ pub fn predict_with(
     let allocated = memory.iter().map(RankMemory::total).max().unwrap_or_default();
     let reserve = cost.reserve();
     let reserved = reserve.reserved(allocated);
-    let (sigma, difference_sigma) = cost.sigma(layout);
     Prediction {
         times,
-        sigma,
-        difference_sigma,
+        interval: cost.interval(layout),
         chunks,
         memory,
         off_gpu: off_gpu(cost.cluster().gpus_per_node, layers, plan, tables, &parameters),

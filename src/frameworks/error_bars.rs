@@ -78,11 +78,42 @@ pub struct ErrorBar {
     pub runs: usize,
     /// One standard deviation of the logarithm of the step time.
     pub sigma: f64,
+    /// What the logarithms of 95.4 % of the step times err by at most.
+    pub two_sigma: f64,
     /// That of the ratio of two plans of one job.
     pub difference: f64,
 }
 
+/// How far the logarithm of a predicted step time may be off.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Interval {
+    /// One standard deviation.
+    pub sigma: f64,
+    /// What holds 95.4 % of runs: more than twice the first where tails are heavy.
+    pub two_sigma: f64,
+    /// One standard deviation of the ratio of two plans of one job.
+    pub difference: f64,
+}
+
+impl Interval {
+    /// Where nothing was measured that is like a run.
+    pub const ANYTHING: Self = Self { sigma: 0.1, two_sigma: 0.3, difference: 0.12 };
+
+    /// The same with an independent unknown on top.
+    #[must_use]
+    pub fn beside(self, unknown: f64) -> Self {
+        let (sigma, two_sigma) = (self.sigma.hypot(unknown), self.two_sigma.hypot(2.0 * unknown));
+        Self { sigma, two_sigma, ..self }
+    }
+}
+
 impl ErrorBar {
+    /// The interval.
+    #[must_use]
+    pub fn interval(&self) -> Interval {
+        Interval { sigma: self.sigma, two_sigma: self.two_sigma, difference: self.difference }
+    }
+
     /// Whether a class lies in this one.
     #[must_use]
     pub fn holds(&self, class: &Class) -> bool {
@@ -132,14 +163,13 @@ impl ErrorBars {
         &TABLE
     }
 
-    /// The narrowest class of the table that holds this one: standard deviation of a time and of the ratio
-    /// of two. Wide bars where nothing was measured that is like it. What is unknown of the hardware is the same for
-    /// two plans of one job.
+    /// The interval of the narrowest class of the table that holds this one. A wide one where nothing was measured that
+    /// is like it. What is unknown of the hardware is the same for two plans of one job.
     #[must_use]
-    pub fn of(&self, class: &Class) -> (f64, f64) {
-        let bar = self.bars.iter().find(|bar| bar.holds(class));
-        let (sigma, difference) = bar.map_or((0.1, 0.12), |bar| (bar.sigma, bar.difference));
-        (if self.measured(class) { sigma } else { sigma.hypot(self.transfer) }, difference)
+    pub fn of(&self, class: &Class) -> Interval {
+        let interval =
+            self.bars.iter().find(|bar| bar.holds(class)).map_or(Interval::ANYTHING, ErrorBar::interval);
+        if self.measured(class) { interval } else { interval.beside(self.transfer) }
     }
 
     /// Whether runs of the class's profile on its generation of GPUs, with or without experts, were measured.
@@ -166,16 +196,17 @@ mod tests {
             scale: Scale::of(gpus),
             crossing: false,
         };
-        assert!(bars.iter().all(|bar| bar.sigma > 0.0 && bar.sigma < 1.5 && bar.difference > 0.0));
+        let wider = |bar: &ErrorBar| bar.sigma > 0.0 && bar.two_sigma >= bar.sigma && bar.two_sigma < 1.5;
+        assert!(bars.iter().all(|bar| wider(bar) && bar.difference > 0.0));
         let table = ErrorBars::shipped();
         // A measured class, and one that nobody measured.
-        assert!(table.of(&class("nemo", 64)).0 < 0.06);
+        assert!(table.of(&class("nemo", 64)).sigma < 0.06);
         assert_eq!(table.of(&class("nobody's", 64)), table.of(&class("nobody's", 65)));
         // Nobody measured NeMo on AMD's GPUs; that says nothing of two plans there.
         let elsewhere = Class { architecture: Architecture::Cdna3, ..class("nemo", 64) };
-        assert!(table.of(&elsewhere).0 > 0.05 + table.of(&class("nemo", 64)).0);
-        assert_eq!(table.of(&elsewhere).1, table.of(&class("nemo", 64)).1);
+        assert!(table.of(&elsewhere).sigma > 0.05 + table.of(&class("nemo", 64)).sigma);
+        assert_eq!(table.of(&elsewhere).difference, table.of(&class("nemo", 64)).difference);
         // Small runs of nanotron scatter less than large ones.
-        assert!(table.of(&class("nanotron", 8)).0 < table.of(&class("nanotron", 256)).0);
+        assert!(table.of(&class("nanotron", 8)).sigma < table.of(&class("nanotron", 256)).sigma);
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{ErrorStatistics, ErrorTable, Ranking, Summary};
+use super::{Coverage, ErrorStatistics, ErrorTable, Ranking, Summary};
 
 /// How much worse errors may be with a row's own source left out of the fit.
 const LEFT_OUT: f64 = 1.5;
@@ -179,9 +179,11 @@ pub fn goals(summary: &Summary) -> Vec<Goal> {
         let picks = summary.ranking.picks_out_of_memory.len() as f64;
         goal("picks by time and memory that ran out of memory", (Unit::Count, false), 0.0, picks, None);
     }
-    if summary.coverage.two_sigma > 0.0 {
-        goal("step times inside one sigma", (Unit::Share, true), 0.68, summary.coverage.one_sigma, None);
-        goal("step times inside two sigma", (Unit::Share, true), 0.95, summary.coverage.two_sigma, None);
+    if let Some(Coverage { one_sigma, two_sigma, .. }) = summary.coverage {
+        let left_out = summary.left_out_coverage;
+        let share = (Unit::Share, true);
+        goal("step times inside one sigma", share, 0.68, one_sigma, left_out.map(|c| c.one_sigma));
+        goal("step times inside two sigma", share, 0.95, two_sigma, left_out.map(|c| c.two_sigma));
     }
     goals
 }

@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 use super::goals::{Goal, Unit};
 use super::sets::{NOISE, NamedSet};
-use super::{ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport};
+use super::{Coverage, ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport};
 use crate::frameworks::error_bars::ErrorBars;
 
 /// A page and its pictures, by file name.
@@ -81,13 +81,23 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     ranking(&mut md, report);
     let _ = writeln!(
         md,
-        "\n## Error bars\n\nEvery prediction carries a one-sigma interval. {} of the measured step times lie inside one \
-         sigma (68.3% if the bars are honest), {} inside two (95.4%). Where nobody measured a framework on a generation of \
-         GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are fitted without \
-         a run's own source.",
-        percent(s.coverage.one_sigma),
-        percent(s.coverage.two_sigma),
+        "\n## Error bars\n\nEvery prediction carries two intervals from the residuals of its class: one standard deviation, \
+         and what holds 95.4% of the runs; tails are heavy, so the second is mostly wider than twice the first, and the first \
+         is the geometric mean of what holds 68.3% and of half of the second. Where nobody measured a framework on a \
+         generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
+         fitted without a run's own source.\n\n| measured step times | inside one sigma | inside twice as much | inside what holds 95.4% |\n|---|--:|--:|--:|",
         percent(ErrorBars::shipped().transfer)
+    );
+    let mut inside = |name: &str, coverage: Option<Coverage>| {
+        if let Some(Coverage { one_sigma, two_sigma, twice_one_sigma }) = coverage {
+            let [one, two, twice] = [one_sigma, two_sigma, twice_one_sigma].map(percent);
+            let _ = writeln!(md, "| {name} | {one} | {twice} | {two} |");
+        }
+    };
+    inside("as fitted, bars of all rows", s.coverage);
+    inside(
+        "fitted without the row's source, bars of other sources and what comes on top",
+        s.left_out_coverage,
     );
     if !constants.trim().is_empty() {
         let _ = writeln!(md, "\n## Fitted constants\n\n{}", constants.trim());

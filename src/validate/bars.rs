@@ -1,0 +1,216 @@
+//! Error bars from residuals, and how often the truth lies inside them.
+
+use std::collections::BTreeMap;
+
+use super::{Coverage, RowReport, quantile};
+use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Interval, Scale};
+
+impl Coverage {
+    /// Of rows, each with its error, one standard deviation, and what is said to hold 95 %.
+    fn of(rows: impl Iterator<Item = [f64; 3]>) -> Option<Self> {
+        let (mut all, mut inside) = (0, [0; 3]);
+        for [off, sigma, two_sigma] in rows {
+            all += 1;
+            let bounds = [sigma, two_sigma, 2.0 * sigma];
+            inside.iter_mut().zip(bounds).for_each(|(count, bound)| *count += u32::from(off <= bound));
+        }
+        let [one_sigma, two_sigma, twice_one_sigma] = inside.map(|count| f64::from(count) / f64::from(all));
+        (all > 0).then_some(Self { one_sigma, two_sigma, twice_one_sigma })
+    }
+}
+
+/// The error bars that the residuals of a report's rows ask for: every class of enough runs, the narrowest
+/// classes first.
+#[must_use]
+pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
+    let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
+    for row in rows {
+        let labels = &row.labels;
+        if let (Some(_), Some(architecture)) =
+            (row.predicted_step_s.zip(row.measured_step_s), labels.architecture)
+        {
+            let profile = labels.profile.to_owned();
+            *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
+        }
+    }
+    let transfer = transfer(rows);
+    let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
+    let mut residuals: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
+    let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
+    let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
+    for row in rows {
+        let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
+            continue;
+        };
+        for key in bar_keys(row) {
+            residuals.entry(key).or_default().push(residual.abs());
+        }
+        groups.entry(&row.labels.group).or_default().push((residual, row));
+    }
+    for runs in groups.values() {
+        for (i, (a, row)) in runs.iter().enumerate() {
+            for (b, other) in &runs[i + 1..] {
+                if row.plan != other.plan {
+                    let keys = bar_keys(row);
+                    for key in keys.into_iter().filter(|key| key.0 >= 2) {
+                        differences.entry(key).or_default().push((a - b).abs());
+                    }
+                }
+            }
+        }
+    }
+    let mut bars = Vec::new();
+    for ((level, key), numbers) in &residuals {
+        if numbers.len() < FEWEST_RUNS {
+            continue;
+        }
+        let round = |x: f64| (x * 1e4).round() / 1e4;
+        let (sigma, two_sigma) = widths(numbers);
+        let wide = key.clone().widened(2.max(*level));
+        let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
+        // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
+        let difference = pairs.map_or(sigma, |pairs| share_within(pairs, ONE_SIGMA)).max(LEAST_SIGMA);
+        bars.push(ErrorBar {
+            profile: key.profile.clone(),
+            experts: key.experts,
+            narrow: key.narrow,
+            scale: key.scale,
+            crossing: key.crossing,
+            runs: numbers.len(),
+            sigma: round(sigma),
+            two_sigma: round(two_sigma),
+            difference: round(difference),
+        });
+    }
+    ErrorBars { measured: known.collect(), transfer: (transfer * 1e4).round() / 1e4, bars }
+}
+
+/// What predictions lose, in standard deviations of their logarithm, when constants are fitted without the row's own
+/// source.
+fn transfer<'a>(rows: impl IntoIterator<Item = &'a RowReport>) -> f64 {
+    let (mut own, mut left_out) = (Vec::new(), Vec::new());
+    for row in rows {
+        let measured = row.measured_step_s.zip(row.predicted_step_s).zip(row.left_out_step_s);
+        if let Some(((measured, predicted), elsewhere)) = measured {
+            own.push((predicted / measured).ln().abs());
+            left_out.push((elsewhere / measured).ln().abs());
+        }
+    }
+    let (own, left_out) = (deviation(&own), deviation(&left_out));
+    (left_out * left_out - own * own).max(0.0).sqrt()
+}
+
+/// What so large a share of numbers does not exceed; 0 of none.
+fn share_within(numbers: &[f64], share: f64) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile(&sorted, share).unwrap_or(0.0)
+}
+
+/// Standard deviation of residuals with heavy tails, from their absolute values: the geometric mean of what holds
+/// 68.3 % of them and of half of what holds 95.4 %.
+fn deviation(residuals: &[f64]) -> f64 {
+    (share_within(residuals, ONE_SIGMA) * share_within(residuals, TWO_SIGMA) / 2.0).sqrt()
+}
+
+/// One standard deviation, and what holds 95.4 % of the residuals and of one more like them.
+fn widths(residuals: &[f64]) -> (f64, f64) {
+    let sigma = deviation(residuals).max(LEAST_SIGMA);
+    let mut sorted = residuals.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let at = ((residuals.len() + 1) as f64 * TWO_SIGMA).ceil() as usize;
+    let most = sorted.get(at.min(sorted.len()).saturating_sub(1));
+    (sigma, most.copied().unwrap_or_default().max(sigma))
+}
+
+/// How often the measured times lie inside the error bars of their rows; none where no time was measured.
+pub(super) fn coverage(rows: &[&RowReport]) -> Option<Coverage> {
+    let inside = |row: &&RowReport| {
+        let off = (row.measured_step_s? / row.predicted_step_s?).ln().abs();
+        Some([off, row.predicted_step_sigma?, row.predicted_step_two_sigma?])
+    };
+    Coverage::of(rows.iter().filter_map(inside))
+}
+
+/// The same of predictions whose constants were fitted without the row's own source, inside the bars that other
+/// sources' rows ask for where nobody measured such runs.
+pub(super) fn left_out_coverage(rows: &[&RowReport]) -> Option<Coverage> {
+    let transfer = transfer(rows.iter().copied());
+    let mut residuals: BTreeMap<(u8, BarKey), Vec<(&str, f64)>> = BTreeMap::new();
+    for row in rows {
+        let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
+            continue;
+        };
+        for key in bar_keys(row) {
+            residuals.entry(key).or_default().push((&row.labels.source, residual.abs()));
+        }
+    }
+    let inside = |row: &&RowReport| {
+        let off = (row.measured_step_s? / row.left_out_step_s?).ln().abs();
+        let of_others = |key: &(u8, BarKey)| -> Vec<f64> {
+            let all = residuals.get(key).into_iter().flatten();
+            all.filter(|(source, _)| *source != row.labels.source).map(|(_, residual)| *residual).collect()
+        };
+        let numbers = bar_keys(row).iter().map(of_others).find(|numbers| numbers.len() >= FEWEST_RUNS);
+        let interval = numbers.map_or(Interval::ANYTHING, |numbers| {
+            let (sigma, two_sigma) = widths(&numbers);
+            Interval { sigma, two_sigma, difference: sigma }
+        });
+        let Interval { sigma, two_sigma, .. } = interval.beside(transfer);
+        Some([off, sigma, two_sigma])
+    };
+    Coverage::of(rows.iter().filter_map(inside))
+}
+
+/// Shares of the residuals inside one and two standard deviations, if they were normal.
+const ONE_SIGMA: f64 = 0.683;
+const TWO_SIGMA: f64 = 0.954;
+
+/// Fewest runs after which a profile counts as measured on a generation of GPUs.
+const FEWEST_KNOWN: usize = 3;
+
+/// Fewest runs of a class with an error bar of its own.
+const FEWEST_RUNS: usize = 12;
+/// Repeated runs of one plan differ by this much.
+const LEAST_SIGMA: f64 = 0.01;
+
+/// A class of error bars; see [`ErrorBar`].
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct BarKey {
+    profile: Option<String>,
+    experts: bool,
+    narrow: Option<bool>,
+    scale: Option<Scale>,
+    crossing: Option<bool>,
+}
+
+impl BarKey {
+    /// The class without what is narrower than a level.
+    fn widened(mut self, level: u8) -> Self {
+        if level > 0 {
+            self.crossing = None;
+        }
+        if level > 1 {
+            self.scale = None;
+        }
+        if level == 3 || level == 5 {
+            self.narrow = None;
+        }
+        if level > 3 {
+            self.profile = None;
+        }
+        self
+    }
+}
+
+/// The classes of a row, by level: the narrowest is level 0.
+fn bar_keys(row: &RowReport) -> [(u8, BarKey); 6] {
+    let key = BarKey {
+        profile: Some(row.labels.profile.to_owned()),
+        experts: row.labels.experts,
+        narrow: Some(!matches!(row.precision, "bf16" | "fp16")),
+        scale: Some(Scale::of(row.labels.gpus)),
+        crossing: Some(row.labels.crossing),
+    };
+    [0, 1, 2, 3, 4, 5].map(|level| (level, key.clone().widened(level)))
+}

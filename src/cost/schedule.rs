@@ -222,11 +222,11 @@ fn zero_bubble_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
 pub struct Simulator {
     forward_end: Vec<u64>,
     backward_end: Vec<u64>,
-    order: Vec<Slot>,
     clock: Vec<u64>,
     next: Vec<[u32; 2]>,
-    /// By rank, how long it may still wait.
-    patience: Vec<u64>,
+    walks: Vec<Walk>,
+    /// The same before the latest round.
+    walked: Vec<Walk>,
     lists: Vec<Vec<(Pass, u32, u32)>>,
     listed: Option<Shape>,
     /// End of the last operation of every rank, after a run.
@@ -235,33 +235,89 @@ pub struct Simulator {
     pub starts: Vec<Picos>,
 }
 
+/// How far a rank of the interleaved schedule is.
+#[derive(Debug, Default, Clone, Copy)]
+struct Walk {
+    /// Passes done, and when the last of them ended.
+    forward: Place,
+    backward: Place,
+    clock: u64,
+    /// How long it may still wait.
+    patience: u64,
+}
+
+/// The next of a rank's forward (or backward) passes of the interleaved schedule: all micro-batches of a group on one
+/// chunk, then on the next.
+#[derive(Debug, Default, Clone, Copy)]
+struct Place {
+    /// Passes before it.
+    done: usize,
+    /// Chunks before it, of this group.
+    chunk: usize,
+    /// Micro-batches from it on, of this chunk.
+    left: usize,
+    /// First micro-batch of the group, and how many there are.
+    first: usize,
+    size: usize,
+}
+
+impl Place {
+    fn start(micro_batches: usize, group: usize) -> Self {
+        let size = group.min(micro_batches);
+        Self { left: size, size, ..Self::default() }
+    }
+
+    fn advance(&mut self, shape: Shape, group: usize) {
+        self.done += 1;
+        self.left -= 1;
+        if self.left == 0 {
+            self.chunk += 1;
+            if self.chunk == shape.virtual_stages as usize {
+                self.chunk = 0;
+                self.first += self.size;
+                self.size = group.min(shape.micro_batches as usize - self.first);
+            }
+            self.left = self.size;
+        }
+    }
+
+    /// The same pass so many groups later, all of them whole.
+    fn skip(&mut self, shape: Shape, groups: usize) {
+        self.done += groups * self.size * shape.virtual_stages as usize;
+        self.first += groups * self.size;
+    }
+}
+
 const UNKNOWN: u64 = u64::MAX;
+/// Whole rounds of the interleaved schedule from which on it is looked for a steady state.
+const ROUNDS: usize = 4;
 
 impl Simulator {
     /// Makespan of one step's forward and backward passes; leaves `starts` and `ends` per rank.
     ///
     /// `load` holds one entry per chunk in model order.
     pub fn run(&mut self, shape: Shape, load: Load<'_>) -> Picos {
-        self.follow(shape, load, u64::MAX);
+        self.follow(shape, load, u64::MAX, false);
         self.ends.iter().copied().max().unwrap_or_default()
     }
 
     /// [`Simulator::run`] if the makespan is `most` or less; a schedule that is known to take longer is not followed
     /// to its end.
     pub fn run_within(&mut self, shape: Shape, load: Load<'_>, most: Picos) -> Option<Picos> {
-        self.follow(shape, load, most.0);
+        self.follow(shape, load, most.0, false);
         self.ends.iter().copied().max().filter(|makespan| *makespan <= most)
     }
 
-    /// Runs a schedule; where it takes longer than `most`, some end is beyond that.
-    fn follow(&mut self, shape: Shape, load: Load<'_>, most: u64) {
+    /// Runs a schedule; where it takes longer than `most`, some end is beyond that. `every` says whether the end of every
+    /// pass is to be known.
+    fn follow(&mut self, shape: Shape, load: Load<'_>, most: u64, every: bool) {
         self.clock.clear();
         self.clock.resize(shape.ranks as usize, 0);
         self.starts.clear();
         self.starts.resize(shape.ranks as usize, Picos(UNKNOWN));
         match shape.schedule {
             Schedule::OneFOneB => self.one_f_one_b(shape, load),
-            Schedule::Interleaved => self.interleaved(shape, load, most),
+            Schedule::Interleaved => self.interleaved(shape, load, most, every),
             Schedule::GPipe => self.gpipe(shape, load),
             _ => self.zero_bubble(shape, load),
         }
@@ -377,101 +433,186 @@ impl Simulator {
         self.next.resize(shape.ranks as usize, [0; 2]);
     }
 
-    /// Megatron's interleaved order: every rank walks its fixed list; ranks take turns and stop where
-    /// an input is missing. A rank that has waited too long to end within `most` ends beyond it at once.
-    fn interleaved(&mut self, shape: Shape, load: Load<'_>, most: u64) {
+    /// Megatron's interleaved order: every rank walks its fixed list; ranks take turns and stop where an input is
+    /// missing. A rank that has waited too long to end within `most` ends beyond it at once. Ends are kept by rank
+    /// and place in its list.
+    ///
+    /// Ranks go round by round: in each, every rank runs as many backward passes as one group of micro-batches has,
+    /// rank `r` being `r` ahead, so that inputs are of this round or the last. Once a round is the last one, later by
+    /// some time, so are all that follow until forward passes run out (a pass's end is a maximum of sums, to which a
+    /// constant may be added), and they are skipped without changing a bit.
+    fn interleaved(&mut self, shape: Shape, load: Load<'_>, most: u64, every: bool) {
         let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
-        let x = load.hop.0;
-        self.reset_ends(shape);
-        let mut order = std::mem::take(&mut self.order);
-        interleaved_order(shape.virtual_stages, shape.micro_batches, shape.group(), &mut order);
-        let total = m * v;
-        let last = p * v - 1;
+        let (x, group, total) = (load.hop.0, shape.group() as usize, m * v);
+        for ends in [&mut self.forward_end, &mut self.backward_end] {
+            if ends.len() < p * total {
+                ends.resize(p * total, UNKNOWN);
+            }
+        }
         // A rank does its own work, and after its end the last backward pass goes through all ranks before it.
-        let mut drain = 0;
-        self.patience.clear();
+        let (mut drain, start) = (0, Place::start(m, group));
+        self.walks.clear();
         for r in 0..p {
             let work: u64 = (r..p * v).step_by(p).map(|k| load.forward[k].0 + load.backward[k].0).sum();
-            self.patience.push(most.saturating_sub(work * m as u64 + drain));
+            let patience = most.saturating_sub(work * m as u64 + drain);
+            self.walks.push(Walk { forward: start, backward: start, clock: 0, patience });
             drain += load.backward[r].0 + x;
         }
+        let cycle = v * group;
+        // Rounds in which every backward pass follows a forward pass.
+        let rounds = total.saturating_sub(2 * (p - 1) + (v - 1) * group) / cycle;
+        let rounds = if every || m % group != 0 || rounds < ROUNDS { 0 } else { rounds };
+        let mut round = 0;
+        loop {
+            round += 1;
+            self.walked.clone_from(&self.walks);
+            let until = |r: usize| if round <= rounds { round * cycle + r } else { total };
+            if !self.walk(shape, load, group, until) {
+                self.clock.fill(u64::MAX);
+                return;
+            }
+            if round > rounds {
+                break;
+            }
+            if round < rounds && round > 1 && self.is_steady(total, cycle) {
+                if !self.skip(shape, cycle, rounds - round) {
+                    self.clock.fill(u64::MAX);
+                    return;
+                }
+                round = rounds;
+            }
+        }
+        for (clock, walk) in self.clock.iter_mut().zip(&self.walks) {
+            *clock = walk.clock;
+        }
+    }
+
+    /// Every rank runs so many of its backward passes in all, and the forward passes that come before these. False if
+    /// one loses its patience.
+    fn walk(&mut self, shape: Shape, load: Load<'_>, group: usize, until: impl Fn(usize) -> usize) -> bool {
+        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
+        let (x, total, last) = (load.hop.0, m * v, p - 1);
         let mut open = true;
         while open {
             open = false;
             for r in 0..p {
+                let (end, warm) = (until(r), (2 * (last - r) + (v - 1) * group + 1).min(total));
+                let Walk { mut forward, mut backward, mut clock, patience } = self.walks[r];
                 let mut waited = 0;
-                let warm = shape.in_flight(r as u32) as usize;
-                let [done_f, done_b] = self.next[r];
-                let (mut done_f, mut done_b) = (done_f as usize, done_b as usize);
-                let mut clock = self.clock[r];
-                while done_b < total {
-                    if done_f < total && done_f < warm + done_b {
-                        let (chunk, j) = order[done_f];
-                        let (k, j) = (chunk as usize * p + r, j as usize);
-                        let ready = if k == 0 { 0 } else { self.forward_end[(k - 1) * m + j] };
-                        if ready == UNKNOWN {
-                            break;
+                // Whom it waits for, and how many of their passes are done. Of its own all that matter are.
+                let (above, below) = (if r == 0 { last } else { r - 1 }, if r == last { 0 } else { r + 1 });
+                let (known_forward, known_backward) = if p == 1 {
+                    (usize::MAX, usize::MAX)
+                } else {
+                    (self.walks[above].forward.done, self.walks[below].backward.done)
+                };
+                let (own, above, below) = (r * total, above * total, below * total);
+                while backward.done < end {
+                    if forward.done < total && forward.done < warm + backward.done {
+                        let mut begin = clock;
+                        if r > 0 || forward.chunk > 0 {
+                            let at = if r > 0 { forward.done } else { forward.done - forward.size };
+                            if at >= known_forward {
+                                break;
+                            }
+                            begin = begin.max(self.forward_end[above + at] + x);
                         }
-                        let begin = clock.max(if k == 0 { 0 } else { ready + x });
-                        self.starts[r] = self.starts[r].min(Picos(begin));
+                        if forward.done == 0 {
+                            self.starts[r] = Picos(begin);
+                        }
                         waited += begin - clock;
-                        clock = begin + load.forward[k].0;
-                        self.forward_end[k * m + j] = clock;
-                        done_f += 1;
+                        clock = begin + load.forward[forward.chunk * p + r].0;
+                        self.forward_end[own + forward.done] = clock;
+                        forward.advance(shape, group);
                     } else {
-                        let (chunk, j) = order[done_b];
-                        let (k, j) = ((v - 1 - chunk as usize) * p + r, j as usize);
-                        let (ready, hop) = if k == last {
-                            (self.forward_end[k * m + j], 0)
+                        let ready = if r == last && backward.chunk == 0 {
+                            self.forward_end[own + backward.done + (v - 1) * backward.size]
                         } else {
-                            (self.backward_end[(k + 1) * m + j], x)
+                            let at = if r < last { backward.done } else { backward.done - backward.size };
+                            if at >= known_backward {
+                                break;
+                            }
+                            self.backward_end[below + at] + x
                         };
-                        if ready == UNKNOWN {
-                            break;
-                        }
-                        let begin = clock.max(ready + hop);
+                        let begin = clock.max(ready);
                         waited += begin - clock;
-                        clock = begin + load.backward[k].0;
-                        self.backward_end[k * m + j] = clock;
-                        done_b += 1;
+                        clock = begin + load.backward[(v - 1 - backward.chunk) * p + r].0;
+                        self.backward_end[own + backward.done] = clock;
+                        backward.advance(shape, group);
                     }
                 }
-                if waited > self.patience[r] {
-                    self.clock[r] = u64::MAX;
-                    self.order = order;
-                    return;
+                if waited > patience {
+                    return false;
                 }
-                self.patience[r] -= waited;
-                self.clock[r] = clock;
-                self.next[r] = [done_f as u32, done_b as u32];
-                open |= done_b < total;
+                self.walks[r] = Walk { forward, backward, clock, patience: patience - waited };
+                open |= backward.done < end;
             }
         }
-        self.order = order;
+        true
+    }
+
+    /// Whether every pass of the latest round ended as much later as every other than in the round before.
+    fn is_steady(&self, total: usize, cycle: usize) -> bool {
+        let Some(later) =
+            self.walks.first().zip(self.walked.first()).map(|(now, then)| now.clock - then.clock)
+        else {
+            return false;
+        };
+        let ranks = || self.walks.iter().zip(&self.walked).enumerate();
+        let shifted = |ends: &[u64], r: usize, done: usize| {
+            let (then, now) = ends[r * total..][done - 2 * cycle..done].split_at(cycle);
+            then.iter().zip(now).all(|(then, now)| now - then == later)
+        };
+        ranks().all(|(_, (now, then))| now.clock - then.clock == later)
+            && ranks().all(|(r, (now, _))| {
+                shifted(&self.forward_end, r, now.forward.done)
+                    && shifted(&self.backward_end, r, now.backward.done)
+            })
+    }
+
+    /// Repeats a steady round so many times. False if a rank loses its patience.
+    fn skip(&mut self, shape: Shape, cycle: usize, rounds: usize) -> bool {
+        let total = (shape.virtual_stages * shape.micro_batches) as usize;
+        for (r, (now, then)) in self.walks.iter_mut().zip(&self.walked).enumerate() {
+            let (later, waits) = (now.clock - then.clock, then.patience - now.patience);
+            let Some(patience) = now.patience.checked_sub(waits.saturating_mul(rounds as u64)) else {
+                return false;
+            };
+            let all = later * rounds as u64;
+            for (ends, place) in
+                [(&mut self.forward_end, &mut now.forward), (&mut self.backward_end, &mut now.backward)]
+            {
+                let (from, to) = ends[r * total..].split_at_mut(place.done);
+                let to = &mut to[(rounds - 1) * cycle..][..cycle];
+                for (to, from) in to.iter_mut().zip(&from[place.done - cycle..]) {
+                    *to = from + all;
+                }
+                place.skip(shape, rounds);
+            }
+            (now.clock, now.patience) = (now.clock + all, patience);
+        }
+        true
     }
 
     /// The chain of the interleaved schedule of several chunks per rank that takes as long as the schedule
     /// itself.
     pub fn longest_chain(&mut self, shape: Shape, load: Load<'_>) -> Chain {
         let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
-        let makespan = self.run(shape, load);
-        let (total, last) = (m * v, p * v - 1);
-        let group = shape.group() as usize;
-        // Where a pass lies in the list of all forward (or backward) passes of its rank.
-        let position = |chunk: usize, j: usize| {
-            let first = j / group * group;
-            first * v + chunk * group.min(m - first) + (j - first)
-        };
+        self.follow(shape, load, u64::MAX, true);
+        let makespan = self.ends.iter().copied().max().unwrap_or_default();
+        let (total, last, group) = (m * v, p - 1, shape.group() as usize);
         let mut chain = Chain::none(p * v);
         let Some(mut r) = self.ends.iter().position(|&end| end == makespan) else { return chain };
         // Forward and backward passes of rank `r` up to the pass that is looked at, and when it ends.
         let (mut forwards, mut backwards, mut end) = (total, total, makespan.0);
+        let warm = |r: usize| (2 * (last - r) + (v - 1) * group + 1).min(total);
         while forwards + backwards > 0 {
-            let warm = shape.in_flight(r as u32) as usize;
-            let is_forward = backwards == 0 || forwards == warm + backwards;
+            let is_forward = backwards == 0 || forwards == warm(r) + backwards;
             let at = if is_forward { forwards - 1 } else { backwards - 1 };
-            let (chunk, j) = self.order[at];
-            let (chunk, j) = (chunk as usize, j as usize);
+            // Its group's size, and its chunk in the order of the list.
+            let first = at / (v * group) * group;
+            let size = group.min(m - first);
+            let chunk = (at - first * v) / size;
             let k = if is_forward { chunk * p + r } else { (v - 1 - chunk) * p + r };
             let (time, counts) = if is_forward {
                 (load.forward[k], &mut chain.forward)
@@ -482,22 +623,29 @@ impl Simulator {
             let start = end - time.0;
             // The pass on another chunk that it waits for, if it starts when that arrives.
             let before = match is_forward {
-                true if k == 0 => None,
-                true => Some((true, k - 1, self.forward_end[(k - 1) * m + j], 1)),
-                false if k == last => Some((true, k, self.forward_end[k * m + j], 0)),
-                false => Some((false, k + 1, self.backward_end[(k + 1) * m + j], 1)),
+                true if r > 0 => Some((true, r - 1, at, 1)),
+                true if chunk == 0 => None,
+                true => Some((true, last, at - size, 1)),
+                false if r < last => Some((false, r + 1, at, 1)),
+                false if chunk == 0 => Some((true, r, at + (v - 1) * size, 0)),
+                false => Some((false, 0, at - size, 1)),
             };
-            match before.filter(|&(.., ended, hops)| ended + hops * load.hop.0 == start) {
-                Some((forward, other, ended, hops)) => {
+            let ended = |&(forward, other, at, _): &(bool, usize, usize, u64)| {
+                if forward {
+                    self.forward_end[other * total + at]
+                } else {
+                    self.backward_end[other * total + at]
+                }
+            };
+            match before.filter(|before| ended(before) + before.3 * load.hop.0 == start) {
+                Some(before) => {
+                    let (forward, other, at, hops) = before;
                     chain.hops += hops;
-                    (r, end) = (other % p, ended);
-                    let warm = shape.in_flight(r as u32) as usize;
+                    (r, end) = (other, ended(&before));
                     (forwards, backwards) = if forward {
-                        let forwards = position(other / p, j) + 1;
-                        (forwards, forwards.saturating_sub(warm))
+                        (at + 1, (at + 1).saturating_sub(warm(r)))
                     } else {
-                        let at = position(v - 1 - other / p, j);
-                        (total.min(warm + at), at + 1)
+                        (total.min(warm(r) + at), at + 1)
                     };
                 }
                 None => {
@@ -854,15 +1002,15 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(1000))]
         #[test]
         fn simulation_equals_the_oracle_and_never_undercuts_the_chain_bound(
-            p in 1u32..6, v in 1u32..4, m in 1u32..40, x in 0u64..40,
-            times in prop::collection::vec(1u64..200, 40), gpipe in any::<bool>(), flat in any::<bool>(),
+            p in 1u32..8, v in 1u32..5, m in 1u32..60, x in 0u64..40,
+            times in prop::collection::vec(1u64..200, 80), gpipe in any::<bool>(), flat in any::<bool>(),
         ) {
             let v = if p == 1 || interleave_group(p, m).is_none() { 1 } else { v };
             let schedule =
                 if v > 1 { Schedule::Interleaved } else if gpipe { Schedule::GPipe } else { Schedule::OneFOneB };
             let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: m };
             let n = (p * v) as usize;
-            let (mut f, mut b) = (times[..n].to_vec(), times[20..20 + n].to_vec());
+            let (mut f, mut b) = (times[..n].to_vec(), times[40..40 + n].to_vec());
             if flat {
                 f.fill(100);
                 b.fill(200);

@@ -409,6 +409,7 @@ impl Search<'_> {
                     counters.drop("memory", count);
                     continue;
                 };
+                line.passes = line.passes.max(relaxed);
                 line.least = line.least.max(some.floor.step(relaxed));
                 if limit.excludes(line.least) {
                     counters.drop(Known::Relaxed.bound(), count);
@@ -464,7 +465,9 @@ impl Search<'_> {
         line.known = known;
         // Where nothing has to be beaten, only memory is left.
         let reason = if limit.time().is_none() { "memory" } else { known.bound() };
-        line.least = line.least.max(some.floor.step(bound.ok_or(reason)?));
+        let bound = bound.ok_or(reason)?;
+        line.passes = line.passes.max(bound);
+        line.least = line.least.max(some.floor.step(bound));
         if limit.excludes(line.least) { Err(reason) } else { Ok(true) }
     }
 

@@ -359,29 +359,64 @@ impl Pipeline {
     }
 }
 
-/// Chunk and micro-batch walk of the interleaved schedule: the chunk of every forward pass in order.
-fn chunk_walk(v: u64, m: u64, group: u64) -> impl Iterator<Item = u64> {
-    let groups = m.div_ceil(group.max(1));
-    (0..groups).flat_map(move |g| {
-        let size = group.min(m - g * group);
-        (0..v).flat_map(move |chunk| (0..size).map(move |_| chunk))
-    })
+/// The forward passes of a rank of the interleaved schedule, in order: runs of passes on the same chunk.
+#[derive(Debug, Clone)]
+struct Runs {
+    chunks: u64,
+    micro_batches: u64,
+    group: u64,
+    /// First micro-batch of the group, chunk, and passes left on it.
+    first: u64,
+    chunk: u64,
+    left: u64,
+}
+
+impl Runs {
+    fn new(chunks: u64, micro_batches: u64, group: u64) -> Self {
+        let group = group.max(1);
+        Self { chunks, micro_batches, group, first: 0, chunk: 0, left: group.min(micro_batches) }
+    }
+
+    /// The chunk of the next pass, and how many are on it.
+    fn next(&self) -> Option<(u64, u64)> {
+        (self.left > 0).then_some((self.chunk, self.left))
+    }
+
+    /// Goes on by so many passes of this run, no more than it has.
+    fn advance(&mut self, passes: u64) {
+        self.left -= passes;
+        if self.left == 0 {
+            self.chunk += 1;
+            if self.chunk == self.chunks {
+                (self.first, self.chunk) = (self.first + self.group, 0);
+            }
+            self.left = self.group.min(self.micro_batches.saturating_sub(self.first));
+        }
+    }
+
+    /// Goes on by so many passes, and says of which chunks.
+    fn take(&mut self, passes: u64, mut of: impl FnMut(u64, u64)) {
+        let mut passes = passes;
+        while let Some((chunk, left)) = self.next().filter(|_| passes > 0) {
+            let some = left.min(passes);
+            of(chunk, some);
+            self.advance(some);
+            passes -= some;
+        }
+    }
 }
 
 /// Among the first (or last) passes of a rank, how many are of each chunk. Forward passes walk chunks
 /// upwards; backward passes downwards, so that the last of them are those of the first chunks.
 fn passes_by_chunk(v: u64, m: u64, group: u64, passes: u64, last_backward: bool) -> Vec<u64> {
     let mut counts = vec![0; v as usize];
+    let mut runs = Runs::new(v, m, group);
     // Whole groups are the same from both ends.
     if last_backward && !m.is_multiple_of(group) {
-        let skip = (v * m - passes) as usize;
-        for chunk in chunk_walk(v, m, group).skip(skip) {
-            counts[(v - 1 - chunk) as usize] += 1;
-        }
+        runs.take(v * m - passes, |_, _| {});
+        runs.take(passes, |chunk, n| counts[(v - 1 - chunk) as usize] += n);
     } else {
-        for chunk in chunk_walk(v, m, group).take(passes as usize) {
-            counts[chunk as usize] += 1;
-        }
+        runs.take(passes, |chunk, n| counts[chunk as usize] += n);
     }
     counts
 }
@@ -429,17 +464,10 @@ fn warm_up(p: u64, v: u64, m: u64, group: u64, rank: u64) -> u64 {
 /// The states of micro-batches in flight that no other state exceeds, after `warm` forward passes and
 /// then one forward, one backward.
 fn interleaved_in_flight(v: u64, m: u64, group: u64, warm: u64) -> Vec<u32> {
-    let n = v as usize;
-    let mut counts = vec![0_u32; n];
-    let mut forward = chunk_walk(v, m, group);
-    let mut backward = chunk_walk(v, m, group).map(|chunk| v - 1 - chunk);
-    for chunk in forward.by_ref().take(warm as usize) {
-        counts[chunk as usize] += 1;
-    }
+    let mut counts = vec![0_u32; v as usize];
+    let (mut forward, mut backward) = (Runs::new(v, m, group), Runs::new(v, m, group));
+    forward.take(warm, |chunk, n| counts[chunk as usize] += n as u32);
     let mut states: Vec<Vec<u32>> = Vec::new();
-    let mut previous: Option<(u64, u64)> = None;
-    // While the same pair of chunks goes on, every entry changes linearly: only the ends of such a
-    // stretch can be extreme.
     let push = |state: &[u32], states: &mut Vec<Vec<u32>>| {
         let below = |a: &[u32], b: &[u32]| a.iter().zip(b).all(|(x, y)| x <= y);
         if states.iter().any(|known| below(state, known)) {
@@ -454,19 +482,22 @@ fn interleaved_in_flight(v: u64, m: u64, group: u64, warm: u64) -> Vec<u32> {
     // shorter.
     let period = v * group;
     let repeats = m.is_multiple_of(group) && warm + period <= m * v;
-    for step in 0..if repeats { period + 1 } else { u64::MAX } {
-        let Some(up) = forward.next() else { break };
-        counts[up as usize] += 1;
-        let Some(down) = backward.next() else { break };
-        if previous != Some((up, down)) {
-            if step > 0 {
-                push(&peak, &mut states);
-            }
-            push(&counts, &mut states);
-            previous = Some((up, down));
-        }
+    let mut steps = if repeats { period + 1 } else { u64::MAX };
+    while let Some(((up, more), (down, less))) = forward.next().zip(backward.next()).filter(|_| steps > 0) {
+        // While the same pair of chunks goes on, every entry changes linearly: only the ends of such a
+        // stretch can be extreme.
+        let stretch = more.min(less).min(steps);
+        let (up, down) = (up as usize, (v - 1 - down) as usize);
+        push(&peak, &mut states);
+        counts[up] += 1;
+        push(&counts, &mut states);
+        counts[up] += stretch as u32 - 1;
+        counts[down] -= stretch as u32 - 1;
         peak.copy_from_slice(&counts);
-        counts[down as usize] -= 1;
+        counts[down] -= 1;
+        forward.advance(stretch);
+        backward.advance(stretch);
+        steps -= stretch;
     }
     push(&peak, &mut states);
     push(&counts, &mut states);

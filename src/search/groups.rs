@@ -181,6 +181,22 @@ impl PartialEq for Line {
 
 impl Eq for Line {}
 
+impl Line {
+    /// The least makespan of its splits that are not relieved, if it is `highest` or less: ranks wait for one another,
+    /// which no bound on one of them sees. `some` holds no more than any of its shardings.
+    fn simulate(&mut self, some: &Sharding, highest: Picos, scratch: &mut Scratch) -> Option<Picos> {
+        let Self { balancing, cell, layout, hop, splits, .. } = self;
+        let simulator = &mut scratch.simulator;
+        let mut makespan = |forward: &[Picos], backward: &[Picos], most: Picos| {
+            let load = Load { forward, backward, weight: backward, hop: hop.latency };
+            simulator.run_within(shape(layout), load, most)
+        };
+        balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: some, hop: *hop });
+        let splits = splits.as_mut()?;
+        scratch.balancer.simulated_splits(&balancing.problem, splits, highest, &mut makespan)
+    }
+}
+
 impl Opening<'_> {
     /// What has to be beaten where these are the best of the group.
     pub fn limit(&self, own: &Best) -> Threshold {
@@ -431,35 +447,29 @@ impl Search<'_> {
         (request, limit): (&Request, Threshold),
         scratch: &mut Scratch,
     ) -> Result<bool, &'static str> {
-        let Line { balancing, cell, layout, hop, splits, .. } = line;
-        let Some(most) = most.filter(|_| layout.virtual_stages > 1) else { return Ok(false) };
+        let Some(most) = most.filter(|_| line.layout.virtual_stages > 1) else { return Ok(false) };
         let highest = *some.floor.at_most(limit.time()).end();
-        let (known, bound) = match (line.known, splits) {
-            (Known::Relaxed, splits) => {
+        // Where backward passes are split, their parts are not known here.
+        let simulates = line.layout.schedule == Schedule::Interleaved;
+        let (known, bound) = match line.known {
+            Known::Relaxed => {
                 let uneven = self.uneven(request);
+                let Line { balancing, cell, layout, hop, .. } = &mut *line;
                 let (mut found, bound) = scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
                 // None is relieved if all are even, or if one fits with the fullest states.
                 balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
                 let bounded = !uneven || scratch.balancer.any_fits(&balancing.problem, &mut found);
-                *splits = Some(found);
+                line.splits = Some(found);
                 if !bounded {
+                    // This says nothing of those that are relieved, but of all others.
+                    if simulates && bound.is_some() {
+                        line.simulate(&some.sharding, highest, scratch);
+                    }
                     return Ok(false);
                 }
                 (Known::Splits, bound)
             }
-            // Where backward passes are split, their parts are not known here.
-            (Known::Splits, Some(splits)) if layout.schedule == Schedule::Interleaved => {
-                // Ranks wait for one another, which no bound on one of them sees.
-                let simulator = &mut scratch.simulator;
-                let mut makespan = |forward: &[Picos], backward: &[Picos], most: Picos| {
-                    let load = Load { forward, backward, weight: backward, hop: hop.latency };
-                    simulator.run_within(shape(layout), load, most)
-                };
-                balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: &some.sharding, hop: *hop });
-                let problem = &balancing.problem;
-                let bound = scratch.balancer.simulated_splits(problem, splits, highest, &mut makespan);
-                (Known::Simulated, bound)
-            }
+            Known::Splits if simulates => (Known::Simulated, line.simulate(&some.sharding, highest, scratch)),
             _ => return Ok(false),
         };
         line.known = known;

@@ -894,11 +894,13 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
 /// Mamba-2 with the sizes that rows do not state as Nemotron-H has them: an inner width of twice the hidden size, heads
 /// of 64, 8 groups.
 fn mamba2(row: &MeasuredRow, hidden: u64) -> Result<Mamba2, Skip> {
+    let heads = (2 * hidden / 64).max(1);
     Ok(Mamba2 {
-        inner: 2 * hidden,
+        inner: 64 * heads,
         state: row.whole("ssm_state")?.unwrap_or(128),
-        groups: 8,
-        heads: 2 * hidden / 64,
+        // Groups hold whole heads.
+        groups: [8, 4, 2].into_iter().find(|groups| heads % groups == 0).unwrap_or(1),
+        heads,
         conv_kernel: 4,
         bias: false,
         conv_bias: true,
@@ -910,11 +912,12 @@ fn mamba2(row: &MeasuredRow, hidden: u64) -> Result<Mamba2, Skip> {
 /// and chunk states. Sizes are Qwen3-Next's: values of twice the hidden size, keys as wide as it, heads of 128.
 fn gated_delta_net(row: &MeasuredRow, hidden: u64) -> Result<Mamba2, Skip> {
     let state: u64 = row.whole("ssm_state")?.filter(|&n| n > 0).unwrap_or(128);
+    let groups = (hidden / state).max(1);
     Ok(Mamba2 {
-        inner: 2 * hidden,
+        inner: 2 * groups * state,
         state,
-        groups: (hidden / state).max(1),
-        heads: (2 * hidden / state).max(1),
+        groups,
+        heads: 2 * groups,
         conv_kernel: 4,
         bias: false,
         conv_bias: false,

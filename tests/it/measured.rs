@@ -256,6 +256,9 @@ fn layers_of_hybrid_models_are_read() {
     for row in [&alone, &beside, &hybrid("attention:4 mlp:14 mamba:14")] {
         assert_eq!(row.skipped, None);
     }
+    // 84 heads are no multiple of eight groups.
+    let odd = [("hidden", "2688"), ("hybrid_layers", "attention:4 mamba2:14 moe:14"), ("ep", "4")];
+    assert_eq!(with(&[&experts[..], &odd].concat()).skipped, None);
     // Twice as many layers with experts.
     assert!(beside.predicted_allocated_gb > alone.predicted_allocated_gb);
     // Without a quadratic part, most of what attention takes at 8,192 tokens is saved.

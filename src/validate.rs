@@ -6,6 +6,7 @@ pub mod baseline;
 pub mod case;
 pub mod constants;
 pub mod goals;
+pub mod misses;
 pub mod page;
 pub mod refit;
 pub mod sets;
@@ -35,9 +36,9 @@ pub struct RowReport {
     pub id: String,
     /// Seconds of one step.
     pub predicted_step_s: Option<f64>,
-    /// One standard deviation of the logarithm of the step time.
+    /// One standard deviation of it in seconds, as `plan` prints it: that of its logarithm times the prediction.
     pub predicted_step_sigma: Option<f64>,
-    /// What that logarithm errs by at most in 95.4 % of such runs.
+    /// What holds 95.4 % of such runs, in the same way.
     pub predicted_step_two_sigma: Option<f64>,
     /// Bytes of tensors on the fullest rank, in decimal GB.
     pub predicted_allocated_gb: Option<f64>,
@@ -427,8 +428,8 @@ fn report_case(case: Case) -> RowReport {
     RowReport {
         id: case.id,
         predicted_step_s: Some(prediction.step_s),
-        predicted_step_sigma: Some(prediction.interval.sigma),
-        predicted_step_two_sigma: Some(prediction.interval.two_sigma),
+        predicted_step_sigma: Some(prediction.step_s * prediction.interval.sigma),
+        predicted_step_two_sigma: Some(prediction.step_s * prediction.interval.two_sigma),
         predicted_allocated_gb: Some(allocated),
         predicted_reserved_gb: Some(reserved),
         predicted_device_gb: Some(device),
@@ -447,25 +448,32 @@ fn report_case(case: Case) -> RowReport {
     }
 }
 
+/// Predicted rows, without those that repeat another row's run.
+#[must_use]
+pub fn counted(rows: &[RowReport]) -> Vec<&RowReport> {
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
+    let mut counted = Vec::new();
+    for row in rows.iter().filter(|row| row.skipped.is_none()) {
+        if !row.labels.same_as.iter().any(|other| seen.contains(other.as_str())) {
+            seen.insert(&row.id);
+            counted.push(row);
+        }
+    }
+    counted
+}
+
 /// Summarises predicted rows.
 #[must_use]
 pub fn summarise(rows: &[RowReport]) -> Summary {
     let mut summary = Summary { rows: rows.len(), ..Summary::default() };
-    let mut seen: BTreeSet<&str> = BTreeSet::new();
-    let mut counted: Vec<&RowReport> = Vec::new();
     for row in rows {
-        if let Some(reason) = &row.skipped {
-            *summary.skipped.entry(reason.clone()).or_default() += 1;
-            continue;
+        match &row.skipped {
+            Some(reason) => *summary.skipped.entry(reason.clone()).or_default() += 1,
+            None => summary.predicted += 1,
         }
-        summary.predicted += 1;
-        if row.labels.same_as.iter().any(|other| seen.contains(other.as_str())) {
-            summary.repeated += 1;
-            continue;
-        }
-        seen.insert(&row.id);
-        counted.push(row);
     }
+    let counted = counted(rows);
+    summary.repeated = summary.predicted - counted.len();
     summary.fitted_constants = constants::Constants::shipped().map_or(0, |list| list.count());
     let quiet: Vec<&RowReport> =
         counted.iter().copied().filter(|row| sets::Noise::of(&row.labels).is_none()).collect();

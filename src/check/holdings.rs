@@ -374,7 +374,7 @@ impl<'a> Holdings<'a> {
     }
 
     /// What the core of attention leaves: statistics of a fused kernel, or scores, probabilities and a
-    /// mask in memory; and the output a second time where heads were exchanged.
+    /// mask in memory; and the output a second time where heads were exchanged, or sequences and positions.
     fn core(&self, share: &Share, heads: u64, output: f64, layer: &mut Layer) {
         let per_query = match self.given.profile.kernels.attention_kernel {
             AttentionKernel::Unfused => {
@@ -384,6 +384,9 @@ impl<'a> Holdings<'a> {
         };
         layer.keep_or_move(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
         if self.layout.context_parallel > 1 && self.layout.context_comm == ContextComm::AllToAll {
+            layer.keep_or_move(2.0 * output, &[]);
+        }
+        if self.given.profile.memory.output_reordered && self.layout.micro_batch_size > 1 {
             layer.keep_or_move(2.0 * output, &[]);
         }
     }
@@ -563,7 +566,7 @@ impl<'a> Holdings<'a> {
         // At the loss: logits, the gathered input with its gradient, and the gradient's own share.
         let memory = &self.given.profile.memory;
         let local = rows as f64 / share.tensor as f64;
-        let per_token = if memory.logits_gathered {
+        let per_token = if memory.logits_gathered && share.tensor > 1 {
             memory.logit_bytes * rows as f64 + 2.0 * local
         } else {
             memory.logit_bytes * local

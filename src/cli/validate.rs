@@ -22,8 +22,18 @@ use crate::validate::{
 pub(super) static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
 
 /// Columns that `--filter` takes.
-const FILTERS: [&str; 8] =
-    ["id", "gpu", "framework_family", "precision", "model", "quality", "training", "source"];
+const FILTERS: [&str; 10] = [
+    "id",
+    "gpu",
+    "framework_family",
+    "framework",
+    "precision",
+    "model",
+    "quality",
+    "training",
+    "recompute",
+    "source",
+];
 
 /// Options of `autoplan validate`.
 #[derive(Debug, clap::Args)]

@@ -1054,6 +1054,9 @@ impl<'a> CostModel<'a> {
                 kept.local += 2.0 * output_dim * tokens;
             }
         }
+        if self.profile.memory.output_reordered && c.key.micro_batch_size > 1 {
+            kept.local += 2.0 * output_dim * tokens;
+        }
         p.forward.add(Item::Attention, forward);
         p.backward.add(Item::Attention, backward);
         // Scores, probabilities and dropout mask in memory (5 bytes a score), or the statistics of a
@@ -1563,7 +1566,7 @@ impl<'a> CostModel<'a> {
         let m = &self.profile.memory;
         let mut head = trunk.head;
         let logits = c.tokens
-            * if m.logits_gathered {
+            * if m.logits_gathered && tp > 1 {
                 // The gathered FP32 loss stands beside the local BF16 logits.
                 m.logit_bytes * vocabulary as f64 + 2.0 * local
             } else {

@@ -398,9 +398,13 @@ pub struct Memory {
     /// fast domain: gathered inputs of its products.
     #[serde(default)]
     pub gathered_kept: f64,
+    /// Where a micro-batch holds several sequences, attention's output is kept in two orders: as the kernel gives it and
+    /// as its projection takes it.
+    #[serde(default)]
+    pub output_reordered: bool,
     /// Bytes per logit at the peak of the loss.
     pub logit_bytes: f64,
-    /// They are on the whole vocabulary.
+    /// They are on the whole vocabulary, gathered where tensor-parallel ranks hold parts of it.
     #[serde(default)]
     pub logits_gathered: bool,
     /// Factor on the working set of one layer.

@@ -33,14 +33,11 @@ pub enum MeasuredError {
         /// What the reader says.
         message: String,
     },
-    /// Columns without which no row can be predicted.
+    /// A header with none of the columns that every prediction needs.
     #[error(
-        "the header has no column `{missing}`; a measured table needs at least id, gpu, gpus, layers, hidden, heads, seq_len and global_batch"
+        "the header has none of the columns gpu, gpus, layers, hidden, heads, seq_len and global_batch, which every prediction needs"
     )]
-    Columns {
-        /// The first that is missing.
-        missing: &'static str,
-    },
+    Columns,
 }
 
 /// A cell that holds something else than its column takes.
@@ -55,21 +52,22 @@ pub struct UnreadableCell {
     pub expected: String,
 }
 
-const NEEDED: [&str; 8] = ["id", "gpu", "gpus", "layers", "hidden", "heads", "seq_len", "global_batch"];
+const NEEDED: [&str; 7] = ["gpu", "gpus", "layers", "hidden", "heads", "seq_len", "global_batch"];
 
 impl<R: Read> MeasuredReader<R> {
     /// Reads the header.
     ///
     /// # Errors
-    /// When the text is no CSV or lacks the columns that every prediction needs.
+    /// When the text is no CSV, or has none of the columns that every prediction needs. Where some are missing, their cells
+    /// count as empty.
     pub fn new(input: R) -> Result<Self, MeasuredError> {
         let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(input);
         let headers = csv.headers().map_err(|e| broken(&e))?;
         let name = |text: &str| text.trim_start_matches('\u{feff}').trim().to_ascii_lowercase();
         let columns: BTreeMap<String, usize> =
             headers.iter().enumerate().map(|(at, text)| (name(text), at)).collect();
-        if let Some(missing) = NEEDED.into_iter().find(|column| !columns.contains_key(*column)) {
-            return Err(MeasuredError::Columns { missing });
+        if !NEEDED.into_iter().any(|column| columns.contains_key(column)) {
+            return Err(MeasuredError::Columns);
         }
         Ok(Self { csv, columns: Arc::new(columns), record: csv::StringRecord::new() })
     }

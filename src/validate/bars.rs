@@ -126,8 +126,10 @@ fn widths(residuals: &[f64]) -> (f64, f64) {
 /// How often the measured times lie inside the error bars of their rows; none where no time was measured.
 pub(super) fn coverage(rows: &[&RowReport]) -> Option<Coverage> {
     let inside = |row: &&RowReport| {
-        let off = (row.measured_step_s? / row.predicted_step_s?).ln().abs();
-        Some([off, row.predicted_step_sigma?, row.predicted_step_two_sigma?])
+        let predicted = row.predicted_step_s?;
+        let off = (row.measured_step_s? / predicted).ln().abs();
+        // Bars are those of logarithms.
+        Some([off, row.predicted_step_sigma? / predicted, row.predicted_step_two_sigma? / predicted])
     };
     Coverage::of(rows.iter().filter_map(inside))
 }

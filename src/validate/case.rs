@@ -223,6 +223,7 @@ const GPUS: &[(&str, &str, &str)] = &[
     ("H100-HBM2E-96GB-500W", "h100-hbm2e-500w", "dgx-h100"),
     ("H100-PCIE", "h100-pcie", "l40s-pcie"),
     ("H800", "h800", "h800-ib"),
+    ("H20", "h20", "dgx-h100"),
     ("H200", "h200", "dgx-h200"),
     ("B200", "b200", "dgx-b200"),
     ("B300", "b300", "dgx-b300"),
@@ -233,6 +234,53 @@ const GPUS: &[(&str, &str, &str)] = &[
     ("MI325X", "mi325x", "mi325x-roce"),
     ("MI355X", "mi355x", "mi355x-roce"),
 ];
+
+/// Other spellings of those names: without the form factor or the memory that only one of the kind has, and as data
+/// sheets write them.
+const OTHER_GPUS: &[(&str, &str)] = &[
+    ("A100", "A100-SXM-80GB"),
+    ("A100-80GB", "A100-SXM-80GB"),
+    ("A100-40GB", "A100-SXM-40GB"),
+    ("A800-80GB", "A800"),
+    ("A800-SXM", "A800"),
+    ("A800-SXM-80GB", "A800"),
+    ("H100", "H100-SXM-80GB"),
+    ("H100-80GB", "H100-SXM-80GB"),
+    ("H100-SXM", "H100-SXM-80GB"),
+    ("H100-PCIE-80GB", "H100-PCIE"),
+    ("H800-80GB", "H800"),
+    ("H800-SXM", "H800"),
+    ("H800-SXM-80GB", "H800"),
+    ("H200-SXM", "H200"),
+    ("H200-141GB", "H200"),
+    ("H200-SXM-141GB", "H200"),
+    ("H20-96GB", "H20"),
+    ("H20-SXM-96GB", "H20"),
+    ("B200-SXM", "B200"),
+    ("B200-180GB", "B200"),
+    ("B200-SXM-180GB", "B200"),
+    ("B300-SXM", "B300"),
+    ("L40S-48GB", "L40S"),
+    ("L40S-PCIE", "L40S"),
+    ("MI300X-192GB", "MI300X"),
+    ("MI325X-256GB", "MI325X"),
+    ("MI355X-288GB", "MI355X"),
+];
+
+/// The name in [`GPUS`] that a text means: makers, generations of a socket (`SXM5`) and separators do not matter.
+fn gpu_name(text: &str) -> Option<&'static (&'static str, &'static str, &'static str)> {
+    let upper = text.trim().to_ascii_uppercase();
+    let words = upper.split(|c: char| c == '-' || c == '_' || c.is_whitespace());
+    let words: Vec<&str> = words
+        .filter(|word| !matches!(*word, "" | "NVIDIA" | "AMD" | "INSTINCT" | "TENSOR" | "CORE" | "OAM"))
+        .map(|word| if matches!(word, "SXM4" | "SXM5" | "SXM6") { "SXM" } else { word })
+        .collect();
+    let name = words.join("-");
+    let name = OTHER_GPUS.iter().find(|(other, _)| *other == name).map_or(name.as_str(), |(_, usual)| usual);
+    GPUS.iter().find(|(known, accelerator, _)| {
+        known.eq_ignore_ascii_case(name) || accelerator.eq_ignore_ascii_case(text.trim())
+    })
+}
 
 /// Most passes of chunks, over all ranks and micro-batches, of an interleaved schedule that is simulated: each
 /// is remembered until the end of the step.
@@ -311,16 +359,53 @@ fn choice<T: Copy>(
 /// Families of frameworks that are not named like a runtime profile.
 const FAMILIES: [&str; 4] = ["megatron-bridge", "megatron-core", "megatron-lm", "flash-attn"];
 
+/// Other names of frameworks, and of what is built on them and runs alike.
+const OTHER_FAMILIES: &[(&str, &str)] = &[
+    ("aleph-alpha-scaling", "aa-scaling"),
+    ("automodel", "nemo-automodel"),
+    ("composer", "llm-foundry"),
+    ("mosaic", "llm-foundry"),
+    ("mosaicml", "llm-foundry"),
+    ("fms-fsdp", "pytorch-fsdp"),
+    ("fsdp", "pytorch-fsdp"),
+    ("pytorch", "pytorch-fsdp"),
+    ("accelerate", "pytorch-fsdp"),
+    ("axolotl", "pytorch-fsdp"),
+    ("torchtune", "pytorch-fsdp"),
+    ("transformers", "pytorch-fsdp"),
+    ("internlm", "internevo"),
+    ("maxtext", "jax"),
+    ("paxml", "jax"),
+    ("rosetta", "jax"),
+    ("mbridge", "megatron-bridge"),
+    ("megatron", "megatron-core"),
+    ("mcore", "megatron-core"),
+    // AMD's Primus and its fork of Megatron-LM run Megatron-Core.
+    ("primus", "megatron-core"),
+    ("primus-megatron", "megatron-core"),
+    ("primus-torchtitan", "torchtitan"),
+    ("nemo-framework", "nemo"),
+    ("nemo-2.0", "nemo"),
+    ("nemo2", "nemo"),
+    ("deepspeed-zero", "deepspeed"),
+    // Eager PyTorch with sharded states, as DeepSpeed's; nobody published runs that would tell them apart.
+    ("colossal-ai", "deepspeed"),
+    ("colossalai", "deepspeed"),
+    ("torchtitan-fsdp2", "torchtitan"),
+];
+
 /// The runtime profile of a row.
 fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'static str, Skip> {
     let families = || FAMILIES.into_iter().chain(Profile::names());
     let stated = row.text_or_empty("framework_family");
-    let family = stated.to_ascii_lowercase();
+    let family = stated.to_ascii_lowercase().replace(['_', ' '], "-");
+    let usual = OTHER_FAMILIES.iter().find(|(other, _)| *other == family).map(|(_, usual)| *usual);
+    let family = usual.unwrap_or(&family);
     let unfused = row.text("attn_kernel") == Some("unfused");
     let stage = row.text("zero_stage");
-    Ok(match family.as_str() {
+    Ok(match family {
         "nemo" | "megatron-bridge" => "nemo",
-        "megatron-core" | "megatron" => "megatron",
+        "megatron-core" => "megatron",
         "megatron-lm" => {
             let old =
                 unfused || architecture == Architecture::Ampere && row.text("precision") == Some("fp16");
@@ -372,12 +457,7 @@ impl Case {
     pub fn read(row: &MeasuredRow, shelf: &Shelf) -> Result<Self, Skip> {
         let gpu = row.text("gpu").ok_or(Skip::Missing("gpu"))?;
         let unknown_gpu = || Skip::unknown("gpu", gpu, GPUS.iter().map(|(name, ..)| *name));
-        let (_, accelerator_name, cluster_name) = GPUS
-            .iter()
-            .find(|(name, accelerator, _)| {
-                name.eq_ignore_ascii_case(gpu) || accelerator.eq_ignore_ascii_case(gpu)
-            })
-            .ok_or_else(unknown_gpu)?;
+        let (_, accelerator_name, cluster_name) = gpu_name(gpu).ok_or_else(unknown_gpu)?;
         let accelerator = shelf.accelerators.get(accelerator_name).ok_or_else(unknown_gpu)?.clone();
         let efa = row.text_or_empty("interconnect").contains("EFA");
         let cluster_name = if efa && *cluster_name == "dgx-h100" { "h100-efa" } else { cluster_name };
@@ -392,7 +472,8 @@ impl Case {
     pub fn read_on(row: &MeasuredRow, machine: &Machine, shelf: &Shelf) -> Result<Self, Skip> {
         let gpu = row.text("gpu").ok_or(Skip::Missing("gpu"))?;
         let called = shelf.called(machine);
-        if !called.iter().any(|name| name.eq_ignore_ascii_case(gpu)) {
+        let usual = gpu_name(gpu).map_or(gpu, |(name, ..)| name);
+        if !called.iter().any(|name| name.eq_ignore_ascii_case(gpu) || *name == usual) {
             let gpu: String = gpu.chars().take(40).collect();
             return Err(Skip::Contradiction(format!(
                 "gpu `{gpu}` is not the accelerator of {} ({})",
@@ -409,7 +490,7 @@ impl Case {
     fn read_with(row: &MeasuredRow, machine: Machine, accelerator_name: &'static str) -> Result<Self, Skip> {
         let Machine { mut cluster, accelerator } = machine;
         let mut cells = Cells { row, assumed: Vec::new() };
-        let id = row.text("id").ok_or(Skip::Missing("id"))?.to_owned();
+        let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
         let gpu = row.text_or_empty("gpu");
         adapt_cluster(&mut cells, &mut cluster)?;
 
@@ -419,7 +500,7 @@ impl Case {
         let model = read_model(&mut cells)?;
         model.validate().map_err(Skip::of_fault)?;
         let layers = Layers::new(&model);
-        let job = read_job(&mut cells, profile, accelerator.architecture)?;
+        let job = read_job(&mut cells, profile, &accelerator)?;
         let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
 
         let offloaded_layers = offloaded_layers(row, layers.count());
@@ -556,19 +637,57 @@ fn adapt_cluster(cells: &mut Cells, cluster: &mut Cluster) -> Result<(), Skip> {
     cluster.validate().map_err(Skip::of_fault)
 }
 
-fn read_job(cells: &mut Cells, profile: &Profile, architecture: Architecture) -> Result<Job, Skip> {
+/// Other names of number formats: of their scaling in Transformer Engine, and in full.
+const OTHER_PRECISIONS: &[(&str, Precision)] = &[
+    ("bfloat16", Precision::Bf16),
+    ("float16", Precision::Fp16),
+    ("fp8-cs", Precision::Fp8),
+    ("fp8-ds", Precision::Fp8),
+    ("fp8-delayed", Precision::Fp8),
+    ("fp8-current", Precision::Fp8),
+    ("fp8-hybrid", Precision::Fp8),
+    ("fp8-tensorwise", Precision::Fp8),
+    ("fp8-rowwise", Precision::Fp8),
+    ("fp8-sc", Precision::Fp8Blockwise),
+    ("fp8-block", Precision::Fp8Blockwise),
+    ("fp8-subchannel", Precision::Fp8Blockwise),
+    ("fp8-mx", Precision::Mxfp8),
+    ("fp4", Precision::Nvfp4),
+];
+
+/// The number format, if the row states one.
+fn read_precision(row: &MeasuredRow) -> Result<Option<Precision>, Skip> {
+    let Some(text) = row.text("precision") else { return Ok(None) };
+    let name = text.to_ascii_lowercase().replace(['_', ' '], "-");
+    let usual = || Precision::value_variants().iter().map(|p| (p.name(), *p));
+    let known = usual().chain(OTHER_PRECISIONS.iter().copied()).find(|(known, _)| *known == name);
+    known
+        .map(|(_, precision)| Some(precision))
+        .ok_or_else(|| Skip::unknown("precision", text, usual().map(|p| p.0)))
+}
+
+fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> Result<Job, Skip> {
     let row = cells.row;
     let gpus = cells.size("gpus", LARGEST_JOB)?;
     let global_batch_size = cells.size("global_batch", MOST_SEQUENCES)?;
     let sequence_length = cells.size("seq_len", MOST_SEQUENCES)?;
-    let precisions = Precision::value_variants().iter().map(|p| (p.name(), *p)).collect::<Vec<_>>();
-    let precision = choice(row, "precision", &precisions)?.unwrap_or_else(|| {
+    let stated = read_precision(row)?.unwrap_or_else(|| {
         cells.assumed.push("precision");
         profile.defaults.precision
     });
-    let low = !matches!(precision, Precision::Bf16 | Precision::Fp16);
-    if low && architecture == Architecture::Ampere {
-        return Err(Skip::Contradiction("this accelerator has no 8-bit matrix products".into()));
+    let has = |precision: Precision| accelerator.rates.contains_key(&precision.format());
+    let precision = match stated {
+        // Blackwell emulates the one with the other (TransformerEngine: transformer_engine/common/transpose/
+        // quantize_transpose_vector_blockwise.cu).
+        Precision::Fp8Blockwise if !has(stated) && has(Precision::Mxfp8) => Precision::Mxfp8,
+        _ => stated,
+    };
+    if !has(precision) {
+        return Err(Skip::Contradiction(format!(
+            "{} has no {} matrix products",
+            accelerator.name,
+            precision.name()
+        )));
     }
     let adapters = Training::Lora { rank: 16 };
     let trainings = [("pretrain", Training::Full), ("sft", Training::Full), ("lora", adapters)];
@@ -663,7 +782,14 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     let moe = match experts {
         Some(experts) => {
             let top_k = cells.need("topk")?;
-            let width = cells.need("moe_ffn")?;
+            // Experts as wide as the feed-forward part, unless they have a width of their own.
+            let width = match cells.stated("moe_ffn")? {
+                Some(width) => width,
+                None => {
+                    cells.assumed.push("moe_ffn");
+                    ffn
+                }
+            };
             // Published routing facts of the DeepSeek-V3 family: 8 groups of which 4 are visited.
             let limited = latent.is_some() && experts == 256;
             Some(FeedForward::Moe(Moe {
@@ -690,22 +816,27 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     let mut layers: Vec<Segment> = Vec::new();
     let mut order: Vec<&str> = Vec::new();
     if let Some(hybrid) = row.text("hybrid_layers") {
-        let state = row.whole("ssm_state")?.unwrap_or(128);
         order = hybrid_order(hybrid, count)?;
-        // Nemotron-H keeps the usual inner width of twice the hidden size with heads of 64 and 8 groups.
-        let mamba = Mamba2 {
-            inner: 2 * hidden,
-            state,
-            groups: 8,
-            heads: 2 * hidden / 64,
-            conv_kernel: 4,
-            bias: false,
-            conv_bias: true,
-        };
-        let one = |mixer, feed_forward| Block { mixer, feed_forward, norms: 1, parallel: false };
-        blocks.insert("attention".to_owned(), one(attention(None), FeedForward::None));
-        blocks.insert("mlp".to_owned(), one(Mixer::None, dense));
-        blocks.insert("mamba2".to_owned(), one(Mixer::Mamba2(mamba), FeedForward::None));
+        // Where feed-forward parts are layers of their own, every layer is one operator under one norm (Nemotron-H);
+        // otherwise each has a mixer and a feed-forward part (Qwen3-Next).
+        let alone = order.iter().any(|kind| matches!(*kind, "mlp" | "moe"));
+        let routed = || moe.clone().ok_or(Skip::Missing("experts"));
+        let beside = if alone { FeedForward::None } else { moe.clone().unwrap_or_else(|| dense.clone()) };
+        let norms = if alone { 1 } else { 2 };
+        let one = |mixer, feed_forward| Block { mixer, feed_forward, norms, parallel: false };
+        for &kind in &order {
+            if blocks.contains_key(kind) {
+                continue;
+            }
+            let block = match kind {
+                "mlp" => one(Mixer::None, dense.clone()),
+                "moe" => one(Mixer::None, routed()?),
+                "mamba2" => one(Mixer::Mamba2(mamba2(row, hidden)?), beside.clone()),
+                "gated_delta_net" => one(Mixer::Mamba2(gated_delta_net(row, hidden)?), beside.clone()),
+                _ => one(attention(None), beside.clone()),
+            };
+            blocks.insert(kind.to_owned(), block);
+        }
     } else {
         let window: Option<u64> = row.whole("attn_window")?.filter(|&n| n > 0);
         let window_every = cells.count("attn_window_every", 1, count)?.max(1);
@@ -760,6 +891,39 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     })
 }
 
+/// Mamba-2 with the sizes that rows do not state as Nemotron-H has them: an inner width of twice the hidden size, heads
+/// of 64, 8 groups.
+fn mamba2(row: &MeasuredRow, hidden: u64) -> Result<Mamba2, Skip> {
+    let heads = (2 * hidden / 64).max(1);
+    Ok(Mamba2 {
+        inner: 64 * heads,
+        state: row.whole("ssm_state")?.unwrap_or(128),
+        // Groups hold whole heads.
+        groups: [8, 4, 2].into_iter().find(|groups| heads % groups == 0).unwrap_or(1),
+        heads,
+        conv_kernel: 4,
+        bias: false,
+        conv_bias: true,
+    })
+}
+
+/// A gated delta rule has the projections, convolution and gated norm of Mamba-2, with a key and a query head per group and
+/// a value head per head, and one gate more per head, a thousandth of its weights. Its chunked kernels move the same inputs
+/// and chunk states. Sizes are Qwen3-Next's: values of twice the hidden size, keys as wide as it, heads of 128.
+fn gated_delta_net(row: &MeasuredRow, hidden: u64) -> Result<Mamba2, Skip> {
+    let state: u64 = row.whole("ssm_state")?.filter(|&n| n > 0).unwrap_or(128);
+    let groups = (hidden / state).max(1);
+    Ok(Mamba2 {
+        inner: 2 * groups * state,
+        state,
+        groups,
+        heads: 2 * groups,
+        conv_kernel: 4,
+        bias: false,
+        conv_bias: false,
+    })
+}
+
 /// `attention:10 mlp:54 mamba2:54`: spreads the kinds evenly over the depth.
 fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
     let unknown = || {
@@ -774,7 +938,9 @@ fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
         let name = match name {
             "attention" => "attention",
             "mlp" => "mlp",
-            "mamba2" => "mamba2",
+            "moe" => "moe",
+            "mamba" | "mamba2" => "mamba2",
+            "gated_delta_net" | "gdn" => "gated_delta_net",
             _ => return Err(Skip::Unsupported("a kind of hybrid layer is not supported")),
         };
         if counts.iter().any(|(known, _)| *known == name) {
@@ -808,18 +974,42 @@ fn read_plan(
 ) -> Result<Plan, Skip> {
     let row = cells.row;
     let defaults = &profile.defaults;
-    let (tp, pp) = (cells.degree("tp", 1)?, cells.degree("pp", 1)?);
-    let cp = cells.degree("cp", 1)?;
-    // Interleaving needs at least as many micro-batches as ranks.
+    // A single degree that is not stated follows from the others.
+    let [tp, pp, cp, dp] =
+        [cells.stated("tp")?, cells.stated("pp")?, cells.stated("cp")?, cells.stated::<u32>("dp")?];
+    let left = |others: [Option<u32>; 3]| {
+        let product: u64 = others.iter().map(|n| u64::from(n.unwrap_or(1))).product();
+        u64::from(job.gpus).checked_div(product).filter(|_| u64::from(job.gpus) % product.max(1) == 0)
+    };
+    let follows = |others: [Option<u32>; 3]| left(others).filter(|n| *n > 0).unwrap_or(1);
+    let (of_tensor, of_stages) = match (tp, pp, dp) {
+        (None, Some(_), Some(_)) => (follows([pp, cp, dp]), 1),
+        (Some(_), None, Some(_)) => (1, follows([tp, cp, dp])),
+        _ => (1, 1),
+    };
+    let (tp, pp) = (cells.degree("tp", of_tensor)?, cells.degree("pp", of_stages)?);
+    let cp = cells.degree("cp", if dp.is_some() { follows([Some(tp), Some(pp), dp]) } else { 1 })?;
     let per_rank = layers.count().div_ceil(pp);
+    let stated = if pp > 1 { read_schedule(row)? } else { None };
     let usual = match defaults.layers_per_chunk {
+        // Schedules whose chunks are fixed.
+        _ if matches!(stated, Some(Schedule::ZeroBubbleV | Schedule::DualPipe)) => 2,
+        _ if stated.is_some_and(|schedule| schedule != Schedule::Interleaved) => 1,
         // Layers that do not fill the stages evenly are laid out by hand, one chunk per stage.
         Some(_) if layers.count() % pp != 0 && (layers.count() + 2) % pp != 0 => 1,
         Some(each) => (1..=per_rank).rev().find(|v| per_rank % v == 0 && per_rank / v >= each).unwrap_or(1),
-        None if row.text_or_empty("pp_schedule").to_ascii_lowercase().contains("interleaved") => 2,
+        None if stated == Some(Schedule::Interleaved) => 2,
         None => 1,
     };
     let vpp = if pp > 1 { cells.degree("vpp", u64::from(usual))? } else { 1 };
+    let schedule = match stated {
+        // One forward, one backward is what interleaved schedules do too.
+        None | Some(Schedule::OneFOneB | Schedule::Interleaved) if vpp > 1 => Schedule::Interleaved,
+        None | Some(Schedule::Interleaved) => Schedule::OneFOneB,
+        Some(schedule) => schedule,
+    };
+    // Tables call a V of two chunks per rank one stage.
+    let vpp = if matches!(schedule, Schedule::ZeroBubbleV | Schedule::DualPipe) { 2 } else { vpp };
     let slots = u64::from(pp) * u64::from(vpp);
     if slots > u64::from(layers.count()) + 2 {
         return Err(Skip::Contradiction(format!("{slots} chunks for {} layers", layers.count())));
@@ -829,10 +1019,12 @@ fn read_plan(
         // Unstated expert parallelism: as wide as the fast domain, as far as experts and ranks allow.
         // Where weights are sharded anyway, experts spread over all ranks: gathering them costs more.
         let reach = if defaults.zero_stage >= 3 { job.gpus } else { cluster.scale_up.domain };
+        let split = cells.stated::<u32>("etp")?.unwrap_or(1).max(1);
         let widest = model.blocks.values().find_map(|b| match &b.feed_forward {
-            FeedForward::Moe(e) => (1..=reach.min(job.gpus / pp.max(1)))
-                .rev()
-                .find(|&n| e.experts % u64::from(n) == 0 && job.gpus / pp % n == 0),
+            FeedForward::Moe(e) => (1..=reach.min(job.gpus / pp.max(1))).rev().find(|&n| {
+                e.experts % u64::from(n) == 0
+                    && u64::from(job.gpus / pp) % (u64::from(n) * u64::from(split)) == 0
+            }),
             _ => None,
         });
         let ep = cells.degree("ep", u64::from(widest.unwrap_or(1)))?;
@@ -842,7 +1034,8 @@ fn read_plan(
             .blocks
             .values()
             .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.width * 2 >= model.hidden * 3));
-        (ep, cells.degree("etp", if coarse { u64::from(tp) } else { 1 })?)
+        let alike = coarse && u64::from(job.gpus / pp) % (u64::from(ep) * u64::from(tp)) == 0;
+        (ep, cells.degree("etp", if alike { u64::from(tp) } else { 1 })?)
     } else {
         (1, 1)
     };
@@ -961,8 +1154,7 @@ fn read_plan(
             })
         };
     let offload = Offload { activations: offloads_activations(row), ..Offload::NONE };
-    let context_comm = ContextComm::Ring;
-    let schedule = if vpp > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
+    let context_comm = context_comm(&notes);
     let layout = Layout {
         tensor_parallel: tp,
         pipeline_parallel: pp,
@@ -998,21 +1190,74 @@ fn read_plan(
         .map_err(|law| Skip::Contradiction(law.to_string()))
 }
 
+/// The pipeline schedule, if the row states one, by the names that Megatron-LM, torchtitan, DeepSpeed and Primus give it.
+fn read_schedule(row: &MeasuredRow) -> Result<Option<Schedule>, Skip> {
+    let Some(text) = row.text("pp_schedule") else { return Ok(None) };
+    if text.to_ascii_lowercase().contains("vocab") {
+        return Err(Skip::Unsupported(
+            "a vocabulary that is split over all pipeline stages is not supported",
+        ));
+    }
+    let name: String = text.to_ascii_lowercase().chars().filter(char::is_ascii_alphanumeric).collect();
+    let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
+    Ok(if has(&["vhalf", "vmin"]) {
+        return Err(Skip::Unsupported("pipeline schedules of half and least memory are not supported"));
+    } else if has(&["dualpipe"]) {
+        Some(Schedule::DualPipe)
+    } else if has(&["zbv", "zerobubblev"]) {
+        Some(Schedule::ZeroBubbleV)
+    } else if has(&["interleaved", "loopedbfs", "virtual"]) {
+        Some(Schedule::Interleaved)
+    } else if has(&["zbh2", "zerobubbleh2", "zb2p"]) {
+        Some(Schedule::ZeroBubbleH2)
+    } else if has(&["zb", "zerobubble"]) {
+        Some(Schedule::ZeroBubbleH1)
+    } else if has(&["gpipe", "afab", "allforward"]) {
+        Some(Schedule::GPipe)
+    } else if has(&["1f1b"]) {
+        Some(Schedule::OneFOneB)
+    } else {
+        None
+    })
+}
+
+/// How attention crosses context-parallel ranks, by what is noted of it: a ring unless said otherwise.
+fn context_comm(notes: &str) -> ContextComm {
+    let has = |words: &[&str]| words.iter().any(|word| notes.contains(word));
+    if has(&["ulysses", "cp a2a", "a2a cp", "a2a-cp", "cp_comm_type=a2a", "cp_comm_type='a2a'"]) {
+        ContextComm::AllToAll
+    } else if has(&["cp all-gather", "all-gather cp", "cp_comm_type=all_gather", "cp_comm_type='all_gather'"])
+    {
+        ContextComm::AllGather
+    } else {
+        ContextComm::Ring
+    }
+}
+
 fn read_recompute(text: &str, profile: &Profile) -> Result<Recompute, Skip> {
-    let operators = || Recompute::Selective(Modules::NONE.with(Module::Operators));
-    match text {
-        "selective:op-level-sac" => return Ok(operators()),
-        "selective" if profile.defaults.selective_by_operator => return Ok(operators()),
-        // XLA's rematerialisation policies: everything but attention, or nothing of the attention block.
-        _ if text.starts_with("remat:minimal") => {
-            return Ok(Recompute::Selective(Modules::NONE.with(Module::LayerNorm)));
+    let selective = |modules: &[Module]| {
+        Recompute::Selective(modules.iter().fold(Modules::NONE, |all, module| all.with(*module)))
+    };
+    let text = text.to_ascii_lowercase();
+    match text.as_str() {
+        "selective:op-level-sac" => return Ok(selective(&[Module::Operators])),
+        "selective" if profile.defaults.selective_by_operator => return Ok(selective(&[Module::Operators])),
+        "remat:none" | "remat:save_everything" => return Ok(Recompute::None),
+        // Nothing is saved, or nothing before what attention gives.
+        "remat:full" | "remat:save_nothing" | "remat:save_out_proj" => return Ok(Recompute::FullUniform(1)),
+        // XLA's rematerialisation policies (MaxText: base.yml, `remat_policy`): all products are saved, or all but those
+        // of the feed-forward part, or only those that attention takes.
+        _ if text.starts_with("remat:minimal") => return Ok(selective(&[Module::LayerNorm])),
+        _ if text.starts_with("remat:save_dot") => {
+            return Ok(selective(&[Module::Mlp, Module::LayerNorm]));
         }
-        _ if text.starts_with("remat:") => {
-            return Ok(Recompute::Selective(Modules::NONE.with(Module::Mlp).with(Module::LayerNorm)));
+        _ if text.starts_with("remat:") && text.contains("qkv_proj") => {
+            return Ok(selective(&[Module::CoreAttention, Module::Mlp, Module::LayerNorm]));
         }
         _ => {}
     }
     let text = text.replace("shared_expert", "shared_experts").replace("expertss", "experts");
+    let text = text.replace("core_attention", "core_attn").replace("rmsnorm", "layernorm");
     text.parse().map_err(|error: ParseRecomputeError| Skip::Contradiction(error.to_string()))
 }
 

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::constants::Measurand;
 use super::{Coverage, ErrorStatistics, ErrorTable, Ranking, Summary};
 
 /// How much worse errors may be with a row's own source left out of the fit.
@@ -19,6 +20,51 @@ pub enum Unit {
     Count,
 }
 
+/// A statistic of absolute errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Statistic {
+    /// Half are smaller.
+    Median,
+    /// Mean.
+    Mean,
+    /// Nine of ten are smaller.
+    P90,
+}
+
+impl Statistic {
+    /// Its value.
+    #[must_use]
+    pub fn of(self, errors: &ErrorStatistics) -> f64 {
+        match self {
+            Self::Median => errors.median,
+            Self::Mean => errors.mean,
+            Self::P90 => errors.p90,
+        }
+    }
+}
+
+/// What a goal is counted over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    /// Errors of a class of rows.
+    Errors {
+        /// Of what.
+        of: Measurand,
+        /// Dimension of the class.
+        dimension: &'static str,
+        /// Class.
+        class: &'static str,
+        /// What of the errors.
+        statistic: Statistic,
+    },
+    /// Rank correlations of groups of runs, with those that their source contradicts.
+    Tau,
+    /// Regrets of picks in them.
+    Regret,
+    /// Anything else.
+    Other,
+}
+
 /// A number with the bound that it should keep.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Goal {
@@ -34,6 +80,9 @@ pub struct Goal {
     pub reached: f64,
     /// What was reached with the rows' own sources left out of the fit, where that is looked at.
     pub left_out: Option<f64>,
+    /// What it is counted over.
+    #[serde(skip)]
+    pub about: About,
 }
 
 impl Goal {
@@ -79,26 +128,37 @@ const STEP_TIME: [ClassBounds; 7] = [
 ];
 const MEMORY: [ClassBounds; 1] = [class("memory, nanotron", "framework", "nanotron", 0.06)];
 
-fn classes(goals: &mut Vec<Goal>, of: &[ClassBounds], table: &ErrorTable, left_out: Option<&ErrorTable>) {
-    for bounds in of {
+fn classes(
+    goals: &mut Vec<Goal>,
+    (of, bounds): (Measurand, &[ClassBounds]),
+    table: &ErrorTable,
+    left_out: Option<&ErrorTable>,
+) {
+    for bounds in bounds {
         let find = |table: &ErrorTable| table.by.get(bounds.dimension)?.get(bounds.class).copied();
         let Some(reached) = find(table) else { continue };
         let without = left_out.and_then(find);
-        let mut goal = |part: &str, bound: Option<f64>, value: fn(&ErrorStatistics) -> f64| {
+        let (dimension, class) = (bounds.dimension, bounds.class);
+        let mut goal = |part: &str, bound: Option<f64>, statistic: Statistic| {
             goals.extend(bound.map(|bound| Goal {
                 name: format!("{}: {part}", bounds.name),
                 unit: Unit::Share,
                 bound,
                 at_least: false,
-                reached: value(&reached),
-                left_out: without.as_ref().map(value),
+                reached: statistic.of(&reached),
+                left_out: without.as_ref().map(|errors| statistic.of(errors)),
+                about: About::Errors { of, dimension, class, statistic },
             }));
         };
-        goal("median", bounds.median, |errors| errors.median);
-        goal("mean", bounds.mean, |errors| errors.mean);
-        goal("P90", bounds.p90, |errors| errors.p90);
+        goal("median", bounds.median, Statistic::Median);
+        goal("mean", bounds.mean, Statistic::Mean);
+        goal("P90", bounds.p90, Statistic::P90);
     }
 }
+
+/// Goals over groups of runs, with those that their source contradicts.
+const TAU: &str = "ranking: mean tau, with the runs that their source contradicts";
+const REGRET: &str = "ranking: mean regret, with the runs that their source contradicts";
 
 /// Bounds of the errors over a named set of rows.
 struct SetBounds {
@@ -121,7 +181,16 @@ const SETS: [SetBounds; 4] = [
 fn sets(goals: &mut Vec<Goal>, summary: &Summary) {
     let mut goal = |name: String, bound: f64, reached: Option<f64>, left_out: Option<f64>| {
         let unit = Unit::Share;
-        goals.extend(reached.map(|reached| Goal { name, unit, bound, at_least: false, reached, left_out }));
+        let about = About::Other;
+        goals.extend(reached.map(|reached| Goal {
+            name,
+            unit,
+            bound,
+            at_least: false,
+            reached,
+            left_out,
+            about,
+        }));
     };
     let mut correlations = Vec::new();
     for SetBounds { source, mean, correlation, memory } in SETS {
@@ -137,6 +206,7 @@ fn sets(goals: &mut Vec<Goal>, summary: &Summary) {
                 at_least: true,
                 reached,
                 left_out: None,
+                about: About::Other,
             });
         }
         if let Some((mean, worst)) = memory {
@@ -152,14 +222,21 @@ fn sets(goals: &mut Vec<Goal>, summary: &Summary) {
 pub fn goals(summary: &Summary) -> Vec<Goal> {
     let mut goals = Vec::new();
     let left_out = summary.left_out.as_ref();
-    classes(&mut goals, &STEP_TIME, &summary.step_time, left_out.map(|l| &l.step_time));
+    let times = (Measurand::StepTime, &STEP_TIME[..]);
+    classes(&mut goals, times, &summary.step_time, left_out.map(|l| &l.step_time));
     sets(&mut goals, summary);
-    classes(&mut goals, &MEMORY, &summary.memory, left_out.map(|l| &l.memory));
+    let memory = (Measurand::Memory, &MEMORY[..]);
+    classes(&mut goals, memory, &summary.memory, left_out.map(|l| &l.memory));
     let verdicts = summary.out_of_memory;
     let ran = verdicts.ran_fits + verdicts.ran_rejected;
     let mut goal =
         |name: &str, (unit, at_least): (Unit, bool), bound: f64, reached: f64, left_out: Option<f64>| {
-            goals.push(Goal { name: name.to_owned(), unit, bound, at_least, reached, left_out });
+            let about = match name {
+                TAU => About::Tau,
+                REGRET => About::Regret,
+                _ => About::Other,
+            };
+            goals.push(Goal { name: name.to_owned(), unit, bound, at_least, reached, left_out, about });
         };
     if verdicts.failed_fits + verdicts.failed_rejected > 0 {
         goal("right verdicts on memory", (Unit::Share, true), 0.96, verdicts.right(), None);
@@ -172,9 +249,8 @@ pub fn goals(summary: &Summary) -> Vec<Goal> {
         goal("ranking: mean regret", (Unit::Share, false), 0.02, regret, of(|r| r.mean_regret));
         let all = &summary.ranking_with_contradicted;
         if let Some((tau, regret)) = all.mean_tau.zip(all.mean_regret) {
-            let with = "with the runs that their source contradicts";
-            goal(&format!("ranking: mean tau, {with}"), (Unit::Correlation, true), 0.75, tau, None);
-            goal(&format!("ranking: mean regret, {with}"), (Unit::Share, false), 0.02, regret, None);
+            goal(TAU, (Unit::Correlation, true), 0.75, tau, None);
+            goal(REGRET, (Unit::Share, false), 0.02, regret, None);
         }
         let picks = summary.ranking.picks_out_of_memory.len() as f64;
         goal("picks by time and memory that ran out of memory", (Unit::Count, false), 0.0, picks, None);

@@ -4,9 +4,11 @@ use std::fmt::Write;
 
 use plotters::prelude::*;
 
-use super::goals::{Goal, Unit};
+use super::constants::Measurand;
+use super::goals::{About, Goal, Unit};
+use super::misses::{Remark, explained, parts};
 use super::sets::{NOISE, NamedSet};
-use super::{Coverage, ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport};
+use super::{Coverage, ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport, counted};
 use crate::frameworks::error_bars::ErrorBars;
 
 /// A page and its pictures, by file name.
@@ -58,6 +60,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
         s.fitted_constants
     );
     goals(&mut md, &s.goals);
+    missed(&mut md, report);
     let left_out = s.left_out.as_ref();
     md.push_str("\n## Step time\n\n");
     errors(&mut md, &s.step_time, left_out.map(|l| &l.step_time));
@@ -79,6 +82,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     );
     named_sets(&mut md, &s.named_sets);
     ranking(&mut md, report);
+    weak(&mut md, report);
     let _ = writeln!(
         md,
         "\n## Error bars\n\nEvery prediction carries two intervals from the residuals of its class: one standard deviation, \
@@ -110,15 +114,93 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     Ok(Page { markdown: md, pictures })
 }
 
+fn shown(unit: Unit, value: f64) -> String {
+    match unit {
+        Unit::Share => percent(value),
+        Unit::Correlation => format!("{value:.2}"),
+        Unit::Count => format!("{value:.0}"),
+    }
+}
+
+/// What holds each missed goal back.
+fn missed(md: &mut String, report: &Report) {
+    let of = |left_out: bool| {
+        let misses =
+            move |goal: &&Goal| if left_out { goal.met_left_out() == Some(false) } else { !goal.met() };
+        report.summary.goals.iter().filter(misses).map(move |goal| (goal, left_out))
+    };
+    let all: Vec<(&Goal, bool)> = of(false).chain(of(true)).collect();
+    if all.is_empty() {
+        return;
+    }
+    md.push_str(
+        "\nWhat holds the missed ones back: parts of the rows, those first without which the goal would stand best. What is \
+         wrong with them, or with us, is said under [weak spots](#weak-spots) and [ranking](#ranking).\n",
+    );
+    for (goal, left_out) in all {
+        let what = if matches!(goal.about, About::Tau | About::Regret) { "group" } else { "source" };
+        let _ = writeln!(
+            md,
+            "\n| {}{}: {what} | rows | by itself | goal without it |\n|---|--:|--:|--:|",
+            goal.name,
+            if left_out { ", left out" } else { "" }
+        );
+        for part in parts(report, goal, left_out) {
+            let (own, without) = (shown(goal.unit, part.own), shown(goal.unit, part.without));
+            let _ = writeln!(md, "| {} | {} | {own} | {without} |", part.name.replace('|', ", "), part.rows);
+        }
+    }
+}
+
+/// What is known of rows that are far off.
+fn weak(md: &mut String, report: &Report) {
+    let (rows, remarks) = (counted(&report.rows), Remark::shipped());
+    let shown: Vec<_> = remarks
+        .iter()
+        .filter_map(|remark| {
+            let (errors, left_out) = remark.errors(&rows);
+            Some((remark, errors?, left_out))
+        })
+        .collect();
+    if shown.is_empty() {
+        return;
+    }
+    let far = |of| explained(&rows, &remarks, of);
+    let (times, memory) = (far(Measurand::StepTime), far(Measurand::Memory));
+    let _ = writeln!(
+        md,
+        "\n## Weak spots\n\nRows that predictions are far off, with what is wrong with them or with us. Of {} step times that \
+         are more than 10% off, {} are among these or among the noisy rows above; of {} memory readings, {}.\n\n\
+         | rows | of | number | median | mean | worst | left out: median | wrong | why |\n|---|---|--:|--:|--:|--:|--:|---|---|",
+        times.far, times.remarked, memory.far, memory.remarked
+    );
+    for (remark, errors, left_out) in shown {
+        let which = match remark.rows.as_str() {
+            "" => remark.source.clone(),
+            rows => format!("{}, {rows}", remark.source),
+        };
+        let of = match remark.of {
+            Measurand::StepTime => "step time",
+            Measurand::Memory => "memory",
+        };
+        let _ = writeln!(
+            md,
+            "| {which} | {of} | {} | {} | {} | {} | {} | {} | {} |",
+            errors.rows,
+            percent(errors.median),
+            percent(errors.mean),
+            percent(errors.worst),
+            left_out.map_or_else(|| "-".to_owned(), |errors| percent(errors.median)),
+            remark.wrong.name(),
+            remark.why
+        );
+    }
+}
+
 fn goals(md: &mut String, goals: &[Goal]) {
     if goals.is_empty() {
         return;
     }
-    let shown = |unit: Unit, value: f64| match unit {
-        Unit::Share => percent(value),
-        Unit::Correlation => format!("{value:.2}"),
-        Unit::Count => format!("{value:.0}"),
-    };
     let missed = goals.iter().filter(|goal| !goal.met()).count();
     let _ = writeln!(
         md,
@@ -370,8 +452,9 @@ fn ranks(groups: &[RankedGroup]) -> Result<String, PlotError> {
         chart
             .configure_mesh()
             .disable_x_mesh()
-            .x_desc("groups of runs, worst to best")
+            .x_desc("groups of runs, worst to best; orange: the plan we would pick is over 2% slower than the best")
             .y_desc("Kendall's tau")
+            .x_label_formatter(&|_| String::new())
             .light_line_style(WHITE)
             .bold_line_style(RGBColor(225, 225, 225))
             .x_labels(0)

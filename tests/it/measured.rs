@@ -151,3 +151,158 @@ fn cells_that_are_meant_are_read() {
     assert!((memory.measured_mem_gb.unwrap() - 64.42450944).abs() < 1e-9);
     assert_eq!(memory.predicted_mem_gb, memory.predicted_reserved_gb);
 }
+
+#[test]
+fn other_spellings_mean_the_same() {
+    let plain = with(&[]);
+    let same = |changes: &[(&str, &str)], as_if: &[(&str, &str)]| {
+        let (row, usual) = (with(changes), with(as_if));
+        assert_eq!(row.skipped, None, "{changes:?}");
+        assert_eq!(
+            (row.predicted_step_s, row.predicted_allocated_gb, row.plan),
+            (usual.predicted_step_s, usual.predicted_allocated_gb, usual.plan),
+            "{changes:?}"
+        );
+    };
+    for gpu in ["H100", "h100-sxm", "NVIDIA H100 80GB", "H100-SXM5-80GB", "H100_SXM"] {
+        same(&[("gpu", gpu)], &[]);
+    }
+    for (gpu, usual) in [
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("A100-40GB", "A100-SXM-40GB"),
+        ("A800-SXM4-80GB", "A800"),
+        ("H800-80GB", "H800"),
+        ("H20-96GB", "H20"),
+        ("AMD Instinct MI300X OAM", "MI300X"),
+        ("l40s-pcie", "L40S"),
+    ] {
+        same(&[("gpu", gpu)], &[("gpu", usual)]);
+    }
+    for (family, usual) in [
+        ("Megatron_Core", "megatron-core"),
+        ("Primus", "megatron-core"),
+        ("NeMo Framework", "nemo"),
+        ("MaxText", "jax"),
+        ("composer", "llm-foundry"),
+        ("torchtune", "pytorch-fsdp"),
+    ] {
+        same(&[("framework_family", family), ("pp", "1")], &[("framework_family", usual), ("pp", "1")]);
+    }
+    for (precision, usual) in [("BF16", "bf16"), ("FP8_CS", "fp8"), ("fp8-sc", "fp8-blockwise")] {
+        same(&[("precision", precision)], &[("precision", usual)]);
+    }
+    for (recompute, usual) in [
+        ("Full", "full"),
+        ("remat:full", "full"),
+        ("remat:save_out_proj", "full"),
+        ("remat:none", "none"),
+        ("selective:core_attention", "selective:core_attn"),
+        ("remat:minimal_with_context", "selective:layernorm"),
+        ("remat:save_dot_except_mlpwi", "selective:mlp+layernorm"),
+        ("remat:qkv_proj_offloaded", "selective:core_attn+mlp+layernorm"),
+    ] {
+        same(&[("recompute", recompute)], &[("recompute", usual)]);
+    }
+    assert!(reason(&[("recompute", "remat:custom")]).contains("is not a recompute mode"));
+    // A format that the accelerator does not have is no slower kind of another.
+    same(&[("gpu", "B200"), ("precision", "fp8-blockwise")], &[("gpu", "B200"), ("precision", "mxfp8")]);
+    for (gpu, precision) in
+        [("H100", "mxfp8"), ("A100", "fp8"), ("MI300X", "nvfp4"), ("A800", "fp8-blockwise")]
+    {
+        let reason = reason(&[("gpu", gpu), ("precision", precision)]);
+        assert!(reason.contains(&format!("has no {precision} matrix products")), "{reason}");
+    }
+    assert!(plain.plan.unwrap().contains("tp2 pp4 vp1"));
+}
+
+#[test]
+fn schedules_and_exchanges_are_read() {
+    let plan = |changes: &[(&str, &str)]| {
+        let row = with(changes);
+        row.plan.unwrap_or_else(|| panic!("{changes:?}: {:?}", row.skipped))
+    };
+    for (changes, expected) in [
+        (&[("pp_schedule", "1f1b")][..], "pp4 vp1"),
+        (&[("pp_schedule", "interleaved 1F1B")], "pp4 vp2"),
+        (&[("pp_schedule", "1F1B"), ("vpp", "4")], "pp4 vp4"),
+        (&[("pp_schedule", "GPipe")], " gpipe"),
+        (&[("pp_schedule", "AFAB")], " gpipe"),
+        (&[("pp_schedule", "zero-bubble")], " zb-h1"),
+        (&[("pp_schedule", "ZB-H2")], " zb-h2"),
+        (&[("pp_schedule", "ZBVZeroBubble")], " zb-v"),
+        (&[("pp_schedule", "zbv"), ("vpp", "1")], " zb-v"),
+        (&[("pp_schedule", "DualPipe")], " dualpipe"),
+        (&[("cp", "2"), ("overlap_notes", "Ulysses")], " cp-a2a"),
+        (&[("cp", "2"), ("overlap_notes", "cp_comm_type='all_gather'")], " cp-ag"),
+    ] {
+        assert!(plan(changes).contains(expected), "{changes:?}: {}", plan(changes));
+    }
+    // Several chunks make a schedule of one an interleaved one; a single stage has none.
+    assert!(plan(&[("pp", "1"), ("pp_schedule", "zero-bubble")]).contains("pp1 vp1"));
+    for (schedule, expected) in [
+        ("V-Half", "schedules of half and least memory are not supported"),
+        ("1f1b + vocab parallel", "a vocabulary that is split over all pipeline stages is not supported"),
+    ] {
+        assert!(reason(&[("pp_schedule", schedule)]).contains(expected));
+    }
+}
+
+#[test]
+fn layers_of_hybrid_models_are_read() {
+    let experts = [("experts", "64"), ("topk", "4"), ("moe_ffn", "1024")];
+    let hybrid = |kinds: &str| with(&[&experts[..], &[("hybrid_layers", kinds), ("ep", "4")]].concat());
+    let alone = hybrid("attention:4 mamba2:14 moe:14");
+    let beside = hybrid("attention:8 gated_delta_net:24");
+    for row in [&alone, &beside, &hybrid("attention:4 mlp:14 mamba:14")] {
+        assert_eq!(row.skipped, None);
+    }
+    // 84 heads are no multiple of eight groups.
+    let odd = [("hidden", "2688"), ("hybrid_layers", "attention:4 mamba2:14 moe:14"), ("ep", "4")];
+    assert_eq!(with(&[&experts[..], &odd].concat()).skipped, None);
+    // Twice as many layers with experts.
+    assert!(beside.predicted_allocated_gb > alone.predicted_allocated_gb);
+    // Without a quadratic part, most of what attention takes at 8,192 tokens is saved.
+    let all = hybrid("attention:32");
+    assert!(all.predicted_step_s.is_some() && all.skipped.is_none());
+    let missing = reason(&[("hybrid_layers", "attention:16 moe:16")]);
+    assert!(missing.contains("experts is not stated"), "{missing}");
+    assert!(reason(&[("hybrid_layers", "attention:16 rwkv:16")]).contains("hybrid layer is not supported"));
+    // Experts without a width of their own are as wide as the feed-forward part.
+    let row = with(&[("experts", "8"), ("topk", "2")]);
+    assert!(row.skipped.is_none() && row.assumed.contains(&"moe_ffn"), "{row:?}");
+}
+
+#[test]
+fn tables_without_a_column_are_read() {
+    let text =
+        "gpu,gpus,layers,hidden,heads,seq_len,framework_family\nH100,8,32,4096,32,4096,megatron-core\n";
+    let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+    assert_eq!(report.rows[0].skipped.as_deref(), Some("global_batch is not stated"));
+    assert_eq!(report.rows[0].id, "line 2");
+    assert!(validate("a,b\n1,2\n".as_bytes(), |_| true, |_| {}).is_err());
+}
+
+#[test]
+fn a_degree_follows_from_the_others() {
+    let plan = |changes: &[(&str, &str)]| {
+        let row = with(changes);
+        (row.plan.unwrap_or_else(|| panic!("{changes:?}: {:?}", row.skipped)), row.assumed)
+    };
+    // 64 GPUs.
+    let (of_tensor, assumed) = plan(&[("tp", ""), ("dp", "4"), ("cp", "1")]);
+    assert!(of_tensor.starts_with("tp4 pp4 ") && assumed.contains(&"tp"), "{of_tensor}");
+    assert!(plan(&[("pp", ""), ("dp", "16"), ("cp", "1")]).0.starts_with("tp2 pp2 "));
+    assert!(plan(&[("dp", "4")]).0.starts_with("tp2 pp4 vp1 cp2 "));
+    assert!(plan(&[("dp", "8")]).0.starts_with("tp2 pp4 vp1 cp1 "));
+    // Nothing follows where two are left open, or where nothing divides.
+    assert!(
+        reason(&[("tp", ""), ("pp", ""), ("dp", "8"), ("cp", "1")]).contains("the other degrees leave 64")
+    );
+    assert!(reason(&[("dp", "3")]).contains("dp is 3, but the other degrees leave 8"));
+    // Experts that are split as dense layers are where that divides, whole where it does not.
+    let experts = [("experts", "8"), ("topk", "2"), ("moe_ffn", "14336"), ("ep", "8")];
+    let (split, _) = plan(&[&experts[..], &[("tp", "4"), ("pp", "2")]].concat());
+    assert!(split.contains(" ep8 etp4 "), "{split}");
+    let (whole, _) = plan(&[&experts[..], &[("tp", "4"), ("pp", "4")]].concat());
+    assert!(whole.contains(" ep8 dp"), "{whole}");
+}

@@ -5,17 +5,16 @@ use std::path::Path;
 use super::Failure;
 use crate::results::{write_atomically, write_program};
 
-/// Checks that files can be created in a folder, before any work is done for them.
+/// Checks that files can be created in a folder, before any work is done for them. One that is not there is made later,
+/// in the nearest one above it that is.
 pub(crate) fn check_folder(folder: &Path) -> Result<(), Failure> {
-    if folder.is_dir() {
-        return tempfile::tempfile_in(folder)
-            .map(drop)
-            .map_err(|e| Failure::Usage(format!("cannot write into {}: {e}", folder.display())));
+    let there = folder.ancestors().find(|above| above.exists()).unwrap_or(Path::new("."));
+    if !there.is_dir() {
+        return Err(Failure::Usage(format!("{} is not a folder", there.display())));
     }
-    if folder.exists() {
-        return Err(Failure::Usage(format!("{} is not a folder", folder.display())));
-    }
-    Ok(())
+    tempfile::tempfile_in(there)
+        .map(drop)
+        .map_err(|e| Failure::Usage(format!("cannot write into {}: {e}", there.display())))
 }
 
 /// Checks that a file can be created, before any work is done for it.

@@ -12,6 +12,7 @@ mod layer_lists;
 mod other_jobs;
 pub mod positions;
 pub mod shape;
+mod values;
 mod vocabulary;
 pub mod write;
 

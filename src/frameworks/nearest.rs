@@ -1,6 +1,6 @@
 //! The nearest plan that a framework accepts: a refused plan with one to three options changed.
 
-use super::{Capabilities, Context, SequenceParallel, Target, legal_plan};
+use super::{Capabilities, Context, ExpertTensor, SequenceParallel, Target, legal_plan};
 use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
@@ -99,7 +99,89 @@ const CHANGES: &[Change] = &[
     |_, c, d| hand_over(c, d, |l| std::mem::replace(&mut l.pipeline_parallel, 1)),
 ];
 
-/// Tries one change, then two, then three; the earlier in [`CHANGES`], the nearer.
+/// What saves memory, the cheapest first: for plans that have given much up.
+const SAVERS: &[Change] = &[
+    |_, c, d| {
+        d.layout.micro_batch_size = 1;
+        hand_over(c, d, |_| 1);
+    },
+    |k, _, d| {
+        d.chunks.iter_mut().for_each(|c| c.recompute = c.recompute.max(Recompute::FullUniform(1)));
+        whole_layers(k, d);
+    },
+    |k, _, d| shard(k, d, 1),
+    |k, _, d| {
+        shard(k, d, 1);
+        shard(k, d, 1);
+    },
+];
+
+/// Gives up all at once that a framework does not offer.
+fn offered(k: &Capabilities, c: &Context, d: &mut Draft) {
+    if !k.pipeline_parallel {
+        hand_over(c, d, |l| std::mem::replace(&mut l.pipeline_parallel, 1));
+    }
+    if !k.tensor_parallel {
+        hand_over(c, d, |l| std::mem::replace(&mut l.tensor_parallel, 1));
+    }
+    if k.context_comms.is_empty() {
+        hand_over(c, d, |l| std::mem::replace(&mut l.context_parallel, 1));
+    }
+    let l = &mut d.layout;
+    if !k.expert_parallel {
+        l.expert_parallel = 1;
+    }
+    match k.expert_tensor {
+        ExpertTensor::Free => {}
+        ExpertTensor::One => l.expert_tensor_parallel = 1,
+        ExpertTensor::Tensor => l.expert_tensor_parallel = l.tensor_parallel,
+    }
+    l.tensor_overlap &= k.tensor_overlap;
+    l.data_overlap = k.data_overlap;
+    l.expert_overlap &= k.expert_overlap && l.expert_parallel > 1;
+    l.sequence_parallel &= k.sequence_parallel != SequenceParallel::Never;
+    if !k.cuda_graphs.contains(&l.cuda_graphs) {
+        l.cuda_graphs = CudaGraphs::None;
+    }
+    if let Some(&first) = k.context_comms.first().filter(|_| !k.context_comms.contains(&l.context_comm)) {
+        l.context_comm = first;
+    }
+    if l.dispatcher.is_some_and(|dispatcher| !k.dispatchers.contains(&dispatcher)) {
+        l.dispatcher = k.dispatchers.last().copied();
+    }
+    l.offload.activations &= k.activation_offload;
+    if !k.optimizer_places.contains(&l.offload.optimizer)
+        || !k.parameter_places.contains(&l.offload.parameters)
+    {
+        l.offload = Offload::NONE;
+    }
+    if !k.zero_stages.contains(&l.zero_stage) {
+        shard(k, d, 1);
+    }
+    if !k.virtual_stages && d.layout.virtual_stages > 1 {
+        d.layout.virtual_stages = 1;
+        d.layout.schedule = Schedule::OneFOneB;
+        resize(d);
+    }
+    if !k.uneven_stages {
+        even(d);
+    }
+    if !k.recompute.per_stage {
+        common_recompute(d);
+    }
+    let known = |recompute: Recompute| match recompute {
+        Recompute::None => true,
+        Recompute::Selective(modules) => modules.0 & !k.recompute.selective.0 == 0,
+        Recompute::FullUniform(layers) => layers <= k.recompute.full_uniform,
+        Recompute::FullBlock(_) => k.recompute.full_block,
+    };
+    if !d.chunks.iter().all(|chunk| known(chunk.recompute)) {
+        whole_layers(k, d);
+    }
+}
+
+/// Tries one change, then two, then three, the earlier in [`CHANGES`] the nearer; then the same of a plan that has
+/// given up all that the framework does not offer, what saves memory first.
 pub(super) fn search(
     target: Target,
     context: &Context,
@@ -107,6 +189,27 @@ pub(super) fn search(
     fits: &dyn Fn(&Plan) -> bool,
 ) -> Option<Plan> {
     let start = Draft { layout: *plan.layout(), chunks: plan.chunks().to_vec() };
+    let mut reduced = start.clone();
+    offered(target.capabilities(), context, &mut reduced);
+    let near = changed_little(target, context, start, CHANGES, fits);
+    let savers: Vec<Change> = SAVERS.iter().chain(CHANGES).copied().collect();
+    near.or_else(|| changed_little(target, context, reduced, &savers, fits))
+}
+
+/// The first plan that is legal and fits among those with up to three changes.
+fn changed_little(
+    target: Target,
+    context: &Context,
+    start: Draft,
+    changes: &[Change],
+    fits: &dyn Fn(&Plan) -> bool,
+) -> Option<Plan> {
+    let accepted = |draft: &Draft| {
+        finish(context, draft).filter(|plan| legal_plan(target, context, plan).is_ok() && fits(plan))
+    };
+    if let Some(plan) = accepted(&start) {
+        return Some(plan);
+    }
     let capabilities = target.capabilities();
     let changed = |draft: &Draft, change: &Change| {
         let mut next = draft.clone();
@@ -117,15 +220,10 @@ pub(super) fn search(
     for _ in 0..3 {
         let mut next = Vec::new();
         for draft in &level {
-            next.extend(CHANGES.iter().filter_map(|change| changed(draft, change)));
+            next.extend(changes.iter().filter_map(|change| changed(draft, change)));
         }
-        for draft in &next {
-            if let Some(plan) = finish(context, draft)
-                && legal_plan(target, context, &plan).is_ok()
-                && fits(&plan)
-            {
-                return Some(plan);
-            }
+        if let Some(plan) = next.iter().find_map(accepted) {
+            return Some(plan);
         }
         level = next;
     }
@@ -205,6 +303,9 @@ fn hand_over(c: &Context, d: &mut Draft, take: fn(&mut Layout) -> u32) {
     let whole = l.zero_stage > 0 && l.shard_group == l.data_parallel * l.context_parallel;
     let factor = take(l);
     l.data_parallel *= factor;
+    if c.global_batch_size % (l.data_parallel * l.micro_batch_size).max(1) != 0 {
+        l.micro_batch_size = 1;
+    }
     let per_step = l.data_parallel * l.micro_batch_size;
     if per_step == 0 || c.global_batch_size % per_step != 0 {
         return;

@@ -104,6 +104,11 @@ fn a_saved_plan_goes_through_explain_compare_and_export() {
     let again = autoplan(&["export", path, "--to", "megatron", "-o", out]);
     assert_eq!(again.status.code(), Some(2));
     assert!(stderr(&again).contains("--force"));
+    // A folder that can never be made is refused before anything is worked out.
+    let below = folder.path().join("plan.ron").join("launch");
+    let below = autoplan(&["export", "no such plan", "--to", "megatron", "-o", below.to_str().unwrap()]);
+    assert_eq!(below.status.code(), Some(2));
+    assert!(stderr(&below).contains("plan.ron is not a folder"), "{}", stderr(&below));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use autoplan::frameworks::export::{
-    Destination, ExportRequest, ExportedFile, Format, Prediction, inexpressible, write,
+    Destination, ExportRequest, ExportedFile, Format, Prediction, export_or_nearest, inexpressible, write,
 };
 use autoplan::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use autoplan::layers::Layers;
@@ -415,6 +415,38 @@ fn a_framework_writes_all_its_plans_of_a_model_or_none() {
             }
         }
         assert!(written > 20, "{target}: {written} written, {refused} refused");
+    }
+}
+
+/// A plan of one framework that another refuses is refused with one near it that the other accepts, where the batch
+/// leaves one.
+#[test]
+fn a_refusal_names_a_plan_that_is_accepted() {
+    let models = models();
+    for target in [Target::DeepSpeed, Target::Torchtitan, Target::Accelerate] {
+        let mut random = Random::new(47);
+        let (mut named, mut open) = (0, 0);
+        while named + open < 150 {
+            let wild = Wild { degrees: 0, switches: 0 };
+            let Some(question) = question(&mut random, Target::Megatron, &models, wild) else { continue };
+            let Question { model, cluster, accelerator, job, .. } = &question;
+            let elsewhere = inexpressible(target, model, job, (cluster, accelerator)).is_some();
+            if elsewhere || legal_plan(Target::Megatron, &question.context(), &question.plan).is_err() {
+                continue;
+            }
+            let request = question.request(Format::Script);
+            let Err(refusal) = export_or_nearest(Destination::Framework(target), &request, &|_| true) else {
+                continue;
+            };
+            let Some(near) = &refusal.nearest else {
+                open += 1;
+                continue;
+            };
+            assert!(legal_plan(target, &question.context(), near).is_ok(), "{target}: {near}");
+            assert!(refusal.to_string().contains(&near.to_string()), "{refusal}");
+            named += 1;
+        }
+        assert!(named >= 100, "{target}: a plan is named in {named} of {} refusals", named + open);
     }
 }
 

@@ -1444,6 +1444,22 @@ const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
     ("connections", "", "", "--tensor-model-parallel-size", "the script does not export it"),
     ("connections", "CUDA_DEVICE_MAX_CONNECTIONS=8", "", "--tensor-model", "the script sets it to 8"),
     (
+        "stage-messages",
+        "CUDA_DEVICE_MAX_CONNECTIONS=1",
+        "--swiglu => --swiglu\n--pipeline-model-parallel-comm-backend ucc",
+        "--pipeline-model-parallel-comm",
+        "above 1, or not set",
+    ),
+    (
+        "delayed-weight-gradients",
+        "CUDA_DEVICE_MAX_CONNECTIONS=32 NVTE_CPU_OFFLOAD_V1=1",
+        "--swiglu => --swiglu\n--num-experts 8\n--moe-token-dispatcher-type alltoall\n--expert-model-parallel-size 8\n\
+         --num-virtual-stages-per-pipeline-rank 2\n--overlap-moe-expert-parallel-comm\n--delay-wgrad-compute\n\
+         --transformer-impl local",
+        "--transformer-impl",
+        "needs Transformer Engine",
+    ),
+    (
         "activation-fusion",
         "CUDA_DEVICE_MAX_CONNECTIONS=1",
         "--swiglu => --squared-relu;--disable-bias-linear => ",
@@ -1693,7 +1709,7 @@ fn a_script_is_read_with_its_own_variables_and_arguments() {
         let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
         import_given(&script, Given { name: "x", words: &words, ..Given::default() })
     };
-    let words = ["WORLD_SIZE=2", "KUBERNETES_GPUS=8", "dlc", "4", "--use-flash-attn", "A=1"];
+    let words = ["WORLD_SIZE=2", "KUBERNETES_GPUS=8", "dlc", "4", "--wandb-exp-name", "A=1"];
     let Imported { plan, job, unknown, .. } = read(&words).unwrap();
     assert_eq!((job.gpus, plan.layout().micro_batch_size, plan.layout().data_parallel), (16, 4, 2));
     assert_eq!(unknown, []);
@@ -1715,6 +1731,19 @@ fn what_the_parser_refuses_is_refused() {
         ("--sequence-parallel => --sequence-parallel false", "takes no value, found `false`"),
         ("--swiglu => --swiglu -tensor-model-parallel-size 8", "flags begin with `--`"),
         ("--bf16 => --fp16 --fp8-format hybrid", "beside --bf16 alone"),
+        ("--bf16 => --bf16 --fp8-format e3m4", "--fp8-format is `e3m4`; expected one of e4m3, hybrid"),
+        ("--swiglu => --swiglu --lr 1e-4x", "--lr takes a number, found `1e-4x`"),
+        ("--swiglu => --swiglu --train-iters 1e6", "--train-iters takes a whole number, found `1e6`"),
+        ("--swiglu => --swiglu --mock-data yes", "--mock-data takes no value, found `yes`"),
+        ("--swiglu => --seed --swiglu", "--seed has no value"),
+        (
+            "--swiglu => --swiglu --experimental-attention-variant dsa",
+            "attention of other kinds is not modelled",
+        ),
+        (
+            "--swiglu => --swiglu --tensor-parallel-num-weight-shards 8",
+            "more shards than tensor-parallel ranks",
+        ),
         (
             "--swiglu => --swiglu\n--num-experts 8\n--moe-token-dispatcher-type flex\n--moe-flex-dispatcher-backend ncclep",
             "not modelled",
@@ -1723,6 +1752,23 @@ fn what_the_parser_refuses_is_refused() {
         let error = import(&script(change), "x", None).expect_err(part);
         assert!(error.message.contains(part), "{part}: {error}");
     }
+    // Cut off behind a flag, however little it matters.
+    let cut = format!(
+        "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND} \\\n  --seed 1 \\\n  --lr\n"
+    );
+    let error = import(&cut, "x", None).unwrap_err();
+    assert!(
+        error.message.contains("--lr has no value") && error.line == 3 + COMMAND.matches('\n').count(),
+        "{error}"
+    );
+    // Names are often left to be filled in, and what is handed to the script is not known.
+    let open = import(&script("--swiglu => --tokenizer-model --seed $1 --swiglu"), "x", None).unwrap();
+    assert!(
+        open.assumed.iter().any(|note| note.contains("--tokenizer-model has no value")),
+        "{:?}",
+        open.assumed
+    );
+    assert!(!open.assumed.iter().any(|note| note.contains("--seed")), "{:?}", open.assumed);
     let none = format!("WORLD_SIZE=0 python pretrain_gpt.py {COMMAND}");
     let error = import(&none, "x", None).unwrap_err();
     assert!(error.message.contains("no ranks"), "{error}");
@@ -1769,10 +1815,16 @@ fn configurations_are_read_as_deepspeed_reads_them() {
     let partly = "\"stage\": 3, \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.3}";
     assert_eq!(unknown(partly), [(5, "zero_optimization.offload_optimizer.ratio".to_owned())]);
     assert_eq!(
-        unknown("\"stage\": 3, \"mics_shard_size\": 8"),
-        [(5, "zero_optimization.mics_shard_size".to_owned())]
+        unknown("\"stage\": 3, \"zero_quantized_weights\": true"),
+        [(5, "zero_optimization.zero_quantized_weights".to_owned())]
     );
     for (zero, part) in [
+        ("\"stage\": 3, \"mics_shard_size\": 8", "`zero_optimization.mics_shard_size` no longer exists"),
+        ("\"stage\": 2, \"zero_hpz_partition_size\": 8", "needs ZeRO stage 3"),
+        ("\"stage\": 2, \"reduce_bucket_size\": 0", "reduce_bucket_size"),
+        ("\"stage\": 3, \"sub_group_size\": \"large\"", "sub_group_size"),
+        ("\"stage\": 1, \"zero_quantized_gradients\": true", "needs ZeRO stage 3"),
+        ("\"stage\": 3, \"offload_optimizer\": {\"device\": \"nvme\"}", "needs `nvme_path`"),
         ("\"stage\": 2, \"offload_optimizer\": {\"device\": \"cpu\", \"ratio\": 0.3}", "needs ZeRO stage 3"),
         ("\"stage\": 3, \"offload_param\": {\"device\": \"cpu\", \"pin_memry\": true}", "has no `pin_memry`"),
         ("\"stage\": 3}, \"bfloat16\": {\"enabld\": true", "`bfloat16` has no `enabld`"),

@@ -130,7 +130,42 @@ const NEUTRAL: &[&str] = &[
 ];
 
 /// Top-level keys that DeepSpeed 0.19 no longer has (runtime/config.py raises on them).
-const GONE: &[&str] = &["curriculum_learning", "eigenvalue", "elasticity", "sparse_attention"];
+const GONE: &[&str] = &[
+    "amp",
+    "compression_training",
+    "curriculum_learning",
+    "eigenvalue",
+    "elasticity",
+    "graph_harvesting",
+    "nebula",
+    "progressive_layer_drop",
+    "quantize_training",
+    "sparse_attention",
+    "sparse_gradients",
+];
+
+/// Keys of `zero_optimization` that it no longer has.
+const ZERO_GONE: &[&str] = &["mics_hierarchical_params_gather", "mics_shard_size", "zeropp_loco_param"];
+
+/// Sizes of `zero_optimization`, each with the least that it may be.
+const SIZES: &[(&str, i64)] = &[
+    ("allgather_bucket_size", 0),
+    ("reduce_bucket_size", 1),
+    ("stage3_max_live_parameters", 0),
+    ("stage3_max_reuse_distance", 0),
+    ("stage3_model_persistence_threshold", 0),
+    ("stage3_param_persistence_threshold", 0),
+    ("stage3_prefetch_bucket_size", 0),
+    ("sub_group_size", 0),
+];
+
+/// Keys of `zero_optimization` that lower stages than 3 ignore.
+const ZERO_THREE: &[&str] = &[
+    "zero_hpz_partition_size",
+    "zero_quantized_gradients",
+    "zero_quantized_nontrainable_weights",
+    "zero_quantized_weights",
+];
 
 /// Keys of `zero_optimization`.
 const ZERO: &[&str] = &[
@@ -334,19 +369,32 @@ impl<'a> Section<'a> {
         match &node.value {
             Value::Text(device) if device == "none" => Ok(Place::Gpu),
             Value::Text(device) if device == "cpu" => Ok(Place::Cpu),
-            Value::Text(device) if device == "nvme" => Ok(Place::Nvme),
+            Value::Text(device) if device == "nvme" => match section.get("nvme_path").map(|path| &path.value)
+            {
+                Some(Value::Text(_)) => Ok(Place::Nvme),
+                _ => Err(section.error(node, format!("{name} to nvme needs `nvme_path`"))),
+            },
             Value::Null => Ok(Place::Gpu),
             _ => section.wrong(node, "device", "\"none\", \"cpu\" or \"nvme\""),
         }
     }
 
-    /// Refuses top-level keys that DeepSpeed no longer has.
+    /// Refuses keys that DeepSpeed no longer has, at the top and inside of `zero_optimization`.
     fn gone(&self) -> Read<()> {
-        match self.fields.iter().find(|f| GONE.contains(&f.name.as_str())) {
+        let refuse = |section: &Self, keys: &[&str]| match section
+            .fields
+            .iter()
+            .find(|f| keys.contains(&f.name.as_str()))
+        {
             Some(gone) => {
-                let message = format!("`{}` no longer exists in DeepSpeed", gone.name);
-                Err(SpecError::new("", message).mark(self.text, gone.span.clone(), ""))
+                let message = format!("`{}{}` no longer exists in DeepSpeed", section.path, gone.name);
+                Err(SpecError::new("", message).mark(section.text, gone.span.clone(), ""))
             }
+            None => Ok(()),
+        };
+        refuse(self, GONE)?;
+        match self.section("zero_optimization")? {
+            Some(zero) => refuse(&zero, ZERO_GONE),
             None => Ok(()),
         }
     }
@@ -659,6 +707,19 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
             unknown.push((zero.line(field.span.start), format!("zero_optimization.{}", field.name)));
         }
     }
+    for (name, least) in SIZES {
+        let Some(node) = zero.get(name).filter(|node| !left(node)) else { continue };
+        let size = match &node.value {
+            Value::Whole(size) => Some(*size as f64),
+            Value::Number(size) => Some(*size),
+            // Numbers may be written as texts.
+            Value::Text(text) => text.trim().parse().ok(),
+            _ => None,
+        };
+        if !size.is_some_and(|size| size.fract() == 0.0 && size >= *least as f64) {
+            return zero.wrong(node, name, &format!("a whole number from {least}"));
+        }
+    }
     let stage = zero.number("stage", 0)?.unwrap_or(0);
     if stage > 3 {
         let node = zero.get("stage");
@@ -668,6 +729,14 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
         );
     }
     layout.zero_stage = stage as u8;
+    let set = |field: &&Field| {
+        ZERO_THREE.contains(&field.name.as_str())
+            && !matches!(field.node.value, Value::Null | Value::Flag(false) | Value::Whole(1))
+    };
+    if let Some(field) = zero.fields.iter().find(set).filter(|_| stage < 3) {
+        let message = format!("{} needs ZeRO stage 3: DeepSpeed ignores it at stage {stage}", field.name);
+        return Err(zero.error(&field.node, message));
+    }
     let ranks = layout.data_parallel * layout.context_parallel;
     layout.shard_group = if stage == 0 { 1 } else { ranks };
     if let Some(group) = zero.number("zero_hpz_partition_size", 1)?.filter(|g| *g > 1) {
@@ -675,9 +744,7 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
             let message = format!("zero_hpz_partition_size {group} does not divide the {ranks} ranks");
             return Err(zero.error(node, message));
         }
-        if stage == 3 {
-            layout.shard_group = group;
-        }
+        layout.shard_group = group;
     }
     layout.data_overlap = zero.flag("overlap_comm")?.unwrap_or(stage == 3) && stage > 0;
     if let Some(section) = zero.section("offload_optimizer")?

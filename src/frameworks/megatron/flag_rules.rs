@@ -176,6 +176,15 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "stage-messages",
+        source: "core/parallel_state.py initialize_model_parallel, pipeline_model_parallel_comm_backend",
+        check: |c| {
+            let flag = "--pipeline-model-parallel-comm-backend";
+            let one = c.is(flag, "ucc") && c.is_set(CONNECTIONS, "1");
+            refuse(one, flag, format!("{flag} ucc needs {CONNECTIONS} above 1, or not set"))
+        },
+    },
+    FlagRule {
         name: "learning-rates",
         source: ARGUMENTS,
         check: |c| {
@@ -559,7 +568,12 @@ pub static FLAG_RULES: &[FlagRule] = &[
     FlagRule {
         name: "delayed-weight-gradients",
         source: ARGUMENTS,
-        check: |c| needs(c, "--delay-wgrad-compute", "--overlap-moe-expert-parallel-comm"),
+        check: |c| {
+            let (flag, kind) = ("--delay-wgrad-compute", "--transformer-impl");
+            needs(c, flag, "--overlap-moe-expert-parallel-comm")?;
+            let other = c.has(kind) && !c.is(kind, "transformer_engine");
+            refuse(c.has(flag) && other, kind, format!("{flag} needs Transformer Engine"))
+        },
     },
     FlagRule {
         name: "expert-capacity",

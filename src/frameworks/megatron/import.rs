@@ -14,7 +14,7 @@ use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use super::flags::{DEEPSPEED, Flags, Read, left_out_note, whole_number};
 use super::layer_lists::flags_of;
-use super::{experts, other_jobs, positions, vocabulary};
+use super::{experts, other_jobs, positions, values, vocabulary};
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
 use crate::plan::{
@@ -301,6 +301,9 @@ fn imported(
     other_jobs::trains(launch)?;
     let mut f = Flags::new(launch, assumed)?;
     f.find_lines(text);
+    if !f.is_fork() {
+        values::check(&mut f, text, assumed)?;
+    }
     let read = of_flags(&mut f, given, (launch, files), world, assumed);
     if read.is_err() {
         // What is wrong may be that a flag counts for nothing.
@@ -955,6 +958,16 @@ fn layout(
     let ep_line = f.line(ep_flag);
     let ep = f.small(ep_flag)?.unwrap_or(1);
     let etp = f.small("--expert-tensor-parallel-size")?;
+    for (flag, ranks) in [
+        ("--tensor-parallel-num-weight-shards", tp),
+        ("--expert-tensor-parallel-num-weight-shards", etp.unwrap_or(tp)),
+    ] {
+        let line = f.line(flag);
+        if f.small(flag)?.is_some_and(|shards| shards != ranks) {
+            let text = format!("{flag}: weights in more shards than tensor-parallel ranks are not modelled");
+            return Err(ImportError::new(line, text));
+        }
+    }
     let split = deepspeed && f.on("--enable-expert-tensor-parallelism");
     if ep > 1 && !has_experts {
         return Err(ImportError::new(ep_line, format!("{ep_flag} needs --num-experts")));

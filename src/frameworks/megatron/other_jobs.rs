@@ -39,6 +39,8 @@ const OTHER_FLAGS: &[(&str, &str)] = &[
     ("--retro-workdir", "models that retrieve are not modelled"),
     // MindSpeed-LLM's adapters.
     ("--lora-r", "the training of adapters is not read from scripts; `plan` has --lora RANK"),
+    // Gated delta nets and sparse attention, which change most layers.
+    ("--experimental-attention-variant", "attention of other kinds is not modelled"),
     // Megatron-DeepSpeed's distillation.
     ("--num-layers-teacher", "distillation from a teacher is not modelled"),
     // Experts of forks whose flags say too little of them to be read.

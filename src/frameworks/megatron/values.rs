@@ -1,0 +1,140 @@
+//! Values of flags that change neither time nor memory: the parser of Megatron-LM refuses them where they are of the
+//! wrong kind, and so does the import. Kinds are those of its parser (`training/arguments.py`, August 2026).
+
+use super::super::export::one_line;
+use super::super::shell::{ImportError, is_unknown, shown};
+use super::flags::{Flags, Read};
+
+/// Flags that take no value.
+const SWITCHES: &str = "
+    --accumulate-allreduce-grads-in-fp32 --apply-layernorm-1p --async-ckpt-use-cpu-shm --async-save
+    --attention-softmax-in-fp32 --auto-detect-ckpt-format --calculate-per-token-loss
+    --check-for-large-grads --check-for-spiky-loss --ckpt-assume-constant-structure
+    --ckpt-convert-update-legacy-dist-opt-format --ckpt-drop-redundant-extra-state
+    --ckpt-fully-parallel-load --ckpt-fully-parallel-load-per-rank-objects --ckpt-fully-parallel-save
+    --ckpt-pg-tensors-cache-create --cross-entropy-loss-fusion --data-parallel-random-init
+    --dataloader-defer-npy-index-mmap --dataloader-fast-cache-load --dataloader-inter-document-masking
+    --deterministic-mode --disable-bf16-reduced-precision-matmul --dist-ckpt-optim-fully-reshardable
+    --dist-ckpt-save-pre-mcore-014 --distribute-saved-activations --eod-mask-loss
+    --exit-on-missing-checkpoint --exit-signal-handler --exit-signal-handler-for-dataloader
+    --exit-signal-handler-for-training --finetune --init-method-xavier-uniform
+    --init-model-with-meta-device --is-hybrid-model --load-main-params-from-ckpt
+    --log-device-memory-used --log-energy --log-max-attention-logit --log-memory-to-tensorboard
+    --log-num-zeros-in-grad --log-params-norm --log-progress --log-straggler --log-throughput
+    --log-timers-to-tensorboard --log-validation-ppl-to-tensorboard --log-world-size-to-tensorboard
+    --manual-gc --mock-data --moe-grouped-gemm --moe-per-layer-logging --moe-permute-fusion
+    --moe-router-padding-for-quantization --no-barrier-with-level-1-timing --no-bias-dropout-fusion
+    --no-bias-gelu-fusion --no-bias-swiglu-fusion --no-check-for-nan-in-loss-and-grad
+    --no-create-attention-mask-in-dataloader --no-gradient-accumulation-fusion --no-load-optim
+    --no-load-rng --no-log-loss-scale-to-tensorboard --no-masked-softmax-fusion --no-mmap-bin-files
+    --no-position-embedding --no-rope-fusion --no-save-optim --no-save-rng --no-save-tokenizer-assets
+    --one-logger-async --overlap-cpu-optimizer-d2h-h2d --override-opt-param-scheduler
+    --override-opt_param-scheduler --profile --reset-attention-mask --reset-position-ids
+    --te-rng-tracker --test-mode --tokenizer-hf-no-include-special-tokens --tokenizer-hf-no-use-fast
+    --tokenizer-sentencepiece-legacy --use-checkpoint-args --use-checkpoint-opt-param-scheduler
+    --use-checkpoint-opt_param-scheduler --use-cpu-initialization --use-dist-ckpt --use-flash-attn
+    --use-mcore-models --use-precision-aware-optimizer --use-pytorch-profiler
+";
+
+/// Flags that take one whole number.
+const WHOLE: &str = "
+    --async-ckpt-cpu-priority --async-ckpt-io-priority --check-weight-hash-across-dp-replicas-interval
+    --ckpt-step --cuda-graph-warmup-steps --dist-ckpt-workers --distributed-timeout-minutes
+    --eval-global-batch-size --eval-interval --eval-iters --eval-micro-batch-size
+    --exit-duration-in-mins --exit-interval --fine-grained-offloading-max-inflight-offloads
+    --fp8-amax-history-len --fp8-interval --fp8-margin --hysteresis --local-rank --log-interval
+    --log-memory-interval --logging-level --lr-decay-iters --lr-decay-samples --lr-warmup-iters
+    --lr-warmup-samples --lr-wsd-decay-iters --lr-wsd-decay-samples --manual-gc-interval
+    --non-persistent-save-interval --num-workers --profile-step-end --profile-step-start
+    --save-activations-interval --save-dgrads-interval --save-interval --save-params-interval
+    --save-retain-interval --save-tokens-per-expert-interval --save-wgrads-interval --seed
+    --tensorboard-log-interval --tensorboard-queue-size --tiktoken-num-special-tokens --timing-log-level
+    --train-iters --train-samples --train-sync-interval
+";
+
+/// Flags that take one number.
+const REAL: &str = "
+    --activation-func-clamp-value --adam-beta1 --adam-beta2 --adam-eps --attention-dropout --clip-grad
+    --data-per-class-fraction --decoupled-lr --decoupled-min-lr --end-weight-decay --glu-linear-offset
+    --init-method-std --initial-loss-scale --loss-scale --loss-scale-window --lr --lr-warmup-fraction
+    --lr-warmup-init --min-loss-scale --min-lr --moe-router-bias-update-rate --moe-z-loss-coeff
+    --mtp-loss-scaling-factor --sgd-momentum --short-seq-prob --start-weight-decay --weight-decay
+";
+
+/// Flags that take one word.
+const TEXT: &str = "
+    --async-strategy --ckpt-convert-format --ckpt-convert-save --ckpt-fully-parallel-load-exchange-algo
+    --ckpt-fully-parallel-load-process-group --ckpt-fully-parallel-save-process-group
+    --ckpt-pg-tensors-cache-path --config-logger-dir --data-args-path --data-cache-path
+    --dataloader-type --dist-ckpt-format --dist-ckpt-strictness --exit-signal --fp8-amax-compute-algo
+    --load --lr-decay-style --lr-wsd-decay-style --memory-snapshot-path --merge-file
+    --nccl-communicator-config-path --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
+    --non-persistent-local-ckpt-algo --non-persistent-local-ckpt-dir --one-logger-project
+    --one-logger-run-name --per-split-data-args-path --rerun-mode --save --split --tensorboard-dir
+    --tiktoken-pattern --timing-log-option --tokenizer-metadata --tokenizer-model --tokenizer-type
+    --tp-comm-bootstrap-backend --vocab-file --wandb-entity --wandb-exp-name --wandb-project
+    --wandb-save-dir --weight-decay-incr-style
+";
+
+/// Flags that take one of a few words; `zarr` is a format of older versions.
+const CHOICES: &[(&str, &[&str])] = &[
+    ("--attention-backend", &["flash", "fused", "unfused", "local", "auto"]),
+    ("--ckpt-format", &["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"]),
+    ("--cross-entropy-fusion-impl", &["native", "te"]),
+    ("--distributed-backend", &["nccl", "gloo"]),
+    ("--fp4-format", &["e2m1"]),
+    ("--fp8-format", &["e4m3", "hybrid"]),
+    ("--moe-router-dtype", &["fp32", "fp64"]),
+    ("--transformer-impl", &["local", "transformer_engine", "inference_optimized"]),
+];
+
+/// Looks at the values of such flags; `assumed` takes what a person has to know of them.
+///
+/// # Errors
+/// A value of another kind than the flag takes, or none where the text ends, at the flag's line.
+pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Read<()> {
+    let lists = |list: &str, name: &str| list.split_whitespace().any(|known| known == name);
+    let mut behind_switches = Vec::new();
+    for (name, (values, line)) in &f.given {
+        let refuse = |text: String| Err(ImportError::new(*line, text));
+        if lists(SWITCHES, name) {
+            match values.first() {
+                Some(value) if is_unknown(value) => behind_switches.push(*line),
+                Some(value) => return refuse(format!("{name} takes no value, found `{}`", one_line(value))),
+                None => {}
+            }
+            continue;
+        }
+        let whole = lists(WHOLE, name);
+        let choices = CHOICES.iter().find(|(flag, _)| flag == name).map(|(_, words)| *words);
+        if !whole && !lists(REAL, name) && !lists(TEXT, name) && choices.is_none() {
+            continue;
+        }
+        let Some(value) = values.first() else {
+            if !lists(TEXT, name) || text.trim_end().ends_with(name.as_str()) {
+                return refuse(format!(
+                    "{name} has no value: is the script cut off, or what stands for it empty?"
+                ));
+            }
+            // Names of files are often left to be filled in.
+            assumed.push(format!("line {line}: {name} has no value; it is left out of the prediction"));
+            continue;
+        };
+        let found = shown(&one_line(value));
+        if is_unknown(value) {
+            continue;
+        }
+        let plain = value.trim().replace('_', "");
+        if whole && plain.parse::<i64>().is_err() {
+            return refuse(format!("{name} takes a whole number, found `{found}`"));
+        }
+        if lists(REAL, name) && plain.parse::<f64>().is_err() {
+            return refuse(format!("{name} takes a number, found `{found}`"));
+        }
+        if let Some(words) = choices.filter(|words| !words.contains(&value.as_str())) {
+            return refuse(format!("{name} is `{found}`; expected one of {}", words.join(", ")));
+        }
+    }
+    f.behind_switches.extend(behind_switches);
+    Ok(())
+}

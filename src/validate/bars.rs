@@ -125,13 +125,15 @@ fn widths(residuals: &[f64]) -> (f64, f64) {
 
 /// How often the measured times lie inside the error bars of their rows; none where no time was measured.
 pub(super) fn coverage(rows: &[&RowReport]) -> Option<Coverage> {
-    let inside = |row: &&RowReport| {
-        let predicted = row.predicted_step_s?;
-        let off = (row.measured_step_s? / predicted).ln().abs();
-        // Bars are those of logarithms.
-        Some([off, row.predicted_step_sigma? / predicted, row.predicted_step_two_sigma? / predicted])
-    };
-    Coverage::of(rows.iter().filter_map(inside))
+    Coverage::of(rows.iter().filter_map(|row| off_and_bars(row)))
+}
+
+/// How far off a predicted time is, and its bars: one standard deviation, and what is said to hold 95 %.
+pub(super) fn off_and_bars(row: &RowReport) -> Option<[f64; 3]> {
+    let predicted = row.predicted_step_s?;
+    let off = (row.measured_step_s? / predicted).ln().abs();
+    // Bars are those of logarithms.
+    Some([off, row.predicted_step_sigma? / predicted, row.predicted_step_two_sigma? / predicted])
 }
 
 /// The same of predictions whose constants were fitted without the row's own source, inside the bars that other

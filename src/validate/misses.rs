@@ -3,6 +3,7 @@
 
 use serde::Deserialize;
 
+use super::bars::off_and_bars;
 use super::case::Labels;
 use super::constants::Measurand;
 use super::goals::{About, Goal};
@@ -144,6 +145,7 @@ pub fn parts(report: &Report, goal: &Goal, left_out: bool) -> Vec<Part> {
     let Some(reached) = (if left_out { goal.left_out } else { Some(goal.reached) }) else {
         return Vec::new();
     };
+    let mean = |numbers: &[f64]| Some(numbers.iter().sum::<f64>() / numbers.len().max(1) as f64);
     let mut parts = match goal.about {
         About::Errors { of, dimension, class, statistic } => {
             let rows: Vec<(&str, f64)> = counted(&report.rows)
@@ -158,11 +160,20 @@ pub fn parts(report: &Report, goal: &Goal, left_out: bool) -> Vec<Part> {
                 if goal.about == About::Tau { |group| group.tau } else { |group| group.regret };
             let groups = &report.summary.ranking_with_contradicted.groups;
             let rows: Vec<(&str, f64)> = groups.iter().map(|g| (g.group.as_str(), number(g))).collect();
-            let mean = |numbers: &[f64]| Some(numbers.iter().sum::<f64>() / numbers.len().max(1) as f64);
             let runs = |name: &str| groups.iter().find(|g| g.group == name).map_or(0, |g| g.runs);
             by_name(&rows, mean).into_iter().map(|part| Part { rows: runs(&part.name), ..part }).collect()
         }
-        About::Other => Vec::new(),
+        About::TwiceSigma if !left_out => {
+            let inside = |row: &RowReport| {
+                let [off, sigma, _] = off_and_bars(row)?;
+                Some(f64::from(u8::from(off <= 2.0 * sigma)))
+            };
+            let rows = counted(&report.rows).into_iter();
+            let rows: Vec<(&str, f64)> =
+                rows.filter_map(|row| Some((row.labels.source.as_str(), inside(row)?))).collect();
+            by_name(&rows, mean)
+        }
+        About::TwiceSigma | About::Other => Vec::new(),
     };
     let gain = |part: &Part| {
         let gain = part.without - reached;

@@ -86,7 +86,8 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     let _ = writeln!(
         md,
         "\n## Error bars\n\nEvery prediction carries two intervals from the residuals of its class: one standard deviation, \
-         and what holds 95.4% of the runs; tails are heavy, so the second is mostly wider than twice the first, and the first \
+         and what holds 95.4% of the runs. Tails are heavier than a normal distribution's (weak spots and noisy sweeps make \
+         them up), so that no one width holds both shares: the second is mostly wider than twice the first, and the first \
          is the geometric mean of what holds 68.3% and of half of the second. Where nobody measured a framework on a \
          generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
          fitted without a run's own source.\n\n| measured step times | inside one sigma | inside twice as much | inside what holds 95.4% |\n|---|--:|--:|--:|",
@@ -135,7 +136,8 @@ fn missed(md: &mut String, report: &Report) {
     }
     md.push_str(
         "\nWhat holds the missed ones back: parts of the rows, those first without which the goal would stand best. What is \
-         wrong with them, or with us, is said under [weak spots](#weak-spots) and [ranking](#ranking).\n",
+         wrong with them, or with us, is said under [weak spots](#weak-spots), [ranking](#ranking) and [error \
+         bars](#error-bars).\n",
     );
     for (goal, left_out) in all {
         let what = if matches!(goal.about, About::Tau | About::Regret) { "group" } else { "source" };

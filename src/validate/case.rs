@@ -821,7 +821,13 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         // otherwise each has a mixer and a feed-forward part (Qwen3-Next).
         let alone = order.iter().any(|kind| matches!(*kind, "mlp" | "moe"));
         let routed = || moe.clone().ok_or(Skip::Missing("experts"));
-        let beside = if alone { FeedForward::None } else { moe.clone().unwrap_or_else(|| dense.clone()) };
+        let beside = match &moe {
+            _ if alone => FeedForward::None,
+            Some(experts) => experts.clone(),
+            // Pure state-space models have none.
+            None if row.text("ffn_hidden").is_none() => FeedForward::None,
+            None => dense.clone(),
+        };
         let norms = if alone { 1 } else { 2 };
         let one = |mixer, feed_forward| Block { mixer, feed_forward, norms, parallel: false };
         for &kind in &order {
@@ -1009,7 +1015,20 @@ fn read_plan(
         Some(schedule) => schedule,
     };
     // Tables call a V of two chunks per rank one stage.
-    let vpp = if matches!(schedule, Schedule::ZeroBubbleV | Schedule::DualPipe) { 2 } else { vpp };
+    let fixed = match schedule {
+        Schedule::ZeroBubbleV | Schedule::DualPipe => Some(2),
+        Schedule::GPipe | Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 => Some(1),
+        Schedule::OneFOneB | Schedule::Interleaved => None,
+    };
+    let vpp = match fixed {
+        Some(chunks) if vpp == 1 || vpp == chunks => chunks,
+        Some(chunks) => {
+            return Err(Skip::Contradiction(format!(
+                "vpp is {vpp}, but the stated schedule has {chunks} per rank"
+            )));
+        }
+        None => vpp,
+    };
     let slots = u64::from(pp) * u64::from(vpp);
     if slots > u64::from(layers.count()) + 2 {
         return Err(Skip::Contradiction(format!("{slots} chunks for {} layers", layers.count())));
@@ -1066,8 +1085,8 @@ fn read_plan(
         )));
     }
     let accumulation = (u64::from(job.global_batch_size) / per_step) as u32;
-    if vpp > 1 {
-        at_most("the number of interleaved passes", slots * u64::from(accumulation), MOST_PASSES)?;
+    if vpp > 1 || !matches!(schedule, Schedule::OneFOneB | Schedule::GPipe) {
+        at_most("the number of passes", slots * u64::from(accumulation), MOST_PASSES)?;
     }
     let ranks = dp * cp;
     let zero_stage = match row.whole::<u8>("zero_stage")? {
@@ -1200,13 +1219,18 @@ fn read_schedule(row: &MeasuredRow) -> Result<Option<Schedule>, Skip> {
     }
     let name: String = text.to_ascii_lowercase().chars().filter(char::is_ascii_alphanumeric).collect();
     let has = |words: &[&str]| words.iter().any(|word| name.contains(word));
-    Ok(if has(&["vhalf", "vmin"]) {
+    let unlike = ["dualpipev", "interleavedzerobubble", "interleavedzb", "loopedbfs", "hanayo", "chimera"];
+    Ok(if has(&unlike) {
+        return Err(Skip::Unsupported("a pipeline schedule is not supported"));
+    } else if has(&["noninterleaved", "novirtual"]) {
+        Some(Schedule::OneFOneB)
+    } else if has(&["vhalf", "vmin"]) {
         return Err(Skip::Unsupported("pipeline schedules of half and least memory are not supported"));
     } else if has(&["dualpipe"]) {
         Some(Schedule::DualPipe)
     } else if has(&["zbv", "zerobubblev"]) {
         Some(Schedule::ZeroBubbleV)
-    } else if has(&["interleaved", "loopedbfs", "virtual"]) {
+    } else if has(&["interleaved", "virtual"]) {
         Some(Schedule::Interleaved)
     } else if has(&["zbh2", "zerobubbleh2", "zb2p"]) {
         Some(Schedule::ZeroBubbleH2)
@@ -1216,8 +1240,14 @@ fn read_schedule(row: &MeasuredRow) -> Result<Option<Schedule>, Skip> {
         Some(Schedule::GPipe)
     } else if has(&["1f1b"]) {
         Some(Schedule::OneFOneB)
-    } else {
+    } else if matches!(name.as_str(), "none" | "na" | "") {
         None
+    } else {
+        return Err(Skip::unknown(
+            "pp_schedule",
+            text,
+            ["1F1B", "interleaved 1F1B", "GPipe", "ZB-H1", "ZB-H2", "ZBV"],
+        ));
     })
 }
 

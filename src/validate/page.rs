@@ -383,7 +383,8 @@ fn scatter(rows: &[RowReport], plot: Plot) -> Result<String, PlotError> {
     }
     classes.sort_by(|a, b| b.1.len().cmp(&a.1.len()).then_with(|| a.0.cmp(&b.0)));
     let all = || classes.iter().flat_map(|(_, points)| points).flat_map(|&(x, y)| [x, y]);
-    let low = all().fold(f64::INFINITY, f64::min).max(1e-6) * 0.8;
+    // Without points any range does.
+    let low = all().reduce(f64::min).unwrap_or(1.0).max(1e-6) * 0.8;
     let high = all().fold(0.0, f64::max).max(low * 2.0) * 1.25;
     let mut svg = String::new();
     {

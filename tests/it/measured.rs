@@ -85,7 +85,7 @@ fn numbers_that_would_be_counted_up_to_are_checked_first() {
         (&[("vpp", "1073741824")], "4294967296 chunks for 32 layers"),
         (&[("vpp", "4294967295")], "chunks for 32 layers"),
         // 32 chunks of 2 million micro-batches each.
-        (&[("vpp", "8"), ("global_batch", "16777216")], "the number of interleaved passes is 67108864"),
+        (&[("vpp", "8"), ("global_batch", "16777216")], "the number of passes is 67108864"),
         (&[("gpus_per_node", "4000000000")], "gpus_per_node: expected 1 to 1024"),
         (&[("nvlink_domain", "4000000000")], "domain: expected 1 to 4096"),
         (&[("tp", "2147483648"), ("cp", "2147483648")], "does not divide 64 gpus"),
@@ -241,10 +241,19 @@ fn schedules_and_exchanges_are_read() {
     assert!(plan(&[("pp", "1"), ("pp_schedule", "zero-bubble")]).contains("pp1 vp1"));
     for (schedule, expected) in [
         ("V-Half", "schedules of half and least memory are not supported"),
+        ("LoopedBFS", "a pipeline schedule is not supported"),
+        ("foo", "`foo` is not known"),
         ("1f1b + vocab parallel", "a vocabulary that is split over all pipeline stages is not supported"),
     ] {
         assert!(reason(&[("pp_schedule", schedule)]).contains(expected));
     }
+    assert!(plan(&[("pp_schedule", "non-interleaved 1F1B")]).contains("pp4 vp1"));
+    // Chunks that a schedule does not have would be left out, or waited for without end.
+    for (schedule, vpp) in [("zero-bubble", "2"), ("gpipe", "4"), ("zbv", "4"), ("DualPipe", "8")] {
+        assert!(reason(&[("pp_schedule", schedule), ("vpp", vpp)]).contains("vpp is"), "{schedule}");
+    }
+    let long = reason(&[("pp_schedule", "zb-h2"), ("global_batch", "16777216")]);
+    assert!(long.contains("the number of passes is"), "{long}");
 }
 
 #[test]

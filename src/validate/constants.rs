@@ -41,7 +41,7 @@ pub struct Constant {
     pub places: Vec<String>,
     /// The value to take without these runs: a data sheet, a paper, another framework.
     pub prior: f64,
-    /// An earlier model had found the prior on the same rows.
+    /// The prior comes from the same rows: an earlier model had found it there, or what they say of memory chose it.
     #[serde(default)]
     pub own_rows: bool,
     /// How far the prior is trusted, as one standard deviation of the logarithm.
@@ -247,8 +247,9 @@ pub fn markdown(constants: &Constants, rows: &[usize]) -> Result<String, Constan
         constants.fitted.iter().flat_map(|c| &c.sources).map(String::as_str).collect();
     let mut md = format!(
         "{} constants were fitted to measured rows of {} sources; everything else comes from data sheets, papers and \
-         frameworks' sources, named in the files. `prior` is what is taken for a constant where its rows are left out; priors with a star are what an earlier model \
-         had found on the same rows, so that *left out* leaves out less than all of what they said.\n\n\
+         frameworks' sources, named in the files. `prior` is what is taken for a constant where its rows are left out; priors with a star come \
+         from the same rows (an earlier model had found them there, or what the rows say of memory chose them), so that *left \
+         out* leaves out less than all of what they said.\n\n\
          | constant | value | prior | unit | fitted to | rows | sources | place |\n|---|--:|--:|---|---|--:|---|---|\n",
         constants.count(),
         sources.len()

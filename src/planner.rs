@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::candidates::{OFFLOADS, Restrictions, Space, SplitLost};
+use crate::candidates::{Axis, OFFLOADS, Restrictions, Space, SplitLost};
 use crate::check::{Given, Report};
 use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
@@ -16,7 +16,7 @@ use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
 };
-use crate::plan::{Offload, Plan, Recompute};
+use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::search::{Answer, Found, Observer, Request, Search, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -119,6 +119,20 @@ pub struct Rates {
     /// Hardware FLOPs utilisation: recomputation and FlashAttention's second pass counted.
     pub hfu: f64,
 }
+
+/// Which of a refused plan's tensor-, pipeline-, context- and expert-parallel degrees [`Prepared::nearest_accepted`]
+/// keeps, the most first. A pipeline's stages, then tensors' shards, are kept longest: they decide which weights are
+/// where.
+const DEGREES_KEPT: [[bool; 4]; 8] = [
+    [true, true, true, true],
+    [true, true, true, false],
+    [true, true, false, false],
+    [false, true, false, false],
+    [true, false, true, true],
+    [true, false, true, false],
+    [true, false, false, false],
+    [false, false, false, false],
+];
 
 impl Task {
     /// A plain job of a shipped model on a shipped cluster under Megatron-LM: BF16, AdamW, all weights
@@ -305,6 +319,29 @@ impl Prepared<'_> {
             t.exports() && missing(t).is_none() && job.is_none()
         };
         Some((own, Target::ALL.into_iter().filter(can).collect()))
+    }
+
+    /// The plan nearest to one that the framework refuses, by search: the fastest of those that keep most of its
+    /// degrees. None where no plan for the job is legal and fits, or the observer ended the search before one was
+    /// found.
+    #[must_use]
+    pub fn nearest_accepted(&self, refused: &Layout, observer: &dyn Observer) -> Option<Plan> {
+        let request = Request { top: 1, ..Request::default() };
+        DEGREES_KEPT.iter().find_map(|kept| {
+            let mut task = self.task.clone();
+            let r = &mut task.restrictions;
+            let axes = [
+                (&mut r.tensor_parallel, refused.tensor_parallel),
+                (&mut r.pipeline_parallel, refused.pipeline_parallel),
+                (&mut r.context_parallel, refused.context_parallel),
+                (&mut r.expert_parallel, refused.expert_parallel),
+            ];
+            for ((axis, degree), _) in axes.into_iter().zip(kept).filter(|(_, kept)| **kept) {
+                *axis = Axis { only: Some(vec![degree]), max: None };
+            }
+            let found = task.prepare().solve(&request, observer).answer.found;
+            found.into_iter().next().map(|found| found.plan)
+        })
     }
 
     /// Where nothing fits: the plan that needs the least memory, to within a twentieth of the limit, if any

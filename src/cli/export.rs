@@ -5,12 +5,13 @@ use std::path::PathBuf;
 
 use super::explain::task_of;
 use super::options::inexpressible;
+use super::progress::Bar;
 use super::{Ending, Failure, files};
 use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
 use crate::frameworks::Target;
 use crate::frameworks::export::{
-    Checkpoints, Destination, ExportRequest, Format, Prediction, export_or_nearest,
+    Checkpoints, Destination, EXPRESSIBLE, ExportRequest, Format, Prediction, export_or_nearest,
 };
 use crate::frameworks::megatron::TRAINING;
 use crate::frameworks::profile::Profile;
@@ -110,20 +111,32 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         return Err(Failure::Usage(reason));
     }
     let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
-    let exported = export_or_nearest(args.to, &request, &fits).map_err(|refusal| {
+    let exported = export_or_nearest(args.to, &request, &fits).map_err(|mut refusal| {
+        if refusal.nearest.is_none() && refusal.rule != EXPRESSIBLE {
+            refusal.nearest = nearest(&prepared, &plan).map(Box::new);
+        }
         let hint = if refusal.rule == TRAINING.name {
             "; no target writes adapters out".to_owned()
-        } else if target.exports() {
-            format!("; `autoplan plan --framework {target}` finds plans that it accepts")
-        } else {
+        } else if !target.exports() {
             format!("; --to of those that are: {}", Destination::names().join(", "))
+        } else if refusal.nearest.is_none() && refusal.rule != EXPRESSIBLE {
+            format!("; no plan for this job was found that it accepts and that fits: `autoplan plan --framework {target}` says why")
+        } else {
+            format!("; `autoplan plan --framework {target}` finds plans that it accepts")
         };
         Failure::Usage(format!("{refusal}{hint}"))
     })?;
     if !prepared.cost().fits(&predicted) {
+        let way_out = match nearest(&prepared, &plan) {
+            Some(plan) => format!(
+                "the nearest plan that does is {plan}; `autoplan plan --framework {target}` finds others"
+            ),
+            None => format!(
+                "no plan for this job was found that does: `autoplan plan --framework {target}` says why"
+            ),
+        };
         return Err(Failure::Usage(format!(
-            "{}: the plan does not fit: {:.1} GB on the fullest GPU under {target}, of {:.1} GB; `autoplan plan \
-             --framework {target}` finds plans that do",
+            "{}: the plan does not fit: {:.1} GB on the fullest GPU under {target}, of {:.1} GB; {way_out}",
             args.plan,
             predicted.allocated.gigabytes(),
             prepared.cost().memory_limit().gigabytes(),
@@ -158,6 +171,14 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         anstream::eprintln!("wrote {}", path.display());
     }
     Ok(Ending::Done)
+}
+
+/// The nearest plan that the framework of a task accepts, by search.
+fn nearest(prepared: &Prepared, plan: &Plan) -> Option<Plan> {
+    let bar = Bar::new(None);
+    let found = prepared.nearest_accepted(plan.layout(), &bar);
+    bar.clear();
+    found
 }
 
 /// The checkpoint interval that loses least.

@@ -153,6 +153,9 @@ impl std::str::FromStr for Destination {
     }
 }
 
+/// Name of the rule that a plan breaks which there is no way to write down.
+pub const EXPRESSIBLE: &str = "expressible";
+
 /// One file of an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ExportedFile {
@@ -215,7 +218,7 @@ pub fn write(destination: Destination, request: &ExportRequest) -> Result<Vec<Ex
     };
     written.map_err(|broken| Refusal {
         target,
-        rule: "expressible",
+        rule: EXPRESSIBLE,
         source: "the framework's options",
         judge: Judge::Nobody,
         nearest: None,

@@ -547,6 +547,44 @@ impl Observer for Patience {
     }
 }
 
+/// Where no small change of a plan makes it legal elsewhere, the search names the plan nearest to it: one that the other
+/// framework accepts and that fits, with the plan's degrees where any such plan has them.
+#[test]
+fn the_nearest_plan_elsewhere_is_searched_for() {
+    let elsewhere = |model: &str, cluster: &str, (gpus, batch, length), target| {
+        let task = Task::shipped(model, cluster, gpus, batch, length).unwrap();
+        let best = Request { top: 1, verified: 0, ..Request::default() };
+        let own = task.prepare().solve(&best, &Silent).answer.found.remove(0).plan;
+        let (profile_name, profile) = Profile::of(target);
+        let other = Task { target, profile, profile_name, ..task };
+        let prepared = other.prepare();
+        let any = !prepared.solve(&best, &Silent).answer.found.is_empty();
+        let near = prepared.nearest_accepted(own.layout(), &Silent);
+        assert_eq!(near.is_some(), any, "{model} {target}");
+        let Some(near) = near else { return (own, None) };
+        let Task { model, machine, job, .. } = &other;
+        let hardware = Hardware::of(&machine.cluster, &machine.accelerator);
+        let context = Context::new(model, &Layers::new(model), job, hardware);
+        assert_eq!(legal_plan(target, &context, &near).err(), None, "{near}");
+        assert!(prepared.cost().fits(&prepared.predict(&near)), "{near}");
+        (own, Some(near))
+    };
+    let (own, near) = elsewhere("llama3.1-70b", "dgx-h100", (64, 256, 8192), Target::Torchtitan);
+    let (own, near) = (*own.layout(), *near.unwrap().layout());
+    assert_eq!(
+        (near.tensor_parallel, near.pipeline_parallel, near.context_parallel),
+        (own.tensor_parallel, own.pipeline_parallel, own.context_parallel)
+    );
+    // Neither has pipelines.
+    let (own, near) = elsewhere("mixtral-8x7b", "dgx-h100", (128, 1024, 4096), Target::Accelerate);
+    assert!(own.layout().pipeline_parallel > 1 && near.unwrap().layout().pipeline_parallel == 1);
+    let (_, near) = elsewhere("llama3.1-405b", "dgx-h100", (1024, 1024, 8192), Target::DeepSpeed);
+    assert_eq!(near.unwrap().layout().pipeline_parallel, 1);
+    // 2,048 replicas do not divide the batch, and nothing else is offered.
+    let (_, near) = elsewhere("deepseek-v3", "dgx-h100", (2048, 15_360, 4096), Target::DeepSpeed);
+    assert_eq!(near, None);
+}
+
 /// Wherever a search is told to stop, it says what it has, how far that may be from the best, and counts every layout.
 #[test]
 fn interrupted_searches_keep_what_they_found() {

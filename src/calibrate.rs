@@ -122,12 +122,10 @@ impl Calibration {
         ratios.get(ratios.len() / 2).copied().unwrap_or(1.0)
     }
 
-    /// Whether the constants explain the runs. Where one of them is at the end of what was searched and most runs
-    /// are far off all the same, something else is wrong.
+    /// Whether the constants explain the runs. Where most are far off all the same, something else is wrong.
     #[must_use]
     pub fn explains(&self) -> bool {
-        let bound = self.constants.iter().any(|fitted| fitted.held_by == HeldBy::Bound);
-        !bound || 2 * self.far_off() <= self.residuals.len()
+        2 * self.far_off() <= self.residuals.len()
     }
 }
 
@@ -270,7 +268,11 @@ fn apply(machine: &Machine, values: &Values) -> Machine {
 }
 
 fn predict(machine: &Machine, values: &Values, case: &Case) -> f64 {
-    let Machine { cluster, accelerator } = apply(machine, values);
+    predict_as(&apply(machine, values), case)
+}
+
+fn predict_as(machine: &Machine, case: &Case) -> f64 {
+    let Machine { cluster, accelerator } = machine.clone();
     predict_case(&Case { cluster, accelerator, ..case.clone() }).step_s
 }
 
@@ -279,10 +281,10 @@ fn loss(machine: &Machine, shipped: &Values, values: &Values, cases: &[&Case]) -
         let x = residual.abs() / HUBER;
         if x <= 1.0 { 0.5 * x * x } else { x - 0.5 }
     };
-    let data: f64 = cases
-        .iter()
-        .map(|case| huber((predict(machine, values, case) / case.measured.step_s.unwrap_or(1.0)).ln()))
-        .sum();
+    let machine = apply(machine, values);
+    let residual = |case: &&Case| (predict_as(&machine, case) / case.measured.step_s.unwrap_or(1.0)).ln();
+    let residuals: Vec<f64> = cases.par_iter().map(residual).collect();
+    let data: f64 = residuals.into_iter().map(huber).sum();
     let prior: f64 = values.iter().map(|(c, v)| 0.5 * ((v / shipped[c]).ln() / PRIOR_SIGMA).powi(2)).sum();
     data + prior
 }

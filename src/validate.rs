@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step;
-use crate::frameworks::error_bars::Interval;
+use crate::frameworks::error_bars::{ErrorBars, Interval};
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
@@ -40,6 +40,8 @@ pub struct RowReport {
     pub predicted_step_sigma: Option<f64>,
     /// What holds 95.4 % of such runs, in the same way.
     pub predicted_step_two_sigma: Option<f64>,
+    /// Shortest and longest step inside one standard deviation, in seconds: bars are factors, not sums.
+    pub predicted_step_range_s: Option<[f64; 2]>,
     /// Bytes of tensors on the fullest rank, in decimal GB.
     pub predicted_allocated_gb: Option<f64>,
     /// What the allocator reserves there.
@@ -50,8 +52,11 @@ pub struct RowReport {
     pub predicted_mem_gb: Option<f64>,
     /// Whether the device can hold the plan.
     pub fits: Option<bool>,
-    /// Columns that the row leaves empty and that were filled from the framework's defaults.
+    /// Columns that the row leaves empty and that were filled from the framework's defaults, and those whose text was
+    /// taken for something near it.
     pub assumed: Vec<&'static str>,
+    /// Run-time profile of the prediction.
+    pub profile: Option<&'static str>,
     /// Why the row was not predicted.
     pub skipped: Option<String>,
     /// Measured seconds of one step.
@@ -273,6 +278,8 @@ pub struct LeftOut {
 pub struct Report {
     /// Rows in order of the file.
     pub rows: Vec<RowReport>,
+    /// Columns of the file without a meaning.
+    pub unknown_columns: Vec<String>,
     /// Summary.
     pub summary: Summary,
 }
@@ -289,6 +296,7 @@ pub fn validate(
 ) -> Result<Report, MeasuredError> {
     let shelf = Shelf::shipped();
     let mut reader = MeasuredReader::new(input)?;
+    let unknown_columns = reader.unknown_columns().map(str::to_owned).collect();
     let mut rows = Vec::new();
     loop {
         let mut batch = Vec::with_capacity(BATCH);
@@ -309,7 +317,7 @@ pub fn validate(
         progress(rows.len());
     }
     let summary = summarise(&rows);
-    Ok(Report { rows, summary })
+    Ok(Report { rows, unknown_columns, summary })
 }
 
 /// Reads all rows of a measured table that can be predicted.
@@ -352,12 +360,14 @@ fn skipped(id: String, reason: String) -> RowReport {
         predicted_step_s: None,
         predicted_step_sigma: None,
         predicted_step_two_sigma: None,
+        predicted_step_range_s: None,
         predicted_allocated_gb: None,
         predicted_reserved_gb: None,
         predicted_device_gb: None,
         predicted_mem_gb: None,
         fits: None,
         assumed: Vec::new(),
+        profile: None,
         skipped: Some(reason),
         measured_step_s: None,
         measured_mem_gb: None,
@@ -408,9 +418,12 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
         None => cost,
     };
     let prediction = step::predict(&cost, &case.layers, &case.plan);
+    // Nobody measured a framework that another stands in for.
+    let stands_in = case.assumed.contains(&"framework_family");
+    let interval = prediction.interval;
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(profile),
-        interval: prediction.interval,
+        interval: if stands_in { interval.beside(ErrorBars::shipped().transfer) } else { interval },
         memory: [prediction.allocated, prediction.reserved, prediction.device].map(|bytes| bytes.0 as f64),
         fits: prediction.allocated <= cost.device_limit(),
     }
@@ -430,12 +443,16 @@ fn report_case(case: Case) -> RowReport {
         predicted_step_s: Some(prediction.step_s),
         predicted_step_sigma: Some(prediction.step_s * prediction.interval.sigma),
         predicted_step_two_sigma: Some(prediction.step_s * prediction.interval.two_sigma),
+        predicted_step_range_s: Some(
+            [-1.0, 1.0].map(|way| prediction.step_s * (way * prediction.interval.sigma).exp()),
+        ),
         predicted_allocated_gb: Some(allocated),
         predicted_reserved_gb: Some(reserved),
         predicted_device_gb: Some(device),
         predicted_mem_gb: Some(same_kind),
         fits: Some(prediction.fits),
         assumed: case.assumed,
+        profile: Some(case.labels.profile),
         skipped: None,
         measured_step_s: step_s,
         measured_mem_gb: memory.map(|bytes| bytes / 1e9),

@@ -88,7 +88,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
     } else {
         print(&calibration, &mut out)?;
-        write!(out, "{}", reasons(&skipped))?;
+        anstream::eprint!("{}", reasons(&skipped));
     }
     let remarks = remarks(&calibration);
     if !calibration.explains() {

@@ -9,7 +9,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::percent;
 use super::{Ending, Failure, files};
-use crate::spec::measured::MeasuredRow;
+use crate::spec::measured::{MeasuredRow, known_columns};
+use crate::spec::shipped::nearest;
 use crate::validate::baseline::Baseline;
 use crate::validate::constants::{Constants, ConstantsError, markdown};
 use crate::validate::page::page;
@@ -41,7 +42,7 @@ pub(crate) struct ValidateArgs {
     /// A CSV of measured runs; the published ones that ship unless given.
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
-    /// Only rows whose column contains this text: gpu=H100, framework_family=nanotron, quality=A, id=hfplay, ...
+    /// Only rows whose column has this text at the beginning of a word: gpu=H100, framework_family=nanotron, quality=A, id=hfplay, ...
     #[arg(long, value_name = "COLUMN=TEXT")]
     filter: Vec<String>,
     /// Output format.
@@ -100,7 +101,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     }
     let keep = |row: &MeasuredRow| {
         filters.iter().all(|(column, value)| {
-            row.text(column).is_some_and(|text| text.to_ascii_lowercase().contains(value.as_str()))
+            row.text(column).is_some_and(|text| names(&text.to_ascii_lowercase(), value))
         })
     };
     if let Some(folder) = &args.page {
@@ -127,6 +128,14 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     let report = validate(input, keep, |rows| bar.set_position(rows as u64));
     bar.finish_and_clear();
     let mut report = report.map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
+    for column in &report.unknown_columns {
+        let near = nearest(column, known_columns())
+            .first()
+            .map_or(String::new(), |near| format!("; did you mean {near}?"));
+        anstream::eprintln!(
+            "note: {name}: column `{column}` has no meaning here (docs/measured.md lists those that do){near}"
+        );
+    }
     if !filters.is_empty() && report.rows.is_empty() {
         return Err(Failure::Usage(format!("no row of {name} has {}", args.filter.join(" and "))));
     }
@@ -160,6 +169,10 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         }
         anstream::eprintln!("wrote {}", folder.join("accuracy.md").display());
     }
+    if report.summary.predicted == 0 {
+        anstream::eprintln!("no row of {name} could be predicted; `skipped` says why");
+        return Ok(Ending::Negative);
+    }
     let Some(path) = &args.baseline else { return Ok(Ending::Done) };
     if args.update {
         let baseline = Baseline::of(&report.summary);
@@ -178,6 +191,12 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         );
     }
     Ok(if worse.is_empty() { Ending::Done } else { Ending::Negative })
+}
+
+/// Whether a cell holds a text at the beginning of one of its words.
+fn names(cell: &str, wanted: &str) -> bool {
+    let begins = |(at, _)| !cell[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
+    cell.match_indices(wanted).any(begins)
 }
 
 /// The error bars of a report, as they ship.
@@ -368,6 +387,8 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         "predicted_step_s",
         "predicted_step_sigma",
         "predicted_step_two_sigma",
+        "predicted_step_low_s",
+        "predicted_step_high_s",
         "predicted_allocated_gb",
         "predicted_reserved_gb",
         "predicted_device_gb",
@@ -378,6 +399,7 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         "out_of_memory",
         "plan",
         "assumed",
+        "profile",
         "skipped",
     ];
     writer.write_record(header).map_err(io)?;
@@ -389,6 +411,8 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             number(row.predicted_step_s),
             number(row.predicted_step_sigma),
             number(row.predicted_step_two_sigma),
+            number(row.predicted_step_range_s.map(|range| range[0])),
+            number(row.predicted_step_range_s.map(|range| range[1])),
             number(row.predicted_allocated_gb),
             number(row.predicted_reserved_gb),
             number(row.predicted_device_gb),
@@ -399,6 +423,7 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             truth(row.out_of_memory),
             row.plan.clone().unwrap_or_default(),
             row.assumed.join(" "),
+            row.profile.unwrap_or_default().to_owned(),
             row.skipped.clone().unwrap_or_default(),
         ];
         writer.write_record(&record).map_err(io)?;

@@ -3,13 +3,13 @@
 //! skip a row, never a failure of the file.
 
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{Cursor, Read};
 use std::str::FromStr;
 use std::sync::Arc;
 
 /// Reads rows one by one.
-pub struct MeasuredReader<R: Read> {
-    csv: csv::Reader<R>,
+pub struct MeasuredReader {
+    csv: csv::Reader<Cursor<Vec<u8>>>,
     columns: Arc<BTreeMap<String, usize>>,
     record: csv::StringRecord,
 }
@@ -33,10 +33,17 @@ pub enum MeasuredError {
         /// What the reader says.
         message: String,
     },
+    /// The file cannot be read.
+    #[error("cannot be read: {0}")]
+    Read(#[from] std::io::Error),
+    /// Text of two bytes a letter.
+    #[error("this is UTF-16 text; expected UTF-8, as `iconv -f UTF-16 -t UTF-8` makes of it")]
+    Utf16,
+    /// A header whose columns are separated by something else than commas.
+    #[error("the columns are separated by {0}; expected commas")]
+    Separator(&'static str),
     /// A header with none of the columns that every prediction needs.
-    #[error(
-        "the header has none of the columns gpu, gpus, layers, hidden, heads, seq_len and global_batch, which every prediction needs"
-    )]
+    #[error("the header has none of the columns {}, which every prediction needs", NEEDED.join(", "))]
     Columns,
 }
 
@@ -52,25 +59,142 @@ pub struct UnreadableCell {
     pub expected: String,
 }
 
-const NEEDED: [&str; 7] = ["gpu", "gpus", "layers", "hidden", "heads", "seq_len", "global_batch"];
+/// Columns that every prediction needs.
+const NEEDED: [&str; 8] =
+    ["gpu", "gpus", "layers", "hidden", "heads", "seq_len", "global_batch", "framework_family"];
 
-impl<R: Read> MeasuredReader<R> {
+/// Columns that have a meaning (docs/measured.md), beside [`NEEDED`]; others are left alone.
+const OTHER_COLUMNS: &[&str] = &[
+    "id",
+    "quality",
+    "training",
+    "source",
+    "source_where",
+    "framework",
+    "model",
+    "arch_notes",
+    "ffn_hidden",
+    "kv_heads",
+    "vocab",
+    "experts",
+    "topk",
+    "moe_ffn",
+    "params_b",
+    "gpus_per_node",
+    "interconnect",
+    "precision",
+    "tp",
+    "sp",
+    "pp",
+    "vpp",
+    "cp",
+    "ep",
+    "etp",
+    "dp",
+    "zero_stage",
+    "micro_batch",
+    "recompute",
+    "pp_schedule",
+    "overlap_notes",
+    "step_time_s",
+    "step_time_kind",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "mfu_pct",
+    "hfu_pct",
+    "peak_mem_gb",
+    "oom",
+    "notes",
+    "inferred",
+    "head_dim",
+    "gated_mlp",
+    "tied_embeddings",
+    "vocab_assumed",
+    "first_k_dense",
+    "moe_every",
+    "shared_expert_ffn",
+    "mtp_layers",
+    "mla_q_lora",
+    "mla_kv_lora",
+    "mla_qk_nope",
+    "mla_qk_rope",
+    "mla_v_dim",
+    "attn_window",
+    "attn_window_every",
+    "hybrid_layers",
+    "ssm_state",
+    "attn_kernel",
+    "nvlink_domain",
+    "nic_gbps_per_gpu",
+    "shard_group",
+    "grad_accum_dtype",
+    "pp_layout",
+    "tp_overlap",
+    "dp_overlap",
+    "pp_overlap",
+    "ep_overlap",
+    "cuda_graphs",
+    "compiled",
+    "offload",
+    "lora_rank",
+    "moe_routing",
+    "token_drop",
+    "mem_kind",
+    "mem_unit",
+    "same_run_as",
+];
+
+/// Every column that has a meaning.
+pub fn known_columns() -> impl Iterator<Item = &'static str> {
+    NEEDED.into_iter().chain(OTHER_COLUMNS.iter().copied())
+}
+
+impl MeasuredReader {
     /// Reads the header.
     ///
     /// # Errors
     /// When the text is no CSV, or has none of the columns that every prediction needs. Where some are missing, their cells
     /// count as empty.
-    pub fn new(input: R) -> Result<Self, MeasuredError> {
-        let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(input);
+    pub fn new(mut input: impl Read) -> Result<Self, MeasuredError> {
+        let mut bytes = Vec::new();
+        input.read_to_end(&mut bytes)?;
+        if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+            return Err(MeasuredError::Utf16);
+        }
+        // Of two bytes between lines the reader counts one to the next line.
+        bytes = lines_alike(bytes);
+        let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(Cursor::new(bytes));
         let headers = csv.headers().map_err(|e| broken(&e))?;
         let name = |text: &str| text.trim_start_matches('\u{feff}').trim().to_ascii_lowercase();
         let columns: BTreeMap<String, usize> =
             headers.iter().enumerate().map(|(at, text)| (name(text), at)).collect();
         if !NEEDED.into_iter().any(|column| columns.contains_key(column)) {
-            return Err(MeasuredError::Columns);
+            let header = headers.as_slice();
+            let separated = |by| header.split(by).any(|column| NEEDED.contains(&name(column).as_str()));
+            return Err(match () {
+                () if separated(';') => MeasuredError::Separator("semicolons"),
+                () if separated('\t') => MeasuredError::Separator("tabs"),
+                () => MeasuredError::Columns,
+            });
         }
         Ok(Self { csv, columns: Arc::new(columns), record: csv::StringRecord::new() })
     }
+
+    /// Columns of the header without a meaning, in alphabetical order.
+    pub fn unknown_columns(&self) -> impl Iterator<Item = &str> {
+        let known = |name: &str| name.is_empty() || known_columns().any(|column| column == name);
+        self.columns.keys().map(String::as_str).filter(move |name| !known(name))
+    }
+}
+
+/// Text with one byte between lines.
+fn lines_alike(bytes: Vec<u8>) -> Vec<u8> {
+    if !bytes.contains(&b'\r') {
+        return bytes;
+    }
+    let next = bytes.iter().skip(1).map(Some).chain([None]);
+    let kept = bytes.iter().zip(next).filter(|(byte, next)| **byte != b'\r' || *next != Some(&b'\n'));
+    kept.map(|(byte, _)| *byte).collect()
 }
 
 fn broken(error: &csv::Error) -> MeasuredError {
@@ -78,7 +202,7 @@ fn broken(error: &csv::Error) -> MeasuredError {
     MeasuredError::Csv { line, message: error.to_string() }
 }
 
-impl<R: Read> Iterator for MeasuredReader<R> {
+impl Iterator for MeasuredReader {
     type Item = Result<MeasuredRow, MeasuredError>;
     fn next(&mut self) -> Option<Self::Item> {
         match self.csv.read_record(&mut self.record) {

@@ -9,8 +9,8 @@ use clap::ValueEnum;
 use crate::frameworks::profile::{Placement, Profile};
 use crate::layers::Layers;
 use crate::plan::{
-    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, ParseRecomputeError, Plan,
-    Recompute, Schedule,
+    Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, ParseRecomputeError, Place,
+    Plan, Recompute, Schedule,
 };
 use crate::spec::Machine;
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
@@ -67,6 +67,8 @@ pub struct Labels {
     pub architecture: Option<Architecture>,
     /// Source: the prefix of the id.
     pub source: String,
+    /// What the source is called.
+    pub published: String,
     /// Accelerator as the row names it.
     pub gpu: String,
     /// Model as the row names it.
@@ -239,6 +241,7 @@ const GPUS: &[(&str, &str, &str)] = &[
 /// sheets write them.
 const OTHER_GPUS: &[(&str, &str)] = &[
     ("A100", "A100-SXM-80GB"),
+    ("A100-SXM", "A100-SXM-80GB"),
     ("A100-80GB", "A100-SXM-80GB"),
     ("A100-40GB", "A100-SXM-40GB"),
     ("A800-80GB", "A800"),
@@ -267,15 +270,27 @@ const OTHER_GPUS: &[(&str, &str)] = &[
     ("MI355X-288GB", "MI355X"),
 ];
 
-/// The name in [`GPUS`] that a text means: makers, generations of a socket (`SXM5`) and separators do not matter.
-fn gpu_name(text: &str) -> Option<&'static (&'static str, &'static str, &'static str)> {
+/// Spellings that leave open which of several parts is meant; the first of [`OTHER_GPUS`] is taken, and the column is
+/// listed as assumed.
+const UNSURE_GPUS: [&str; 7] = ["A100", "A100-SXM", "A100-80GB", "A100-40GB", "A800", "H100", "H100-80GB"];
+
+/// A spelling without makers, generations of a socket (`SXM5`) and separators.
+fn plain_gpu(text: &str) -> String {
     let upper = text.trim().to_ascii_uppercase();
     let words = upper.split(|c: char| c == '-' || c == '_' || c.is_whitespace());
     let words: Vec<&str> = words
-        .filter(|word| !matches!(*word, "" | "NVIDIA" | "AMD" | "INSTINCT" | "TENSOR" | "CORE" | "OAM"))
+        .filter(|word| {
+            let said = ["", "NVIDIA", "AMD", "INSTINCT", "TENSOR", "CORE", "OAM", "HBM3", "HBM3E"];
+            !said.contains(word)
+        })
         .map(|word| if matches!(word, "SXM4" | "SXM5" | "SXM6") { "SXM" } else { word })
         .collect();
-    let name = words.join("-");
+    words.join("-")
+}
+
+/// The name in [`GPUS`] that a text means: makers, generations of a socket (`SXM5`) and separators do not matter.
+fn gpu_name(text: &str) -> Option<&'static (&'static str, &'static str, &'static str)> {
+    let name = plain_gpu(text);
     let name = OTHER_GPUS.iter().find(|(other, _)| *other == name).map_or(name.as_str(), |(_, usual)| usual);
     GPUS.iter().find(|(known, accelerator, _)| {
         known.eq_ignore_ascii_case(name) || accelerator.eq_ignore_ascii_case(text.trim())
@@ -350,7 +365,7 @@ fn choice<T: Copy>(
     choices: &[(&'static str, T)],
 ) -> Result<Option<T>, Skip> {
     let Some(text) = row.text(column) else { return Ok(None) };
-    match choices.iter().find(|(name, _)| *name == text) {
+    match choices.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)) {
         Some(&(_, meaning)) => Ok(Some(meaning)),
         None => Err(Skip::unknown(column, text, choices.iter().map(|(name, _)| *name))),
     }
@@ -368,15 +383,13 @@ const OTHER_FAMILIES: &[(&str, &str)] = &[
     ("mosaicml", "llm-foundry"),
     ("fms-fsdp", "pytorch-fsdp"),
     ("fsdp", "pytorch-fsdp"),
+    ("fsdp1", "pytorch-fsdp"),
+    ("fsdp2", "pytorch-fsdp"),
     ("pytorch", "pytorch-fsdp"),
-    ("accelerate", "pytorch-fsdp"),
-    ("axolotl", "pytorch-fsdp"),
-    ("torchtune", "pytorch-fsdp"),
-    ("transformers", "pytorch-fsdp"),
     ("internlm", "internevo"),
     ("maxtext", "jax"),
-    ("paxml", "jax"),
     ("rosetta", "jax"),
+    ("bridge", "megatron-bridge"),
     ("mbridge", "megatron-bridge"),
     ("megatron", "megatron-core"),
     ("mcore", "megatron-core"),
@@ -388,22 +401,48 @@ const OTHER_FAMILIES: &[(&str, &str)] = &[
     ("nemo-2.0", "nemo"),
     ("nemo2", "nemo"),
     ("deepspeed-zero", "deepspeed"),
-    // Eager PyTorch with sharded states, as DeepSpeed's; nobody published runs that would tell them apart.
-    ("colossal-ai", "deepspeed"),
-    ("colossalai", "deepspeed"),
     ("torchtitan-fsdp2", "torchtitan"),
 ];
+
+/// Frameworks without a profile of their own, and the one whose runs are nearest to theirs: taken for it, and listed as
+/// assumed.
+const STAND_INS: &[(&str, &str)] = &[
+    ("accelerate", "pytorch-fsdp"),
+    ("axolotl", "pytorch-fsdp"),
+    ("torchtune", "pytorch-fsdp"),
+    ("transformers", "pytorch-fsdp"),
+    ("paxml", "jax"),
+    // Eager PyTorch with sharded states, as DeepSpeed's.
+    ("colossal-ai", "deepspeed"),
+    ("colossalai", "deepspeed"),
+];
+
+/// The framework family of a row as it states it, in one spelling.
+fn stated_family(row: &MeasuredRow) -> String {
+    row.text_or_empty("framework_family").to_ascii_lowercase().replace(['_', ' '], "-")
+}
+
+/// The framework family of a row by its usual name; that of its stand-in where it has one.
+fn family(row: &MeasuredRow) -> String {
+    let stated = stated_family(row);
+    let others = OTHER_FAMILIES.iter().chain(STAND_INS);
+    let usual = others.into_iter().find(|(other, _)| *other == stated).map(|(_, usual)| *usual);
+    usual.map_or(stated, str::to_owned)
+}
+
+/// Whether a row's framework is taken for another.
+fn stands_in(row: &MeasuredRow) -> bool {
+    let stated = stated_family(row);
+    STAND_INS.iter().any(|(other, _)| *other == stated)
+}
 
 /// The runtime profile of a row.
 fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'static str, Skip> {
     let families = || FAMILIES.into_iter().chain(Profile::names());
-    let stated = row.text_or_empty("framework_family");
-    let family = stated.to_ascii_lowercase().replace(['_', ' '], "-");
-    let usual = OTHER_FAMILIES.iter().find(|(other, _)| *other == family).map(|(_, usual)| *usual);
-    let family = usual.unwrap_or(&family);
+    let stated = row.text("framework_family").ok_or(Skip::Missing("framework_family"))?;
     let unfused = row.text("attn_kernel") == Some("unfused");
     let stage = row.text("zero_stage");
-    Ok(match family {
+    Ok(match family(row).as_str() {
         "nemo" | "megatron-bridge" => "nemo",
         "megatron-core" => "megatron",
         "megatron-lm" => {
@@ -492,6 +531,12 @@ impl Case {
         let mut cells = Cells { row, assumed: Vec::new() };
         let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
         let gpu = row.text_or_empty("gpu");
+        if UNSURE_GPUS.contains(&plain_gpu(gpu).as_str()) && !accelerator_name.eq_ignore_ascii_case(gpu) {
+            cells.assumed.push("gpu");
+        }
+        if stands_in(row) {
+            cells.assumed.push("framework_family");
+        }
         adapt_cluster(&mut cells, &mut cluster)?;
 
         let profile_name = profile_name(row, accelerator.architecture)?;
@@ -505,29 +550,32 @@ impl Case {
 
         let offloaded_layers = offloaded_layers(row, layers.count());
 
-        let training = row.text_or_empty("training");
+        let training = row.text_or_empty("training").to_ascii_lowercase();
         let version = release(row).map_or_else(String::new, |(year, month)| format!("{year}.{month:02}"));
+        let source = row.text("id").map_or("", source_of);
+        let gpu = gpu_name(gpu).map_or(gpu, |(name, ..)| name);
         let group = [
-            id.split('-').next().unwrap_or_default(),
+            source,
             profile_name,
             &version,
             row.text_or_empty("model"),
             gpu,
             row.text_or_empty("gpus"),
-            row.text_or_empty("precision"),
+            read_precision(row)?.map_or("", Precision::name),
             row.text_or_empty("seq_len"),
             row.text_or_empty("global_batch"),
-            training,
+            &training,
         ]
         .join("|");
         let experts = row.text("experts").is_some_and(|n| n != "0");
         let labels = Labels {
             quality: row.text_or_empty("quality").to_owned(),
-            framework: row.text_or_empty("framework_family").to_owned(),
+            framework: family(row),
             profile: profile_name,
             accelerator: accelerator_name,
             architecture: Some(accelerator.architecture),
-            source: id.split('-').next().unwrap_or_default().to_owned(),
+            source: source.to_owned(),
+            published: row.text_or_empty("source").to_owned(),
             gpu: gpu.to_owned(),
             model: row.text_or_empty("model").to_owned(),
             experts,
@@ -537,7 +585,7 @@ impl Case {
                 (true, Some(_)) => "natural",
                 (true, None) => "unstated",
             },
-            training: match training {
+            training: match training.as_str() {
                 "lora" => "lora",
                 "sft" => "sft",
                 _ => "pretrain",
@@ -568,14 +616,39 @@ impl Case {
     }
 }
 
-/// `activations`, with or without a number of layers.
-fn offloads_activations(row: &MeasuredRow) -> bool {
-    row.text("offload").is_some_and(|text| text.contains("activations"))
+/// The source that an id names: what stands before its first dash, or before the number of its row.
+fn source_of(id: &str) -> &str {
+    let (source, _) = id.split_once('-').unwrap_or((id, ""));
+    if source.len() < id.len() { source } else { id.trim_end_matches(|c: char| c.is_ascii_digit()) }
+}
+
+/// What leaves the GPU: activations, with or without a number of layers, the optimizer, parameters.
+fn read_offload(row: &MeasuredRow) -> Result<Offload, Skip> {
+    let Some(text) = row.text("offload") else { return Ok(Offload::NONE) };
+    let mut offload = Offload::NONE;
+    let lower = text.to_ascii_lowercase();
+    let words = lower.split(|c: char| !c.is_ascii_alphabetic()).filter(|word| !word.is_empty());
+    for word in words {
+        match word {
+            "activations" | "activation" => offload.activations = true,
+            "optimizer" | "optimiser" => offload.optimizer = Place::Cpu,
+            "parameters" | "params" | "weights" => offload.parameters = Place::Cpu,
+            "none" | "no" | "cpu" | "and" | "of" | "layers" | "fine" | "grained" => {}
+            _ => {
+                return Err(Skip::unknown(
+                    "offload",
+                    text,
+                    ["activations", "activations of N layers", "optimizer", "parameters"],
+                ));
+            }
+        }
+    }
+    Ok(offload)
 }
 
 /// `activations of 40 layers`: the share of the layers whose activations are offloaded whole.
 fn offloaded_layers(row: &MeasuredRow, layers: u32) -> Option<f64> {
-    let text = row.text("offload").filter(|_| offloads_activations(row))?;
+    let text = row.text("offload").filter(|text| text.contains("activations"))?;
     let number: u32 = text.split_whitespace().find_map(|word| word.parse().ok())?;
     Some(f64::from(number.min(layers)) / f64::from(layers.max(1)))
 }
@@ -583,9 +656,25 @@ fn offloaded_layers(row: &MeasuredRow, layers: u32) -> Option<f64> {
 /// Shortest and longest step that a run can have, in seconds: a nanosecond and a year.
 const STEP_TIMES: (f64, f64) = (1e-9, 31_557_600.0);
 
+/// The step time that tokens a second say, where none is stated; not where the row's notes call the run doubtful.
+fn step_of_throughput(row: &MeasuredRow) -> Result<Option<f64>, Skip> {
+    let doubtful = ["SUSPECT", "LOW"].iter().any(|word| row.text_or_empty("notes").starts_with(word));
+    let Some(rate) = row.positive("tokens_per_s_per_gpu")?.filter(|_| !doubtful) else { return Ok(None) };
+    let whole = |column| row.whole::<u32>(column).map(|number| number.map(f64::from));
+    let (Some(batch), Some(length), Some(gpus)) = (whole("global_batch")?, whole("seq_len")?, whole("gpus")?)
+    else {
+        return Ok(None);
+    };
+    let (shortest, longest) = STEP_TIMES;
+    Ok(Some(batch * length / gpus / rate).filter(|step| (shortest..=longest).contains(step)))
+}
+
 fn read_measured(row: &MeasuredRow) -> Result<Measured, Skip> {
     let (shortest, longest) = STEP_TIMES;
-    let step_s = row.between("step_time_s", shortest, longest)?;
+    let step_s = match row.between("step_time_s", shortest, longest)? {
+        None => step_of_throughput(row)?,
+        stated => stated,
+    };
     let unit = choice(row, "mem_unit", &[("GB", 1e9), ("GiB", 1_073_741_824.0)])?.unwrap_or(1e9);
     // From a kilobyte to a petabyte.
     let memory = row.between("peak_mem_gb", 1e-6, 1e6)?.map(|x| x * unit);
@@ -671,10 +760,13 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
     let gpus = cells.size("gpus", LARGEST_JOB)?;
     let global_batch_size = cells.size("global_batch", MOST_SEQUENCES)?;
     let sequence_length = cells.size("seq_len", MOST_SEQUENCES)?;
-    let stated = read_precision(row)?.unwrap_or_else(|| {
+    let stated = read_precision(row)?;
+    // Scales for every row are as fast as one for all, and unlike both in what they cost to find.
+    if stated.is_none() || row.text("precision").is_some_and(|text| text.to_ascii_lowercase().contains("row"))
+    {
         cells.assumed.push("precision");
-        profile.defaults.precision
-    });
+    }
+    let stated = stated.unwrap_or(profile.defaults.precision);
     let has = |precision: Precision| accelerator.rates.contains_key(&precision.format());
     let precision = match stated {
         // Blackwell emulates the one with the other (TransformerEngine: transformer_engine/common/transpose/
@@ -689,10 +781,11 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
             precision.name()
         )));
     }
-    let adapters = Training::Lora { rank: 16 };
+    let rank = cells.stated("lora_rank")?;
+    let adapters = Training::Lora { rank: at_most("lora_rank", rank.unwrap_or(16), 65_536)? };
     let trainings = [("pretrain", Training::Full), ("sft", Training::Full), ("lora", adapters)];
     let training = choice(row, "training", &trainings)?.unwrap_or(Training::Full);
-    if training == adapters {
+    if training == adapters && rank.is_none() {
         cells.assumed.push("lora_rank");
     }
     let routings = [("forced", Routing::Balanced), ("natural", Routing::Natural)];
@@ -743,10 +836,15 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     };
     let old = !gated && !relu;
     let experts: Option<u64> = row.whole("experts")?.filter(|&n| n > 0);
+    let first_dense = cells.count("first_k_dense", 0, count)?;
+    let moe_every = cells.count("moe_every", 1, count)?.max(1);
+    // Some layers have no experts.
+    let mixed = first_dense > 0 || moe_every > 1;
     let ffn = match (row.whole::<u64>("ffn_hidden")?, experts) {
         (Some(n), _) => n,
-        (None, Some(_)) => 4 * hidden,
-        (None, None) => {
+        // Only layers without experts have one.
+        (None, Some(_)) if !mixed => 4 * hidden,
+        (None, _) => {
             cells.assumed.push("ffn_hidden");
             if gated { (8 * hidden / 3).next_multiple_of(256) } else { 4 * hidden }
         }
@@ -782,9 +880,10 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     let moe = match experts {
         Some(experts) => {
             let top_k = cells.need("topk")?;
-            // Experts as wide as the feed-forward part, unless they have a width of their own.
+            // Where every layer has experts, tables call their width that of the feed-forward part.
             let width = match cells.stated("moe_ffn")? {
                 Some(width) => width,
+                None if mixed || row.text("ffn_hidden").is_none() => return Err(Skip::Missing("moe_ffn")),
                 None => {
                     cells.assumed.push("moe_ffn");
                     ffn
@@ -846,8 +945,6 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
     } else {
         let window: Option<u64> = row.whole("attn_window")?.filter(|&n| n > 0);
         let window_every = cells.count("attn_window_every", 1, count)?.max(1);
-        let first_dense = cells.count("first_k_dense", 0, count)?;
-        let moe_every = cells.count("moe_every", 1, count)?.max(1);
         for layer in 0..count {
             let windowed = window.is_some() && layer % window_every == 0;
             let routed = moe.is_some() && layer >= first_dense && (layer + 1) % moe_every == 0;
@@ -903,7 +1000,7 @@ fn mamba2(row: &MeasuredRow, hidden: u64) -> Result<Mamba2, Skip> {
     let heads = (2 * hidden / 64).max(1);
     Ok(Mamba2 {
         inner: 64 * heads,
-        state: row.whole("ssm_state")?.unwrap_or(128),
+        state: row.whole("ssm_state")?.filter(|&n| n > 0).unwrap_or(128),
         // Groups hold whole heads.
         groups: [8, 4, 2].into_iter().find(|groups| heads % groups == 0).unwrap_or(1),
         heads,
@@ -984,10 +1081,10 @@ fn read_plan(
     let [tp, pp, cp, dp] =
         [cells.stated("tp")?, cells.stated("pp")?, cells.stated("cp")?, cells.stated::<u32>("dp")?];
     let left = |others: [Option<u32>; 3]| {
-        let product: u64 = others.iter().map(|n| u64::from(n.unwrap_or(1))).product();
-        u64::from(job.gpus).checked_div(product).filter(|_| u64::from(job.gpus) % product.max(1) == 0)
+        let product: u128 = others.iter().map(|n| u128::from(n.unwrap_or(1))).product();
+        u128::from(job.gpus).checked_div(product).filter(|n| n * product == u128::from(job.gpus))
     };
-    let follows = |others: [Option<u32>; 3]| left(others).filter(|n| *n > 0).unwrap_or(1);
+    let follows = |others: [Option<u32>; 3]| left(others).map_or(1, |n| n as u64);
     let (of_tensor, of_stages) = match (tp, pp, dp) {
         (None, Some(_), Some(_)) => (follows([pp, cp, dp]), 1),
         (Some(_), None, Some(_)) => (1, follows([tp, cp, dp])),
@@ -1172,8 +1269,8 @@ fn read_plan(
                 })
             })
         };
-    let offload = Offload { activations: offloads_activations(row), ..Offload::NONE };
-    let context_comm = context_comm(&notes);
+    let offload = read_offload(row)?;
+    let context_comm = context_comm(&notes)?;
     let layout = Layout {
         tensor_parallel: tp,
         pipeline_parallel: pp,
@@ -1252,16 +1349,59 @@ fn read_schedule(row: &MeasuredRow) -> Result<Option<Schedule>, Skip> {
 }
 
 /// How attention crosses context-parallel ranks, by what is noted of it: a ring unless said otherwise.
-fn context_comm(notes: &str) -> ContextComm {
-    let has = |words: &[&str]| words.iter().any(|word| notes.contains(word));
-    if has(&["ulysses", "cp a2a", "a2a cp", "a2a-cp", "cp_comm_type=a2a", "cp_comm_type='a2a'"]) {
+fn context_comm(notes: &str) -> Result<ContextComm, Skip> {
+    // Not what is said to be missing.
+    let has = |words: &[&str]| {
+        words.iter().any(|word| {
+            notes.match_indices(word).any(|(at, _)| {
+                let before = notes[..at].trim_end();
+                !["no", "not", "without"].iter().any(|no| before.split_whitespace().next_back() == Some(no))
+            })
+        })
+    };
+    if has(&["a2a+p2p"]) {
+        return Err(Skip::Unsupported("context parallelism of two levels is not supported"));
+    }
+    Ok(if has(&["ulysses", "cp a2a", "a2a cp", "a2a-cp", "cp_comm_type=a2a", "cp_comm_type='a2a'"]) {
         ContextComm::AllToAll
     } else if has(&["cp all-gather", "all-gather cp", "cp_comm_type=all_gather", "cp_comm_type='all_gather'"])
     {
         ContextComm::AllGather
     } else {
         ContextComm::Ring
+    })
+}
+
+/// XLA's rematerialisation policies, as MaxText names them (src/maxtext/layers/nnx_decoders.py, `get_remat_policy`), by
+/// what they do not save: what attention gives (`context`), products of the feed-forward part, and always what is cheap.
+fn rematerialisation(policy: &str) -> Result<Recompute, Skip> {
+    use Module::{CoreAttention, LayerNorm, Mlp};
+    const POLICIES: [(&str, &[Module]); 9] = [
+        ("minimal", &[CoreAttention, LayerNorm]),
+        ("minimal_with_quantization", &[CoreAttention, LayerNorm]),
+        ("minimal_with_context", &[LayerNorm]),
+        ("minimal_flash", &[LayerNorm]),
+        ("minimal_with_context_and_quantization", &[LayerNorm]),
+        ("save_dot_with_context_except_mlp", &[Mlp, LayerNorm]),
+        ("save_dot_except_mlp", &[CoreAttention, Mlp, LayerNorm]),
+        // The last product is saved, which the backward pass does not need.
+        ("save_dot_except_mlpwi", &[CoreAttention, Mlp, LayerNorm]),
+        ("save_qkv_proj", &[CoreAttention, Mlp, LayerNorm]),
+    ];
+    match policy {
+        "none" | "save_everything" => return Ok(Recompute::None),
+        // One product is saved, which the backward pass does not need.
+        "full" | "save_nothing" | "save_out_proj" => return Ok(Recompute::FullUniform(1)),
+        "custom" => return Err(Skip::Unsupported("a rematerialisation policy of its own is not supported")),
+        _ if policy.ends_with("_offloaded") => {
+            return Err(Skip::Unsupported("a rematerialisation policy that offloads is not supported"));
+        }
+        _ => {}
     }
+    let unsaved = POLICIES.iter().find(|(name, _)| *name == policy).map(|(_, modules)| *modules);
+    let known = || ["none", "full", "save_out_proj"].into_iter().chain(POLICIES.map(|(name, _)| name));
+    let unsaved = unsaved.ok_or_else(|| Skip::unknown("recompute remat", policy, known()))?;
+    Ok(Recompute::Selective(unsaved.iter().fold(Modules::NONE, |all, module| all.with(*module))))
 }
 
 fn read_recompute(text: &str, profile: &Profile) -> Result<Recompute, Skip> {
@@ -1269,21 +1409,12 @@ fn read_recompute(text: &str, profile: &Profile) -> Result<Recompute, Skip> {
         Recompute::Selective(modules.iter().fold(Modules::NONE, |all, module| all.with(*module)))
     };
     let text = text.to_ascii_lowercase();
+    if let Some(policy) = text.strip_prefix("remat:") {
+        return rematerialisation(policy);
+    }
     match text.as_str() {
         "selective:op-level-sac" => return Ok(selective(&[Module::Operators])),
         "selective" if profile.defaults.selective_by_operator => return Ok(selective(&[Module::Operators])),
-        "remat:none" | "remat:save_everything" => return Ok(Recompute::None),
-        // Nothing is saved, or nothing before what attention gives.
-        "remat:full" | "remat:save_nothing" | "remat:save_out_proj" => return Ok(Recompute::FullUniform(1)),
-        // XLA's rematerialisation policies (MaxText: base.yml, `remat_policy`): all products are saved, or all but those
-        // of the feed-forward part, or only those that attention takes.
-        _ if text.starts_with("remat:minimal") => return Ok(selective(&[Module::LayerNorm])),
-        _ if text.starts_with("remat:save_dot") => {
-            return Ok(selective(&[Module::Mlp, Module::LayerNorm]));
-        }
-        _ if text.starts_with("remat:") && text.contains("qkv_proj") => {
-            return Ok(selective(&[Module::CoreAttention, Module::Mlp, Module::LayerNorm]));
-        }
         _ => {}
     }
     let text = text.replace("shared_expert", "shared_experts").replace("expertss", "experts");

@@ -1,5 +1,6 @@
 //! The accuracy page: tables in Markdown, and plots of predicted against measured as SVG.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use plotters::prelude::*;
@@ -39,9 +40,13 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     let _ = writeln!(
         md,
         "# Accuracy\n\nPredictions against published measurements. `./x run --release -- validate --page docs` makes this \
-         page from `results/published/measured.csv`; nothing in it is typed by hand. Errors are of seconds per step and \
+         page from `results/published/measured.csv`; every number of its tables is computed. What is said of rows in \
+         words stands in `results/published/remarks.ron` and `src/validate/sets.rs`. Errors are of seconds per step and \
          of bytes, as shares of what was measured; medians and means are of absolute errors; bias is the median of \
-         signed ones (positive: predicted slow, or large).\n"
+         signed ones (positive: predicted slow, or large).\n\n\
+         Grade A rows were read in full and their figures agree with each other; of B some part is missing or noisy; C is \
+         coarse. Memory is what a row says it read: bytes of tensors (also where it does not say), what the allocator reserved, \
+         or what `nvidia-smi` showed. Sources are called by the prefixes of their rows' ids, [listed](#sources) at the end.\n"
     );
     let _ = writeln!(
         md,
@@ -107,6 +112,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     if !constants.trim().is_empty() {
         let _ = writeln!(md, "\n## Fitted constants\n\n{}", constants.trim());
     }
+    sources(&mut md, &report.rows);
     let pictures = vec![
         ("step-time.svg".to_owned(), scatter(&report.rows, Plot::StepTime)?),
         ("memory.svg".to_owned(), scatter(&report.rows, Plot::Memory)?),
@@ -120,6 +126,21 @@ fn shown(unit: Unit, value: f64) -> String {
         Unit::Share => percent(value),
         Unit::Correlation => format!("{value:.2}"),
         Unit::Count => format!("{value:.0}"),
+    }
+}
+
+/// What the prefixes of ids stand for.
+fn sources(md: &mut String, rows: &[RowReport]) {
+    let mut named: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+    for row in rows.iter().filter(|row| !row.labels.source.is_empty()) {
+        named.entry(&row.labels.source).or_insert((0, &row.labels.published)).0 += 1;
+    }
+    if named.is_empty() {
+        return;
+    }
+    md.push_str("\n## Sources\n\n| prefix | rows predicted | published as |\n|---|--:|---|\n");
+    for (prefix, (rows, name)) in named {
+        let _ = writeln!(md, "| {prefix} | {rows} | {} |", name.replace('|', "\\|"));
     }
 }
 
@@ -171,10 +192,18 @@ fn weak(md: &mut String, report: &Report) {
     let (times, memory) = (far(Measurand::StepTime), far(Measurand::Memory));
     let _ = writeln!(
         md,
-        "\n## Weak spots\n\nRows that predictions are far off, with what is wrong with them or with us. Of {} step times that \
-         are more than 10% off, {} are among these or among the noisy rows above; of {} memory readings, {}.\n\n\
+        "\n## Weak spots\n\nRows that predictions are far off, with what is wrong with them or with us. {} step times are more \
+         than 10% off: {} of them fall under an entry most of whose rows are, {} more under one most of whose rows are right, or among \
+         the noisy rows above, and {} under none. Of {} memory readings as far off these are {}, {} and {}.\n\n\
          | rows | of | number | median | mean | worst | left out: median | wrong | why |\n|---|---|--:|--:|--:|--:|--:|---|---|",
-        times.far, times.remarked, memory.far, memory.remarked
+        times.far,
+        times.remarked,
+        times.among_others,
+        times.far - times.remarked - times.among_others,
+        memory.far,
+        memory.remarked,
+        memory.among_others,
+        memory.far - memory.remarked - memory.among_others,
     );
     for (remark, errors, left_out) in shown {
         let which = match remark.rows.as_str() {
@@ -185,9 +214,10 @@ fn weak(md: &mut String, report: &Report) {
             Measurand::StepTime => "step time",
             Measurand::Memory => "memory",
         };
+        let when = if remark.left_out { ", left out" } else { "" };
         let _ = writeln!(
             md,
-            "| {which} | {of} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {which} | {of}{when} | {} | {} | {} | {} | {} | {} | {} |",
             errors.rows,
             percent(errors.median),
             percent(errors.mean),

@@ -1,6 +1,7 @@
 //! Rows of measured tables: what no run can have is a reason to skip the row, found before anything is
 //! counted or allocated by it.
 
+use autoplan::spec::measured::known_columns;
 use autoplan::validate::{RowReport, validate};
 
 /// A run as a user would write it down.
@@ -123,10 +124,16 @@ fn cells_that_cannot_be_meant_are_named() {
         (&[("training", "dpo")], "training `dpo` is not known (one of pretrain, sft, lora)"),
         (&[("precision", "fp9")], "precision `fp9` is not known; did you mean fp8? (one of bf16, fp16, fp8"),
         (&[("gpu", "Z900")], "gpu `Z900` is not known (one of A100-SXM-80GB, "),
-        (
-            &[("framework_family", "")],
-            "framework_family `` is not known (one of megatron-bridge, megatron-core",
-        ),
+        (&[("framework_family", "")], "framework_family is not stated"),
+        (&[("framework_family", "own")], "framework_family `own` is not known (one of megatron-bridge, "),
+        (&[("offload", "experts")], "offload `experts` is not known (one of activations, "),
+        (&[("cp", "2"), ("overlap_notes", "cp_comm_type=a2a+p2p")], "of two levels is not supported"),
+        (&[("recompute", "remat:minimal_offloaded")], "a rematerialisation policy that offloads"),
+        (&[("recompute", "remat:custom")], "a rematerialisation policy of its own is not supported"),
+        (&[("recompute", "remat:minmal")], "recompute remat `minmal` is not known; did you mean minimal?"),
+        // Wherever layers differ, or nothing at all is stated.
+        (&[("experts", "8"), ("topk", "2"), ("moe_every", "2")], "moe_ffn is not stated"),
+        (&[("experts", "8"), ("topk", "2"), ("ffn_hidden", "")], "moe_ffn is not stated"),
         (&[("framework_family", "nanotrom")], "did you mean nanotron?"),
         (&[("recompute", "ful")], "`ful` is not a recompute mode"),
     ] {
@@ -198,12 +205,27 @@ fn other_spellings_mean_the_same() {
         ("remat:none", "none"),
         ("selective:core_attention", "selective:core_attn"),
         ("remat:minimal_with_context", "selective:layernorm"),
-        ("remat:save_dot_except_mlpwi", "selective:mlp+layernorm"),
-        ("remat:qkv_proj_offloaded", "selective:core_attn+mlp+layernorm"),
+        ("remat:minimal", "selective:core_attn+layernorm"),
+        ("remat:minimal_flash", "selective:layernorm"),
+        ("remat:save_dot_with_context_except_mlp", "selective:mlp+layernorm"),
+        ("remat:save_dot_except_mlpwi", "selective:core_attn+mlp+layernorm"),
+        ("remat:save_qkv_proj", "selective:core_attn+mlp+layernorm"),
     ] {
         same(&[("recompute", recompute)], &[("recompute", usual)]);
     }
-    assert!(reason(&[("recompute", "remat:custom")]).contains("is not a recompute mode"));
+    // What is taken for something near it is listed.
+    for (change, near) in [
+        (("framework_family", "axolotl"), "pytorch-fsdp"),
+        (("framework_family", "ColossalAI"), "deepspeed"),
+        (("gpu", "A100"), "A100-SXM-80GB"),
+        (("precision", "fp8-rowwise"), "fp8"),
+    ] {
+        let (row, usual) = (with(&[change, ("pp", "1")]), with(&[(change.0, near), ("pp", "1")]));
+        assert!(row.assumed.contains(&change.0) && !usual.assumed.contains(&change.0), "{change:?}");
+        assert_eq!((row.predicted_step_s, &row.labels.group), (usual.predicted_step_s, &usual.labels.group));
+        let wider = row.predicted_step_sigma > usual.predicted_step_sigma;
+        assert_eq!(wider, change.0 == "framework_family", "{change:?}");
+    }
     // A format that the accelerator does not have is no slower kind of another.
     same(&[("gpu", "B200"), ("precision", "fp8-blockwise")], &[("gpu", "B200"), ("precision", "mxfp8")]);
     for (gpu, precision) in
@@ -234,9 +256,12 @@ fn schedules_and_exchanges_are_read() {
         (&[("pp_schedule", "DualPipe")], " dualpipe"),
         (&[("cp", "2"), ("overlap_notes", "Ulysses")], " cp-a2a"),
         (&[("cp", "2"), ("overlap_notes", "cp_comm_type='all_gather'")], " cp-ag"),
+        (&[("offload", "activations")], " off-act"),
+        (&[("offload", "CPU optimizer"), ("zero_stage", "1")], " off-opt"),
     ] {
         assert!(plan(changes).contains(expected), "{changes:?}: {}", plan(changes));
     }
+    assert!(!plan(&[("cp", "2"), ("overlap_notes", "no Ulysses")]).contains(" cp-a2a"));
     // Several chunks make a schedule of one an interleaved one; a single stage has none.
     assert!(plan(&[("pp", "1"), ("pp_schedule", "zero-bubble")]).contains("pp1 vp1"));
     for (schedule, expected) in [
@@ -288,7 +313,57 @@ fn tables_without_a_column_are_read() {
     let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
     assert_eq!(report.rows[0].skipped.as_deref(), Some("global_batch is not stated"));
     assert_eq!(report.rows[0].id, "line 2");
-    assert!(validate("a,b\n1,2\n".as_bytes(), |_| true, |_| {}).is_err());
+    for (text, expected) in [
+        ("a,b\n1,2\n", "which every prediction needs"),
+        ("gpu;gpus\nH100;8\n", "separated by semicolons"),
+        ("gpu\tgpus\nH100\t8\n", "separated by tabs"),
+    ] {
+        let error = validate(text.as_bytes(), |_| true, |_| {}).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let wide: Vec<u8> = "\u{feff}gpu,gpus\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    assert!(validate(&wide[..], |_| true, |_| {}).unwrap_err().to_string().contains("UTF-16"));
+    // Lines are counted alike however they end.
+    let windows = format!("\u{feff}{text}H100,8,32\n").replace('\n', "\r\n");
+    let report = validate(windows.as_bytes(), |_| true, |_| {}).unwrap();
+    let ids: Vec<&str> = report.rows.iter().map(|row| row.id.as_str()).collect();
+    assert_eq!(ids, ["line 2", "line 3"]);
+}
+
+/// Runs of one table without ids are ranked against each other; ids without dashes name one source.
+#[test]
+fn rows_without_ids_belong_together() {
+    let group = |id: &str| with(&[("id", id)]).labels.group;
+    assert_eq!(group(""), with(&[("id", ""), ("tp", "4")]).labels.group);
+    assert_eq!(group("run1"), group("run27"));
+    assert_eq!(group("ours-1"), group("ours-2"));
+    assert_ne!(group("ours-1"), group("theirs-1"));
+}
+
+/// Tokens a second say what a step takes where nothing else does, unless the run is called doubtful.
+#[test]
+fn throughput_stands_in_for_a_step_time() {
+    let rate = ("tokens_per_s_per_gpu", "500");
+    let measured = |notes: &str| with(&[("step_time_s", ""), rate, ("notes", notes)]).measured_step_s;
+    let (of_rate, row) = (measured("").unwrap(), with(&[]));
+    let tokens = 8192.0 * 128.0 / 64.0;
+    assert!((of_rate - tokens / 500.0).abs() < 1e-9, "{of_rate}");
+    assert_eq!(measured("SUSPECT: 3x slower than others"), None);
+    assert_eq!(with(&[rate]).measured_step_s, row.measured_step_s);
+}
+
+#[test]
+fn columns_without_a_meaning_are_named() {
+    let text = "gpu,gpus,layers,hidden,heads,seq_len,framework_family,global_bacth,\nH100,8,32,4096,32,4096,nemo,8,\n";
+    let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+    assert_eq!(report.unknown_columns, ["global_bacth"]);
+    let published = include_str!("../../results/published/measured.csv");
+    let report = validate(published.as_bytes(), |row| row.line() < 3, |_| {}).unwrap();
+    assert_eq!(report.unknown_columns, Vec::<String>::new());
+    let page = include_str!("../../docs/measured.md");
+    for column in known_columns() {
+        assert!(page.contains(&format!("`{column}`")), "docs/measured.md says nothing of {column}");
+    }
 }
 
 #[test]

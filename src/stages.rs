@@ -323,6 +323,20 @@ impl Problem {
         self.runs.iter().map(|run| run.count).sum()
     }
 
+    /// The modes that a way to recompute consists of.
+    #[must_use]
+    pub fn modes_of(&self, way: Way) -> Vec<usize> {
+        let block = self.block.map(|block| [usize::from(block.rest), usize::from(block.full)]);
+        let offered = |at: &usize| self.modes[*at].offered;
+        match way {
+            Way::Mode(mode) => vec![usize::from(mode)],
+            Way::Block => block.into_iter().flatten().collect(),
+            Way::PerRank => {
+                (0..self.modes.len()).filter(offered).chain(block.into_iter().flatten()).collect()
+            }
+        }
+    }
+
     /// Number of chunks.
     #[must_use]
     pub fn chunks(&self) -> usize {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
-    ModeCost, ModeSums, Tables, end_passes, gathered_bytes, layer_passes, mode_cost, once_per_step,
-    state_bytes,
+    ModeCost, ModeSums, OncePerStep, Tables, end_passes, gathered_bytes, layer_passes, mode_cost,
+    once_per_step, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{Capabilities, Context, PlanReach, Target, plan_rules_hold};
@@ -16,7 +16,7 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
 use crate::stages::{
-    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Weights,
+    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Way, Weights,
 };
 use crate::units::{Bytes, Picos};
 
@@ -475,33 +475,59 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
     f
 }
 
-/// What the data-parallel traffic of the first rank adds to every step, at least: its gather before its
-/// first pass, which starts the step, and its reduction after its last, which ends it. None where the
-/// first rank does not end the step.
+/// What the data-parallel traffic of the first rank adds to every step of a balancing problem, at least: its gather
+/// before its first pass, which starts the step, and its reduction after its last, which ends it. Recomputation, which
+/// hides more of the reduction, is that of `ways` at most. None where the first rank does not end the step.
 #[must_use]
-pub fn first_rank_tail(layout: &Layout, tables: TablesOf<'_>) -> Option<Tail> {
+pub fn first_rank_tail(
+    layout: &Layout,
+    problem: &Problem,
+    TablesOf { cell, sharding, .. }: TablesOf<'_>,
+    ways: &[Way],
+) -> Option<Tail> {
     if !matches!(layout.schedule, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved) {
         return None;
     }
-    let TablesOf { cell, sharding, .. } = tables;
-    let share = |hidden: f64, floor: f64| if hidden <= 0.0 { 1.0 } else { floor + sharding.interference };
-    let reduce = share(sharding.hidden_share.0, sharding.exposed_floor.0);
-    let gather = share(sharding.hidden_share.1, sharding.exposed_floor.1);
-    // Without latency, so that it adds up; a picosecond each for rounding.
-    let traffic = |parameters: &LocalParameters| {
-        let once = once_per_step(sharding, parameters);
-        let least = |all: Picos, latency: Picos, share: f64| {
-            all.saturating_sub(latency).saturating_sub(Picos(1)).scale(share).saturating_sub(Picos(1)).0
-        };
-        (least(once.reduce, sharding.latency.0, reduce) + least(once.gather, sharding.latency.1, gather))
-            as i64
-    };
-    let mut constant = traffic(&cell.embedding.parameters);
+    let modes: Vec<usize> = ways.iter().flat_map(|&way| problem.modes_of(way)).collect();
+    let extra = |q: usize| modes.iter().map(|&mode| problem.modes[mode].extra[q]).max().unwrap_or_default();
+    // Forward and backward passes beside layers, and of a layer of each kind: no shorter than what hides traffic.
+    let own = || problem.pipeline.orders[0].chunks.iter().map(|&k| &problem.fixed[k as usize]);
+    let beside = [own().map(|f| f.forward).sum(), own().map(|f| f.backward).sum()];
+    let layer = |(q, kind): (usize, &Kind)| [kind.forward, kind.backward + extra(q)];
+    let layers: Vec<[Picos; 2]> = problem.kinds.iter().enumerate().map(layer).collect();
+    let mut ends = cell.embedding.parameters;
     if layout.pipeline_parallel == 1 {
-        constant += traffic(&cell.head.parameters);
+        ends = ends.plus(&cell.head.parameters, 1);
     }
-    let per_layer = cell.layers.iter().map(|layer| traffic(&layer.parameters)).collect();
-    Some(Tail { lines: vec![Line { constant, per_layer }] })
+    let (floor, hidden) = (sharding.exposed_floor, sharding.hidden_share);
+    let lines = |of: fn(&OncePerStep) -> Picos, latency: Picos, (floor, hidden): (f64, f64), pass: usize| {
+        let traffic = |parameters: &LocalParameters| of(&once_per_step(sharding, parameters));
+        // What stays exposed is the larger of a share of the traffic and of what is left behind a window.
+        let shares = [(floor + sharding.interference, 0.0), (1.0 + sharding.interference, hidden)];
+        let line = |(share, hidden): (f64, f64)| {
+            // Without latency, which is paid once; a picosecond each for rounding.
+            let least = |parameters: &LocalParameters, window: [Picos; 2]| {
+                let all = traffic(parameters).saturating_sub(latency).saturating_sub(Picos(1));
+                (all.0 as f64 * share - window[pass].0 as f64 * hidden).floor() as i64 - 1
+            };
+            let once = if traffic(&ends) > Picos::ZERO { latency.scale(share).0 as i64 } else { 0 };
+            let layers = cell.layers.iter().zip(&layers);
+            Line {
+                constant: once + least(&ends, beside),
+                per_layer: layers.map(|(layer, &window)| least(&layer.parameters, window)).collect(),
+            }
+        };
+        if hidden > 0.0 { shares.map(line).to_vec() } else { vec![line((1.0, 0.0))] }
+    };
+    let reduces = lines(|once| once.reduce, sharding.latency.0, (floor.0, hidden.0), 1);
+    let gathers = lines(|once| once.gather, sharding.latency.1, (floor.1, hidden.1), 0);
+    let sum = |a: &Line, b: &Line| Line {
+        constant: a.constant + b.constant,
+        per_layer: a.per_layer.iter().zip(&b.per_layer).map(|(a, b)| a + b).collect(),
+    };
+    let sum = &sum;
+    let lines = reduces.iter().flat_map(|reduce| gathers.iter().map(move |gather| sum(reduce, gather)));
+    Some(Tail { lines: lines.collect() })
 }
 
 /// Distinct weight shapes of a cell; dummy weight gradients are pooled by shape.

@@ -16,7 +16,7 @@ use crate::cost::step::{predict, shape};
 use crate::plan::Plan;
 #[cfg(feature = "milp")]
 use crate::stages::chains::{self, Judged};
-use crate::stages::relax::ANY;
+use crate::stages::relax::{ANY, Relaxation};
 use crate::stages::{Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
 use crate::units::Picos;
 
@@ -99,6 +99,11 @@ impl Search<'_> {
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);
+        let tailed = || {
+            let (mut relaxation, mut ways) = (Relaxation::default(), Vec::new());
+            relaxation.ways(problem, floor.passes(settled.time), &mut ways);
+            Problem { tail: first_rank_tail(&layout, problem, tables, &ways), ..problem.clone() }
+        };
         #[cfg(not(feature = "milp"))]
         let (shown, _) = (None, (verify, known));
         #[cfg(feature = "milp")]
@@ -114,7 +119,7 @@ impl Search<'_> {
             {
                 verified = self.verify(&layout, &balancing, chain, tables, &mut scratch);
             }
-            let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
+            let tailed = tailed();
             if let Balanced::Found(chain) = scratch.balancer.solve(&tailed, SplitObjective::Chain, None) {
                 bound = bound.max(chain);
             }
@@ -126,7 +131,7 @@ impl Search<'_> {
             if let Some(best) = verify
                 && problem.check().is_ok()
             {
-                let tailed = Problem { tail: first_rank_tail(&layout, tables), ..problem.clone() };
+                let tailed = tailed();
                 let plan = settled.plan.chunks();
                 let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
                 let within = |share: f64| floor.passes(settled.time.scale(1.0 / (1.0 + share)));
@@ -160,7 +165,11 @@ impl Search<'_> {
             bound = even_bound.map_or(bound, |even| bound.max(even));
         }
         let bound = floor.step(bound);
-        let split_gap = (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0);
+        // One chunk holds all layers, and what recomputes least is fastest: it hides no more traffic than it adds.
+        let split_gap = match layout.chunk_count() {
+            1 => 0.0,
+            _ => (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0),
+        };
         let found = Found {
             plan: settled.plan,
             prediction,

@@ -24,7 +24,8 @@ use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
 
-/// Runs of layers up to which their order is kept; beyond, layers of a kind may lie anywhere, and in fractions.
+/// Runs of layers up to which their order is kept; beyond, layers of a kind may lie anywhere, but for how far their share
+/// of any stretch of layers is from that of all.
 const MOST_RUNS: usize = 4;
 /// Rounds of cutting planes, and those of pipelines of more than [`MANY_CHUNKS`] unless whole layers are asked for.
 const ROUNDS: usize = 4;
@@ -41,6 +42,8 @@ const MANY_CHAINS: usize = 5;
 /// Programmes over whole layers per problem, and pivots times chains times chunks of them, about a second's work.
 const MOST_WHOLE: usize = 30;
 const MOST_WORK: u64 = 100_000_000;
+/// Share of that where order is given up, and more columns say less.
+const UNORDERED: u64 = 8;
 /// Answers whose weights are kept for programmes of the same shape.
 const MOST_WEIGHTS: usize = 4;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near
@@ -95,7 +98,8 @@ pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Know
     let (alike, other): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|&way| {
         let Choice::Mode(mode) = judged.recompute else { return false };
         let judged = &problem.modes[usize::from(mode)].extra;
-        parts(problem, way)
+        problem
+            .modes_of(way)
             .iter()
             .all(|&part| problem.modes[part].extra.iter().zip(judged).all(|(extra, judged)| extra >= judged))
     });
@@ -142,23 +146,12 @@ type Family = Vec<(Picos, Way)>;
 
 /// Bytes that all layers keep per micro-batch, in the first mode of a way.
 fn kept(problem: &Problem, way: Way) -> u64 {
-    let mode = &problem.modes[parts(problem, way)[0]];
+    let mode = &problem.modes[problem.modes_of(way)[0]];
     problem
         .runs
         .iter()
         .map(|run| u64::from(run.count) * mode.kept[usize::from(run.kind)].0 / u64::from(mode.group))
         .sum()
-}
-
-/// The modes that a way consists of.
-fn parts(problem: &Problem, way: Way) -> Vec<usize> {
-    let block = problem.block.map(|block| [usize::from(block.rest), usize::from(block.full)]);
-    let offered = |at: &usize| problem.modes[*at].offered;
-    match way {
-        Way::Mode(mode) => vec![usize::from(mode)],
-        Way::Block => block.into_iter().flatten().collect(),
-        Way::PerRank => (0..problem.modes.len()).filter(offered).chain(block.into_iter().flatten()).collect(),
-    }
 }
 
 /// Chains found so far: they hold for all ways to recompute.
@@ -239,7 +232,7 @@ impl<'a> Search<'a> {
         }
         let mut bound = known;
         let decides = self.chains.len() as f64 >= ENOUGH_CHAINS * self.problem.chunks() as f64;
-        if many && self.whole > 0 && programme.ordered && decides {
+        if many && self.whole > 0 && decides {
             match self.solve_whole(programme, enough, FEW_NODES) {
                 Solved::None => return Some(bound.max(enough.scale(SHRINK))),
                 Solved::Bound(least, _) => bound = bound.max(least),
@@ -287,7 +280,7 @@ impl<'a> Search<'a> {
         if self.weights.len() < MOST_WEIGHTS {
             self.weights.extend(weights);
         }
-        if bound >= enough || !programme.ordered {
+        if bound >= enough {
             return Some(bound);
         }
         let nodes = if many && programme.several { FEW_NODES } else { NODES };
@@ -324,7 +317,7 @@ impl<'a> Search<'a> {
         let Some(solved) = solved else { return Solved::Failed };
         let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
         self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
-        if self.work > MOST_WORK {
+        if self.work > if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED } {
             self.whole = 0;
         }
         if solved.status() == HighsModelStatus::Infeasible {
@@ -484,7 +477,7 @@ impl<'a> Programme<'a> {
         let block: Option<Block> = problem.block.filter(|_| ways == [Way::Block]);
         let modes: Vec<usize> = match block {
             Some(block) => vec![usize::from(block.rest)],
-            None => ways.iter().flat_map(|&way| parts(problem, way)).collect(),
+            None => ways.iter().flat_map(|&way| problem.modes_of(way)).collect(),
         };
         let least =
             |of: &dyn Fn(usize) -> f64| modes.iter().map(|&mode| of(mode)).fold(f64::INFINITY, f64::min);
@@ -633,7 +626,8 @@ impl<'a> Programme<'a> {
             for fixed in &problem.fixed {
                 for sort in &self.sorts {
                     let most = if fixed.closed { 0.0 } else { f64::from(sort.count) };
-                    columns.push(stated.add_column_with_integrality(0.0, 0.0..=most, whole.is_some()));
+                    let whole = whole.is_some() && self.ordered;
+                    columns.push(stated.add_column_with_integrality(0.0, 0.0..=most, whole));
                 }
             }
         }
@@ -663,6 +657,11 @@ impl<'a> Programme<'a> {
         }
         if self.ordered {
             self.keep_order(&mut stated, &columns, whole.is_some());
+        } else {
+            self.keep_shares(&mut stated, &columns);
+            if whole.is_some() {
+                self.whole_chunks(&mut stated, &columns);
+            }
         }
         if let Some(Whole { ceiling, caps, .. }) = &whole {
             let most = ceiling.0 as f64 / self.time_unit;
@@ -670,7 +669,8 @@ impl<'a> Programme<'a> {
             for (rank, order) in problem.pipeline.orders.iter().enumerate() {
                 for at in 0..self.sorts.len() {
                     let span = caps.of(rank)[at];
-                    let sum = stated.add_integer_column(0.0, f64::from(span.fewest)..=f64::from(span.most));
+                    let span = f64::from(span.fewest)..=f64::from(span.most);
+                    let sum = stated.add_column_with_integrality(0.0, span, self.ordered);
                     let own = order.chunks.iter().map(|&k| (columns[self.layers(k as usize, at)], 1.0));
                     stated.add_row(0.0..=0.0, own.chain([(sum, -1.0)]));
                 }
@@ -708,6 +708,47 @@ impl<'a> Programme<'a> {
                     stated.add_row(0.0.., [(started, 1.0), (earlier, -1.0)]);
                 }
                 earlier = Some(started);
+            }
+        }
+    }
+
+    /// Chunks and ranks hold whole numbers of layers.
+    fn whole_chunks(&self, stated: &mut RowProblem, columns: &[Col]) {
+        let all = f64::from(self.problem.layer_count());
+        let mut chunks: Vec<Col> = Vec::new();
+        for chunk in 0..self.problem.chunks() {
+            let sum = stated.add_integer_column(0.0, 0.0..=all);
+            let own = (0..self.sorts.len()).map(|at| (columns[self.layers(chunk, at)], 1.0));
+            stated.add_row(0.0..=0.0, own.chain([(sum, -1.0)]));
+            chunks.push(sum);
+        }
+        for order in &self.problem.pipeline.orders {
+            let sum = stated.add_integer_column(0.0, 0.0..=all);
+            let own = order.chunks.iter().map(|&k| (chunks[k as usize], 1.0));
+            stated.add_row(0.0..=0.0, own.chain([(sum, -1.0)]));
+        }
+    }
+
+    /// A chunk is a stretch of layers: of each sort it has about the share that all layers have.
+    fn keep_shares(&self, stated: &mut RowProblem, columns: &[Col]) {
+        let order: Vec<usize> =
+            self.problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind))).collect();
+        for (at, sort) in self.sorts.iter().enumerate() {
+            let share = f64::from(sort.count) / order.len() as f64;
+            // How far prefixes are from their share: a stretch is the difference of two.
+            let (mut ahead, mut most, mut least) = (0.0_f64, 0.0_f64, 0.0_f64);
+            for &kind in &order {
+                ahead += f64::from(u8::from(kind == sort.kind)) - share;
+                (most, least) = (most.max(ahead), least.min(ahead));
+            }
+            let apart = most - least;
+            for chunk in 0..self.problem.chunks() {
+                let term = |other: usize| {
+                    let own = f64::from(u8::from(other == at));
+                    (columns[self.layers(chunk, other)], own - share)
+                };
+                let terms: Vec<(Col, f64)> = (0..self.sorts.len()).map(term).collect();
+                stated.add_row(-apart..=apart, terms);
             }
         }
     }

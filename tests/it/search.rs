@@ -547,6 +547,62 @@ impl Observer for Patience {
     }
 }
 
+/// No split of a printed plan's layers that anyone finds is faster than its certificate says: neither random ones nor
+/// those that a walk from the plan's own leads to, downhill. Batches are small, so that what the first rank gathers and
+/// reduces counts; kinds of layers alternate in some models.
+#[test]
+fn no_split_is_faster_than_its_certificate_allows() {
+    let mut random = Random(11);
+    let (mut walked, mut faster) = (0, 0);
+    for (model, cluster, (gpus, batch, length)) in [
+        ("llama3.2-1b", "dgx-h100", (64, 64, 2048)),
+        ("gpt-oss-20b", "dgx-b200", (256, 64, 4096)),
+        ("qwen2.5-7b", "dgx-a100", (256, 128, 2048)),
+        ("nemotron4-15b", "mi300x-roce", (512, 64, 2048)),
+        ("deepseek-v2-lite", "dgx-h100", (128, 64, 4096)),
+    ] {
+        let mut task = Task::shipped(model, cluster, gpus, batch, length).unwrap();
+        task.restrictions.virtual_stages = Axis { only: Some(vec![1, 2, 3, 4]), max: None };
+        task.restrictions.pipeline_parallel = Axis { only: Some(vec![2, 3, 4, 8]), max: None };
+        let prepared = task.prepare();
+        for found in prepared.search(&Request { top: 8, ..Request::default() }, &Silent).found {
+            let least = found.prediction.step().0 as f64 / (1.0 + found.split_gap);
+            let mut best = (found.prediction.step(), found.plan.chunks().to_vec());
+            for _ in 0..300 {
+                let mut chunks = best.1.clone();
+                for _ in 0..random.within(1, 3) {
+                    let last = chunks.len() as u64 - 1;
+                    let [from, to] = [0; 2].map(|_| random.within(0, last) as usize);
+                    if chunks[from].layers > 0 {
+                        chunks[from].layers -= 1;
+                        chunks[to].layers += 1;
+                    }
+                }
+                let layers = Layers::new(&task.model).count();
+                let plan = Plan::new(*found.plan.layout(), chunks.clone(), gpus, batch, layers).unwrap();
+                let prediction = prepared.predict(&plan);
+                // Ends may be empty and nothing else, as in the search.
+                let inner = &chunks[1..chunks.len() - 1];
+                if inner.iter().any(|chunk| chunk.layers == 0) || !prepared.cost().fits(&prediction) {
+                    continue;
+                }
+                walked += 1;
+                let step = prediction.step();
+                assert!(
+                    step.0 as f64 >= least * (1.0 - 1e-9),
+                    "{plan} takes {step}, {} had {least}",
+                    found.plan
+                );
+                if step < best.0 {
+                    faster += 1;
+                    best = (step, chunks);
+                }
+            }
+        }
+    }
+    assert!(walked > 5000, "{walked}, {faster}");
+}
+
 /// Where no small change of a plan makes it legal elsewhere, the search names the plan nearest to it: one that the other
 /// framework accepts and that fits, with the plan's degrees where any such plan has them.
 #[test]

@@ -21,7 +21,7 @@ use std::fmt;
 
 use hf::HfModel;
 
-use crate::layers::Layers;
+use crate::layers::{LayerKind, Layers};
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
@@ -391,6 +391,9 @@ pub struct Context {
     pub tensor_splits: bool,
     /// DeepSpeed's Ulysses takes the attention of the Transformers class of the model, if it has one.
     pub sequence_splits: bool,
+    /// All mixers are attention over everything before a token, which torch's `scaled_dot_product_attention` does in
+    /// the Transformers class of the model, if it has one.
+    pub plain_attention: bool,
     /// Megatron-DeepSpeed, which runs DeepSpeed's pipeline stages, has the model and the optimizer.
     pub staged_model: bool,
 }
@@ -460,6 +463,7 @@ impl Context {
             expert_preset: false,
             tensor_splits: true,
             sequence_splits: true,
+            plain_attention: true,
             staged_model: deepspeed::write::megatron_has(model, layers, job),
         };
         for kind in &layers.kinds {
@@ -497,6 +501,11 @@ impl Context {
         context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
         context.sequence_splits = hf.as_ref().is_none_or(HfModel::sequence_splits);
         context.tensor_splits = hf.as_ref().is_none_or(HfModel::tensor_splits);
+        let plain = hf.as_ref().is_none_or(|hf| hf.attention() == "sdpa");
+        let chunked =
+            |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some());
+        let cut = context.windows || context.sinks || layers.kinds.iter().any(chunked);
+        context.plain_attention = plain && !cut && context.mamba.is_empty();
         context
     }
 

@@ -146,6 +146,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     if !report.passed() {
         return Err(Failure::Usage(format!("{}: the plan does not hold\n{report}", args.plan)));
     }
+    if let Some(assumed) = request.assumed() {
+        anstream::eprintln!("note: the prediction assumes {assumed}");
+    }
     if print {
         let mut out = std::io::stdout().lock();
         for (i, file) in exported.iter().enumerate() {
@@ -156,14 +159,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         }
         return Ok(Ending::Done);
     }
-    if !args.force {
-        // All or nothing: look at every name before the first is written.
-        for file in &exported {
-            let path = args.output.join(&file.name);
-            if path.exists() {
-                return Err(Failure::Usage(format!("{} exists; --force overwrites it", path.display())));
-            }
-        }
+    // All or nothing: look at every name before the first is written.
+    for file in &exported {
+        files::check_place(&args.output.join(&file.name), args.force)?;
     }
     for file in &exported {
         let path = args.output.join(&file.name);

@@ -17,23 +17,28 @@ pub(crate) fn check_folder(folder: &Path) -> Result<(), Failure> {
         .map_err(|e| Failure::Usage(format!("cannot write into {}: {e}", there.display())))
 }
 
-/// Checks that a file can be created, before any work is done for it.
-pub(crate) fn check_file(path: &Path, force: bool) -> Result<(), Failure> {
+/// Checks that a file may take a path, before any work is done for it.
+pub(crate) fn check_place(path: &Path, force: bool) -> Result<(), Failure> {
     if path.is_dir() {
         return Err(Failure::Usage(format!("{} is a folder", path.display())));
     }
-    if path.exists() && !force {
+    // A link whose file is gone is there all the same.
+    if path.symlink_metadata().is_ok() && !force {
         return Err(Failure::Usage(format!("{} exists; --force overwrites it", path.display())));
     }
+    Ok(())
+}
+
+/// Checks that a file can be created, before any work is done for it.
+pub(crate) fn check_file(path: &Path, force: bool) -> Result<(), Failure> {
+    check_place(path, force)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     check_folder(folder)
 }
 
 /// Writes a file by way of a temporary one beside it.
 pub(crate) fn write(path: &Path, text: &str, executable: bool, force: bool) -> Result<(), Failure> {
-    if path.exists() && !force {
-        return Err(Failure::Usage(format!("{} exists; --force overwrites it", path.display())));
-    }
+    check_place(path, force)?;
     let written = if executable { write_program(path, text) } else { write_atomically(path, text) };
     written.map_err(|error| Failure::Usage(error.to_string()))
 }

@@ -1,6 +1,6 @@
 //! Options that several commands share, and how they become a [`Task`].
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::{Failure, fix};
 use crate::candidates::Restrictions;
@@ -139,9 +139,10 @@ impl JobArgs {
             packed: self.packed.clone(),
         };
         if !machine.accelerator.rates.contains_key(&job.precision.format()) {
-            let known: Vec<String> = machine.accelerator.rates.keys().map(|f| format!("{f:?}")).collect();
+            let has = |p: &&Precision| machine.accelerator.rates.contains_key(&p.format());
+            let known: Vec<&str> = Precision::value_variants().iter().filter(has).map(|p| p.name()).collect();
             return Err(Failure::Usage(format!(
-                "{} has no {} matrix units; its formats are {}",
+                "{} has no {} matrix units; --precision of those that it has: {}",
                 machine.accelerator.name,
                 job.precision.name(),
                 known.join(", ")
@@ -213,6 +214,9 @@ pub(crate) fn whole(text: &str) -> Result<u32, String> {
 /// Why the framework of a task has no such model, and which do.
 pub(crate) fn inexpressible(task: &Task) -> Option<String> {
     let (refusal, others) = task.prepare().inexpressible()?;
+    if task.job.training != Training::Full {
+        return Some(format!("no files are written for adapters: {}", refusal.reason()));
+    }
     let reason = format!("{} cannot express {}: {}", task.target, task.model.name, refusal.reason());
     let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
     Some(match names.as_slice() {

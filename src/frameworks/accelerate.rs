@@ -83,6 +83,20 @@ pub static RULES: &[Rule] = &[
         check: sequence_divides,
     },
     Rule {
+        name: "context-attention",
+        source: "docs/source/concept_guides/context_parallelism.md: only SDPA, with no mask or a causal one",
+        judge: Judge::Nobody,
+        reach: Reach::Group,
+        check: |_, c, l| {
+            ensure(
+                c.plain_attention || l.context_parallel == 1,
+                "context parallelism (cp {0}) is torch's, for causal attention through SDPA alone: no windows, no biases, \
+                 no sinks, no state-space layers",
+                numbers([u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    Rule {
         name: "shard-context",
         source: "parallelism_config.py ParallelismConfig: weights are sharded over dp_shard x cp",
         judge: Judge::Nobody,

@@ -362,8 +362,8 @@ pub static RULES: &[Rule] = &[
         reach: Reach::Group,
         check: |_, c, l| {
             ensure(
-                c.sequence_splits || l.context_parallel == 1,
-                "Ulysses (cp {0}) does not take the attention of this model's Transformers class",
+                c.sequence_splits && c.mamba.is_empty() || l.context_parallel == 1,
+                "Ulysses (cp {0}) does not take the attention of this model's Transformers class, or its state-space layers",
                 numbers([u64::from(l.context_parallel)]),
             )
         },

@@ -3,13 +3,13 @@
 use std::fmt::{self, Write};
 
 use super::{
-    Context, Hardware, Judge, Refusal, Target, accelerate, bridge, deepspeed, legal_plan, megatron,
-    torchtitan,
+    Context, Hardware, Judge, Reach, Refusal, Target, accelerate, bridge, deepspeed, legal_plan,
+    legal_within, megatron, torchtitan,
 };
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
-use crate::spec::job::Job;
+use crate::spec::job::{Job, Routing};
 use crate::spec::model::Model;
 use crate::units::{Bytes, Seconds};
 
@@ -187,6 +187,8 @@ pub fn export_or_nearest(
 ) -> Result<Vec<ExportedFile>, Refusal> {
     let target = destination.target();
     let context = request.context();
+    // What no layout can do comes first: the plan is not at fault.
+    legal_within(target, &context, request.plan.layout(), Reach::Job)?;
     legal_plan(target, &context, request.plan).map_err(|refusal| Refusal {
         nearest: super::nearest(target, &context, request.plan, fits).map(Box::new),
         ..refusal
@@ -478,6 +480,9 @@ impl ExportRequest<'_> {
             ),
             ("plan", self.plan.to_string()),
         ];
+        if let Some(assumed) = self.assumed() {
+            facts.push(("assumes", assumed));
+        }
         if chunks.len() > 1 {
             let mtp = self.model.mtp.as_ref().map_or(0, |m| m.modules);
             facts.push(("layers", crate::stages::layout::write_layout(&chunks, mtp)));
@@ -497,6 +502,21 @@ impl ExportRequest<'_> {
         facts.push(("command", one_line(self.command)));
         facts.push(("for", written_for.software.to_owned()));
         facts
+    }
+
+    /// What the prediction is for and no option says: the data and what comes of them.
+    #[must_use]
+    pub fn assumed(&self) -> Option<String> {
+        let packed = self.job.packed.as_ref().map(|lengths| {
+            format!(
+                "documents of {lengths} tokens packed into the sequences, attention within each: nothing here packs or \
+                 masks them"
+            )
+        });
+        let natural = self.job.routing == Routing::Natural && self.context().has_experts();
+        let natural = natural.then(|| "experts chosen as unevenly as in practice".to_owned());
+        let all: Vec<String> = packed.into_iter().chain(natural).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// The model's name as a file or job name: ASCII letters, digits, dots and dashes.
@@ -522,12 +542,14 @@ pub fn slug(name: &str) -> String {
     if text.is_empty() { "model".to_owned() } else { text }
 }
 
-/// Text made safe for a comment: line breaks, other control characters and direction marks escaped.
+/// Text made safe for a comment: line breaks, other control characters, direction marks and what is no character (YAML
+/// takes none) escaped.
 #[must_use]
 pub fn one_line(text: &str) -> String {
     let hidden = |c: char| {
         c.is_control()
-            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+            || (c as u32) & 0xfffe == 0xfffe
+            || matches!(c, '\u{2028}' | '\u{2029}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{fdd0}'..='\u{fdef}' | '\u{feff}')
     };
     text.chars()
         .flat_map(|c| {
@@ -551,9 +573,10 @@ mod tests {
 
     #[test]
     fn comments_stay_on_one_line() {
-        let nasty = "a\nrm -rf /\r\u{2028}$(id)\u{202e}é";
+        let nasty = "a\nrm -rf /\r\u{2028}$(id)\u{202e}é\u{ffff}\u{1fffe}\u{fdd0}";
         let line = one_line(nasty);
-        assert!(!line.contains(['\n', '\r', '\u{2028}', '\u{202e}']), "{line}");
+        let hidden = ['\n', '\r', '\u{2028}', '\u{202e}', '\u{ffff}', '\u{1fffe}', '\u{fdd0}'];
+        assert!(!line.contains(hidden), "{line}");
         assert!(line.contains("$(id)") && line.contains('é'));
     }
 

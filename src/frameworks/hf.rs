@@ -452,6 +452,7 @@ fn bloom(model: &Model, layers: &Layers) -> Option<Family> {
         fields: fields(json!({
             "hidden_size": model.hidden, "n_layer": layers.count(), "n_head": a.heads,
             "hidden_dropout": if model.dropout { 0.1 } else { 0.0 },
+            "attention_dropout": if model.dropout { 0.1 } else { 0.0 },
         })),
     })
 }
@@ -474,6 +475,8 @@ fn gpt_neox(model: &Model, layers: &Layers) -> Option<Family> {
             "hidden_size": model.hidden, "num_hidden_layers": layers.count(), "num_attention_heads": a.heads,
             "intermediate_size": d.width, "max_position_embeddings": model.max_sequence,
             "hidden_act": "gelu", "use_parallel_residual": block.parallel, "rope_parameters": rope,
+            "hidden_dropout": if model.dropout { 0.1 } else { 0.0 },
+            "attention_dropout": if model.dropout { 0.1 } else { 0.0 },
         })),
     })
 }

@@ -204,13 +204,14 @@ fn changed_little(
     changes: &[Change],
     fits: &dyn Fn(&Plan) -> bool,
 ) -> Option<Plan> {
+    let capabilities = target.capabilities();
     let accepted = |draft: &Draft| {
-        finish(context, draft).filter(|plan| legal_plan(target, context, plan).is_ok() && fits(plan))
+        let plan = finish(context, as_searched(capabilities, draft));
+        plan.filter(|plan| legal_plan(target, context, plan).is_ok() && fits(plan))
     };
     if let Some(plan) = accepted(&start) {
         return Some(plan);
     }
-    let capabilities = target.capabilities();
     let changed = |draft: &Draft, change: &Change| {
         let mut next = draft.clone();
         change(capabilities, context, &mut next);
@@ -230,9 +231,21 @@ fn changed_little(
     None
 }
 
-fn finish(context: &Context, draft: &Draft) -> Option<Plan> {
+/// The draft as the search writes it: tensor-parallel collectives overlap beside sequence parallelism alone, and where
+/// no token leaves its rank one dispatcher stands for all.
+fn as_searched(k: &Capabilities, draft: &Draft) -> Draft {
+    let mut draft = draft.clone();
+    let l = &mut draft.layout;
+    l.tensor_overlap &= l.sequence_parallel;
+    if l.expert_parallel == 1 && l.dispatcher.is_some() && k.dispatchers.len() > 1 {
+        l.dispatcher = Some(Dispatcher::AllToAll);
+    }
+    draft
+}
+
+fn finish(context: &Context, draft: Draft) -> Option<Plan> {
     let (gpus, batch, layers) = (context.gpus, context.global_batch_size, context.layers);
-    Plan::new(draft.layout, draft.chunks.clone(), gpus, batch, layers).ok()
+    Plan::new(draft.layout, draft.chunks, gpus, batch, layers).ok()
 }
 
 /// The most that any stage recomputes, for all of them.

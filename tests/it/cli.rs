@@ -173,7 +173,7 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
                 "--precision",
                 "fp8",
             ],
-            "Bf16",
+            "bf16, fp16",
         ),
         (
             &[
@@ -936,4 +936,102 @@ fn a_run_that_makes_no_progress_is_said_to() {
     assert!(value["plans"][0]["never_ends"].as_str().unwrap().contains("a failure comes every"));
     let late = stdout(&autoplan(&[&job[..], &["--deadline", "30d"]].concat()));
     assert!(late.contains("the run makes no progress"), "{late}");
+}
+
+/// What an export assumes and does not write down is said, in the file and beside it; what no layout of the target can do
+/// comes before what is wrong with the plan; a name that is taken, if only by a link, is left alone.
+#[test]
+fn exports_say_what_they_assume_and_refuse_for_the_reason_that_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = |name: &str, words: &[&str]| {
+        let planned = autoplan(&[words, &["--top", "1", "--format", "ron"]].concat());
+        let path = folder.path().join(name);
+        std::fs::write(&path, stdout(&planned)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let job = ["plan", "llama3.1-8b", "dgx-h100", "-g", "8", "-b", "64", "-s", "8192"];
+    let packed = saved("packed.ron", &[&job[..], &["--packed", "512x70,4096x25,8192x5"]].concat());
+    let output = autoplan(&["export", &packed, "--to", "megatron"]);
+    for said in [stdout(&output), stderr(&output)] {
+        assert!(
+            said.contains("documents of 512x70,4096x25,8192x5 tokens packed into the sequences"),
+            "{said}"
+        );
+    }
+    let plain = saved("plain.ron", &job);
+    let output = autoplan(&["export", &plain, "--to", "megatron"]);
+    assert!(!stdout(&output).contains("assumes") && stderr(&output).is_empty());
+    let natural = ["plan", "qwen3-30b-a3b", "dgx-h100", "-g", "32", "-b", "64", "-s", "4096"];
+    let natural = saved("natural.ron", &[&natural[..], &["--routing", "natural"]].concat());
+    let output = autoplan(&["export", &natural, "--to", "megatron"]);
+    assert!(stdout(&output).contains("# assumes    experts chosen as unevenly as in practice\n"));
+
+    let narrow =
+        ["plan", "llama3.1-8b", "dgx-b200", "-g", "8", "-b", "64", "-s", "8192", "--precision", "mxfp8"];
+    let narrow = saved("narrow.ron", &narrow);
+    let said = stderr(&autoplan(&["export", &narrow, "--to", "deepspeed"]));
+    assert!(said.contains("the configuration knows bf16 and fp16 only"), "{said}");
+    let adapters = saved("adapters.ron", &[&job[..], &["--lora", "16", "--framework", "bridge"]].concat());
+    let said = stderr(&autoplan(&["export", &adapters, "--to", "bridge"]));
+    assert!(said.contains("no files are written for adapters"), "{said}");
+
+    let out = folder.path().join("out");
+    std::fs::create_dir(&out).unwrap();
+    let name = out.join("llama-3.1-8b.sh");
+    std::os::unix::fs::symlink(folder.path().join("gone"), &name).unwrap();
+    let to = ["export", &plain, "--to", "megatron", "-o", out.to_str().unwrap()];
+    let refused = autoplan(&to);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("exists; --force overwrites it"));
+    assert!(name.symlink_metadata().unwrap().is_symlink());
+    std::fs::remove_file(&name).unwrap();
+    std::fs::create_dir(&name).unwrap();
+    let refused = autoplan(&[&to[..], &["--force"]].concat());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("is a folder"));
+}
+
+/// Torch's context parallelism knows causal attention without masks alone, and so do the plans that are found, and the
+/// nearest ones, which `plan` finds again.
+#[test]
+fn plans_for_accelerate_and_deepspeed_are_those_that_they_train() {
+    let degree = |words: &[&str], name: &str| {
+        let planned = autoplan(&[words, &["--format", "json"]].concat());
+        let value: serde_json::Value = serde_json::from_str(&stdout(&planned)).unwrap();
+        let plans = value["plans"].as_array().unwrap();
+        plans.iter().map(|plan| plan["plan"][name].as_u64().unwrap()).max()
+    };
+    let accelerate = ["--framework", "accelerate"];
+    for (job, most) in [
+        (["plan", "gpt-oss-20b", "dgx-h100", "-g", "64", "-b", "64", "-s", "16384"], 1),
+        (["plan", "nemotron-h-8b", "dgx-h100", "-g", "16", "-b", "96", "-s", "8192"], 1),
+        (["plan", "gemma3-27b", "dgx-h100", "-g", "64", "-b", "64", "-s", "8192"], 1),
+        (["plan", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "32", "-s", "32768"], 2),
+    ] {
+        let found = degree(&[&job[..], &accelerate].concat(), "context_parallel");
+        assert!(if most == 1 { found == Some(1) } else { found >= Some(most) }, "{job:?}: {found:?}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.ron");
+    let job = ["plan", "llama2-13b", "dgx-h100", "-g", "96", "-b", "96", "-s", "8192"];
+    let planned = autoplan(&[&job[..], &["--top", "1", "--format", "ron"]].concat());
+    std::fs::write(&path, stdout(&planned)).unwrap();
+    let said = stderr(&autoplan(&["export", path.to_str().unwrap(), "--to", "deepspeed"]));
+    let (_, near) = said.split_once("the nearest plan it accepts is ").unwrap();
+    let near = near.split(';').next().unwrap();
+    let mut again = job.to_vec();
+    again.extend([
+        "--framework",
+        "deepspeed",
+        "--top",
+        "100",
+        "--per-layout",
+        "100",
+        "--fix",
+        "tp=2",
+        "--fix",
+        "mb=1",
+    ]);
+    let table = stdout(&autoplan(&again));
+    assert!(near.starts_with("tp2 ") && table.contains(near), "{near}\n{table}");
 }

@@ -756,6 +756,15 @@ static CASES: &[Case] = &[
             l.context_parallel = 2;
         },
     ),
+    case(Target::Accelerate, "context-attention", WINDOWS, same, |l| {
+        l.dispatcher = Some(Dispatcher::AllToAll);
+        l.zero_stage = 3;
+        l.context_parallel = 2;
+    }),
+    case(Target::Accelerate, "context-attention", HYBRID, same, |l| {
+        l.zero_stage = 3;
+        l.context_parallel = 2;
+    }),
     case(Target::Accelerate, "shard-context", DENSE, same, |l| {
         l.zero_stage = 3;
         l.context_parallel = 4;

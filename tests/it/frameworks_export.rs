@@ -428,6 +428,11 @@ fn check_syntax(file: &ExportedFile) {
             serde_json::from_str::<serde_json::Value>(&file.text).unwrap();
             None
         }
+        "yaml" => {
+            use saphyr::LoadableYamlNode;
+            assert!(!saphyr::Yaml::load_from_str(&file.text).unwrap().is_empty(), "{}", file.text);
+            None
+        }
         _ => None,
     };
     if let Some(output) = output {

@@ -93,25 +93,23 @@ impl Search<'_> {
         // Of no interest is what takes longer than what certainly does not matter.
         let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
         let sought = Sought { layout, problem, uneven: self.uneven(request), most };
-        let list = if layout.virtual_stages > 1 {
-            // Their bounds are sharper than a relaxed one.
-            self.chunked(&sought, scratch)
-        } else {
-            if !request.exhaustive {
-                let relaxed = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time()));
-                let reason = match relaxed {
-                    None => Some("memory"),
-                    Some(relaxed) => limit
-                        .excludes_layout(floor.step(relaxed), layout)
-                        .then_some("bound: memory and stages"),
-                };
-                if let Some(reason) = reason {
-                    counters.drop(reason, 1);
-                    return None;
+        let chunked = layout.virtual_stages > 1;
+        // Several chunks have bounds that are sharper than a relaxed one; but those of a line know nothing of traffic in
+        // the passes.
+        if !request.exhaustive && (!chunked || layout.zero_stage >= 2) {
+            let relaxed = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time()));
+            let reason = match relaxed {
+                None => Some("memory"),
+                Some(relaxed) => {
+                    limit.excludes_layout(floor.step(relaxed), layout).then_some("bound: memory and stages")
                 }
+            };
+            if let Some(reason) = reason {
+                counters.drop(reason, 1);
+                return None;
             }
-            self.completions(&sought, scratch)
-        };
+        }
+        let list = if chunked { self.chunked(&sought, scratch) } else { self.completions(&sought, scratch) };
         let settled = self.fastest(&list, line, one, scratch, counters);
         // Where nothing has to be beaten, only memory is left.
         let reason = if limit.time().is_none() { "memory" } else { "bound: completions" };

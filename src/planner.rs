@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
+
 use crate::candidates::{Axis, OFFLOADS, Restrictions, Space, SplitLost};
 use crate::check::{Given, Report};
 use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
@@ -239,6 +241,13 @@ impl Prepared<'_> {
         }
         let with = Box::new(with.clone());
         Solution { answer, offloading: Offloading::Ties(with) }
+    }
+
+    /// Looks for better splits of plans whose certificates leave much open. The order of the plans stays.
+    pub fn polish(&self, found: &mut [Found]) {
+        let (cost, space) = (self.cost(), self.space(self.task.target));
+        let search = Search { cost: &cost, layers: &self.layers, space: &space };
+        found.par_iter_mut().for_each(|one| search.polish(one));
     }
 
     /// Whether [`Prepared::solve`] tries offload only where nothing fits without it.

@@ -19,6 +19,7 @@ mod incumbents;
 mod layouts;
 #[cfg(test)]
 mod levels;
+mod polish;
 #[cfg(feature = "milp")]
 mod verify;
 
@@ -78,6 +79,8 @@ pub struct Found {
     pub plan: Plan,
     /// What is predicted of it.
     pub prediction: Prediction,
+    /// Step time that it was ranked by: longer than the predicted one where a better split was found since.
+    pub ranked: Picos,
     /// Step time of the even split with the cheapest recomputation that fits, if one fits.
     pub even: Option<Picos>,
     /// By what share any other placement of layers could at most be faster.

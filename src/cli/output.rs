@@ -399,6 +399,18 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         };
         writeln!(out, "{said}; any other {other} gains at most {more}")?;
     }
+    for (at, row) in rows.iter().enumerate() {
+        let (ranked, step) = (row.found.ranked, row.found.prediction.step());
+        if step < ranked {
+            let gain = percent(ranked.0 as f64 / step.0 as f64 - 1.0);
+            writeln!(
+                out,
+                "{}: moving layers between its chunks gained {gain} after the ranking, which knew it at {}",
+                at + 1,
+                seconds(ranked.seconds())
+            )?;
+        }
+    }
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
     }
@@ -613,6 +625,7 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     }
     value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
     value["split_gap"] = json!(found.split_gap);
+    value["ranked_by_step_time_s"] = json!(found.ranked.seconds().0);
     #[cfg(feature = "milp")]
     {
         value["integer_programme"] = json!(found.verified.as_ref().map(|verified| json!({

@@ -208,7 +208,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
-        let Solution { answer, offloading } = prepared.solve(&request, &bar);
+        let Solution { mut answer, offloading } = prepared.solve(&request, &bar);
+        if !args.even_stages {
+            prepared.polish(&mut answer.found);
+        }
         verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
     }
@@ -294,11 +297,14 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let mut planned = Vec::new();
     for (&phase, prepared) in args.phase.iter().zip(&prepared) {
         let Solution { answer, offloading } = prepared.solve(&request, &bar);
-        let Some(best) = answer.found.into_iter().next() else {
+        let Some(mut best) = answer.found.into_iter().next() else {
             bar.clear();
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
+        if !args.even_stages {
+            prepared.polish(std::slice::from_mut(&mut best));
+        }
         verify(prepared, std::slice::from_ref(&best))?;
         planned.push(PlannedPhase { phase, prepared, found: best, offloading });
     }

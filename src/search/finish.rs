@@ -13,7 +13,7 @@ use super::{Found, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{predict, shape};
-use crate::plan::Plan;
+use crate::plan::{Layout, Plan};
 #[cfg(feature = "milp")]
 use crate::stages::chains::{self, Judged};
 use crate::stages::relax::{ANY, Relaxation};
@@ -75,6 +75,19 @@ impl Search<'_> {
         found.into_iter().map(|(_, one)| one).collect()
     }
 
+    /// The balancing problem of one layout, with every way to recompute that may be best.
+    pub(super) fn balancing(
+        &self,
+        layout: &Layout,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Balancing {
+        let legal = self.legal_modes(layout, tables.cell, scratch);
+        let ways = Ways::new(&RecomputeFamily::new(&legal, tables.cell), tables.cell);
+        let pipeline = scratch.pipelines.of(shape(layout));
+        Balancing::of(pipeline, self.cost, self.layers, layout, tables, &ways, self.space.capabilities())
+    }
+
     /// Prediction, even split and certificate of a plan that is printed. `verify` says whether the split is looked at
     /// closely, and whether the plan is the best.
     fn finish(
@@ -91,11 +104,8 @@ impl Search<'_> {
         let hop = self.cost.hop(&layout);
         let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop };
         let context = self.space.context();
-        let legal = self.legal_modes(&layout, &priced.cell, &mut scratch);
-        let ways = Ways::new(&RecomputeFamily::new(&legal, &priced.cell), &priced.cell);
         let capabilities = self.space.capabilities();
-        let pipeline = scratch.pipelines.of(shape(&layout));
-        let balancing = Balancing::of(pipeline, self.cost, self.layers, &layout, tables, &ways, capabilities);
+        let balancing = self.balancing(&layout, tables, &mut scratch);
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);
@@ -171,6 +181,7 @@ impl Search<'_> {
             _ => (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0),
         };
         let found = Found {
+            ranked: settled.time,
             plan: settled.plan,
             prediction,
             even,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::balance::{LegalModes, TablesOf};
+use super::balance::{Balancing, LegalModes, TablesOf};
 use super::best::{Settled, Threshold};
 use super::bounds::Floor;
 use super::groups::{Line, StateCost};
@@ -235,31 +235,10 @@ impl Search<'_> {
         let balancing = &line.balancing;
         let tables = TablesOf { cell: &line.cell.cell, sharding: &states.sharding, hop: line.hop };
         let mut best: Option<(Picos, Plan)> = None;
-        let context = self.space.context();
         for assignment in list {
-            if evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_err() {
-                continue;
-            }
-            let least = scratch.evaluation.bound + tables.sharding.step_overhead;
-            let least = Floor { once: Picos::ZERO, jitter: tables.sharding.jitter }.step(least);
-            if limit.excludes_layout(least, layout) {
-                continue;
-            }
-            let chunks = balancing.chunks(assignment);
-            let made = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
-            let Ok(plan) = made else { continue };
-            if legal_plan(self.space.target(), context, &plan).is_err() {
-                continue;
-            }
-            // Staging at the update and what lies off the GPU are no part of the balancing problem; few
-            // plans have any.
-            if tables.sharding.staging > 0.0 || layout.offload != Offload::NONE {
-                let TablesOf { cell, sharding, hop } = tables;
-                let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
-                if !fits_with(self.cost, self.layers, &plan, &tables) {
-                    continue;
-                }
-            }
+            let open = |least: Picos| !limit.excludes_layout(least, layout);
+            let plan = self.completion(layout, balancing, assignment, tables, open, scratch);
+            let Some(plan) = plan else { continue };
             counters.simulated += 1;
             let time = self.time(layout, assignment, &plan, tables, scratch);
             if best.as_ref().is_none_or(|(t, other)| (time, &plan) < (*t, other)) {
@@ -268,6 +247,38 @@ impl Search<'_> {
         }
         let (time, plan) = best?;
         Some(Settled { time, plan })
+    }
+
+    /// The plan of a split, if it fits, is legal, and its least time is `open` to further interest; its evaluation is left
+    /// in `scratch`.
+    pub(super) fn completion(
+        &self,
+        layout: &Layout,
+        balancing: &Balancing,
+        assignment: &Assignment,
+        tables: TablesOf<'_>,
+        open: impl Fn(Picos) -> bool,
+        scratch: &mut Scratch,
+    ) -> Option<Plan> {
+        let context = self.space.context();
+        evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).ok()?;
+        let least = scratch.evaluation.bound + tables.sharding.step_overhead;
+        if !open(Floor { once: Picos::ZERO, jitter: tables.sharding.jitter }.step(least)) {
+            return None;
+        }
+        let chunks = balancing.chunks(assignment);
+        let plan =
+            Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers).ok()?;
+        legal_plan(self.space.target(), context, &plan).ok()?;
+        // Staging at the update and what lies off the GPU are no part of the balancing problem; few plans have any.
+        if tables.sharding.staging > 0.0 || layout.offload != Offload::NONE {
+            let TablesOf { cell, sharding, hop } = tables;
+            let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
+            if !fits_with(self.cost, self.layers, &plan, &tables) {
+                return None;
+            }
+        }
+        Some(plan)
     }
 
     /// Step time of a plan whose evaluation is in `scratch`: that of [`crate::cost::step::predict`], to

@@ -1,0 +1,119 @@
+//! Better splits of plans that are printed: layers are moved one at a time as long as the simulated step gets shorter.
+//! It comes after the ranking, which it leaves alone, and only where the certificate leaves much open.
+
+use std::cmp::Reverse;
+
+use super::balance::TablesOf;
+use super::{Found, Scratch, Search};
+use crate::cost::CellKey;
+use crate::cost::schedule::Load;
+use crate::cost::step::{predict, shape};
+use crate::plan::{Layout, Plan, Schedule};
+use crate::stages::{Assignment, Evaluation, evaluate_into};
+use crate::units::Picos;
+
+/// Which moves are tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Tries {
+    /// The first of those that shorten the longest chain.
+    Chain,
+    All,
+}
+
+/// What another split may gain from which on one is looked for.
+const WORTH: f64 = 0.05;
+/// Moves by the longest chain that are tried before the best of them is made.
+const TRIALS: usize = 64;
+/// Moves that are made at most, and passes that are simulated for one plan: about a tenth of a second.
+const MOVES: usize = 64;
+const PASSES: u64 = 10_000_000;
+
+impl Search<'_> {
+    /// Moves layers between the chunks of a plan.
+    pub(crate) fn polish(&self, found: &mut Found) {
+        if found.split_gap <= WORTH || !self.space.capabilities().uneven_stages {
+            return;
+        }
+        let layout = *found.plan.layout();
+        let mut scratch = Scratch::default();
+        let priced = self.price(&CellKey::from(&layout), &mut scratch);
+        let sharding = self.cost.sharding(&layout);
+        let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: self.cost.hop(&layout) };
+        let balancing = self.balancing(&layout, tables, &mut scratch);
+        let chunks = found.plan.chunks();
+        let own = Assignment {
+            layers: chunks.iter().map(|chunk| chunk.layers).collect(),
+            recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
+        };
+        let passes = 2 * u64::from(layout.chunk_count()) * u64::from(layout.gradient_accumulation_steps);
+        let mut left = PASSES / passes.max(1);
+        let mut best: (Picos, Assignment, Option<Plan>) = (found.prediction.step(), own, None);
+        // Where no move that the longest chain suggests helps, all are tried: several chains may be as long.
+        let mut tries = Tries::Chain;
+        for _ in 0..MOVES {
+            let from = best.1.clone();
+            if evaluate_into(&balancing.problem, &from, &mut scratch.evaluation).is_err() {
+                break;
+            }
+            let before = best.0;
+            for (less, more) in moves(&layout, &from, balancing.problem.hop, tries, &mut scratch) {
+                if left == 0 {
+                    break;
+                }
+                left -= 1;
+                let mut trial = from.clone();
+                trial.layers[less] -= 1;
+                trial.layers[more] += 1;
+                scratch.known.clear();
+                let plan = self.completion(&layout, &balancing, &trial, tables, |_| true, &mut scratch);
+                let Some(plan) = plan else { continue };
+                let time = self.time(&layout, &trial, &plan, tables, &mut scratch);
+                if time < best.0 {
+                    best = (time, trial, Some(plan));
+                }
+            }
+            tries = match tries {
+                _ if best.0 < before => Tries::Chain,
+                Tries::Chain => Tries::All,
+                Tries::All => break,
+            };
+        }
+        if let (_, _, Some(plan)) = best {
+            let (listed, bound) =
+                (found.prediction.step(), found.prediction.step().0 as f64 / (1.0 + found.split_gap));
+            found.prediction = predict(self.cost, self.layers, &plan);
+            found.split_gap = (found.prediction.step().0 as f64 / bound - 1.0).max(0.0);
+            found.plan = plan;
+            found.ranked = listed;
+        }
+    }
+}
+
+/// Moves of one layer from a chunk to another that could shorten a split whose evaluation is in `scratch`, the most
+/// promising first: the longest chain of passes gets shorter only if it runs through the one more often than through
+/// the other.
+fn moves(
+    layout: &Layout,
+    split: &Assignment,
+    hop: Picos,
+    tries: Tries,
+    scratch: &mut Scratch,
+) -> Vec<(usize, usize)> {
+    let count = split.layers.len();
+    let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
+    let mut moves: Vec<(usize, usize)> =
+        pairs.filter(|&(less, more)| less != more && split.layers[less] > 0).collect();
+    if tries == Tries::All || layout.schedule != Schedule::Interleaved {
+        return moves;
+    }
+    let Evaluation { forward, backward, .. } = &scratch.evaluation;
+    let load = Load { forward, backward, weight: backward, hop };
+    let chain = scratch.simulator.longest_chain(shape(layout), load);
+    // A backward pass takes about twice as long.
+    let passes = chain.forward.iter().zip(&chain.backward);
+    let often: Vec<u64> = passes.map(|(forward, backward)| forward + 2 * backward).collect();
+    moves.retain(|&(less, more)| often[less] > often[more]);
+    moves.sort_by_key(|&(less, more)| (Reverse(often[less] - often[more]), less, more));
+    moves.truncate(TRIALS);
+    moves
+}

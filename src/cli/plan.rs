@@ -81,7 +81,7 @@ pub(crate) enum Objective {
     Cost,
 }
 
-/// The integer programme looks at so many of the printed plans.
+/// The integer programme looks at so many of the printed plans, and moves look for better splits of these.
 const VERIFIED: usize = 10;
 
 fn dollars(text: &str) -> Result<Dollars, String> {
@@ -210,7 +210,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     for (cluster, prepared) in &prepared {
         let Solution { mut answer, offloading } = prepared.solve(&request, &bar);
         if !args.even_stages {
-            prepared.polish(&mut answer.found);
+            let certified = answer.found.len().min(VERIFIED);
+            prepared.polish(&mut answer.found[..certified]);
         }
         verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
@@ -281,8 +282,13 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     };
     whole_nodes(&machine, *gpus)?;
     let bar = Bar::new(None);
-    let request =
-        Request { top: 1, exhaustive: args.exhaustive, even_stages: args.even_stages, ..Request::default() };
+    let request = Request {
+        top: 1,
+        verified: 1,
+        exhaustive: args.exhaustive,
+        even_stages: args.even_stages,
+        ..Request::default()
+    };
     let mut tasks = Vec::new();
     for phase in &args.phase {
         let job = JobArgs {

@@ -39,9 +39,9 @@ const LITTLE: f64 = 1e-3;
 const ENOUGH_CHAINS: f64 = 1.5;
 /// Chains per chunk beyond which a programme takes longer than more chains are worth.
 const MANY_CHAINS: usize = 5;
-/// Programmes over whole layers per problem, and pivots times chains times chunks of them, about a second's work.
+/// Programmes over whole layers per problem, and pivots times chains times chunks of them, about half a second's work.
 const MOST_WHOLE: usize = 30;
-const MOST_WORK: u64 = 100_000_000;
+const MOST_WORK: u64 = 40_000_000;
 /// Share of that where order is given up, and more columns say less.
 const UNORDERED: u64 = 8;
 /// Answers whose weights are kept for programmes of the same shape.

@@ -603,6 +603,40 @@ fn no_split_is_faster_than_its_certificate_allows() {
     assert!(walked > 5000, "{walked}, {faster}");
 }
 
+/// Four micro-batches do not divide among three ranks: the listed splits are far from the best, and layers are moved until
+/// the certificate says that little is left. The order of the plans, and what they were ranked by, stay.
+#[test]
+fn splits_that_may_be_far_from_the_best_are_polished() {
+    let task = Task::shipped("llama3.2-1b", "dgx-h200", 1536, 4096, 2048).unwrap();
+    let prepared = task.prepare();
+    let listed = prepared.search(&Request { verified: 10, ..Request::default() }, &Silent).found;
+    let mut polished = listed.clone();
+    prepared.polish(&mut polished);
+    let mut moved = 0;
+    for (before, after) in listed.iter().zip(&polished) {
+        let (old, new) = (before.prediction.step(), after.prediction.step());
+        assert_eq!((before.ranked, after.ranked, before.plan.layout()), (old, old, after.plan.layout()));
+        let bound = |step: Picos, gap: f64| step.0 as f64 / (1.0 + gap);
+        if before.split_gap <= 0.05 {
+            assert_eq!((&before.plan, before.split_gap), (&after.plan, after.split_gap));
+            continue;
+        }
+        moved += 1;
+        assert!(
+            new.0 as f64 <= 0.96 * old.0 as f64 && after.split_gap < 0.02,
+            "{} {}",
+            after.plan,
+            after.split_gap
+        );
+        assert!((bound(new, after.split_gap) / bound(old, before.split_gap) - 1.0).abs() < 1e-9);
+        let layers = |plan: &Plan| plan.chunks().iter().map(|chunk| chunk.layers).sum::<u32>();
+        assert_eq!(layers(&before.plan), layers(&after.plan));
+        assert_eq!(prepared.predict(&after.plan).step(), new);
+        assert!(prepared.check(&after.plan, &after.prediction).passed(), "{}", after.plan);
+    }
+    assert!(moved >= 3, "{moved}");
+}
+
 /// Where no small change of a plan makes it legal elsewhere, the search names the plan nearest to it: one that the other
 /// framework accepts and that fits, with the plan's degrees where any such plan has them.
 #[test]

@@ -365,7 +365,7 @@ impl Launched {
         (trainer, beside): (deepspeed::Trainer, Settings),
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
-        own_job(&source, "the model beside a DeepSpeed configuration", &args.beside_model())?;
+        own_job(&source, "a DeepSpeed configuration with its model", &args.beside_model())?;
         let needed = |what: &str, flag: &str| {
             Failure::Usage(format!("{source}: a DeepSpeed configuration does not say {what}: give {flag}"))
         };
@@ -474,8 +474,10 @@ impl Launched {
         if family(rules) != family(self.target) {
             let of = |name: &&str| framework(name).is_ok_and(|(of, ..)| family(of) == family(self.target));
             let names: Vec<&str> = Profile::names().filter(of).collect();
+            let of =
+                if profile_name == rules.name() { String::new() } else { format!(", a profile of {rules}") };
             return Err(Failure::Usage(format!(
-                "a launch of {} is not predicted as {profile_name}, which runs {rules}; its own run-time profiles: {}",
+                "a launch of {} is not predicted as {profile_name}{of}; its own run-time profiles: {}",
                 self.target,
                 names.join(", ")
             )));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use autoplan::frameworks::changes::{Change, Settings, Written, settings_of_json};
 use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Destination, ExportRequest, Format, export};
-use autoplan::frameworks::megatron::import::{Given, Imported, import};
+use autoplan::frameworks::megatron::import::{Given, Imported, import, import_with};
 use autoplan::frameworks::{Target, legal_plan};
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Plan};
 use autoplan::spec::model::Model;
@@ -180,6 +180,9 @@ fn pairs(
         let Some(mut question) = question(&mut random, target, &models, wild) else { continue };
         let layout = question.plan.layout();
         let single = target == Target::DeepSpeed && layout.pipeline_parallel > 1;
+        // Copies that are sharded over one rank are not sharded: DeepSpeed takes a group of 1 for none.
+        let single =
+            single || target != Target::Megatron && layout.zero_stage == 3 && layout.shard_group == 1;
         if single || legal_plan(target, &question.context(), &question.plan).is_err() {
             continue;
         }
@@ -268,6 +271,24 @@ fn of_another_hand(own: &mut Settings, random: &mut Random) {
     if random.chance(20) {
         own.insert("--sequence-parallel".to_owned(), String::new());
     }
+    let number = |name: &str| own.get(name).and_then(|value| value.parse::<u32>().ok());
+    let stages = "--num-virtual-stages-per-pipeline-rank";
+    let parts = (number("--num-layers"), number("--pipeline-model-parallel-size"), number(stages));
+    let uneven = own.keys().any(|name| name.starts_with("--decoder-") || name.starts_with("--account-"));
+    if let (Some(layers), Some(ranks), Some(chunks)) = parts
+        && layers % (ranks * chunks) == 0
+        && !uneven
+        && random.chance(70)
+    {
+        own.remove(stages);
+        let each = (layers / ranks / chunks).to_string();
+        own.insert("--num-layers-per-virtual-pipeline-stage".to_owned(), each);
+    }
+    for name in ["--cuda-graph-modules", "--optimizer-offload-fraction", "--overlap-cpu-optimizer-d2h-h2d"] {
+        if random.chance(30) {
+            own.remove(name);
+        }
+    }
 }
 
 fn shown(plan: &Plan) -> Plan {
@@ -324,6 +345,58 @@ fn a_script_with_its_changes_runs_the_other_plan() {
     ] {
         assert!(kinds.contains_key(name), "{name}: {kinds:?}");
     }
+}
+
+/// Its engine is told by flags and by a configuration.
+#[test]
+fn a_script_of_megatron_deepspeed_with_its_changes_runs_the_other_plan() {
+    let names = ["Llama 3.1 8B", "Llama 2 7B", "Llama 3.1 70B"];
+    let target = Target::MegatronDeepSpeed;
+    let shown = |plan: &Plan| {
+        let mut layout = *plan.layout();
+        layout.context_comm = ContextComm::AllToAll;
+        layout.data_overlap &= layout.zero_stage > 0;
+        (layout, plan.chunks().to_vec())
+    };
+    pairs(target, 79, &names, 300, |launch, other, random| {
+        let Ok(files) = export(Destination::Framework(target), &launch.request(Format::Args)) else {
+            return false;
+        };
+        let file = |name: &str| files.iter().find(|f| f.name == name).unwrap().text.clone();
+        let given = Given { name: &launch.model.name, gpus: Some(launch.job.gpus), ..Given::default() };
+        let beside = |root: &Value| {
+            let text = root.to_string();
+            move |_: &str| Ok(text.clone())
+        };
+        let mut root: Value = serde_json::from_str(&file("ds_config.json")).unwrap();
+        configured_by_another_hand(&mut root, launch.plan.layout().zero_stage, random);
+        let mut own = import_with(&file("arguments.args"), given, &beside(&root)).unwrap().settings;
+        of_another_hand(&mut own, random);
+        let Ok(read) = import_with(&arguments(&own), given, &beside(&root)) else { return false };
+        let request = |plan| ExportRequest {
+            model: &read.model,
+            job: &read.job,
+            plan,
+            prediction: None,
+            ..launch.request(Format::Args)
+        };
+        let Ok(written) = Written::new(target, &request(&read.plan), &request(&other.plan)) else {
+            return false;
+        };
+        let mut whole = own.clone();
+        whole.extend(settings_of_json(&root.to_string()));
+        let changes = written.changes_of(&whole);
+        let (flags, keys): (Vec<Change>, Vec<Change>) =
+            changes.into_iter().partition(|c| c.name.starts_with("--") || c.name.starts_with("CUDA"));
+        let (text, after) = (arguments(&applied(&own, &flags)), configured(root.clone(), &keys));
+        let list: Vec<String> = flags.iter().chain(&keys).map(Change::to_string).collect();
+        let again = import_with(&text, given, &beside(&after)).unwrap_or_else(|error| {
+            panic!("{error}\n{text}\n{root:#}\n{} to {}\n{list:#?}", read.plan, other.plan)
+        });
+        assert_eq!(shown(&again.plan), shown(&other.plan), "from {}\n{list:#?}\n{root:#}\n{text}", read.plan);
+        assert_eq!(again.job, read.job);
+        true
+    });
 }
 
 /// A configuration with what is listed for it.

@@ -78,6 +78,31 @@ pub fn fixed_to(layout: &Layout) -> Restrictions {
     r
 }
 
+/// The plan's degrees but for one, and what follows from that one.
+#[must_use]
+pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
+    let mut r = fixed_to(layout);
+    if let Some(axis) = axis_of(&mut r, axis) {
+        axis.only = Some(vec![to]);
+    }
+    match axis {
+        // The number of chunks follows the number of stages.
+        "pp" => r.virtual_stages = Axis::default(),
+        // Experts are cut no finer than all else.
+        "tp" => r.expert_tensor_parallel.only = Some(vec![layout.expert_tensor_parallel.min(to), to]),
+        _ => {}
+    }
+    // Nothing is sharded over a single rank: its stage is no choice.
+    let ranks = layout.data_parallel.saturating_mul(layout.context_parallel);
+    let from = axes(layout).into_iter().find(|(name, _)| *name == axis).map_or(1, |(_, value)| value);
+    if ranks == 1 {
+        r.zero_stage = Axis::default();
+    } else if matches!(axis, "tp" | "pp") && to / from.max(1) >= ranks {
+        r.zero_stage.only = Some(vec![0]);
+    }
+    r
+}
+
 /// Places a plan among the others: the best of all, and what each halving and doubling of an axis
 /// would give.
 #[must_use]
@@ -93,14 +118,7 @@ pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -
         }
         let halved = (from > 1).then_some(from / 2);
         for to in [halved, from.checked_mul(2)].into_iter().flatten() {
-            let mut restrictions = fixed_to(plan.layout());
-            if let Some(axis) = axis_of(&mut restrictions, axis) {
-                axis.only = Some(vec![to]);
-            }
-            // The number of chunks follows the number of stages.
-            if axis == "pp" {
-                restrictions.virtual_stages = Axis::default();
-            }
+            let restrictions = changed(plan.layout(), axis, to);
             let task = Task { restrictions, ..prepared.task.clone() };
             let answer = task.prepare().search(&request, observer);
             let outcome = match answer.found.into_iter().next() {

@@ -7,6 +7,7 @@
 
 pub mod accelerate;
 pub mod bridge;
+pub mod changes;
 pub mod deepspeed;
 pub mod error_bars;
 pub mod export;

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::check::verify;
 use super::export::command_line;
 use super::fix::choices_of;
-use super::import::{LaunchArgs, Launched, kind_of};
+use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
 use super::output::{WITHOUT_OFFLOAD, layout_json, money, percent, seconds};
@@ -22,8 +22,8 @@ use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
 use crate::explain::{Outcome, Standing, standing};
 use crate::frameworks::Target;
-use crate::frameworks::export::{Change, ExportRequest, Format as Written, Settings, changes, in_terms_of};
-use crate::frameworks::megatron::flag_rules::in_the_way;
+use crate::frameworks::changes::{Change, Settings, Written};
+use crate::frameworks::export::{ExportRequest, Format as Files};
 use crate::plan::{Offload, Plan};
 use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
@@ -220,6 +220,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let mut ramp = args.batch_ramp;
     // As the launch that is explained has them.
     let mut settings: Option<Settings> = None;
+    let mut read = json!({});
     let (task, plan) = match args.cluster.as_ref().or(args.on.as_ref()) {
         None if kind.is_some() => {
             return Err(Failure::Usage(format!(
@@ -240,6 +241,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             let sizes = (gpus, args.job.seq_len);
             let mut launched = Launched::read(path, kind, sizes, architecture, &args.launch)?;
             launched.print_notes();
+            read = json!({ "assumed": launched.assumed, "not_understood": launched.unknown });
             ramp = ramp.or(launched.ramp);
             settings = Some(std::mem::take(&mut launched.settings));
             launched.job.tokens = args.job.tokens;
@@ -257,10 +259,20 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             if extension.is_some_and(|extension| script.contains(&extension)) && !path.exists() {
                 return Err(Failure::Usage(format!("{}: there is no such file", args.what)));
             }
+            if SavedPlan::is_one(path) {
+                return Err(Failure::Usage(format!(
+                    "{}: a saved plan names its cluster: explain it without one",
+                    args.what
+                )));
+            }
             spec::load_model(&args.what)?;
             let Some(gpus) = &args.gpus else {
                 return Err(Failure::Usage("a model and a cluster need --gpus as well".into()));
             };
+            if let Some(option) = args.launch.given().first() {
+                let what = &args.what;
+                return Err(Failure::Usage(format!("{what} is a model, and {option} is for launches")));
+            }
             let counts = gpu_counts(gpus, machine.cluster.gpus_per_node)?;
             let [gpus] = counts.as_slice() else {
                 return Err(Failure::Usage("explain takes one number of GPUs".into()));
@@ -282,7 +294,8 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
         None => {
             let gpus = args.gpus.is_some().then_some("--gpus");
-            let given: Vec<&str> = gpus.into_iter().chain(args.job.beside_a_plan()).collect();
+            let given = gpus.into_iter().chain(args.job.beside_a_plan()).chain(args.launch.given());
+            let given: Vec<&str> = given.collect();
             own_job(&args.what, "a saved plan", &given)?;
             let (saved, plan) = SavedPlan::load(&args.what)?;
             let mut task = task_of(&saved)?;
@@ -316,6 +329,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         Format::Json => {
             let mut value = breakdown_json(&prepared, &plan, &prediction, place.as_ref(), settings.as_ref());
             value["advice"] = serde_json::to_value(&advice).unwrap_or_default();
+            for (name, notes) in read.as_object().into_iter().flatten() {
+                value[name] = notes.clone();
+            }
             writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         }
         Format::Table => {
@@ -327,17 +343,6 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
     }
     Ok(Ending::Done)
-}
-
-/// Refuses options that would not change the job of what is explained.
-fn own_job(what: &str, kind: &str, given: &[&str]) -> Result<(), Failure> {
-    match given {
-        [] => Ok(()),
-        given => Err(Failure::Usage(format!(
-            "{what}: {kind} has a job of its own, which {} would not change; `autoplan plan` finds plans of others",
-            given.join(", ")
-        ))),
-    }
 }
 
 /// Nothing is left under the restrictions: says what refuses it.
@@ -641,20 +646,18 @@ fn setting_changes(prepared: &Prepared, from: &Plan, to: &Plan, settings: Option
         prediction: None,
         version: "",
         command: &command,
-        format: Written::Args,
+        format: Files::Args,
     };
     if !task.target.exports() {
         return Vec::new();
     }
-    let target = if task.target == Target::Bridge { Target::Megatron } else { task.target };
-    let (changes, meant) = changes(target, &request(from), &request(to)).unwrap_or_default();
-    let Some(settings) = settings else { return changes };
-    let mut changes = in_terms_of(settings, changes, &meant);
+    let Ok(written) = Written::new(task.target, &request(from), &request(to)) else { return Vec::new() };
+    let Some(settings) = settings else { return written.changes() };
     if task.target == Target::Megatron {
         let plan = (to.layout(), task.model.layer_count());
-        changes.extend(in_the_way(settings, (&changes, &meant), plan, task.machine.accelerator.architecture));
+        return written.changes_of_command(settings, plan, task.machine.accelerator.architecture);
     }
-    changes
+    written.changes_of(settings)
 }
 
 fn place_text(
@@ -668,11 +671,12 @@ fn place_text(
     let fits = prepared.cost().fits(p);
     match &place.best {
         Some(best) if best.plan != *plan && (best.prediction.step() < own || !fits) => {
-            let gain = own.0 as f64 / best.prediction.step().0 as f64 - 1.0;
+            // Of this plan's step, as in the table below.
+            let gain = 1.0 - best.prediction.step().0 as f64 / own.0 as f64;
             let verdict = match (fits, gain >= 0.0) {
-                (true, _) => format!("better by {}", percent(gain)),
-                (false, true) => format!("fits, and is faster by {}", percent(gain)),
-                (false, false) => format!("fits, {} slower", percent(-gain)),
+                (true, _) => format!("better by {} of the step", percent(gain)),
+                (false, true) => format!("fits, and is faster by {} of the step", percent(gain)),
+                (false, false) => format!("fits, slower by {} of the step", percent(-gain)),
             };
             writeln!(
                 out,

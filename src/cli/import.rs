@@ -12,12 +12,14 @@ use crate::candidates::Restrictions;
 use crate::cost::advice::BatchRamp;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
+use crate::frameworks::changes::{SCRIPT_RECOMPUTES, Settings, settings_of_json, settings_of_script};
 use crate::frameworks::deepspeed::import as deepspeed;
-use crate::frameworks::export::{Settings, TRAINER_RECOMPUTES, one_line, settings_of_json};
+use crate::frameworks::export::one_line;
 use crate::frameworks::megatron::import as megatron;
+use crate::frameworks::profile::Profile;
 use crate::frameworks::shell::{Launch, READABLE, is_unknown, read_launch_with, shown};
 use crate::layers::parameter_count;
-use crate::plan::Plan;
+use crate::plan::{Chunk, Plan, Recompute};
 use crate::planner::Task;
 use crate::spec::cluster::Architecture;
 use crate::spec::hf::import_with_notes;
@@ -63,8 +65,8 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "N", value_parser = whole)]
     pub accumulation: Option<u32>,
     /// Pipeline stages of the script that a DeepSpeed configuration belongs to.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    pub pipeline_stages: u32,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub pipeline_stages: Option<u32>,
     /// What a launch script is started with, behind `--`: variables (NAME=VALUE), then its own arguments.
     #[arg(last = true, value_name = "WORD")]
     pub words: Vec<String>,
@@ -80,6 +82,39 @@ impl LaunchArgs {
         Err(Failure::Usage(format!(
             "{source} is no launch script, so nothing can be handed to it: `{words}`"
         )))
+    }
+
+    /// Options that say what the flags of a script say, as far as they are given.
+    fn beside_flags(&self) -> Vec<&'static str> {
+        let all = [
+            (self.model.is_some(), "--model"),
+            (self.micro_batch.is_some(), "--micro-batch"),
+            (self.accumulation.is_some(), "--accumulation"),
+            (self.pipeline_stages.is_some(), "--pipeline-stages"),
+        ];
+        all.into_iter().filter(|(given, _)| *given).map(|(_, name)| name).collect()
+    }
+
+    /// Options that say what the model beside a configuration says, as far as they are given.
+    fn beside_model(&self) -> Vec<&'static str> {
+        let all = [(self.name.is_some(), "--name"), (self.vocab_size.is_some(), "--vocab-size")];
+        all.into_iter().filter(|(given, _)| *given).map(|(_, name)| name).collect()
+    }
+
+    /// Options that only a launch needs, as far as they are given.
+    pub(crate) fn given(&self) -> Vec<&'static str> {
+        self.beside_flags().into_iter().chain(self.beside_model()).collect()
+    }
+}
+
+/// Refuses options that would not change the job of what is read.
+pub(crate) fn own_job(what: &str, kind: &str, given: &[&str]) -> Result<(), Failure> {
+    match given {
+        [] => Ok(()),
+        given => Err(Failure::Usage(format!(
+            "{what}: {kind} has a job of its own, which {} would not change; `autoplan plan` finds plans of others",
+            given.join(", ")
+        ))),
     }
 }
 
@@ -191,6 +226,56 @@ pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
     Ok(told.iter().any(|key| text.contains(key)).then_some(Kind::DeepSpeed))
 }
 
+/// The framework on which others of the same launches stand.
+fn family(target: Target) -> Target {
+    match target {
+        Target::Bridge => Target::Megatron,
+        Target::MegatronDeepSpeed => Target::DeepSpeed,
+        other => other,
+    }
+}
+
+/// Flags of a training command with their values, as they are written.
+fn flags_of(launch: &Launch) -> Settings {
+    let mut flags = Settings::new();
+    let mut open = None;
+    for word in &launch.arguments {
+        if word.text.starts_with("--") {
+            let (name, value) = word.text.split_once('=').unwrap_or((&word.text, ""));
+            flags.insert(name.to_owned(), value.to_owned());
+            open = Some(name.to_owned());
+        } else if let Some(value) = open.as_ref().and_then(|name| flags.get_mut(name)) {
+            if !value.is_empty() {
+                value.push(' ');
+            }
+            value.push_str(&word.text);
+        }
+    }
+    flags
+}
+
+/// Constants of the training script that is written beside a configuration, where a launch starts that one.
+fn constants_of(script: &Path, launch: &Launch) -> Settings {
+    let name = launch.script.as_ref().map(|word| word.text.as_str());
+    let Some(name) = name.filter(|name| name.rsplit('/').next() == Some("train.py")) else {
+        return Settings::new();
+    };
+    let text = launch.text_of(name, &|name| sourced(script, name));
+    text.map(|(text, ..)| settings_of_script(&text)).unwrap_or_default()
+}
+
+/// A plan that keeps all activations; none where it does already.
+fn without_recomputation(plan: &Plan) -> Option<Plan> {
+    let mut layout = *plan.layout();
+    layout.offload.activations = false;
+    let chunks = plan.chunks().iter().map(|chunk| Chunk { recompute: Recompute::None, ..*chunk }).collect();
+    let layers = plan.chunks().iter().map(|chunk| chunk.layers).sum();
+    let gpus = u32::try_from(layout.gpus()).ok()?;
+    let batch = u32::try_from(layout.global_batch_size()).ok()?;
+    let kept = Plan::new(layout, chunks, gpus, batch, layers).ok()?;
+    (kept != *plan).then_some(kept)
+}
+
 /// Notes for people, on stderr.
 fn print(notes: &[String]) {
     for note in notes {
@@ -247,8 +332,10 @@ impl Launched {
         }
         if kind == Kind::DeepSpeed {
             let trainer = deepspeed::Trainer::default();
-            return Self::configuration(&text, source, (gpus, seq_len), trainer, args);
+            return Self::configuration(&text, source, (gpus, seq_len), (trainer, Settings::new()), args);
         }
+        let length = seq_len.is_some().then_some("--seq-len");
+        own_job(&source, "a launch", &length.into_iter().chain(args.beside_flags()).collect::<Vec<_>>())?;
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let vocabulary = args.vocab_size;
         let given = megatron::Given { name: &name, gpus, vocabulary, architecture, words: &args.words };
@@ -257,19 +344,28 @@ impl Launched {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
-        let megatron::Imported { target, profile, model, job, plan, ramp, unknown, assumed, settings } =
+        let megatron::Imported { target, profile, model, job, plan, ramp, unknown, assumed, mut settings } =
             imported;
+        // Its engine is told by a configuration as well.
+        if target == Target::MegatronDeepSpeed
+            && let Some(config) = settings.get("--deepspeed_config")
+            && let Ok(launch) = read_launch_with(&text, &args.words, &|name| sourced(path, name))
+            && let Ok((held, ..)) = launch.text_of(config, &|name| sourced(path, name))
+        {
+            settings.extend(settings_of_json(&held));
+        }
         Ok(Self { target, profile, model, job, plan, ramp, unknown, assumed, settings })
     }
 
-    /// Reads a DeepSpeed configuration.
+    /// Reads a DeepSpeed configuration, with what the trainer is told and the settings of the script beside it.
     fn configuration(
         text: &str,
         source: String,
         (gpus, seq_len): (Option<u32>, Option<u32>),
-        trainer: deepspeed::Trainer,
+        (trainer, beside): (deepspeed::Trainer, Settings),
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
+        own_job(&source, "a DeepSpeed configuration with its model", &args.beside_model())?;
         let needed = |what: &str, flag: &str| {
             Failure::Usage(format!("{source}: a DeepSpeed configuration does not say {what}: give {flag}"))
         };
@@ -280,19 +376,22 @@ impl Launched {
             model: &model,
             gpus: gpus.ok_or_else(|| needed("how many GPUs it runs on", "--gpus"))?,
             sequence_length: seq_len,
-            pipeline_parallel: args.pipeline_stages,
+            pipeline_parallel: args.pipeline_stages.unwrap_or(1),
             trainer: deepspeed::Trainer {
                 micro_batch_size: args.micro_batch.or(trainer.micro_batch_size),
                 gradient_accumulation_steps: args.accumulation.or(trainer.gradient_accumulation_steps),
                 ..trainer
             },
         };
-        let deepspeed::Imported { job, plan, unknown, assumed } =
+        let deepspeed::Imported { job, mut plan, unknown, mut assumed } =
             deepspeed::import(text, given).map_err(|e| e.in_source(source))?;
-        let mut settings = settings_of_json(text);
-        if trainer.recompute {
-            settings.insert(TRAINER_RECOMPUTES.to_owned(), "True".to_owned());
+        let idle = beside.get(SCRIPT_RECOMPUTES).is_some_and(|on| on == "False");
+        if idle && let Some(kept) = without_recomputation(&plan) {
+            assumed.push("no layer is recomputed: the script's RECOMPUTE is False".into());
+            plan = kept;
         }
+        let mut settings = settings_of_json(text);
+        settings.extend(beside);
         let (target, profile) = (Target::DeepSpeed, Target::DeepSpeed.profile_name());
         Ok(Self { target, profile, model, job, plan, ramp: None, unknown, assumed, settings })
     }
@@ -318,13 +417,18 @@ impl Launched {
             Some(line) => format!("{source}: `{shown}`, which line {line} writes"),
             None => script.parent().unwrap_or(Path::new("")).join(&key).display().to_string(),
         };
-        let (trainer, others) = deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
+        let (mut trainer, others) =
+            deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
+        let mut beside = flags_of(launch);
+        beside.extend(constants_of(script, launch));
+        trainer.recompute |= beside.get(SCRIPT_RECOMPUTES).is_some_and(|on| on == "True");
         let mut notes = launch.notes.clone();
         notes.push(match is_unknown(config) {
             true => format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its"),
             false => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
         });
-        let read = Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), trainer, args);
+        let read =
+            Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), (trainer, beside), args);
         let mut read = read.inspect_err(|_| print(&notes))?;
         if let (Some(gpus), Some(ranks)) =
             (gpus, ranks.filter(|ranks| gpus.is_some_and(|gpus| gpus != *ranks)))
@@ -366,7 +470,18 @@ impl Launched {
                 machine.cluster.name
             )));
         }
-        let (_, profile_name, profile) = framework(profile.unwrap_or(self.profile))?;
+        let (rules, profile_name, profile) = framework(profile.unwrap_or(self.profile))?;
+        if family(rules) != family(self.target) {
+            let of = |name: &&str| framework(name).is_ok_and(|(of, ..)| family(of) == family(self.target));
+            let names: Vec<&str> = Profile::names().filter(of).collect();
+            let of =
+                if profile_name == rules.name() { String::new() } else { format!(", a profile of {rules}") };
+            return Err(Failure::Usage(format!(
+                "a launch of {} is not predicted as {profile_name}{of}; its own run-time profiles: {}",
+                self.target,
+                names.join(", ")
+            )));
+        }
         Ok(Task {
             model: self.model.clone(),
             machine,

@@ -1,6 +1,8 @@
 //! A plan with everything that it was made for, as one RON file: what `plan --format ron` prints and
 //! `explain`, `check`, `compare` and `export` read.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::cluster::{Accelerator, Cluster};
@@ -121,18 +123,58 @@ impl SavedPlan {
     /// # Errors
     /// As [`Self::from_text`], and what is wrong with the file itself.
     pub fn load(path: &str) -> Result<(Self, Plan), SpecError> {
-        let text = read_text(std::path::Path::new(path))?;
-        Self::from_text(path, &text).map_err(|error| {
-            if ["(", "/", "#!["].iter().any(|start| text.trim_start().starts_with(start)) {
-                return error;
-            }
-            error.help("`autoplan import` makes a saved plan of a launch script or a configuration")
-        })
+        let text = read_text(Path::new(path))?;
+        match other_kind(&text) {
+            None => Self::from_text(path, &text),
+            Some(kind) => Err(SpecError::new(path, format!("no saved plan, but {kind}"))
+                .help("`autoplan plan --format ron` prints a saved plan, and `autoplan import` makes one of a launch")),
+        }
+    }
+
+    /// Whether a file holds a saved plan, be it a faulty one.
+    #[must_use]
+    pub fn is_one(path: &Path) -> bool {
+        path.is_file()
+            && read_text(path)
+                .is_ok_and(|text| other_kind(&text).is_none() && fields(&text).contains(&"layout"))
     }
 
     /// Cluster and accelerator together.
     #[must_use]
     pub fn machine(&self) -> Machine {
         Machine { cluster: self.cluster.clone(), accelerator: self.accelerator.clone() }
+    }
+}
+
+/// Names of the outermost fields of a RON text whose lines hold one each, as such files are written.
+fn fields(text: &str) -> Vec<&str> {
+    let names = text.lines().filter_map(|line| Some(line.strip_prefix("    ")?.split_once(':')?.0));
+    names.filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect()
+}
+
+/// What a text seems to be that is no saved plan; none where it may be one.
+fn other_kind(text: &str) -> Option<&'static str> {
+    let start = text.trim_start();
+    // RON has attributes that begin as scripts do.
+    if start.starts_with("#!") && !start.starts_with("#![") {
+        return Some("a script");
+    }
+    if start.starts_with('{') {
+        return Some("a JSON file");
+    }
+    if !["(", "/", "#!["].iter().any(|mark| start.starts_with(mark)) {
+        return Some(if text.contains("--") {
+            "a launch script or a list of arguments"
+        } else {
+            "a text of another kind"
+        });
+    }
+    let names = fields(text);
+    match names.as_slice() {
+        names if names.contains(&"layout") => None,
+        names if names.contains(&"hidden") && names.contains(&"vocabulary") => Some("a model"),
+        names if names.contains(&"gpus_per_node") => Some("a cluster"),
+        names if names.contains(&"rates") => Some("an accelerator"),
+        _ => None,
     }
 }

@@ -596,8 +596,11 @@ fn launch_scripts_of_every_framework_are_read_or_say_what_is() {
         let output = autoplan(&["export", &plan, "--to", framework, "-o", &to]);
         assert!(output.status.success(), "{}", stderr(&output));
         let launch = format!("{to}/launch.sh");
-        let given = ["--cluster", "dgx-a100", "--model", "llama3.2-1b", "-s", "2048", "--alone"];
-        let output = autoplan(&[&["explain", &launch][..], &given].concat());
+        // Flags of Megatron-DeepSpeed's own launch say the model and the length themselves.
+        let given: &[&str] =
+            if framework == "deepspeed" { &["--model", "llama3.2-1b", "-s", "2048"] } else { &[] };
+        let output =
+            autoplan(&[&["explain", &launch, "--cluster", "dgx-a100", "--alone"][..], given].concat());
         let text = stderr(&output);
         match read {
             None => {
@@ -734,6 +737,158 @@ fn a_deepspeed_configuration_is_explained() {
     let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(value["plan"]["gradient_accumulation_steps"], 16);
     assert_eq!(value["global_batch_size"], 1024);
+}
+
+/// What a launch or a saved plan says itself is asked for in vain, and nobody is left to believe otherwise.
+#[test]
+fn options_that_would_change_nothing_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("launch.sh"), LAUNCH).unwrap();
+    let config = r#"{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"#;
+    std::fs::write(path("ds.json"), config).unwrap();
+    std::fs::write(path("plan.ron"), small(&["--top", "1", "--format", "ron"]).stdout).unwrap();
+    let on = ["--cluster", "dgx-h100"];
+    let model = ["--cluster", "dgx-h100", "--model", "llama3.1-8b", "-g", "8"];
+    let job = ["dgx-h100", "-g", "8", "-b", "8", "-s", "4096"];
+    let numbers = [
+        ("--micro-batch", "2"),
+        ("--accumulation", "2"),
+        ("--pipeline-stages", "2"),
+        ("--model", "llama3.1-8b"),
+        ("--vocab-size", "9"),
+        ("--name", "x"),
+        ("--seq-len", "4096"),
+    ];
+    for (what, given, refused) in [
+        (path("launch.sh"), &on[..], &[0, 1, 2, 3, 6][..]),
+        (path("ds.json"), &model, &[4, 5]),
+        (path("plan.ron"), &[], &[0, 1, 2, 3, 4, 5, 6]),
+        ("llama3.1-8b".to_owned(), &job, &[0, 1, 2, 3, 4, 5]),
+    ] {
+        for (option, value) in refused.iter().map(|at| numbers[*at]) {
+            let output = autoplan(&[&["explain", &what, option, value, "--alone"][..], given].concat());
+            assert_eq!(output.status.code(), Some(2), "{what} {option}");
+            assert!(stderr(&output).contains(option), "{what} {option}: {}", stderr(&output));
+        }
+    }
+    // A framework that would not run the launch.
+    let output = autoplan(
+        &[&["explain", &path("launch.sh"), "--alone", "--framework", "torchtitan"][..], &on].concat(),
+    );
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(
+        text.contains("a launch of megatron is not predicted as torchtitan") && text.contains("nemo"),
+        "{text}"
+    );
+}
+
+/// One kind of percentage, and nothing of what a launch says is kept back from programs.
+#[test]
+fn an_explanation_is_whole_and_counts_in_one_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("launch.sh");
+    std::fs::write(&script, LAUNCH).unwrap();
+    let explain = |more: &[&str]| {
+        stdout(&autoplan(
+            &[&["explain", script.to_str().unwrap(), "--cluster", "dgx-h100"][..], more].concat(),
+        ))
+    };
+    let value: serde_json::Value = serde_json::from_str(&explain(&["--format", "json"])).unwrap();
+    assert_eq!(value["not_understood"][0][1], "--my-flag 3");
+    assert!(value["assumed"].as_array().is_some_and(|notes| !notes.is_empty()));
+    let best = value["best"]["step_time_s"].as_f64().unwrap() / value["step_time_s"].as_f64().unwrap();
+    let text = explain(&[]);
+    assert!(text.contains(&format!("better by {:.1}% of the step", 100.0 * (1.0 - best))), "{text}");
+}
+
+/// A change that leaves a single replica leaves nothing to shard.
+#[test]
+fn a_change_may_take_the_last_replica() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("plan.ron");
+    let fixed = ["--fix", "tp=4", "--fix", "pp=1", "--fix", "cp=1", "--fix", "zero=1", "--top", "1"];
+    let job = ["plan", "llama3.2-1b", "dgx-h100", "-g", "8", "-b", "16", "-s", "2048", "--format", "ron"];
+    std::fs::write(&plan, autoplan(&[&job[..], &fixed].concat()).stdout).unwrap();
+    let output = autoplan(&["explain", plan.to_str().unwrap(), "--format", "json"]);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let changes = value["changes"].as_array().unwrap();
+    let stages = changes.iter().find(|c| c["axis"] == "pp" && c["to"] == 2).unwrap();
+    assert!(stages["name"].as_str().is_some_and(|name| name.contains("dp1 ")), "{stages}");
+}
+
+/// A file of another kind is called what it is.
+#[test]
+fn files_that_are_no_saved_plans_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(path("launch.sh"), LAUNCH).unwrap();
+    std::fs::write(path("flags.txt"), "--num-layers 2\n").unwrap();
+    std::fs::write(path("ds.json"), "{}").unwrap();
+    std::fs::write(path("plan.ron"), small(&["--top", "1", "--format", "ron"]).stdout).unwrap();
+    let plan = path("plan.ron");
+    for (what, kind) in [
+        (path("launch.sh"), "no saved plan, but a script"),
+        (path("flags.txt"), "no saved plan, but a launch script or a list of arguments"),
+        (path("ds.json"), "no saved plan, but a JSON file"),
+        ("models/llama3.1-8b.ron".to_owned(), "no saved plan, but a model"),
+        ("clusters/dgx-h100.ron".to_owned(), "no saved plan, but a cluster"),
+    ] {
+        for command in
+            [&["check", &what][..], &["compare", &plan, &what], &["export", &what, "--to", "megatron"]]
+        {
+            let output = autoplan(command);
+            assert_eq!(output.status.code(), Some(2), "{command:?}");
+            let text = stderr(&output);
+            assert!(text.contains(kind) && text.contains("autoplan import"), "{command:?}: {text}");
+        }
+    }
+    let output = autoplan(&["explain", &plan, "--cluster", "dgx-h100"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("a saved plan names its cluster"), "{}", stderr(&output));
+}
+
+#[test]
+fn settings_are_those_of_the_files_that_are_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let plan = path("plan.ron");
+    let save = |framework: &str, fixed: &[&str]| {
+        let fixed: Vec<&str> = fixed.iter().flat_map(|axis| ["--fix", axis]).collect();
+        let job = ["plan", "llama3.1-8b", "dgx-h100", "-g", "16", "-b", "128", "-s", "4096", "--top", "1"];
+        let output = autoplan(&[&job[..], &["--framework", framework, "--format", "ron"], &fixed].concat());
+        assert!(output.status.success(), "{}", stderr(&output));
+        std::fs::write(&plan, output.stdout).unwrap();
+    };
+    let full = "recompute=full:uniform:1";
+    for (framework, fixed, expected) in [
+        ("accelerate", &["mb=4", full][..], "train.py MICRO_BATCH_SIZE 4 -> "),
+        ("deepspeed", &["mb=1", full, "tp=1", "pp=1"], "train.py RECOMPUTE True -> False"),
+        ("bridge", &["tp=8", "pp=2", "mb=1"], "cfg.model.tensor_model_parallel_size 8 -> "),
+    ] {
+        save(framework, fixed);
+        let text = stdout(&autoplan(&["explain", &plan]));
+        assert!(text.contains(expected), "{framework}: {text}");
+        assert!(!text.contains("activation_checkpointing.") || framework == "accelerate", "{text}");
+    }
+    // Our own script beside the configuration decides on recomputation, and is told so.
+    save("deepspeed", &["mb=1", full, "tp=1", "pp=1"]);
+    let output = autoplan(&["export", &plan, "--to", "deepspeed", "-o", &path("launch")]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let launch = path("launch/launch.sh");
+    let explain =
+        || autoplan(&["explain", &launch, "--cluster", "dgx-h100", "--model", "llama3.1-8b", "-s", "4096"]);
+    let text = stdout(&explain());
+    assert!(
+        text.contains("rc-full:uniform:1") && text.contains("train.py RECOMPUTE True -> False"),
+        "{text}"
+    );
+    assert!(!text.contains("activation_checkpointing"), "{text}");
+    let script = std::fs::read_to_string(path("launch/train.py")).unwrap();
+    std::fs::write(path("launch/train.py"), script.replace("RECOMPUTE = True", "RECOMPUTE = False")).unwrap();
+    let text = stdout(&explain());
+    assert!(text.lines().nth(1).is_some_and(|plan| plan.contains("rc-none")), "{text}");
 }
 
 #[test]

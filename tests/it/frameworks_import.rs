@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use autoplan::frameworks::deepspeed::import as deepspeed;
-use autoplan::frameworks::export::{Change, Destination, Format, Settings, export, in_terms_of, write};
+use autoplan::frameworks::export::{Change, Destination, Format, Settings, export, write};
 use autoplan::frameworks::megatron::flag_rules::{FLAG_RULES, in_the_way};
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
@@ -160,56 +160,6 @@ fn both_spellings_hand_a_configuration_on() {
     }
     let launch = read_launch("torchrun pretrain_gpt.py --deepspeed --num-layers 2", &no_files).unwrap();
     assert_eq!(launch.deepspeed_config(), None);
-}
-
-#[test]
-fn changes_are_told_in_the_terms_of_the_script() {
-    let settings = import(SCRIPT, "gpt3", None).unwrap().settings;
-    let change = |name: &str, from: Option<&str>, to: Option<&str>| Change {
-        name: name.to_owned(),
-        from: from.map(String::from),
-        to: to.map(String::from),
-    };
-    let written = vec![
-        change("--tensor-model-parallel-size", Some("8"), Some("4")),
-        change("--num-virtual-stages-per-pipeline-rank", Some("6"), None),
-        change("--overlap-grad-reduce", None, Some("")),
-        change("--cp-comm-type", Some("p2p"), None),
-        change("--sequence-parallel", None, Some("")),
-        change("--kv-channels", Some("128"), Some("64")),
-    ];
-    let told = [
-        change("--tensor-model-parallel-size", Some("8"), Some("4")),
-        change("--num-layers-per-virtual-pipeline-stage", Some("1"), None),
-        change("--overlap-grad-reduce", None, Some("")),
-        change("--kv-channels", None, Some("64")),
-    ];
-    assert_eq!(in_terms_of(&settings, written, &Settings::new()), told);
-
-    // What a shorthand said beside what changes is said in its place.
-    let meant = |pairs: &[(&str, &str)]| -> Settings {
-        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
-    };
-    let shorthand = meant(&[("--recompute-activations", "")]);
-    let written = vec![change("--recompute-modules", Some("core_attn"), Some("layernorm"))];
-    let to = meant(&[("--recompute-granularity", "selective"), ("--recompute-modules", "layernorm")]);
-    let told = [
-        change("--recompute-activations", Some(""), None),
-        change("--recompute-granularity", None, Some("selective")),
-        change("--recompute-modules", None, Some("layernorm")),
-    ];
-    assert_eq!(in_terms_of(&shorthand, written, &to), told);
-
-    // The trainer recomputes where DeepSpeed's configuration would be asked to.
-    let trainer = meant(&[("--gradient_checkpointing", "True"), ("zero_optimization.stage", "3")]);
-    let kept = "activation_checkpointing.cpu_checkpointing";
-    let written =
-        vec![change(kept, Some("false"), None), change("zero_optimization.stage", Some("3"), Some("2"))];
-    let told = [
-        change("--gradient_checkpointing", Some("True"), None),
-        change("zero_optimization.stage", Some("3"), Some("2")),
-    ];
-    assert_eq!(in_terms_of(&trainer, written, &Settings::new()), told);
 }
 
 #[test]

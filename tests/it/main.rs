@@ -2,6 +2,7 @@
 
 mod accuracy;
 mod calibrate;
+mod changes;
 mod check;
 mod cli;
 mod frameworks;

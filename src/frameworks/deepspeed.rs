@@ -423,25 +423,7 @@ pub static RULES: &[Rule] = &[
             )
         },
     },
-    Rule {
-        name: "partition-neighbours",
-        source: "utils/groups.py _create_zero_param_parallel_group",
-        judge: Judge::Nobody,
-        reach: Reach::Sharding,
-        check: |_, _, l| {
-            let whole = l.shard_group == l.data_parallel * l.context_parallel;
-            ensure(
-                l.zero_stage < 3 || whole || l.shard_group > 1,
-                "secondary weight shards need groups of at least 2 ranks",
-                [0; 4],
-            )?;
-            ensure(
-                l.zero_stage < 3 || whole || l.tensor_parallel == 1,
-                "secondary weight shards are groups of neighbouring ranks: not with tp {0}",
-                numbers([u64::from(l.tensor_parallel)]),
-            )
-        },
-    },
+    PARTITION_NEIGHBOURS,
     PRECISION,
     OPTIMIZER,
     OPTIMIZER_FORMAT,
@@ -462,6 +444,27 @@ pub static RULES: &[Rule] = &[
         },
     },
 ];
+
+/// Secondary shards of weights (hpZ).
+const PARTITION_NEIGHBOURS: Rule = Rule {
+    name: "partition-neighbours",
+    source: "utils/groups.py _create_zero_param_parallel_group",
+    judge: Judge::Nobody,
+    reach: Reach::Sharding,
+    check: |_, _, l| {
+        let whole = l.shard_group == l.data_parallel * l.context_parallel;
+        ensure(
+            l.zero_stage < 3 || whole || l.shard_group > 1,
+            "secondary weight shards need groups of at least 2 ranks",
+            [0; 4],
+        )?;
+        ensure(
+            l.zero_stage < 3 || whole || l.tensor_parallel == 1,
+            "secondary weight shards are groups of neighbouring ranks: not with tp {0}",
+            numbers([u64::from(l.tensor_parallel)]),
+        )
+    },
+};
 
 /// Rules on layouts for Megatron-DeepSpeed.
 pub static MEGATRON_RULES: &[Rule] = &[
@@ -546,6 +549,7 @@ pub static MEGATRON_RULES: &[Rule] = &[
     PIPELINE_OVERLAP,
     PIPELINE_OFFLOAD,
     super::megatron::TRAINING,
+    PARTITION_NEIGHBOURS,
     PRECISION,
     OPTIMIZER,
     OPTIMIZER_FORMAT,

@@ -524,6 +524,10 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
         l.shard_group = 8;
     }),
+    case(Target::MegatronDeepSpeed, "partition-neighbours", DENSE, same, |l| {
+        l.zero_stage = 3;
+        l.shard_group = 1;
+    }),
     case(Target::DeepSpeed, "offload-optimizer", DENSE, same, |l| {
         l.zero_stage = 0;
         l.offload.optimizer = Place::Cpu;

@@ -9,7 +9,7 @@ use autoplan::frameworks::megatron::import::{Given, Imported, import as import_g
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
+use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::Precision;
 use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
@@ -1060,6 +1060,27 @@ fn misspelt_flags_are_named_with_what_was_meant() {
     );
 }
 
+/// Flags that begin like known ones are no known ones: each is listed.
+#[test]
+fn flags_that_nobody_knows_are_listed() {
+    for (flag, meant) in [
+        ("--data-parallel-sharding-stategy optim", Some("--data-parallel-sharding-strategy")),
+        ("--data-parallel-size 4", None),
+        ("--train-itres 5", Some("--train-iters")),
+        ("--save-foo", None),
+        ("--lrank 5", None),
+        ("--loading-balance 5", None),
+        ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
+    ] {
+        let imported = import(&with_flags(flag), "x", None).unwrap_or_else(|error| panic!("{flag}: {error}"));
+        let meant = meant.map_or(String::new(), |meant| format!(" (did you mean {meant}?)"));
+        let listed: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
+        assert_eq!(listed, [format!("{flag}{meant}")]);
+    }
+    let known = "--train-data-path x --profile-ranks 0 1 --log-interval 1 --lr 1e-4 --wandb-project x --data-impl mmap";
+    assert_eq!(import(&with_flags(known), "x", None).unwrap().unknown, []);
+}
+
 /// One command, started in as many ways as there are sites.
 const COMMAND: &str = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 \
 --max-position-embeddings 4096 --micro-batch-size 1 --global-batch-size 256 --bf16 --swiglu \
@@ -1152,12 +1173,78 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     ("sharded-checkpoints", "--ckpt-format fsdp_dtensor", "--ckpt-format", "needs --use-megatron-fsdp"),
     ("save-interval", "--save /x", "--save", "needs --save-interval"),
     ("evaluation-batch", "--eval-global-batch-size 7", "--eval-global", "is no multiple"),
-    ("batch-schedules", "--step-batch-size-schedule 8:0", "--step-batch-size-schedule", "exclude each other"),
+    ("evaluation-batch", "--eval-micro-batch-size 3", "--eval-micro", "is no multiple"),
+    ("evaluation-batch", "--eval-global-batch-size 1_0", "--eval-global", "is no multiple"),
+    ("batch-schedules", "--step-batch-size-schedule 0:8", "--step-batch-size-schedule", "exclude each other"),
     (
         "iterations-or-samples",
         "--train-iters 10 --train-samples 100",
         "--train-samples",
         "exclude each other",
+    ),
+    ("iterations-or-samples", "--train-iters 10 --lr-decay-samples 9", "--lr-decay", "exclude each other"),
+    ("iterations-or-samples", "--train-samples 10 --lr-decay-iters 9", "--lr-decay", "exclude each other"),
+    ("iterations-or-samples", "--train-iters 10 --lr-warmup-samples 9", "--lr-warm", "exclude each other"),
+    ("iterations-or-samples", "--train-samples 10 --lr-warmup-iters 9", "--lr-warm", "exclude each other"),
+    (
+        "iterations-or-samples",
+        "--train-iters 10 --lr-warmup-fraction 0.1 --lr-warmup-iters 1",
+        "--lr-warmup-iters",
+        "exclude each other",
+    ),
+    (
+        "iterations-or-samples",
+        "--train-samples 10 --lr-warmup-samples 1 --lr-warmup-fraction 0.1",
+        "--lr-warmup-fraction",
+        "exclude each other",
+    ),
+    ("one-data-source", "--mock-data --data-path x", "--data-path", "exclude each other"),
+    ("one-data-source", "--mock-data --valid-data-path x", "--valid-data-path", "exclude each other"),
+    ("one-data-source", "--train-data-path y --data-path x", "--data-path", "exclude each other"),
+    ("one-data-source", "--data-args-path y --data-path x", "--data-path", "exclude each other"),
+    (
+        "emerging-checkpoints",
+        "--optimizer muon --ckpt-format zarr",
+        "--ckpt-format",
+        "needs --ckpt-format torch or torch_dist",
+    ),
+    (
+        "dense-expert-ranks",
+        "--expert-tensor-parallel-size 3",
+        "--expert-tensor",
+        "3 does not divide the 32 ranks of a stage",
+    ),
+    ("sharded-checkpoints", "--ckpt-format torch_dcp", "--ckpt-format", "needs --use-torch-fsdp2"),
+    (
+        "graph-modules",
+        "--enable-cuda-graph --external-cuda-graph",
+        "--external-cuda-graph",
+        "exclude each other",
+    ),
+    ("graph-modules", "--enable-cuda-graph --cuda-graph-impl local", "--cuda-graph", "exclude each other"),
+    (
+        "graph-modules",
+        "--cuda-graph-impl transformer_engine --external-cuda-graph",
+        "--external-cuda-graph",
+        "exclude each other",
+    ),
+    (
+        "graph-modules",
+        "--external-cuda-graph --cuda-graph-modules moe",
+        "--cuda-graph-modules",
+        "needs experts padded",
+    ),
+    (
+        "graph-modules",
+        "--num-experts 8 --cuda-graph-impl local --cuda-graph-modules attn mlp --moe-layer-freq 1",
+        "--cuda-graph-modules",
+        "needs dense layers",
+    ),
+    (
+        "graph-modules",
+        "--num-experts 8 --enable-cuda-graph --cuda-graph-modules mlp --moe-layer-freq [1]*32",
+        "--cuda-graph-modules",
+        "needs dense layers",
     ),
     ("one-fully-sharded", "--use-megatron-fsdp --use-torch-fsdp2", "--use-torch-fsdp2", "exclude each other"),
     (
@@ -1397,13 +1484,76 @@ fn flags_that_the_prediction_leaves_out_are_said() {
             "--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.25",
             "all of the optimizer offloaded",
         ),
+        ("--use-checkpoint-args", "predicted as the flags say"),
+        ("--reset-attention-mask --reset-position-ids", "predicted over whole sequences"),
+        ("--dataloader-inter-document-masking", "predicted over whole sequences"),
+        ("--recompute-num-layers 4", "--recompute-num-layers changes nothing"),
+        ("--recompute-modules core_attn", "--recompute-modules changes nothing"),
+        ("--swiglu", "no --cross-entropy-loss-fusion: the loss keeps more copies"),
+        (
+            "--rampup-batch-size 64 64 1000",
+            "--rampup-batch-size: the plan is that of the full batch; Megatron-LM of August 2026 ignores",
+        ),
     ] {
         let imported =
             import(&with_flags(flags), "x", None).unwrap_or_else(|error| panic!("{flags}: {error}"));
         assert!(imported.assumed.iter().any(|note| note.contains(part)), "{flags}: {:?}", imported.assumed);
     }
+    let full = "--recompute-granularity full\n--recompute-method uniform\n--recompute-num-layers 1";
+    let kept = format!("--sequence-parallel => {full}\n--distribute-saved-activations");
+    let notes = import(&script(&kept), "x", None).unwrap().assumed;
+    assert!(notes.iter().any(|n| n.contains("whole on every tensor-parallel rank")), "{notes:?}");
+    let plain = import(&with_flags("--cross-entropy-loss-fusion --reset-position-ids"), "x", None).unwrap();
+    assert!(
+        !plain.assumed.iter().any(|n| n.contains("entropy") || n.contains("--reset")),
+        "{:?}",
+        plain.assumed
+    );
     let imported = import(&with_flags("--mtp-num-layers 0"), "x", None).unwrap();
     assert_eq!(imported.model.mtp, None);
+}
+
+/// Graphs by the switches of earlier versions, and batches of a schedule.
+#[test]
+fn earlier_and_other_ways_to_say_it_are_read() {
+    for (flags, graphs) in [
+        ("--enable-cuda-graph --cuda-graph-modules attn", CudaGraphs::Attention),
+        ("--external-cuda-graph --cuda-graph-scope attn", CudaGraphs::Attention),
+        ("--cuda-graph-impl none --enable-cuda-graph --cuda-graph-scope attn", CudaGraphs::Attention),
+        (
+            "--enable-cuda-graph --cuda-graph-scope full_iteration --no-check-for-nan-in-loss-and-grad",
+            CudaGraphs::FullIteration,
+        ),
+    ] {
+        let read = import(&with_flags(flags), "x", None).unwrap_or_else(|error| panic!("{flags}: {error}"));
+        assert_eq!(read.plan.layout().cuda_graphs, graphs, "{flags}");
+    }
+    let error = import(&with_flags("--cuda-graph-scope attn --cuda-graph-modules attn"), "x", None);
+    assert!(error.unwrap_err().message.contains("are one flag"));
+    let batch = |schedule: &str| {
+        let schedule = format!("--global-batch-size 256 => --step-batch-size-schedule \"{schedule}\"");
+        import(&script(&schedule), "x", None)
+    };
+    for (schedule, expected) in
+        [("0:64 100B:768", 768), ("100B:768, 0:64", 768), ("0:1K", 1000), ("0:64 1.5M:6_4", 64)]
+    {
+        let read = batch(schedule).unwrap_or_else(|error| panic!("{schedule}: {error}"));
+        assert_eq!(read.job.global_batch_size, expected, "{schedule}");
+        let note = format!("--step-batch-size-schedule: the plan is that of the full batch, {expected}");
+        assert!(read.assumed.contains(&note), "{:?}", read.assumed);
+    }
+    for (schedule, part) in [
+        ("0:64 100B:770", "is no multiple of micro-batch 1"),
+        ("0:64 100B", "expected THRESHOLD:BATCH"),
+        ("0:64 1B:0", "expected THRESHOLD:BATCH"),
+        ("0:64 1G:128", "expected THRESHOLD:BATCH"),
+        ("1M:64", "first threshold must be 0"),
+        ("0:64 100:128", "must grow by whole sequences of 4096"),
+        ("", "no steps"),
+    ] {
+        let error = batch(schedule).expect_err(schedule);
+        assert!(error.message.contains(part), "{schedule}: {error}");
+    }
 }
 
 #[test]
@@ -1734,6 +1884,8 @@ fn what_the_parser_refuses_is_refused() {
         ("--bf16 => --bf16 --fp8-format e3m4", "--fp8-format is `e3m4`; expected one of e4m3, hybrid"),
         ("--swiglu => --swiglu --lr 1e-4x", "--lr takes a number, found `1e-4x`"),
         ("--swiglu => --swiglu --train-iters 1e6", "--train-iters takes a whole number, found `1e6`"),
+        ("--swiglu => --swiglu --train-iters 1__0", "--train-iters takes a whole number, found `1__0`"),
+        ("--swiglu => --swiglu --lr _1e-4", "--lr takes a number, found `_1e-4`"),
         ("--swiglu => --swiglu --mock-data yes", "--mock-data takes no value, found `yes`"),
         ("--swiglu => --seed --swiglu", "--seed has no value"),
         (

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
 use super::super::shell::{HANDED, ImportError, Launch, UNTOLD, Word, is_unknown, shown};
+use super::values::neutral;
 
 /// The switch that Megatron-DeepSpeed's commands have.
 pub(super) const DEEPSPEED: &str = "--deepspeed";
@@ -24,6 +25,9 @@ const RENAMED: &[(&str, &str)] = &[
     ("--moe-intermediate-size", "--moe-ffn-hidden-size"),
 ];
 
+/// Names of one flag of which the framework refuses two (`training/arguments.py` validate_args).
+const NAMED_ONCE: &[&str] = &["--encoder-num-layers", "--encoder-seq-length", "--cuda-graph-scope"];
+
 /// The text of a number without the underscores that Python allows between digits.
 fn without_underscores(text: &str) -> Option<String> {
     let text = text.trim();
@@ -37,6 +41,16 @@ fn without_underscores(text: &str) -> Option<String> {
 /// A whole number as Python's `int` reads it: `4096`, `+4096`, `4_096`.
 #[must_use]
 pub fn whole_number(text: &str) -> Option<u64> {
+    integer(text).and_then(|number| u64::try_from(number).ok())
+}
+
+/// The same with a sign: `-1`.
+pub(super) fn integer(text: &str) -> Option<i128> {
+    without_underscores(text)?.parse().ok()
+}
+
+/// A number as Python's `float` reads it: `1e-4`, `1_000.5`.
+pub(super) fn real_number(text: &str) -> Option<f64> {
     without_underscores(text)?.parse().ok()
 }
 
@@ -69,8 +83,12 @@ pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     if letters.abs_diff(wanted) as f64 > SPELT_WRONGLY * letters.max(wanted) as f64 {
         return false;
     }
-    let found = found.replace('_', "-").to_lowercase();
-    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 1.0 - SPELT_WRONGLY
+    likeness(found, meant) > 1.0 - SPELT_WRONGLY
+}
+
+/// The share of two flags' letters that is the same, whatever stands between their words.
+fn likeness(found: &str, meant: &str) -> f64 {
+    strsim::normalized_damerau_levenshtein(&found.replace('_', "-").to_lowercase(), meant)
 }
 
 /// What a person has to know of flags that were not read.
@@ -94,6 +112,13 @@ impl Flags {
                     None => (text.clone(), Vec::new()),
                 };
                 let renamed = RENAMED.iter().find(|(old, _)| *old == name);
+                if let Some((old, new)) = renamed.filter(|(old, _)| NAMED_ONCE.contains(old)) {
+                    let own = |word: &Word| word.text.split('=').next() == Some(new);
+                    if launch.arguments.iter().any(own) {
+                        let text = format!("{old} and {new} are one flag: the command has both");
+                        return Err(ImportError::new(*line, text));
+                    }
+                }
                 let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
                 if let Some((name, (values, at))) = map.remove_entry(&name) {
                     again.push((name, values, at));
@@ -172,10 +197,11 @@ impl Flags {
         self.map.remove(name)
     }
 
-    /// A known flag that is not given and that one of the command may be meant for.
-    pub(super) fn meant(&self, name: &str, neutral: &'static [&'static str]) -> Option<&str> {
-        let known = self.asked.iter().map(String::as_str).chain(neutral.iter().copied());
-        known.filter(|other| !self.given.contains_key(*other)).find(|other| misspelt(name, other))
+    /// The known flag that one of the command may be meant for: the nearest that is not given.
+    pub(super) fn meant(&self, name: &str) -> Option<&str> {
+        let known = self.asked.iter().map(String::as_str).chain(neutral().map(|name| -> &str { name }));
+        let near = known.filter(|other| !self.given.contains_key(*other) && misspelt(name, other));
+        near.max_by(|one, other| likeness(name, one).total_cmp(&likeness(name, other)))
     }
 
     /// A flag that must be there is not.
@@ -277,7 +303,7 @@ impl Flags {
 
     pub(super) fn decimal(&mut self, name: &str) -> Read<Option<f64>> {
         let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let number = without_underscores(&text).and_then(|t| t.parse().ok()).filter(|n: &f64| n.is_finite());
+        let number = real_number(&text).filter(|n| n.is_finite());
         number
             .map(Some)
             .ok_or_else(|| ImportError::new(line, format!("{name} takes a number, found `{text}`")))

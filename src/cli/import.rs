@@ -320,9 +320,14 @@ impl Launched {
         };
         let (trainer, others) = deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
         let mut notes = launch.notes.clone();
-        notes.push(match is_unknown(config) {
-            true => format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its"),
-            false => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
+        notes.push(match (written, is_unknown(config)) {
+            (Some(line), _) => {
+                format!("the script hands `{shown}` to DeepSpeed, as line {line} writes it; lines are its")
+            }
+            (None, true) => {
+                format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its")
+            }
+            (None, false) => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
         });
         let read = Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), trainer, args);
         let mut read = read.inspect_err(|_| print(&notes))?;

@@ -11,7 +11,7 @@ use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
-use autoplan::spec::job::Precision;
+use autoplan::spec::job::{Optimizer, Precision};
 use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
 
 mod forks;
@@ -472,6 +472,26 @@ fn broken_configurations_name_the_place() {
         ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 3", 6, "does not divide the 8 ranks"),
         ("\"bf16\": {\"enabled\": true}", "\"elasticity\": {}", 5, "no longer exists"),
         ("true}\n}", "true}", 6, "ends too early"),
+        (
+            "\"train_micro_batch_size_per_gpu\": 2,\n  \"gradient_accumulation_steps\": 4,",
+            "\"tensor_parallel\": {\"autotp_sise\": 4},",
+            3,
+            "`tensor_parallel` has no `autotp_sise`",
+        ),
+        (
+            "\"train_batch_size\": 64,\n  \"train_micro_batch_size_per_gpu\": 2,\n  \"gradient_accumulation_steps\": 4,",
+            "\"train_batch_size\": 4,",
+            2,
+            "4 is less than micro-batch 1 x 8 ranks = 8",
+        ),
+        ("steps\": 4", "steps\": 40", 2, "64 is not micro-batch 2 x accumulation 40 x 8 ranks = 640"),
+        (
+            "\"bf16\": {\"enabled\": true}",
+            "\"expert_parallel\": {\"enabled\": true,\n\"autoep_size\": 2}",
+            6,
+            "the model has no experts",
+        ),
+        ("\"bf16\"", "\"communication_data_type\": \"fp8\",\"bf16\"", 5, "expected fp16, bf16 or fp32"),
         ("steps\": 4", "steps\": 0", 4, "whole number from 1"),
     ] {
         let text = good.replacen(from, to, 1);
@@ -479,6 +499,79 @@ fn broken_configurations_name_the_place() {
         assert!(error.title().contains(part), "{part}: {}", error.render(false));
         assert_eq!(error.place().map(|p| p.0), Some(line), "{part}: {}", error.render(false));
     }
+}
+
+/// What a configuration says in vain, or of what is not predicted.
+#[test]
+fn what_a_configuration_says_in_vain_is_told() {
+    let models = models();
+    let read = |name: &str, text: &str, pipeline_parallel: u32| {
+        let model = models.iter().find(|model| model.name == name).unwrap();
+        let trainer = deepspeed::Trainer::default();
+        let given =
+            deepspeed::Given { model, gpus: 8, sequence_length: Some(4096), pipeline_parallel, trainer };
+        let start = "{\"train_micro_batch_size_per_gpu\": 2,\n\"zero_optimization\": {\"stage\": 2},\n";
+        deepspeed::import(&format!("{start}{text}}}"), given)
+    };
+    let (llama, qwen) = ("Llama 3.1 8B", "Qwen3 30B-A3B");
+    for (name, text, listed) in [
+        (
+            qwen,
+            r#""expert_parallel": {"enabled": true, "autoep_sise": 8}"#,
+            "expert_parallel.autoep_sise (did you mean autoep_size?)",
+        ),
+        (llama, r#""activation_checkpointing": {"bogus": 1}"#, "activation_checkpointing.bogus"),
+        (llama, r#""optimizer": {"typ": "AdamW", "params": {"lr": 1}}"#, "optimizer.typ"),
+        (llama, r#""stepsper_print": 2"#, "stepsper_print (did you mean steps_per_print?)"),
+    ] {
+        let read = read(name, text, 1).unwrap_or_else(|error| panic!("{text}: {}", error.render(false)));
+        assert_eq!(read.unknown, [(3, listed.to_owned())], "{text}");
+    }
+    for (text, part) in [
+        (r#""data_types": {"grad_accum_dtype": "bf16"}"#, "gradients accumulated in 32 bits"),
+        (r#""communication_data_type": "fp32""#, "gradients exchanged in the 16 bits of bf16"),
+        (r#""activation_checkpointing": {"partition_activations": true}"#, "whole on every tensor"),
+        (
+            r#""train_batch_size": 64, "tensor_parallel": {"autotp_size": 2}"#,
+            "a step trains 32 sequences: train_batch_size 64 counts all 8 ranks, of which 4 are replicas",
+        ),
+    ] {
+        let read = read(llama, text, 1).unwrap_or_else(|error| panic!("{text}: {}", error.render(false)));
+        assert!(read.assumed.iter().any(|note| note.contains(part)), "{text}: {:?}", read.assumed);
+    }
+    for (text, part) in [
+        (r#""expert_parallel": {"enabled": true, "autoep_size": 5}"#, "expert-parallel 5"),
+        (
+            r#""expert_parallel": {"enabled": true, "autoep_size": 8, "preset_model": "mixtral"}"#,
+            "`mixtral` is not that of Qwen3 30B-A3B: `qwen3_moe`",
+        ),
+        (
+            r#""expert_parallel": {"enabled": true, "autoep_size": 8, "preset_model": "qwen"}"#,
+            "AutoEP has no preset `qwen`; it has deepseek_v2",
+        ),
+    ] {
+        let error = read(qwen, text, 1).expect_err(part);
+        assert!(error.title().contains(part), "{text}: {}", error.title());
+        assert_eq!(error.place().map(|(line, _)| line), Some(3), "{text}");
+    }
+    // Tensor-parallel ranks of a pipeline stand elsewhere.
+    let batch = read(llama, "\"train_batch_size\": 4, \"gradient_accumulation_steps\": 1", 2).unwrap_err();
+    assert!(batch.render(false).contains("give the launch script"), "{}", batch.render(false));
+    // States of 16 bits are AdamW's, and those of a section that is on.
+    let states = |enabled: &str, optimizer: &str| {
+        let text = format!(
+            r#""bf16": {{"enabled": {enabled}, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}},
+            "zero_allow_untested_optimizer": true, "optimizer": {{"type": "{optimizer}"}}"#
+        );
+        read(llama, &text, 1).unwrap_or_else(|error| panic!("{text}: {}", error.render(false)))
+    };
+    assert_eq!(states("true", "AdamW").job.optimizer, Optimizer::AdamwBf16);
+    assert_eq!(states("\"auto\"", "AdamW").job.optimizer, Optimizer::AdamwBf16);
+    assert_eq!(states("false", "AdamW").job.optimizer, Optimizer::Adamw);
+    let muon = states("true", "Muon");
+    assert_eq!(muon.job.optimizer, Optimizer::Muon);
+    let note = "bf16_optimizer_states beside muon: predicted with states of 32 bits";
+    assert!(muon.assumed.contains(&note.to_owned()), "{:?}", muon.assumed);
 }
 
 #[test]

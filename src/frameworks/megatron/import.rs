@@ -935,6 +935,8 @@ fn configured(
             return Err(ImportError::new(f.line_of(&[other]), text));
         }
     }
+    let place = "of the DeepSpeed configuration";
+    assumed.extend(beside.notes.iter().map(|note| format!("{note} ({place})")));
     for (at, key) in beside.unknown {
         assumed.push(format!("line {at} of the DeepSpeed configuration: `{key}` changes nothing here"));
     }

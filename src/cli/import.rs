@@ -320,6 +320,7 @@ impl Launched {
         };
         let (trainer, others) = deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
         let mut notes = launch.notes.clone();
+        notes.extend(launch.disagreements(text));
         notes.push(match (written, is_unknown(config)) {
             (Some(line), _) => {
                 format!("the script hands `{shown}` to DeepSpeed, as line {line} writes it; lines are its")

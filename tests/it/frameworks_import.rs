@@ -751,6 +751,9 @@ const VALUES: &[(&str, &str)] = &[
     ("N=$((2**3**1))", "8"),
     ("M=8; N=$(( M == 8 ? 4 : 2 ))", "4"),
     ("N=$(( 1 + (1 == 2 < 3) ))", "2"),
+    ("N=16; while [[ $((N -= 3)) -gt 8 ]]; do :; done", "7"),
+    ("N=2; [[ $((N *= 2)) == 4 ]] && N=$((N + 4))", "8"),
+    ("N=3; (( N += (N *= 3) ))", "12"),
     ("N=$[ 4 * 2 ]", "8"),
     ("declare -i N=4*2", "8"),
     ("A=1; B=A; N=${!B}", "1"),
@@ -1132,6 +1135,120 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
     ] {
         assert_eq!(read(text).environment.get("A").map(String::as_str), Some("1"), "{text}");
     }
+}
+
+#[test]
+fn launchers_that_contradict_themselves_are_told_of() {
+    let files = |path: &str| match path {
+        "hosts" => Ok("a slots=8\n".repeat(8)),
+        other => Err(other.to_owned()),
+    };
+    let said = |text: &str| read_launch(text, &files).unwrap().disagreements(text);
+    for (text, expected) in [
+        (
+            "#SBATCH --nodes=4\nsrun torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1",
+            "--nnodes says 2 nodes, and --nodes or -N of #SBATCH 4: read as 2",
+        ),
+        (
+            "srun -N 4 torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1",
+            "--nnodes says 2 nodes, and -N 4: read as 2",
+        ),
+        (
+            "#SBATCH --gres=gpu:8\ntorchrun --nproc_per_node 4 x.py --n 1",
+            "--nproc_per_node says 4 GPUs per node, and --gpus-per-node or --gres of #SBATCH 8: read as 4",
+        ),
+        (
+            "deepspeed --hostfile hosts --num_nodes 16 --num_gpus 8 x.py --n 1",
+            "--num_nodes says 16 nodes, and the file of hosts 8: read as 16",
+        ),
+        (
+            "\ntorchrun --nnodes 4 --nnodes 2 --nproc-per-node 8 x.py --n 1",
+            "line 2: the launcher has --nnodes 4 and --nnodes 2: the last one counts",
+        ),
+        (
+            "#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\n#SBATCH -n 16\nsrun python x.py --n 1",
+            "--ntasks or -n of #SBATCH says 16 ranks, and --nodes or -N of #SBATCH x --ntasks-per-node of #SBATCH 32: read as 16",
+        ),
+        (
+            "export WORLD_SIZE=64\nsrun -n 32 python x.py --n 1",
+            "-n says 32 ranks, and WORLD_SIZE 64: read as 32",
+        ),
+    ] {
+        assert_eq!(said(text), [expected], "{text}");
+    }
+    for text in [
+        "#SBATCH --nodes=4\nsrun torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 x.py --n 1",
+        "deepspeed --hostfile hosts --num_nodes 4 --num_gpus 8 x.py --n 1",
+        "deepspeed --hostfile hosts --include a@b --num_nodes 16 x.py --n 1",
+        "torchrun --nnodes 1:4 --nnodes 1:4 --nproc-per-node 8 x.py --n 1",
+        "mpirun -np 32 -N 8 python x.py --n 1",
+        "#SBATCH -N 4 -n 32\nsrun --ntasks-per-node=8 python x.py --n 1",
+    ] {
+        assert!(said(text).is_empty(), "{text}: {:?}", said(text));
+    }
+    let text = script("").replace("--nnodes 8", "--nnodes 4 --nnodes 8");
+    let notes = import(&text, "x", None).unwrap().assumed;
+    assert!(notes.iter().any(|note| note.contains("--nnodes 4 and --nnodes 8")), "{notes:?}");
+}
+
+/// A list of arguments is no program: in its words no operator has a meaning.
+#[test]
+fn argument_lists_are_read_as_words() {
+    let list = |flags: &str| COMMAND.replace("--sequence-parallel", &format!("--sequence-parallel {flags}"));
+    let layout = "--pipeline-model-parallel-layout Et*16|t*16L";
+    for text in [
+        list(layout),
+        list(&format!("--tokenizer-model a&b;c {layout}")).replace(" --", "\n--"),
+        format!("# comment & more\nA=1 pretrain_gpt.py\n{}", list(layout).replace(" --", " \\\n  --")),
+        list(&format!("--tokenizer-model 'a b' # it's\n{layout}")),
+    ] {
+        let read = import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let layout = read.plan.layout();
+        assert_eq!((layout.tensor_parallel, layout.pipeline_parallel), (4, 2), "{text}");
+        assert_eq!(read.unknown, [], "{text}");
+    }
+    // Variables before it are those of its words; commands around it make it a script.
+    let words = |text: &str| -> Vec<String> {
+        read_launch(text, &no_files).unwrap().arguments.into_iter().map(|w| w.text).collect()
+    };
+    assert_eq!(
+        words("N=8\nx.py --n $N --m ${M:-4} --l ([0]*3+[1]*5)"),
+        ["--n", "8", "--m", "4", "--l", "([0]*3+[1]*5)"]
+    );
+    assert_eq!(words("./x.py --n 8 | tee log"), ["--n", "8"]);
+    assert_eq!(words("./x.py --n 8 > log"), ["--n", "8"]);
+}
+
+/// Notes and errors of a text that holds commands name the lines of the script.
+#[test]
+fn lines_inside_texts_are_those_of_the_script() {
+    let rest = COMMAND.replace("--num-layers 32 ", "");
+    let start = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
+    let inner = format!("  [ -f x ] && M=2\n  {start} \\\n  --num-layers 32 \\\n    --num-layers 16 {rest}");
+    let comments = "# more\n".repeat(4);
+    let variable =
+        format!("X=\"\n[ -f x ] && M=2\n{start} --num-layers 32 {rest}\n\"\n# more\nsrun bash -c \"$X\"\n");
+    for (text, first, one, two) in [
+        (format!("{comments}srun bash -c \"\n{inner}\"\n"), 6, 8, 9),
+        (format!("{comments}srun bash -c '\n{inner}'\n"), 6, 8, 9),
+        (format!("{comments}sbatch <<EOF\n#!/bin/bash\n{inner}\nEOF\n"), 7, 9, 10),
+        (format!("{comments}sbatch <<'EOF'\n#!/bin/bash\n{inner}\nEOF\n"), 7, 9, 10),
+    ] {
+        let notes = import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}")).assumed;
+        let undecided = format!("line {first}: whether M is set is known only when the script runs");
+        assert!(notes.contains(&undecided), "{notes:?}\n{text}");
+        let twice = format!("`32` in line {one} and as `16` in line {two}");
+        assert!(notes.iter().any(|note| note.contains(&twice)), "{notes:?}\n{text}");
+    }
+    let notes = import(&variable, "x", Some(64)).unwrap().assumed;
+    assert!(notes.iter().any(|note| note.starts_with("line 6: whether M is set")), "{notes:?}");
+    let error =
+        import(&variable.replace("--hidden-size 4096", "--hidden-size x"), "x", Some(64)).unwrap_err();
+    assert_eq!(error.line, 3, "{error}");
+    // A here-document without an end leaves `$(` open, as in bash.
+    let cut = format!("A=$(cat <<EOF\n{COMMAND}\n)\n{start} $A\n");
+    let error = import(&cut, "x", Some(64)).unwrap_err();
+    assert!(error.line == 1 && error.message.contains("never closed"), "{error}");
 }
 
 #[test]

@@ -98,14 +98,56 @@ pub(super) fn left_out_note(line: usize) -> String {
     )
 }
 
+/// Arguments on the lines where their flags stand: what a variable or a string of several lines holds came with
+/// another one.
+fn placed(arguments: &[Word], text: &str) -> Vec<Word> {
+    let lines: Vec<&str> = text.lines().collect();
+    let count = |line: usize, name: &str| {
+        line.checked_sub(1).and_then(|at| lines.get(at)).map_or(0, |text| times(text, name))
+    };
+    let mut placed = arguments.to_vec();
+    let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (at, word) in arguments.iter().enumerate().filter(|(_, word)| word.text.starts_with("--")) {
+        by_name.entry(word.text.split('=').next().unwrap_or_default()).or_default().push(at);
+    }
+    for (name, all) in by_name {
+        let claims = |line: usize| all.iter().filter(|at| arguments[**at].line == line).count();
+        let stands = |at: &usize| claims(arguments[*at].line) <= count(arguments[*at].line, name);
+        if all.iter().all(stands) {
+            continue;
+        }
+        let places: Vec<usize> =
+            (1..=lines.len()).flat_map(|line| std::iter::repeat_n(line, count(line, name))).collect();
+        for (n, at) in all.iter().enumerate() {
+            let own = if places.len() == all.len() { places.get(n) } else { places.first() };
+            if let Some(line) = own.filter(|_| places.len() == all.len() || !stands(at)) {
+                placed[*at].line = *line;
+            }
+        }
+    }
+    placed
+}
+
+/// How often a flag stands in a line that is no comment.
+fn times(line: &str, name: &str) -> usize {
+    if line.trim_start().starts_with('#') {
+        return 0;
+    }
+    let part = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let whole = line.match_indices(name).filter(|(at, _)| !line[at + name.len()..].starts_with(part));
+    whole.count()
+}
+
 impl Flags {
-    pub(super) fn new(launch: &Launch, notes: &mut Vec<String>) -> Read<Self> {
+    /// The flags of a launch whose script is `text`.
+    pub(super) fn new(launch: &Launch, text: &str, notes: &mut Vec<String>) -> Read<Self> {
+        let arguments = placed(&launch.arguments, text);
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
         let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
         let mut open: Option<String> = None;
         let mut left_out = None;
-        for Word { text, line } in &launch.arguments {
+        for Word { text, line } in &arguments {
             if text.starts_with("--") {
                 let (name, value) = match text.split_once('=') {
                     Some((name, value)) => (name.to_owned(), vec![value.to_owned()]),
@@ -114,7 +156,7 @@ impl Flags {
                 let renamed = RENAMED.iter().find(|(old, _)| *old == name);
                 if let Some((old, new)) = renamed.filter(|(old, _)| NAMED_ONCE.contains(old)) {
                     let own = |word: &Word| word.text.split('=').next() == Some(new);
-                    if launch.arguments.iter().any(own) {
+                    if arguments.iter().any(own) {
                         let text = format!("{old} and {new} are one flag: the command has both");
                         return Err(ImportError::new(*line, text));
                     }
@@ -164,7 +206,7 @@ impl Flags {
         let method = |w: &&Word| w.text.split('=').next() == Some("--activations-checkpoint-method");
         let said = ["--recompute-granularity", "--recompute-activations", "--checkpoint-activations"];
         let said = said.iter().any(|name| map.contains_key(*name));
-        let old = launch.arguments.iter().find(method);
+        let old = arguments.iter().find(method);
         if let Some(word) = old.filter(|_| !said && !map.contains_key("--deepspeed-activation-checkpointing"))
         {
             map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
@@ -221,28 +263,6 @@ impl Flags {
                     ImportError::new(self.line, format!("the command has no {name}: is the script cut off?"))
                 }
             },
-        }
-    }
-
-    /// Flags in a string of several lines stand where the text has them.
-    pub(super) fn find_lines(&mut self, text: &str) {
-        let lines: Vec<&str> = text.lines().collect();
-        let has = |line: &str, name: &str| {
-            !line.trim_start().starts_with('#')
-                && line.match_indices(name).any(|(at, _)| {
-                    !line[at + name.len()..]
-                        .starts_with(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
-                })
-        };
-        for (name, (_, line)) in &mut self.given {
-            if !lines.get(line.saturating_sub(1)).is_some_and(|text| has(text, name))
-                && let Some(at) = lines.iter().position(|text| has(text, name))
-            {
-                *line = at + 1;
-                if let Some(flag) = self.map.get_mut(name) {
-                    flag.1 = at + 1;
-                }
-            }
         }
     }
 

@@ -113,9 +113,9 @@ fn imported(
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
     let world = launch.ranks(text)?;
+    assumed.extend(launch.disagreements(text));
     other_jobs::trains(launch)?;
-    let mut f = Flags::new(launch, assumed)?;
-    f.find_lines(text);
+    let mut f = Flags::new(launch, text, assumed)?;
     if !f.is_fork() {
         values::check(&mut f, text, assumed)?;
     }

@@ -1281,6 +1281,8 @@ fn flags_that_nobody_knows_are_listed() {
         ("--lrank 5", None),
         ("--loading-balance 5", None),
         ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
+        ("--expert-parallel-size 8", Some("--expert-model-parallel-size")),
+        ("--mtp-layers 1", Some("--mtp-num-layers")),
     ] {
         let imported = import(&with_flags(flag), "x", None).unwrap_or_else(|error| panic!("{flag}: {error}"));
         let meant = meant.map_or(String::new(), |meant| format!(" (did you mean {meant}?)"));

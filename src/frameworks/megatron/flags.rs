@@ -86,6 +86,14 @@ pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     likeness(found, meant) > 1.0 - SPELT_WRONGLY
 }
 
+/// Whether a flag of several words is another one but for a word.
+fn lacks_a_word(found: &str, meant: &str) -> bool {
+    let words = |flag: &str| flag.trim_start_matches('-').split(['-', '_']).map(str::to_owned).collect();
+    let (found, meant): (Vec<String>, Vec<String>) = (words(found), words(meant));
+    let same = found.iter().zip(&meant).take_while(|(one, other)| one == other).count();
+    found.len() > 1 && found.len() + 1 == meant.len() && found[same..] == meant[same + 1..]
+}
+
 /// The share of two flags' letters that is the same, whatever stands between their words.
 fn likeness(found: &str, meant: &str) -> f64 {
     strsim::normalized_damerau_levenshtein(&found.replace('_', "-").to_lowercase(), meant)
@@ -242,7 +250,8 @@ impl Flags {
     /// The known flag that one of the command may be meant for: the nearest that is not given.
     pub(super) fn meant(&self, name: &str) -> Option<&str> {
         let known = self.asked.iter().map(String::as_str).chain(neutral().map(|name| -> &str { name }));
-        let near = known.filter(|other| !self.given.contains_key(*other) && misspelt(name, other));
+        let near = known.filter(|other| !self.given.contains_key(*other));
+        let near = near.filter(|other| misspelt(name, other) || lacks_a_word(name, other));
         near.max_by(|one, other| likeness(name, one).total_cmp(&likeness(name, other)))
     }
 

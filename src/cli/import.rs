@@ -423,9 +423,15 @@ impl Launched {
         beside.extend(constants_of(script, launch));
         trainer.recompute |= beside.get(SCRIPT_RECOMPUTES).is_some_and(|on| on == "True");
         let mut notes = launch.notes.clone();
-        notes.push(match is_unknown(config) {
-            true => format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its"),
-            false => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
+        notes.extend(launch.disagreements(text));
+        notes.push(match (written, is_unknown(config)) {
+            (Some(line), _) => {
+                format!("the script hands `{shown}` to DeepSpeed, as line {line} writes it; lines are its")
+            }
+            (None, true) => {
+                format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its")
+            }
+            (None, false) => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
         });
         let read =
             Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), (trainer, beside), args);

@@ -4,11 +4,13 @@
 //! `megatron/`; `TE` is Transformer Engine of the same month.
 
 pub mod arguments;
+mod batches;
 mod experts;
 pub mod flag_rules;
 pub(super) mod flags;
 pub mod import;
 mod layer_lists;
+mod left_out;
 mod other_jobs;
 pub mod positions;
 pub mod shape;

@@ -179,8 +179,10 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
         let arguments = words.into_iter().map(|text| Word { text, line: 1 }).collect();
         return Ok(Launch { arguments, ..Launch::default() });
     }
-    let list = parse::parse(text)?;
+    let list = argument_list(text);
+    let commands = if list.is_some() { Vec::new() } else { parse::parse(text)? };
     let mut shell = run::Shell::new(files);
+    shell.script = text.lines().map(str::to_owned).collect();
     let end = text.trim_end();
     if let Some(last) =
         end.lines().last().filter(|last| last.ends_with('\\') && !last.trim_start().starts_with('#'))
@@ -213,7 +215,10 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
         arguments = rest;
     }
     shell.give(arguments);
-    shell.list(&list)?;
+    if let Some(list) = list {
+        return Ok(shell.launch_of(&list));
+    }
+    shell.list(&commands)?;
     if shell.found.is_empty() && shell.perhaps.is_empty() && shell.arguments.is_empty() {
         shell.scripts_in_documents()?;
     }
@@ -277,6 +282,25 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
         return Err(ImportError { notes, ..error });
     }
     Ok(Launch { notes, unread, ..first })
+}
+
+/// The words of a text that holds variables, perhaps a script, and flags, and no command.
+fn argument_list(text: &str) -> Option<Vec<parse::Raw>> {
+    let words = parse::words(text).ok()?;
+    let plain = |word: &parse::Raw| word.bare().unwrap_or_default();
+    let operator = |word: &parse::Raw| {
+        let text = plain(word);
+        matches!(text.as_str(), "|" | "&" | "&&" | "||")
+            || text.ends_with(';')
+            || text.starts_with(['>', '<'])
+            || text.starts_with("2>")
+    };
+    let sets = |word: &parse::Raw| assignment(&plain(word)).is_some_and(|(_, value)| !value.starts_with('('));
+    let variables = words.iter().take_while(|word| sets(word)).count();
+    let script = words.get(variables).is_some_and(|word| plain(word).ends_with(".py"));
+    let first = words.get(variables + usize::from(script))?;
+    let flag = matches!(first.parts.first(), Some(parse::Part::Text { text, .. }) if text.starts_with("--"));
+    (flag && !words.iter().any(operator)).then_some(words)
 }
 
 /// What launches can be read, for messages.

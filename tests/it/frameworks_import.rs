@@ -9,9 +9,9 @@ use autoplan::frameworks::megatron::import::{Given, Imported, import as import_g
 use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, Dispatcher, Layout, Recompute, Schedule};
+use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use autoplan::spec::cluster::Architecture;
-use autoplan::spec::job::Precision;
+use autoplan::spec::job::{Optimizer, Precision};
 use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
 
 mod forks;
@@ -422,6 +422,26 @@ fn broken_configurations_name_the_place() {
         ("\"stage\": 3", "\"stage\": 3, \"zero_hpz_partition_size\": 3", 6, "does not divide the 8 ranks"),
         ("\"bf16\": {\"enabled\": true}", "\"elasticity\": {}", 5, "no longer exists"),
         ("true}\n}", "true}", 6, "ends too early"),
+        (
+            "\"train_micro_batch_size_per_gpu\": 2,\n  \"gradient_accumulation_steps\": 4,",
+            "\"tensor_parallel\": {\"autotp_sise\": 4},",
+            3,
+            "`tensor_parallel` has no `autotp_sise`",
+        ),
+        (
+            "\"train_batch_size\": 64,\n  \"train_micro_batch_size_per_gpu\": 2,\n  \"gradient_accumulation_steps\": 4,",
+            "\"train_batch_size\": 4,",
+            2,
+            "4 is less than micro-batch 1 x 8 ranks = 8",
+        ),
+        ("steps\": 4", "steps\": 40", 2, "64 is not micro-batch 2 x accumulation 40 x 8 ranks = 640"),
+        (
+            "\"bf16\": {\"enabled\": true}",
+            "\"expert_parallel\": {\"enabled\": true,\n\"autoep_size\": 2}",
+            6,
+            "the model has no experts",
+        ),
+        ("\"bf16\"", "\"communication_data_type\": \"fp8\",\"bf16\"", 5, "expected fp16, bf16 or fp32"),
         ("steps\": 4", "steps\": 0", 4, "whole number from 1"),
     ] {
         let text = good.replacen(from, to, 1);
@@ -429,6 +449,79 @@ fn broken_configurations_name_the_place() {
         assert!(error.title().contains(part), "{part}: {}", error.render(false));
         assert_eq!(error.place().map(|p| p.0), Some(line), "{part}: {}", error.render(false));
     }
+}
+
+/// What a configuration says in vain, or of what is not predicted.
+#[test]
+fn what_a_configuration_says_in_vain_is_told() {
+    let models = models();
+    let read = |name: &str, text: &str, pipeline_parallel: u32| {
+        let model = models.iter().find(|model| model.name == name).unwrap();
+        let trainer = deepspeed::Trainer::default();
+        let given =
+            deepspeed::Given { model, gpus: 8, sequence_length: Some(4096), pipeline_parallel, trainer };
+        let start = "{\"train_micro_batch_size_per_gpu\": 2,\n\"zero_optimization\": {\"stage\": 2},\n";
+        deepspeed::import(&format!("{start}{text}}}"), given)
+    };
+    let (llama, qwen) = ("Llama 3.1 8B", "Qwen3 30B-A3B");
+    for (name, text, listed) in [
+        (
+            qwen,
+            r#""expert_parallel": {"enabled": true, "autoep_sise": 8}"#,
+            "expert_parallel.autoep_sise (did you mean autoep_size?)",
+        ),
+        (llama, r#""activation_checkpointing": {"bogus": 1}"#, "activation_checkpointing.bogus"),
+        (llama, r#""optimizer": {"typ": "AdamW", "params": {"lr": 1}}"#, "optimizer.typ"),
+        (llama, r#""stepsper_print": 2"#, "stepsper_print (did you mean steps_per_print?)"),
+    ] {
+        let read = read(name, text, 1).unwrap_or_else(|error| panic!("{text}: {}", error.render(false)));
+        assert_eq!(read.unknown, [(3, listed.to_owned())], "{text}");
+    }
+    for (text, part) in [
+        (r#""data_types": {"grad_accum_dtype": "bf16"}"#, "gradients accumulated in 32 bits"),
+        (r#""communication_data_type": "fp32""#, "gradients exchanged in the 16 bits of bf16"),
+        (r#""activation_checkpointing": {"partition_activations": true}"#, "whole on every tensor"),
+        (
+            r#""train_batch_size": 64, "tensor_parallel": {"autotp_size": 2}"#,
+            "a step trains 32 sequences: train_batch_size 64 counts all 8 ranks, of which 4 are replicas",
+        ),
+    ] {
+        let read = read(llama, text, 1).unwrap_or_else(|error| panic!("{text}: {}", error.render(false)));
+        assert!(read.assumed.iter().any(|note| note.contains(part)), "{text}: {:?}", read.assumed);
+    }
+    for (text, part) in [
+        (r#""expert_parallel": {"enabled": true, "autoep_size": 5}"#, "expert-parallel 5"),
+        (
+            r#""expert_parallel": {"enabled": true, "autoep_size": 8, "preset_model": "mixtral"}"#,
+            "`mixtral` is not that of Qwen3 30B-A3B: `qwen3_moe`",
+        ),
+        (
+            r#""expert_parallel": {"enabled": true, "autoep_size": 8, "preset_model": "qwen"}"#,
+            "AutoEP has no preset `qwen`; it has deepseek_v2",
+        ),
+    ] {
+        let error = read(qwen, text, 1).expect_err(part);
+        assert!(error.title().contains(part), "{text}: {}", error.title());
+        assert_eq!(error.place().map(|(line, _)| line), Some(3), "{text}");
+    }
+    // Tensor-parallel ranks of a pipeline stand elsewhere.
+    let batch = read(llama, "\"train_batch_size\": 4, \"gradient_accumulation_steps\": 1", 2).unwrap_err();
+    assert!(batch.render(false).contains("give the launch script"), "{}", batch.render(false));
+    // States of 16 bits are AdamW's, and those of a section that is on.
+    let states = |enabled: &str, optimizer: &str| {
+        let text = format!(
+            r#""bf16": {{"enabled": {enabled}, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}},
+            "zero_allow_untested_optimizer": true, "optimizer": {{"type": "{optimizer}"}}"#
+        );
+        read(llama, &text, 1).unwrap_or_else(|error| panic!("{text}: {}", error.render(false)))
+    };
+    assert_eq!(states("true", "AdamW").job.optimizer, Optimizer::AdamwBf16);
+    assert_eq!(states("\"auto\"", "AdamW").job.optimizer, Optimizer::AdamwBf16);
+    assert_eq!(states("false", "AdamW").job.optimizer, Optimizer::Adamw);
+    let muon = states("true", "Muon");
+    assert_eq!(muon.job.optimizer, Optimizer::Muon);
+    let note = "bf16_optimizer_states beside muon: predicted with states of 32 bits";
+    assert!(muon.assumed.contains(&note.to_owned()), "{:?}", muon.assumed);
 }
 
 #[test]
@@ -608,6 +701,9 @@ const VALUES: &[(&str, &str)] = &[
     ("N=$((2**3**1))", "8"),
     ("M=8; N=$(( M == 8 ? 4 : 2 ))", "4"),
     ("N=$(( 1 + (1 == 2 < 3) ))", "2"),
+    ("N=16; while [[ $((N -= 3)) -gt 8 ]]; do :; done", "7"),
+    ("N=2; [[ $((N *= 2)) == 4 ]] && N=$((N + 4))", "8"),
+    ("N=3; (( N += (N *= 3) ))", "12"),
     ("N=$[ 4 * 2 ]", "8"),
     ("declare -i N=4*2", "8"),
     ("A=1; B=A; N=${!B}", "1"),
@@ -992,6 +1088,120 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
 }
 
 #[test]
+fn launchers_that_contradict_themselves_are_told_of() {
+    let files = |path: &str| match path {
+        "hosts" => Ok("a slots=8\n".repeat(8)),
+        other => Err(other.to_owned()),
+    };
+    let said = |text: &str| read_launch(text, &files).unwrap().disagreements(text);
+    for (text, expected) in [
+        (
+            "#SBATCH --nodes=4\nsrun torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1",
+            "--nnodes says 2 nodes, and --nodes or -N of #SBATCH 4: read as 2",
+        ),
+        (
+            "srun -N 4 torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1",
+            "--nnodes says 2 nodes, and -N 4: read as 2",
+        ),
+        (
+            "#SBATCH --gres=gpu:8\ntorchrun --nproc_per_node 4 x.py --n 1",
+            "--nproc_per_node says 4 GPUs per node, and --gpus-per-node or --gres of #SBATCH 8: read as 4",
+        ),
+        (
+            "deepspeed --hostfile hosts --num_nodes 16 --num_gpus 8 x.py --n 1",
+            "--num_nodes says 16 nodes, and the file of hosts 8: read as 16",
+        ),
+        (
+            "\ntorchrun --nnodes 4 --nnodes 2 --nproc-per-node 8 x.py --n 1",
+            "line 2: the launcher has --nnodes 4 and --nnodes 2: the last one counts",
+        ),
+        (
+            "#SBATCH -N 4\n#SBATCH --ntasks-per-node=8\n#SBATCH -n 16\nsrun python x.py --n 1",
+            "--ntasks or -n of #SBATCH says 16 ranks, and --nodes or -N of #SBATCH x --ntasks-per-node of #SBATCH 32: read as 16",
+        ),
+        (
+            "export WORLD_SIZE=64\nsrun -n 32 python x.py --n 1",
+            "-n says 32 ranks, and WORLD_SIZE 64: read as 32",
+        ),
+    ] {
+        assert_eq!(said(text), [expected], "{text}");
+    }
+    for text in [
+        "#SBATCH --nodes=4\nsrun torchrun --nnodes $SLURM_NNODES --nproc-per-node 8 x.py --n 1",
+        "deepspeed --hostfile hosts --num_nodes 4 --num_gpus 8 x.py --n 1",
+        "deepspeed --hostfile hosts --include a@b --num_nodes 16 x.py --n 1",
+        "torchrun --nnodes 1:4 --nnodes 1:4 --nproc-per-node 8 x.py --n 1",
+        "mpirun -np 32 -N 8 python x.py --n 1",
+        "#SBATCH -N 4 -n 32\nsrun --ntasks-per-node=8 python x.py --n 1",
+    ] {
+        assert!(said(text).is_empty(), "{text}: {:?}", said(text));
+    }
+    let text = script("").replace("--nnodes 8", "--nnodes 4 --nnodes 8");
+    let notes = import(&text, "x", None).unwrap().assumed;
+    assert!(notes.iter().any(|note| note.contains("--nnodes 4 and --nnodes 8")), "{notes:?}");
+}
+
+/// A list of arguments is no program: in its words no operator has a meaning.
+#[test]
+fn argument_lists_are_read_as_words() {
+    let list = |flags: &str| COMMAND.replace("--sequence-parallel", &format!("--sequence-parallel {flags}"));
+    let layout = "--pipeline-model-parallel-layout Et*16|t*16L";
+    for text in [
+        list(layout),
+        list(&format!("--tokenizer-model a&b;c {layout}")).replace(" --", "\n--"),
+        format!("# comment & more\nA=1 pretrain_gpt.py\n{}", list(layout).replace(" --", " \\\n  --")),
+        list(&format!("--tokenizer-model 'a b' # it's\n{layout}")),
+    ] {
+        let read = import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        let layout = read.plan.layout();
+        assert_eq!((layout.tensor_parallel, layout.pipeline_parallel), (4, 2), "{text}");
+        assert_eq!(read.unknown, [], "{text}");
+    }
+    // Variables before it are those of its words; commands around it make it a script.
+    let words = |text: &str| -> Vec<String> {
+        read_launch(text, &no_files).unwrap().arguments.into_iter().map(|w| w.text).collect()
+    };
+    assert_eq!(
+        words("N=8\nx.py --n $N --m ${M:-4} --l ([0]*3+[1]*5)"),
+        ["--n", "8", "--m", "4", "--l", "([0]*3+[1]*5)"]
+    );
+    assert_eq!(words("./x.py --n 8 | tee log"), ["--n", "8"]);
+    assert_eq!(words("./x.py --n 8 > log"), ["--n", "8"]);
+}
+
+/// Notes and errors of a text that holds commands name the lines of the script.
+#[test]
+fn lines_inside_texts_are_those_of_the_script() {
+    let rest = COMMAND.replace("--num-layers 32 ", "");
+    let start = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
+    let inner = format!("  [ -f x ] && M=2\n  {start} \\\n  --num-layers 32 \\\n    --num-layers 16 {rest}");
+    let comments = "# more\n".repeat(4);
+    let variable =
+        format!("X=\"\n[ -f x ] && M=2\n{start} --num-layers 32 {rest}\n\"\n# more\nsrun bash -c \"$X\"\n");
+    for (text, first, one, two) in [
+        (format!("{comments}srun bash -c \"\n{inner}\"\n"), 6, 8, 9),
+        (format!("{comments}srun bash -c '\n{inner}'\n"), 6, 8, 9),
+        (format!("{comments}sbatch <<EOF\n#!/bin/bash\n{inner}\nEOF\n"), 7, 9, 10),
+        (format!("{comments}sbatch <<'EOF'\n#!/bin/bash\n{inner}\nEOF\n"), 7, 9, 10),
+    ] {
+        let notes = import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}")).assumed;
+        let undecided = format!("line {first}: whether M is set is known only when the script runs");
+        assert!(notes.contains(&undecided), "{notes:?}\n{text}");
+        let twice = format!("`32` in line {one} and as `16` in line {two}");
+        assert!(notes.iter().any(|note| note.contains(&twice)), "{notes:?}\n{text}");
+    }
+    let notes = import(&variable, "x", Some(64)).unwrap().assumed;
+    assert!(notes.iter().any(|note| note.starts_with("line 6: whether M is set")), "{notes:?}");
+    let error =
+        import(&variable.replace("--hidden-size 4096", "--hidden-size x"), "x", Some(64)).unwrap_err();
+    assert_eq!(error.line, 3, "{error}");
+    // A here-document without an end leaves `$(` open, as in bash.
+    let cut = format!("A=$(cat <<EOF\n{COMMAND}\n)\n{start} $A\n");
+    let error = import(&cut, "x", Some(64)).unwrap_err();
+    assert!(error.line == 1 && error.message.contains("never closed"), "{error}");
+}
+
+#[test]
 fn misspelt_flags_are_named_with_what_was_meant() {
     let given = Given { name: "x", gpus: Some(64), ..Given::default() };
     for (from, to) in
@@ -1008,6 +1218,29 @@ fn misspelt_flags_are_named_with_what_was_meant() {
         unknown,
         ["--tensor-model-paralel-size 4 (did you mean --tensor-model-parallel-size?)", "--x"]
     );
+}
+
+/// Flags that begin like known ones are no known ones: each is listed.
+#[test]
+fn flags_that_nobody_knows_are_listed() {
+    for (flag, meant) in [
+        ("--data-parallel-sharding-stategy optim", Some("--data-parallel-sharding-strategy")),
+        ("--data-parallel-size 4", None),
+        ("--train-itres 5", Some("--train-iters")),
+        ("--save-foo", None),
+        ("--lrank 5", None),
+        ("--loading-balance 5", None),
+        ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
+        ("--expert-parallel-size 8", Some("--expert-model-parallel-size")),
+        ("--mtp-layers 1", Some("--mtp-num-layers")),
+    ] {
+        let imported = import(&with_flags(flag), "x", None).unwrap_or_else(|error| panic!("{flag}: {error}"));
+        let meant = meant.map_or(String::new(), |meant| format!(" (did you mean {meant}?)"));
+        let listed: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
+        assert_eq!(listed, [format!("{flag}{meant}")]);
+    }
+    let known = "--train-data-path x --profile-ranks 0 1 --log-interval 1 --lr 1e-4 --wandb-project x --data-impl mmap";
+    assert_eq!(import(&with_flags(known), "x", None).unwrap().unknown, []);
 }
 
 /// One command, started in as many ways as there are sites.
@@ -1102,12 +1335,78 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     ("sharded-checkpoints", "--ckpt-format fsdp_dtensor", "--ckpt-format", "needs --use-megatron-fsdp"),
     ("save-interval", "--save /x", "--save", "needs --save-interval"),
     ("evaluation-batch", "--eval-global-batch-size 7", "--eval-global", "is no multiple"),
-    ("batch-schedules", "--step-batch-size-schedule 8:0", "--step-batch-size-schedule", "exclude each other"),
+    ("evaluation-batch", "--eval-micro-batch-size 3", "--eval-micro", "is no multiple"),
+    ("evaluation-batch", "--eval-global-batch-size 1_0", "--eval-global", "is no multiple"),
+    ("batch-schedules", "--step-batch-size-schedule 0:8", "--step-batch-size-schedule", "exclude each other"),
     (
         "iterations-or-samples",
         "--train-iters 10 --train-samples 100",
         "--train-samples",
         "exclude each other",
+    ),
+    ("iterations-or-samples", "--train-iters 10 --lr-decay-samples 9", "--lr-decay", "exclude each other"),
+    ("iterations-or-samples", "--train-samples 10 --lr-decay-iters 9", "--lr-decay", "exclude each other"),
+    ("iterations-or-samples", "--train-iters 10 --lr-warmup-samples 9", "--lr-warm", "exclude each other"),
+    ("iterations-or-samples", "--train-samples 10 --lr-warmup-iters 9", "--lr-warm", "exclude each other"),
+    (
+        "iterations-or-samples",
+        "--train-iters 10 --lr-warmup-fraction 0.1 --lr-warmup-iters 1",
+        "--lr-warmup-iters",
+        "exclude each other",
+    ),
+    (
+        "iterations-or-samples",
+        "--train-samples 10 --lr-warmup-samples 1 --lr-warmup-fraction 0.1",
+        "--lr-warmup-fraction",
+        "exclude each other",
+    ),
+    ("one-data-source", "--mock-data --data-path x", "--data-path", "exclude each other"),
+    ("one-data-source", "--mock-data --valid-data-path x", "--valid-data-path", "exclude each other"),
+    ("one-data-source", "--train-data-path y --data-path x", "--data-path", "exclude each other"),
+    ("one-data-source", "--data-args-path y --data-path x", "--data-path", "exclude each other"),
+    (
+        "emerging-checkpoints",
+        "--optimizer muon --ckpt-format zarr",
+        "--ckpt-format",
+        "needs --ckpt-format torch or torch_dist",
+    ),
+    (
+        "dense-expert-ranks",
+        "--expert-tensor-parallel-size 3",
+        "--expert-tensor",
+        "3 does not divide the 32 ranks of a stage",
+    ),
+    ("sharded-checkpoints", "--ckpt-format torch_dcp", "--ckpt-format", "needs --use-torch-fsdp2"),
+    (
+        "graph-modules",
+        "--enable-cuda-graph --external-cuda-graph",
+        "--external-cuda-graph",
+        "exclude each other",
+    ),
+    ("graph-modules", "--enable-cuda-graph --cuda-graph-impl local", "--cuda-graph", "exclude each other"),
+    (
+        "graph-modules",
+        "--cuda-graph-impl transformer_engine --external-cuda-graph",
+        "--external-cuda-graph",
+        "exclude each other",
+    ),
+    (
+        "graph-modules",
+        "--external-cuda-graph --cuda-graph-modules moe",
+        "--cuda-graph-modules",
+        "needs experts padded",
+    ),
+    (
+        "graph-modules",
+        "--num-experts 8 --cuda-graph-impl local --cuda-graph-modules attn mlp --moe-layer-freq 1",
+        "--cuda-graph-modules",
+        "needs dense layers",
+    ),
+    (
+        "graph-modules",
+        "--num-experts 8 --enable-cuda-graph --cuda-graph-modules mlp --moe-layer-freq [1]*32",
+        "--cuda-graph-modules",
+        "needs dense layers",
     ),
     ("one-fully-sharded", "--use-megatron-fsdp --use-torch-fsdp2", "--use-torch-fsdp2", "exclude each other"),
     (
@@ -1347,13 +1646,76 @@ fn flags_that_the_prediction_leaves_out_are_said() {
             "--use-precision-aware-optimizer --optimizer-cpu-offload --optimizer-offload-fraction 0.25",
             "all of the optimizer offloaded",
         ),
+        ("--use-checkpoint-args", "predicted as the flags say"),
+        ("--reset-attention-mask --reset-position-ids", "predicted over whole sequences"),
+        ("--dataloader-inter-document-masking", "predicted over whole sequences"),
+        ("--recompute-num-layers 4", "--recompute-num-layers changes nothing"),
+        ("--recompute-modules core_attn", "--recompute-modules changes nothing"),
+        ("--swiglu", "no --cross-entropy-loss-fusion: the loss keeps more copies"),
+        (
+            "--rampup-batch-size 64 64 1000",
+            "--rampup-batch-size: the plan is that of the full batch; Megatron-LM of August 2026 ignores",
+        ),
     ] {
         let imported =
             import(&with_flags(flags), "x", None).unwrap_or_else(|error| panic!("{flags}: {error}"));
         assert!(imported.assumed.iter().any(|note| note.contains(part)), "{flags}: {:?}", imported.assumed);
     }
+    let full = "--recompute-granularity full\n--recompute-method uniform\n--recompute-num-layers 1";
+    let kept = format!("--sequence-parallel => {full}\n--distribute-saved-activations");
+    let notes = import(&script(&kept), "x", None).unwrap().assumed;
+    assert!(notes.iter().any(|n| n.contains("whole on every tensor-parallel rank")), "{notes:?}");
+    let plain = import(&with_flags("--cross-entropy-loss-fusion --reset-position-ids"), "x", None).unwrap();
+    assert!(
+        !plain.assumed.iter().any(|n| n.contains("entropy") || n.contains("--reset")),
+        "{:?}",
+        plain.assumed
+    );
     let imported = import(&with_flags("--mtp-num-layers 0"), "x", None).unwrap();
     assert_eq!(imported.model.mtp, None);
+}
+
+/// Graphs by the switches of earlier versions, and batches of a schedule.
+#[test]
+fn earlier_and_other_ways_to_say_it_are_read() {
+    for (flags, graphs) in [
+        ("--enable-cuda-graph --cuda-graph-modules attn", CudaGraphs::Attention),
+        ("--external-cuda-graph --cuda-graph-scope attn", CudaGraphs::Attention),
+        ("--cuda-graph-impl none --enable-cuda-graph --cuda-graph-scope attn", CudaGraphs::Attention),
+        (
+            "--enable-cuda-graph --cuda-graph-scope full_iteration --no-check-for-nan-in-loss-and-grad",
+            CudaGraphs::FullIteration,
+        ),
+    ] {
+        let read = import(&with_flags(flags), "x", None).unwrap_or_else(|error| panic!("{flags}: {error}"));
+        assert_eq!(read.plan.layout().cuda_graphs, graphs, "{flags}");
+    }
+    let error = import(&with_flags("--cuda-graph-scope attn --cuda-graph-modules attn"), "x", None);
+    assert!(error.unwrap_err().message.contains("are one flag"));
+    let batch = |schedule: &str| {
+        let schedule = format!("--global-batch-size 256 => --step-batch-size-schedule \"{schedule}\"");
+        import(&script(&schedule), "x", None)
+    };
+    for (schedule, expected) in
+        [("0:64 100B:768", 768), ("100B:768, 0:64", 768), ("0:1K", 1000), ("0:64 1.5M:6_4", 64)]
+    {
+        let read = batch(schedule).unwrap_or_else(|error| panic!("{schedule}: {error}"));
+        assert_eq!(read.job.global_batch_size, expected, "{schedule}");
+        let note = format!("--step-batch-size-schedule: the plan is that of the full batch, {expected}");
+        assert!(read.assumed.contains(&note), "{:?}", read.assumed);
+    }
+    for (schedule, part) in [
+        ("0:64 100B:770", "is no multiple of micro-batch 1"),
+        ("0:64 100B", "expected THRESHOLD:BATCH"),
+        ("0:64 1B:0", "expected THRESHOLD:BATCH"),
+        ("0:64 1G:128", "expected THRESHOLD:BATCH"),
+        ("1M:64", "first threshold must be 0"),
+        ("0:64 100:128", "must grow by whole sequences of 4096"),
+        ("", "no steps"),
+    ] {
+        let error = batch(schedule).expect_err(schedule);
+        assert!(error.message.contains(part), "{schedule}: {error}");
+    }
 }
 
 #[test]
@@ -1684,6 +2046,8 @@ fn what_the_parser_refuses_is_refused() {
         ("--bf16 => --bf16 --fp8-format e3m4", "--fp8-format is `e3m4`; expected one of e4m3, hybrid"),
         ("--swiglu => --swiglu --lr 1e-4x", "--lr takes a number, found `1e-4x`"),
         ("--swiglu => --swiglu --train-iters 1e6", "--train-iters takes a whole number, found `1e6`"),
+        ("--swiglu => --swiglu --train-iters 1__0", "--train-iters takes a whole number, found `1__0`"),
+        ("--swiglu => --swiglu --lr _1e-4", "--lr takes a number, found `_1e-4`"),
         ("--swiglu => --swiglu --mock-data yes", "--mock-data takes no value, found `yes`"),
         ("--swiglu => --seed --swiglu", "--seed has no value"),
         (

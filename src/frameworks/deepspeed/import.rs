@@ -1,6 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
+use crate::frameworks::hf::HfModel;
 use crate::frameworks::megatron::flags::misspelt;
 use crate::frameworks::megatron::flags::whole_number;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
@@ -10,7 +11,7 @@ use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute
 use crate::spec::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::json::{Field, Node, Object, Value, parse, without_comments};
-use crate::spec::model::Model;
+use crate::spec::model::{FeedForward, Model};
 use crate::units::product;
 
 /// What stands beside the configuration.
@@ -110,9 +111,7 @@ pub struct Imported {
 const NEUTRAL: &[&str] = &[
     "checkpoint",
     "comms_logger",
-    "communication_data_type",
     "csv_monitor",
-    "data_types",
     "dump_state",
     "flops_profiler",
     "gradient_clipping",
@@ -235,8 +234,24 @@ const ZERO_NOT_MODELLED: &[&str] = &[
 ];
 
 /// Sections with their keys that forbid others (`runtime/precision_config.py`, `runtime/zero/config.py`,
-/// `runtime/zero/offload_config.py`).
-const CLOSED: [(&str, &[&str]); 6] = [
+/// `runtime/zero/offload_config.py`, `runtime/tensor_parallel/config.py`).
+const CLOSED: [(&str, &[&str]); 7] = [
+    (
+        "tensor_parallel",
+        &[
+            "autotp_size",
+            "dtype",
+            "injection_policy_tuple",
+            "keep_module_on_host",
+            "kernel_inject",
+            "partition_config",
+            "preset_model",
+            "replace_with_kernel_inject",
+            "tensor_parallel",
+            "tp",
+            "tp_overlap_comm",
+        ],
+    ),
     ("bf16", BF16),
     ("bfloat16", BF16),
     (
@@ -271,6 +286,62 @@ const CLOSED: [(&str, &[&str]); 6] = [
         ],
     ),
 ];
+
+/// Sections with their keys that take others and say nothing of them (`runtime/config.py`,
+/// `runtime/activation_checkpointing/config.py`, `module_inject/auto_ep_config.py`).
+const OPEN: [(&str, &[&str]); 4] = [
+    (
+        "activation_checkpointing",
+        &[
+            "contiguous_memory_optimization",
+            "cpu_checkpointing",
+            "number_checkpoints",
+            "partition_activations",
+            "profile",
+            "synchronize_checkpoint_boundary",
+        ],
+    ),
+    ("data_types", &["buffer_dtype", "grad_accum_dtype", "param_dtype"]),
+    (
+        "expert_parallel",
+        &[
+            "autoep_size",
+            "combine_impl",
+            "comm_backend",
+            "comm_max_tokens_per_rank",
+            "disable_triton_grouped_mm",
+            "enabled",
+            "expert_pattern",
+            "expert_tensor_parallel_size",
+            "expert_w1",
+            "expert_w2",
+            "expert_w3",
+            "has_shared_experts",
+            "load_balance_coeff",
+            "moe_layer_pattern",
+            "num_expert_groups",
+            "num_experts_attr",
+            "num_limited_groups",
+            "preset_model",
+            "route_norm",
+            "route_scale",
+            "routed_scaling_factor",
+            "router_pattern",
+            "score_apply",
+            "score_func",
+            "shared_experts_gate_pattern",
+            "shared_experts_pattern",
+            "top_k",
+            "top_k_attr",
+            "use_grouped_mm",
+            "validate_folding_routing",
+        ],
+    ),
+    ("optimizer", &["legacy_fusion", "params", "type"]),
+];
+
+/// Families whose experts AutoEP finds (`module_inject/auto_ep_presets`).
+const EXPERT_PRESETS: [&str; 5] = ["deepseek_v2", "deepseek_v3", "mixtral", "qwen3_5_moe", "qwen3_moe"];
 
 /// Fields of the section `bf16`, by either name.
 const BF16: &[&str] = &[
@@ -408,21 +479,43 @@ impl<'a> Section<'a> {
                 let error = SpecError::new("", message).mark(self.text, field.span.clone(), "");
                 return Err(error.nearest(&field.name, keys.iter().copied()));
             }
-            section.closed()?;
+            if name == "zero_optimization" {
+                section.closed()?;
+            }
         }
         Ok(())
     }
 
-    /// Top-level keys that are neither read nor without bearing, each with its line.
-    fn unread(&self) -> impl Iterator<Item = (usize, String)> {
-        let known = |name: &str| READ.contains(&name) || NEUTRAL.contains(&name);
-        let unread = self.fields.iter().filter(move |f| !known(&f.name));
-        unread.map(|f| {
-            // DeepSpeed takes any key at the top and says nothing of those that it does not know.
-            let near = READ.iter().find(|known| misspelt(&f.name, &known.replace('_', "-")));
+    /// Keys of the whole configuration that are neither read nor without bearing, each with its line: DeepSpeed says
+    /// nothing of those that it does not know.
+    fn unread(&self) -> Read<Vec<(usize, String)>> {
+        let top: Vec<&str> = READ.iter().chain(NEUTRAL).copied().collect();
+        let mut unread = self.keys_beside(&top);
+        for (name, keys) in OPEN {
+            if let Some(section) = self.section(name)? {
+                unread.extend(section.keys_beside(keys));
+            }
+        }
+        Ok(unread)
+    }
+
+    /// Keys that are none of these, each with its line and the one that it may be meant for.
+    fn keys_beside(&self, known: &[&str]) -> Vec<(usize, String)> {
+        let others = self.fields.iter().filter(|field| !known.contains(&field.name.as_str()));
+        let others = others.map(|field| {
+            let near = known.iter().find(|known| misspelt(&field.name, &known.replace('_', "-")));
             let meant = near.map_or(String::new(), |known| format!(" (did you mean {known}?)"));
-            (self.line(f.span.start), format!("{}{meant}", f.name))
-        })
+            (self.line(field.span.start), format!("{}{}{meant}", self.path, field.name))
+        });
+        others.collect()
+    }
+
+    /// An error at a place, where there is one.
+    fn error_at(&self, node: Option<&Node>, message: String) -> SpecError {
+        match node {
+            Some(node) => self.error(node, message),
+            None => SpecError::new("", message),
+        }
     }
 
     fn line(&self, at: usize) -> usize {
@@ -458,7 +551,8 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let zero = top.section("zero_optimization")?;
     let mut layout = degrees(&top, given)?;
     let precision = precision(&top, given.trainer.precision, &mut assumed)?;
-    let optimizer = optimizer(&top, &mut assumed)?;
+    let optimizer = optimizer(&top, precision, &mut assumed)?;
+    left_out(&top, precision, &mut assumed)?;
     if let Some(zero) = &zero {
         sharding(zero, &mut layout, &mut unknown)?;
     }
@@ -500,10 +594,14 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     let stages = layout.pipeline_parallel;
     let even = |at: u32| layers / stages + u32::from(at < layers % stages);
     let chunks = (0..stages).map(|at| Chunk { layers: even(at), recompute }).collect();
-    let plan = Plan::new(layout, chunks, given.gpus, batch, layers)
-        .map_err(|law| SpecError::new("", law.to_string()))?;
+    let plan = Plan::new(layout, chunks, given.gpus, batch, layers).map_err(|law| {
+        let text = law.to_string();
+        let expert = top.get("expert_parallel").filter(|_| text.contains("expert"));
+        let node = expert.map(|node| inside(node, "autoep_size"));
+        top.error_at(node.or(top.get("train_batch_size")), text)
+    })?;
     legality(&top, given.model, &job, &plan, &mut assumed)?;
-    unknown.extend(top.unread());
+    unknown.extend(top.unread()?);
     unknown.sort();
     Ok(Imported { job, plan, unknown, assumed })
 }
@@ -523,6 +621,8 @@ pub struct Beside {
     pub bf16: bool,
     /// Keys that were not understood, each with its line.
     pub unknown: Vec<(usize, String)>,
+    /// What the prediction leaves out, for people.
+    pub notes: Vec<String>,
 }
 
 /// What a configuration says of sharding, overlap and offload, into a layout whose degrees are known.
@@ -557,7 +657,9 @@ pub fn import_beside(text: &str, layout: &mut Layout) -> Read<Beside> {
     };
     beside.fp16 = enabled("fp16")?;
     beside.bf16 = enabled("bf16")? || enabled("bfloat16")?;
-    beside.unknown.extend(top.unread());
+    let precision = if beside.fp16 { Precision::Fp16 } else { Precision::Bf16 };
+    left_out(&top, precision, &mut beside.notes)?;
+    beside.unknown.extend(top.unread()?);
     beside.unknown.sort();
     Ok(beside)
 }
@@ -567,7 +669,9 @@ const READ: &[&str] = &[
     "activation_checkpointing",
     "bf16",
     "bfloat16",
+    "communication_data_type",
     "data_parallel_size",
+    "data_types",
     "expert_parallel",
     "fp16",
     "gradient_accumulation_steps",
@@ -592,11 +696,7 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
     };
     let cp = top.number("sequence_parallel_size", 1)?.unwrap_or(1);
     let (mut ep, mut dispatcher) = (1, None);
-    let has_experts = given
-        .model
-        .blocks
-        .values()
-        .any(|b| matches!(b.feed_forward, crate::spec::model::FeedForward::Moe(_)));
+    let has_experts = given.model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
     if has_experts {
         dispatcher = Some(Dispatcher::AllToAll);
     }
@@ -604,6 +704,7 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
         && expert.flag("enabled")?.unwrap_or(false)
     {
         ep = expert.number("autoep_size", 1)?.unwrap_or(1);
+        experts_fit(&expert, ep, given.model)?;
         if matches!(expert.get("comm_backend").map(|n| &n.value), Some(Value::Text(t)) if t == "deepep") {
             dispatcher = Some(Dispatcher::DeepEp);
         }
@@ -613,9 +714,7 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
     if u64::from(given.gpus) % ranks != 0 {
         let message =
             format!("{} GPUs do not divide by tp {tp} x Ulysses {cp} x {pp} stages = {ranks}", given.gpus);
-        let node = top.get("tensor_parallel").or(top.get("sequence_parallel_size"));
-        let error = SpecError::new("", message.clone());
-        return Err(node.map_or(error, |node| top.error(node, message)));
+        return Err(top.error_at(top.get("tensor_parallel").or(top.get("sequence_parallel_size")), message));
     }
     let dp = (u64::from(given.gpus) / ranks) as u32;
     if let (Some(said), Some(node)) = (top.number("data_parallel_size", 1)?, top.get("data_parallel_size"))
@@ -664,8 +763,7 @@ fn precision(top: &Section, told: Option<Precision>, assumed: &mut Vec<String>) 
     match (bf16, fp16) {
         (true, true) => {
             let node = top.get("fp16").or(top.get("bf16"));
-            let message = "bf16 and fp16 are both enabled; DeepSpeed takes one".to_owned();
-            Err(node.map_or_else(|| SpecError::new("", message.clone()), |n| top.error(n, message.clone())))
+            Err(top.error_at(node, "bf16 and fp16 are both enabled; DeepSpeed takes one".to_owned()))
         }
         (_, true) => Ok(Precision::Fp16),
         (true, _) => Ok(Precision::Bf16),
@@ -676,12 +774,28 @@ fn precision(top: &Section, told: Option<Precision>, assumed: &mut Vec<String>) 
     }
 }
 
-fn optimizer(top: &Section, assumed: &mut Vec<String>) -> Read<Optimizer> {
-    if let Some(bf16) = top.section("bf16")?
-        && bf16.flag("bf16_optimizer_states")?.unwrap_or(false)
-    {
-        return Ok(Optimizer::AdamwBf16);
+/// The optimizer, with states of 16 bits where the enabled section `bf16` asks for them.
+fn optimizer(top: &Section, precision: Precision, assumed: &mut Vec<String>) -> Read<Optimizer> {
+    let kind = optimizer_kind(top, assumed)?;
+    let mut low = false;
+    for name in ["bf16", "bfloat16"] {
+        let Some(section) = top.section(name)? else { continue };
+        let auto = section.get("enabled").is_some_and(left) && precision == Precision::Bf16;
+        let enabled = auto || section.flag("enabled")?.unwrap_or(false);
+        low |= enabled && section.flag("bf16_optimizer_states")?.unwrap_or(false);
     }
+    Ok(match (low, kind) {
+        (false, kind) => kind,
+        (true, Optimizer::Adamw) => Optimizer::AdamwBf16,
+        (true, kind) => {
+            let name = kind.name();
+            assumed.push(format!("bf16_optimizer_states beside {name}: predicted with states of 32 bits"));
+            kind
+        }
+    })
+}
+
+fn optimizer_kind(top: &Section, assumed: &mut Vec<String>) -> Read<Optimizer> {
     let Some(section) = top.section("optimizer")? else {
         assumed.push("AdamW: the training script brings the optimizer".into());
         return Ok(Optimizer::Adamw);
@@ -697,6 +811,81 @@ fn optimizer(top: &Section, assumed: &mut Vec<String>) -> Read<Optimizer> {
             Optimizer::Adamw
         }
     })
+}
+
+/// Tells of what bears on time or memory and is not predicted.
+fn left_out(top: &Section, precision: Precision, assumed: &mut Vec<String>) -> Read<()> {
+    if let Some(types) = top.section("data_types")?
+        && let Some(Node { value: Value::Text(format), .. }) = types.get("grad_accum_dtype")
+        && !matches!(format.to_lowercase().as_str(), "fp32" | "float32" | "torch.float32")
+    {
+        assumed.push(format!(
+            "data_types.grad_accum_dtype {format}: predicted with gradients accumulated in 32 bits"
+        ));
+    }
+    if let Some(node) = top.get("communication_data_type") {
+        let format = match &node.value {
+            Value::Null => None,
+            Value::Text(format) => Some(format.to_lowercase()),
+            _ => return top.wrong(node, "communication_data_type", "fp16, bf16 or fp32"),
+        };
+        match format.as_deref() {
+            None | Some("fp16" | "bf16") => {}
+            Some("fp32") => assumed.push(format!(
+                "communication_data_type fp32: predicted with gradients exchanged in the 16 bits of {}",
+                precision.name()
+            )),
+            Some(_) => return top.wrong(node, "communication_data_type", "fp16, bf16 or fp32"),
+        }
+    }
+    if let Some(section) = top.section("activation_checkpointing")?
+        && section.flag("partition_activations")?.unwrap_or(false)
+    {
+        let text = "predicted with saved activations whole on every tensor-parallel rank";
+        assumed.push(format!("partition_activations: {text}"));
+    }
+    Ok(())
+}
+
+/// Whether AutoEP finds experts to spread in the model (`module_inject/auto_ep.py`, `auto_ep_presets/base.py`
+/// `_validate_hf_model_type`).
+fn experts_fit(expert: &Section, degree: u32, model: &Model) -> Read<()> {
+    let has_experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
+    if let Some(node) = expert.get("autoep_size").filter(|_| degree > 1 && !has_experts) {
+        return Err(expert.error(node, format!("autoep_size {degree}: the model has no experts")));
+    }
+    let ranks = "expert_tensor_parallel_size";
+    if let (Some(split), Some(node)) = (expert.number(ranks, 1)?.filter(|n| *n > 1), expert.get(ranks)) {
+        return Err(
+            expert.error(node, format!("{ranks} {split}: experts that AutoEP splits are not modelled"))
+        );
+    }
+    let Some(node) = expert.get("preset_model") else { return Ok(()) };
+    let preset = match &node.value {
+        Value::Null => return Ok(()),
+        Value::Text(preset) => preset.as_str(),
+        _ => return expert.wrong(node, "preset_model", "the name of a family"),
+    };
+    if !EXPERT_PRESETS.contains(&preset) {
+        let text = format!("AutoEP has no preset `{preset}`; it has {}", EXPERT_PRESETS.join(", "));
+        return Err(expert.error(node, text));
+    }
+    let own = HfModel::of(model, &Layers::new(model)).and_then(|family| family.expert_preset);
+    match own.filter(|own| *own != preset) {
+        Some(own) => {
+            let text = format!("AutoEP's preset `{preset}` is not that of {}: `{own}`", model.name);
+            Err(expert.error(node, text))
+        }
+        None => Ok(()),
+    }
+}
+
+/// The value of a section's key, else the section.
+fn inside<'n>(node: &'n Node, name: &str) -> &'n Node {
+    match &node.value {
+        Value::Object(Object { fields }) => fields.iter().find(|f| f.name == name).map_or(node, |f| &f.node),
+        _ => node,
+    }
 }
 
 fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, String)>) -> Read<()> {
@@ -722,11 +911,7 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
     }
     let stage = zero.number("stage", 0)?.unwrap_or(0);
     if stage > 3 {
-        let node = zero.get("stage");
-        let message = format!("ZeRO has stages 0 to 3, found {stage}");
-        return Err(
-            node.map_or_else(|| SpecError::new("", message.clone()), |n| zero.error(n, message.clone()))
-        );
+        return Err(zero.error_at(zero.get("stage"), format!("ZeRO has stages 0 to 3, found {stage}")));
     }
     layout.zero_stage = stage as u8;
     let set = |field: &&Field| {
@@ -796,20 +981,36 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
     let batch = top.number("train_batch_size", 1)?;
     // Where tensor parallelism is DeepSpeed's own, its rule counts every rank.
     let counted = if layout.tensor_parallel > 1 && layout.pipeline_parallel == 1 { gpus } else { dp };
+    let place = top.get("train_batch_size").or(top.get("train_micro_batch_size_per_gpu"));
+    let hinted = |error: SpecError| {
+        match given.pipeline_parallel {
+        0 | 1 => error,
+        _ => error.help(
+            "tensor-parallel ranks beside pipeline stages stand in the script's arguments: give the launch script",
+        ),
+    }
+    };
     let wrong = |micro: u32, accumulation: u32, batch: u32| {
-        let message = format!(
-            "train_batch_size {batch} is not micro-batch {micro} x accumulation {accumulation} x {counted} ranks = {}",
-            product([micro, accumulation, counted])
-        );
-        let node = top.get("train_batch_size").or(top.get("train_micro_batch_size_per_gpu"));
-        node.map_or_else(|| SpecError::new("", message.clone()), |n| top.error(n, message.clone()))
+        let all = product([micro, accumulation, counted]);
+        let factors = format!("micro-batch {micro} x accumulation {accumulation} x {counted} ranks = {all}");
+        hinted(top.error_at(place, format!("train_batch_size {batch} is not {factors}")))
+    };
+    // What is left of the batch for the third number: one at least.
+    let rest = |batch: u32, what: &str, other: u32| {
+        let least = product([other, counted]);
+        if u64::from(batch) >= least {
+            return Ok(batch / other / counted);
+        }
+        let text =
+            format!("train_batch_size {batch} is less than {what} {other} x {counted} ranks = {least}");
+        Err(hinted(top.error_at(place, text)))
     };
     let (micro, accumulation) = match (micro, accumulation, batch) {
         (Some(m), Some(a), _) => (m, a),
-        (Some(m), None, Some(b)) => (m, b / m / counted),
-        (None, Some(a), Some(b)) => (b / a / counted, a),
+        (Some(m), None, Some(b)) => (m, rest(b, "micro-batch", m)?),
+        (None, Some(a), Some(b)) => (rest(b, "accumulation", a)?, a),
         (Some(m), None, None) => (m, 1),
-        (None, None, Some(b)) => (b / counted, 1),
+        (None, None, Some(b)) => (rest(b, "micro-batch", 1)?, 1),
         (None, _, None) => {
             return Err(SpecError::new(
                 "",
@@ -828,6 +1029,11 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
     }
     let whole = product([micro, accumulation, dp]);
     let whole = u32::try_from(whole).map_err(|_| wrong(micro, accumulation, u32::MAX))?;
+    if let Some(batch) = batch.filter(|batch| *batch != whole) {
+        assumed.push(format!(
+            "a step trains {whole} sequences: train_batch_size {batch} counts all {counted} ranks, of which {dp} are replicas"
+        ));
+    }
     Ok((micro, accumulation, whole))
 }
 

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 
 use super::super::export::{Change, Settings};
 use super::super::shell::is_unknown;
+use super::flags::{real_number, whole_number};
+use super::layer_lists::flags_of;
 use crate::plan::Layout;
 use crate::spec::cluster::Architecture;
+use crate::units::product;
 
 /// One rule between flags.
 pub struct FlagRule {
@@ -51,10 +54,10 @@ impl Command<'_> {
         self.values(flag).iter().any(|v| v == value)
     }
     fn number(&self, flag: &str) -> Option<u32> {
-        self.values(flag).first()?.parse().ok()
+        self.values(flag).first().and_then(|text| whole_number(text)).and_then(|n| u32::try_from(n).ok())
     }
     fn real(&self, flag: &str) -> Option<f64> {
-        self.values(flag).first()?.parse().ok()
+        self.values(flag).first().and_then(|text| real_number(text))
     }
     /// Whether a variable may have this value: only a running shell knows some.
     fn may_be(&self, variable: &str, value: &str) -> bool {
@@ -71,6 +74,7 @@ impl Command<'_> {
     }
 }
 
+const EXPERT_TENSOR: &str = "--expert-tensor-parallel-size";
 const CONNECTIONS: &str = "CUDA_DEVICE_MAX_CONNECTIONS";
 
 /// What stops the launch in surroundings that are not known, or is slow in those that are.
@@ -327,7 +331,51 @@ pub static FLAG_RULES: &[FlagRule] = &[
     FlagRule {
         name: "iterations-or-samples",
         source: ARGUMENTS,
-        check: |c| excludes(c, "--train-iters", "--train-samples"),
+        check: |c| {
+            if c.has("--skip-train") {
+                return Ok(());
+            }
+            excludes(c, "--train-iters", "--train-samples")?;
+            excludes(c, "--train-iters", "--lr-decay-samples")?;
+            excludes(c, "--train-samples", "--lr-decay-iters")?;
+            // Warming up over none is as good as no flag.
+            for (train, warm_up, other) in [
+                ("--train-iters", "--lr-warmup-iters", "--lr-warmup-samples"),
+                ("--train-samples", "--lr-warmup-samples", "--lr-warmup-iters"),
+            ] {
+                if !c.has(train) {
+                    continue;
+                }
+                for (one, other) in [(train, other), ("--lr-warmup-fraction", warm_up)] {
+                    if c.number(other) != Some(0) {
+                        excludes(c, one, other)?;
+                    }
+                }
+            }
+            Ok(())
+        },
+    },
+    FlagRule {
+        name: "one-data-source",
+        source: ARGUMENTS,
+        check: |c| {
+            excludes(c, "--mock-data", "--data-path")?;
+            for split in ["--train-data-path", "--valid-data-path", "--test-data-path"] {
+                excludes(c, "--mock-data", split)?;
+                excludes(c, "--data-path", split)?;
+            }
+            excludes(c, "--data-path", "--data-args-path")
+        },
+    },
+    FlagRule {
+        name: "emerging-checkpoints",
+        source: ARGUMENTS,
+        check: |c| {
+            let (kind, flag) = ("--optimizer", "--ckpt-format");
+            let emerging = c.has(kind) && !c.is(kind, "adam") && !c.is(kind, "sgd");
+            let known = !c.has(flag) || c.is(flag, "torch") || c.is(flag, "torch_dist");
+            refuse(emerging && !known, flag, format!("{kind} muon needs {flag} torch or torch_dist"))
+        },
     },
     FlagRule {
         name: "one-fully-sharded",
@@ -344,11 +392,11 @@ pub static FLAG_RULES: &[FlagRule] = &[
         source: "core/parallel_state.py initialize_model_parallel",
         check: |c| {
             let l = c.layout;
-            // Without experts the expert grid is the tensor-parallel one.
+            // Without experts the expert grid is the tensor-parallel one, or what a flag says.
             let experts = if c.has("--num-experts") {
                 l.expert_parallel * l.expert_tensor_parallel
             } else {
-                l.tensor_parallel
+                c.number(EXPERT_TENSOR).unwrap_or(l.tensor_parallel)
             };
             refuse(
                 c.has("--use-tp-pp-dp-mapping")
@@ -360,12 +408,28 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "dense-expert-ranks",
+        source: "core/parallel_state.py initialize_model_parallel",
+        check: |c| {
+            let l = c.layout;
+            let ranks = product([l.tensor_parallel, l.context_parallel, l.data_parallel]);
+            let Some(split) = c.number(EXPERT_TENSOR).filter(|_| !c.has("--num-experts")) else {
+                return Ok(());
+            };
+            refuse(
+                split == 0 || ranks % u64::from(split) != 0,
+                EXPERT_TENSOR,
+                format!("{EXPERT_TENSOR} {split} does not divide the {ranks} ranks of a stage"),
+            )
+        },
+    },
+    FlagRule {
         name: "hierarchical-context",
         source: ARGUMENTS,
         check: |c| {
             let flag = "--hierarchical-context-parallel-sizes";
             let product: u64 =
-                c.values(flag).iter().filter_map(|n| n.parse::<u64>().ok()).fold(1, u64::saturating_mul);
+                c.values(flag).iter().filter_map(|n| whole_number(n)).fold(1, u64::saturating_mul);
             refuse(
                 c.is("--cp-comm-type", "a2a+p2p") && !c.has(flag),
                 "--cp-comm-type",
@@ -638,10 +702,18 @@ pub static FLAG_RULES: &[FlagRule] = &[
         source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl",
         check: |c| {
             let (kind, flag) = ("--cuda-graph-impl", "--cuda-graph-modules");
+            let (local, external) = ("--enable-cuda-graph", "--external-cuda-graph");
+            excludes(c, local, external)?;
+            for old in [local, external] {
+                if !c.is(kind, "none") {
+                    excludes(c, old, kind)?;
+                }
+            }
+            let engine = c.is(kind, "transformer_engine") || c.has(external);
             let grows = c.environment.get("PYTORCH_CUDA_ALLOC_CONF");
             let grows = grows.is_some_and(|conf| conf.contains("expandable_segments:True"));
             refuse(
-                c.is(kind, "transformer_engine") && grows && !c.may_be("NCCL_GRAPH_REGISTER", "0"),
+                engine && grows && !c.may_be("NCCL_GRAPH_REGISTER", "0"),
                 kind,
                 "graphs beside expandable segments need NCCL_GRAPH_REGISTER=0",
             )?;
@@ -653,13 +725,12 @@ pub static FLAG_RULES: &[FlagRule] = &[
                 kind,
                 "a graph of the whole iteration needs --no-check-for-nan-in-loss-and-grad",
             )?;
-            if !c.has(kind) || whole || c.is(kind, "none") {
+            if !engine && !c.is(kind, "local") && !c.has(local) {
                 return Ok(());
             }
             let named = |module: &str| c.lists(flag, module);
-            let all = c.is(kind, "transformer_engine");
             refuse(
-                all && named("moe_preprocess") && !named("moe_router"),
+                engine && named("moe_preprocess") && !named("moe_router"),
                 flag,
                 "a graph of moe_preprocess needs that of moe_router",
             )?;
@@ -670,8 +741,15 @@ pub static FLAG_RULES: &[FlagRule] = &[
             )?;
             let padded = c.has("--moe-expert-capacity-factor") && c.has("--moe-pad-expert-input-to-capacity");
             refuse(named("moe") && !padded, flag, "a graph of moe needs experts padded to a capacity")?;
-            let experts_only = c.has("--num-experts") && !c.has("--moe-layer-freq");
-            refuse(named("mlp") && experts_only, flag, "a graph of mlp needs dense layers")
+            // Every layer has experts unless a flag says which do.
+            let everywhere = c.values("--moe-layer-freq").first().is_none_or(|frequency| {
+                flags_of(frequency, u64::from(c.layers), 0).is_ok_and(|layers| layers.iter().all(|has| *has))
+            });
+            refuse(
+                named("mlp") && c.has("--num-experts") && everywhere,
+                flag,
+                "a graph of mlp needs dense layers",
+            )
         },
     },
     FlagRule {
@@ -769,7 +847,12 @@ pub static FLAG_RULES: &[FlagRule] = &[
         check: |c| {
             let flag = "--ckpt-format";
             let sharded = c.is(flag, "fsdp_dtensor") && !c.has("--use-megatron-fsdp");
-            refuse(sharded, flag, "--ckpt-format fsdp_dtensor needs --use-megatron-fsdp")
+            refuse(sharded, flag, "--ckpt-format fsdp_dtensor needs --use-megatron-fsdp")?;
+            let of_torch = c.is(flag, "torch_dcp");
+            let whole = c.whole && !c.has("--use-torch-fsdp2");
+            refuse(of_torch && whole, flag, "--ckpt-format torch_dcp needs --use-torch-fsdp2")?;
+            let split = c.layout.tensor_parallel > 1 || c.layout.pipeline_parallel > 1;
+            refuse(of_torch && split, flag, "--ckpt-format torch_dcp excludes tensor parallelism and stages")
         },
     },
     FlagRule {
@@ -786,13 +869,16 @@ pub static FLAG_RULES: &[FlagRule] = &[
         name: "evaluation-batch",
         source: ARGUMENTS,
         check: |c| {
-            let flag = "--eval-global-batch-size";
-            let each = c.number("--eval-micro-batch-size").unwrap_or(c.layout.micro_batch_size);
-            let step = u64::from(each) * u64::from(c.layout.data_parallel);
-            let Some(batch) = c.number(flag).map(u64::from) else { return Ok(()) };
+            let (flag, micro) = ("--eval-global-batch-size", "--eval-micro-batch-size");
+            let l = c.layout;
+            let step = product([c.number(micro).unwrap_or(l.micro_batch_size), l.data_parallel]);
+            // Beside a schedule of batches, training's is taken to be one micro-batch per replica.
+            let steps = if c.has("--step-batch-size-schedule") { 1 } else { l.gradient_accumulation_steps };
+            let of_training = product([l.micro_batch_size, l.data_parallel, steps]);
+            let batch = c.number(flag).map_or(of_training, u64::from);
             refuse(
-                step == 0 || batch % step != 0,
-                flag,
+                (c.has(flag) || c.has(micro)) && (step == 0 || batch % step != 0),
+                if c.has(flag) { flag } else { micro },
                 format!("an evaluation batch of {batch} is no multiple of micro-batch x replicas = {step}"),
             )
         },

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
 use super::super::shell::{HANDED, ImportError, Launch, UNTOLD, Word, is_unknown, shown};
+use super::values::neutral;
 
 /// The switch that Megatron-DeepSpeed's commands have.
 pub(super) const DEEPSPEED: &str = "--deepspeed";
@@ -24,6 +25,9 @@ const RENAMED: &[(&str, &str)] = &[
     ("--moe-intermediate-size", "--moe-ffn-hidden-size"),
 ];
 
+/// Names of one flag of which the framework refuses two (`training/arguments.py` validate_args).
+const NAMED_ONCE: &[&str] = &["--encoder-num-layers", "--encoder-seq-length", "--cuda-graph-scope"];
+
 /// The text of a number without the underscores that Python allows between digits.
 fn without_underscores(text: &str) -> Option<String> {
     let text = text.trim();
@@ -37,6 +41,16 @@ fn without_underscores(text: &str) -> Option<String> {
 /// A whole number as Python's `int` reads it: `4096`, `+4096`, `4_096`.
 #[must_use]
 pub fn whole_number(text: &str) -> Option<u64> {
+    integer(text).and_then(|number| u64::try_from(number).ok())
+}
+
+/// The same with a sign: `-1`.
+pub(super) fn integer(text: &str) -> Option<i128> {
+    without_underscores(text)?.parse().ok()
+}
+
+/// A number as Python's `float` reads it: `1e-4`, `1_000.5`.
+pub(super) fn real_number(text: &str) -> Option<f64> {
     without_underscores(text)?.parse().ok()
 }
 
@@ -69,8 +83,20 @@ pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     if letters.abs_diff(wanted) as f64 > SPELT_WRONGLY * letters.max(wanted) as f64 {
         return false;
     }
-    let found = found.replace('_', "-").to_lowercase();
-    found == meant || strsim::normalized_damerau_levenshtein(&found, meant) > 1.0 - SPELT_WRONGLY
+    likeness(found, meant) > 1.0 - SPELT_WRONGLY
+}
+
+/// Whether a flag of several words is another one but for a word.
+fn lacks_a_word(found: &str, meant: &str) -> bool {
+    let words = |flag: &str| flag.trim_start_matches('-').split(['-', '_']).map(str::to_owned).collect();
+    let (found, meant): (Vec<String>, Vec<String>) = (words(found), words(meant));
+    let same = found.iter().zip(&meant).take_while(|(one, other)| one == other).count();
+    found.len() > 1 && found.len() + 1 == meant.len() && found[same..] == meant[same + 1..]
+}
+
+/// The share of two flags' letters that is the same, whatever stands between their words.
+fn likeness(found: &str, meant: &str) -> f64 {
+    strsim::normalized_damerau_levenshtein(&found.replace('_', "-").to_lowercase(), meant)
 }
 
 /// What a person has to know of flags that were not read.
@@ -80,20 +106,69 @@ pub(super) fn left_out_note(line: usize) -> String {
     )
 }
 
+/// Arguments on the lines where their flags stand: what a variable or a string of several lines holds came with
+/// another one.
+fn placed(arguments: &[Word], text: &str) -> Vec<Word> {
+    let lines: Vec<&str> = text.lines().collect();
+    let count = |line: usize, name: &str| {
+        line.checked_sub(1).and_then(|at| lines.get(at)).map_or(0, |text| times(text, name))
+    };
+    let mut placed = arguments.to_vec();
+    let mut by_name: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+    for (at, word) in arguments.iter().enumerate().filter(|(_, word)| word.text.starts_with("--")) {
+        by_name.entry(word.text.split('=').next().unwrap_or_default()).or_default().push(at);
+    }
+    for (name, all) in by_name {
+        let claims = |line: usize| all.iter().filter(|at| arguments[**at].line == line).count();
+        let stands = |at: &usize| claims(arguments[*at].line) <= count(arguments[*at].line, name);
+        if all.iter().all(stands) {
+            continue;
+        }
+        let places: Vec<usize> =
+            (1..=lines.len()).flat_map(|line| std::iter::repeat_n(line, count(line, name))).collect();
+        for (n, at) in all.iter().enumerate() {
+            let own = if places.len() == all.len() { places.get(n) } else { places.first() };
+            if let Some(line) = own.filter(|_| places.len() == all.len() || !stands(at)) {
+                placed[*at].line = *line;
+            }
+        }
+    }
+    placed
+}
+
+/// How often a flag stands in a line that is no comment.
+fn times(line: &str, name: &str) -> usize {
+    if line.trim_start().starts_with('#') {
+        return 0;
+    }
+    let part = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+    let whole = line.match_indices(name).filter(|(at, _)| !line[at + name.len()..].starts_with(part));
+    whole.count()
+}
+
 impl Flags {
-    pub(super) fn new(launch: &Launch, notes: &mut Vec<String>) -> Read<Self> {
+    /// The flags of a launch whose script is `text`.
+    pub(super) fn new(launch: &Launch, text: &str, notes: &mut Vec<String>) -> Read<Self> {
+        let arguments = placed(&launch.arguments, text);
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
         let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
         let mut open: Option<String> = None;
         let mut left_out = None;
-        for Word { text, line } in &launch.arguments {
+        for Word { text, line } in &arguments {
             if text.starts_with("--") {
                 let (name, value) = match text.split_once('=') {
                     Some((name, value)) => (name.to_owned(), vec![value.to_owned()]),
                     None => (text.clone(), Vec::new()),
                 };
                 let renamed = RENAMED.iter().find(|(old, _)| *old == name);
+                if let Some((old, new)) = renamed.filter(|(old, _)| NAMED_ONCE.contains(old)) {
+                    let own = |word: &Word| word.text.split('=').next() == Some(new);
+                    if arguments.iter().any(own) {
+                        let text = format!("{old} and {new} are one flag: the command has both");
+                        return Err(ImportError::new(*line, text));
+                    }
+                }
                 let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
                 if let Some((name, (values, at))) = map.remove_entry(&name) {
                     again.push((name, values, at));
@@ -139,7 +214,7 @@ impl Flags {
         let method = |w: &&Word| w.text.split('=').next() == Some("--activations-checkpoint-method");
         let said = ["--recompute-granularity", "--recompute-activations", "--checkpoint-activations"];
         let said = said.iter().any(|name| map.contains_key(*name));
-        let old = launch.arguments.iter().find(method);
+        let old = arguments.iter().find(method);
         if let Some(word) = old.filter(|_| !said && !map.contains_key("--deepspeed-activation-checkpointing"))
         {
             map.insert("--recompute-granularity".into(), (vec!["full".into()], word.line));
@@ -172,10 +247,12 @@ impl Flags {
         self.map.remove(name)
     }
 
-    /// A known flag that is not given and that one of the command may be meant for.
-    pub(super) fn meant(&self, name: &str, neutral: &'static [&'static str]) -> Option<&str> {
-        let known = self.asked.iter().map(String::as_str).chain(neutral.iter().copied());
-        known.filter(|other| !self.given.contains_key(*other)).find(|other| misspelt(name, other))
+    /// The known flag that one of the command may be meant for: the nearest that is not given.
+    pub(super) fn meant(&self, name: &str) -> Option<&str> {
+        let known = self.asked.iter().map(String::as_str).chain(neutral().map(|name| -> &str { name }));
+        let near = known.filter(|other| !self.given.contains_key(*other));
+        let near = near.filter(|other| misspelt(name, other) || lacks_a_word(name, other));
+        near.max_by(|one, other| likeness(name, one).total_cmp(&likeness(name, other)))
     }
 
     /// A flag that must be there is not.
@@ -195,28 +272,6 @@ impl Flags {
                     ImportError::new(self.line, format!("the command has no {name}: is the script cut off?"))
                 }
             },
-        }
-    }
-
-    /// Flags in a string of several lines stand where the text has them.
-    pub(super) fn find_lines(&mut self, text: &str) {
-        let lines: Vec<&str> = text.lines().collect();
-        let has = |line: &str, name: &str| {
-            !line.trim_start().starts_with('#')
-                && line.match_indices(name).any(|(at, _)| {
-                    !line[at + name.len()..]
-                        .starts_with(|c: char| c.is_ascii_alphanumeric() || "-_".contains(c))
-                })
-        };
-        for (name, (_, line)) in &mut self.given {
-            if !lines.get(line.saturating_sub(1)).is_some_and(|text| has(text, name))
-                && let Some(at) = lines.iter().position(|text| has(text, name))
-            {
-                *line = at + 1;
-                if let Some(flag) = self.map.get_mut(name) {
-                    flag.1 = at + 1;
-                }
-            }
         }
     }
 
@@ -277,7 +332,7 @@ impl Flags {
 
     pub(super) fn decimal(&mut self, name: &str) -> Read<Option<f64>> {
         let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let number = without_underscores(&text).and_then(|t| t.parse().ok()).filter(|n: &f64| n.is_finite());
+        let number = real_number(&text).filter(|n| n.is_finite());
         number
             .map(Some)
             .ok_or_else(|| ImportError::new(line, format!("{name} takes a number, found `{text}`")))

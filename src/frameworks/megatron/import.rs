@@ -12,9 +12,9 @@ use super::super::shell::{
 };
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
-use super::flags::{DEEPSPEED, Flags, Read, left_out_note, whole_number};
+use super::flags::{DEEPSPEED, Flags, Read, left_out_note, real_number, whole_number};
 use super::layer_lists::flags_of;
-use super::{experts, other_jobs, positions, values, vocabulary};
+use super::{batches, experts, left_out, other_jobs, positions, values, vocabulary};
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
 use crate::plan::{
@@ -50,191 +50,6 @@ pub struct Imported {
     pub assumed: Vec<String>,
     /// Flags and variables of the environment as the launch has them, with their values.
     pub settings: Settings,
-}
-
-/// Flags without bearing on a step's time or memory, or implied by what is read elsewhere.
-const NEUTRAL: &[&str] = &[
-    "--lr",
-    "--min-lr",
-    "--lr-decay-style",
-    "--lr-decay-iters",
-    "--lr-decay-samples",
-    "--lr-warmup-iters",
-    "--lr-warmup-fraction",
-    "--lr-warmup-samples",
-    "--weight-decay",
-    "--clip-grad",
-    "--adam-beta1",
-    "--adam-beta2",
-    "--adam-eps",
-    "--sgd-momentum",
-    "--init-method-std",
-    "--seed",
-    "--eval-interval",
-    "--eval-iters",
-    "--log-interval",
-    "--log-throughput",
-    "--save",
-    "--load",
-    "--save-interval",
-    "--exit-interval",
-    "--exit-duration-in-mins",
-    "--distributed-timeout-minutes",
-    "--distributed-backend",
-    "--mock-data",
-    "--data-path",
-    "--split",
-    "--tokenizer-type",
-    "--tokenizer-model",
-    "--vocab-file",
-    "--merge-file",
-    "--num-workers",
-    "--data-cache-path",
-    "--tensorboard-dir",
-    "--wandb-project",
-    "--wandb-exp-name",
-    "--wandb-save-dir",
-    "--no-masked-softmax-fusion",
-    "--attention-softmax-in-fp32",
-    "--cross-entropy-loss-fusion",
-    "--cross-entropy-fusion-impl",
-    "--transformer-impl",
-    "--use-mcore-models",
-    "--attention-backend",
-    "--use-flash-attn",
-    "--moe-aux-loss-coeff",
-    "--moe-z-loss-coeff",
-    "--moe-router-load-balancing-type",
-    "--moe-router-dtype",
-    "--moe-router-bias-update-rate",
-    "--moe-permute-fusion",
-    "--moe-grouped-gemm",
-    "--moe-router-padding-for-quantization",
-    "--mtp-loss-scaling-factor",
-    "--spec",
-    "--is-hybrid-model",
-    "--no-position-embedding",
-    "--train-iters",
-    "--train-samples",
-    "--ckpt-format",
-    "--init-model-with-meta-device",
-    "--calculate-per-token-loss",
-    "--no-gradient-accumulation-fusion",
-    "--no-check-for-nan-in-loss-and-grad",
-    "--glu-linear-offset",
-    "--activation-func-clamp-value",
-    "--no-bias-gelu-fusion",
-    "--no-bias-dropout-fusion",
-    "--no-bias-swiglu-fusion",
-    "--no-rope-fusion",
-    "--overlap-cpu-optimizer-d2h-h2d",
-    "--use-precision-aware-optimizer",
-    "--offload-modules",
-    "--fine-grained-offloading-max-inflight-offloads",
-    "--manual-gc",
-    "--manual-gc-interval",
-    "--no-create-attention-mask-in-dataloader",
-    "--no-mmap-bin-files",
-    "--te-rng-tracker",
-    "--accumulate-allreduce-grads-in-fp32",
-    "--tp-comm-bootstrap-backend",
-    "--override-opt_param-scheduler",
-    "--attention-dropout",
-    "--cuda-graph-warmup-steps",
-    "--no-load-optim",
-    "--no-load-rng",
-    "--no-save-optim",
-    "--no-save-rng",
-    "--profile",
-    "--profile-step-start",
-    "--profile-step-end",
-    "--DDP-impl",
-    "--apply-layernorm-1p",
-    "--auto-detect-ckpt-format",
-    "--bias-gelu-fusion",
-    "--config-logger-dir",
-    "--create-attention-mask-in-dataloader",
-    "--deepspeed_config",
-    "--deterministic-mode",
-    "--disable-bf16-reduced-precision-matmul",
-    "--distribute-saved-activations",
-    "--eod-mask-loss",
-    "--finetune",
-    "--fp8-amax-compute-algo",
-    "--fp8-amax-history-len",
-    "--fp8-interval",
-    "--fp8-margin",
-    "--hysteresis",
-    "--local-rank",
-    "--loss-scale-window",
-    "--moe-per-layer-logging",
-    "--no-async-tensor-model-parallel-allreduce",
-    "--no-barrier-with-level-1-timing",
-    "--no-pipeline-parallel",
-    "--no-query-key-layer-scaling",
-    "--no-scatter-gather-tensors-in-pipeline",
-    "--override-opt-param-scheduler",
-    "--short-seq-prob",
-    "--use-cpu-initialization",
-    "--use-flash-attn-v1",
-    "--use-flash-attn-v2",
-    "--use-flash-attn-triton",
-    "--use-flash-attn-builder",
-];
-
-/// Families of flags without bearing on a step's time or memory: logging, checkpoints, data, learning rates.
-const NEUTRAL_FAMILIES: &[&str] = &[
-    "--adam-",
-    "--async-",
-    "--check-",
-    "--ckpt-",
-    "--data-",
-    "--dataloader-",
-    "--decoupled-",
-    "--dist-ckpt-",
-    "--end-weight-decay",
-    "--eval-",
-    "--exit-",
-    "--init-method",
-    "--initial-loss-scale",
-    "--load",
-    "--log-",
-    "--logging-",
-    "--loss-scale",
-    "--lr",
-    "--memory-snapshot",
-    "--min-loss-scale",
-    "--min-lr",
-    "--nccl-communicator",
-    "--no-check-",
-    "--no-load",
-    "--no-log",
-    "--no-save",
-    "--non-persistent-",
-    "--one-logger-",
-    "--per-split-",
-    "--profile",
-    "--rerun-",
-    "--reset-",
-    "--save",
-    "--start-weight-decay",
-    "--tensorboard-",
-    "--test-",
-    "--tiktoken-",
-    "--timing-",
-    "--tokenizer-",
-    "--train-",
-    "--use-checkpoint-",
-    "--use-dist-ckpt",
-    "--use-pytorch-profiler",
-    "--use-tokenizer-",
-    "--valid-",
-    "--wandb-",
-    "--weight-decay",
-];
-
-fn neutral(name: &str) -> bool {
-    NEUTRAL.contains(&name) || NEUTRAL_FAMILIES.iter().any(|family| name.starts_with(family))
 }
 
 /// Modules whose graphs are modelled.
@@ -298,17 +113,17 @@ fn imported(
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
     let world = launch.ranks(text)?;
+    assumed.extend(launch.disagreements(text));
     other_jobs::trains(launch)?;
-    let mut f = Flags::new(launch, assumed)?;
-    f.find_lines(text);
+    let mut f = Flags::new(launch, text, assumed)?;
     if !f.is_fork() {
         values::check(&mut f, text, assumed)?;
     }
     let read = of_flags(&mut f, given, (launch, files), world, assumed);
     if read.is_err() {
         // What is wrong may be that a flag counts for nothing.
-        for (name, (_, line)) in f.map.iter().filter(|(name, _)| !neutral(name)) {
-            if let Some(near) = f.meant(name, NEUTRAL) {
+        for (name, (_, line)) in f.map.iter().filter(|(name, _)| !values::is_neutral(name)) {
+            if let Some(near) = f.meant(name) {
                 assumed.push(format!("line {line}: {name} is not understood: did you mean {near}?"));
             }
         }
@@ -378,12 +193,10 @@ fn of_flags(
     }
     let chunks = chunks(f, &model, &mut layout, hybrid_split, assumed)?;
     let recompute = recompute(f)?;
-    if recompute == Recompute::None && f.given.contains_key("--recompute-modules") {
-        assumed.push("--recompute-modules changes nothing without --recompute-granularity".into());
-    }
-    let ramp = batch_ramp(f, assumed)?;
-    states(f, assumed)?;
-    let batch_line = f.line("--global-batch-size");
+    left_out::notes(f, recompute != Recompute::None, assumed)?;
+    let ramp = batches::ramp(f, assumed)?;
+    let scheduled = batches::last_of_schedule(f, sequence, assumed)?;
+    let batch_line = f.line_of(&["--global-batch-size", batches::SCHEDULE]);
     let per_step = product([layout.micro_batch_size, layout.data_parallel]);
     let Ok(per_step) = u32::try_from(per_step) else {
         let text = format!(
@@ -392,7 +205,7 @@ fn of_flags(
         );
         return Err(ImportError::new(f.line("--micro-batch-size"), text));
     };
-    let global_batch_size = match f.small("--global-batch-size")? {
+    let global_batch_size = match f.small("--global-batch-size")?.or(scheduled) {
         Some(batch) => batch,
         None => {
             assumed.push(format!("global batch {per_step}: one micro-batch per replica"));
@@ -473,11 +286,11 @@ fn of_flags(
     let mut unknown: Vec<(usize, String)> = f
         .map
         .iter()
-        .filter(|(name, _)| !neutral(name))
+        .filter(|(name, _)| !values::is_neutral(name))
         .map(|(name, (values, line))| {
             let words: Vec<&str> = std::iter::once(name).chain(values).map(String::as_str).collect();
             let text = shown(&one_line(&words.join(" ")));
-            match f.meant(name, NEUTRAL) {
+            match f.meant(name) {
                 Some(near) => (*line, format!("{text} (did you mean {near}?)")),
                 None => (*line, text),
             }
@@ -512,33 +325,6 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         }
         _ => &[],
     }
-}
-
-/// A batch that grows: the plan is that of the last stage.
-fn batch_ramp(f: &mut Flags, assumed: &mut Vec<String>) -> Read<Option<BatchRamp>> {
-    let full = |name: &str| format!("{name}: the plan is that of the full batch");
-    if f.values("--step-batch-size-schedule")?.is_some() {
-        assumed.push(full("--step-batch-size-schedule"));
-    }
-    let Some((values, line)) = f.values("--rampup-batch-size")? else { return Ok(None) };
-    assumed.push(full("--rampup-batch-size"));
-    let ramp = values.join(" ").parse();
-    ramp.map(Some).map_err(|_| {
-        let text = format!("--rampup-batch-size takes three whole numbers, found `{}`", values.join(" "));
-        ImportError::new(line, text)
-    })
-}
-
-/// States in fewer bits than the plan counts.
-fn states(f: &mut Flags, assumed: &mut Vec<String>) -> Read<()> {
-    for (flag, what) in [("--main-grads-dtype", "gradients"), ("--main-params-dtype", "master weights")] {
-        if let Some((format, _)) = f.text(flag)?
-            && format != "fp32"
-        {
-            assumed.push(format!("{flag} {format}: predicted with {what} of 32 bits"));
-        }
-    }
-    Ok(())
 }
 
 /// The pattern of a hybrid model, if it is one: symbols of every layer, layers of every chunk, symbols of
@@ -633,7 +419,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         head_bias: false,
         embedding_width: None,
         max_sequence: 0,
-        dropout: f.text("--hidden-dropout")?.is_none_or(|(d, _)| d.trim().parse() != Ok(0.0)),
+        dropout: f.text("--hidden-dropout")?.is_none_or(|(share, _)| real_number(&share) != Some(0.0)),
         blocks: BTreeMap::new(),
         layers: Vec::new(),
         mtp: None,
@@ -821,14 +607,14 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
 /// The window of attention layers, and which layers have it.
 fn windows(f: &mut Flags, layers: u64) -> Read<Option<(u64, Vec<bool>)>> {
     let Some((text, line)) = f.text("--window-size")? else { return Ok(None) };
-    let left = text.trim_matches(['(', ')']).split(',').next().and_then(|n| n.trim().parse::<u64>().ok());
+    let left = text.trim_matches(['(', ')']).split(',').next().and_then(whole_number);
     let left = left
         .ok_or_else(|| ImportError::new(line, format!("--window-size takes `left,right`, found `{text}`")))?;
     let on = match f.text("--window-attn-skip-freq")? {
         None => vec![true; layers as usize],
-        Some((text, line)) => match text.parse::<u64>() {
+        Some((text, line)) => match whole_number(&text) {
             // Every n-th layer sees everything.
-            Ok(n) if n > 0 => (1..=layers).map(|layer| layer % n != 0).collect(),
+            Some(n) if n > 0 => (1..=layers).map(|layer| layer % n != 0).collect(),
             _ => flags_of(&text, layers, line)?,
         },
     };
@@ -1046,7 +832,7 @@ fn layout(
     let offloads = f.on("--optimizer-cpu-offload");
     if let Some((share, _)) = f.text("--optimizer-offload-fraction")?
         && offloads
-        && share.parse() != Ok(1.0)
+        && real_number(&share) != Some(1.0)
     {
         assumed.push(format!(
             "--optimizer-offload-fraction {share}: predicted with all of the optimizer offloaded"
@@ -1123,13 +909,13 @@ fn configured(
     ] {
         let given = f.given.get(flag).and_then(|(values, line)| Some((values.first()?, *line)));
         if let (Some(said), Some((given, at))) = (said, given)
-            && *given != said.to_string()
+            && whole_number(given) != Some(u64::from(said))
         {
             let text = format!("{flag} is {given}, and {what} of the DeepSpeed configuration {said}");
             return Err(ImportError::new(at, text));
         }
     }
-    let number = |flag: &str| f.given.get(flag).and_then(|(values, _)| values.first()?.parse::<u64>().ok());
+    let number = |flag: &str| f.given.get(flag).and_then(|(values, _)| whole_number(values.first()?));
     if let (Some(said), Some(batch), Some(micro)) =
         (beside.gradient_accumulation_steps, number("--global-batch-size"), number("--micro-batch-size"))
         && u64::from(said) * micro * u64::from(layout.data_parallel) != batch
@@ -1149,6 +935,8 @@ fn configured(
             return Err(ImportError::new(f.line_of(&[other]), text));
         }
     }
+    let place = "of the DeepSpeed configuration";
+    assumed.extend(beside.notes.iter().map(|note| format!("{note} ({place})")));
     for (at, key) in beside.unknown {
         assumed.push(format!("line {at} of the DeepSpeed configuration: `{key}` changes nothing here"));
     }
@@ -1179,8 +967,12 @@ fn context_comm(
 
 fn cuda_graphs(f: &mut Flags, assumed: &mut Vec<String>) -> Read<CudaGraphs> {
     let kinds = [("none", 0), ("local", 1), ("transformer_engine", 1), ("full_iteration", 2)];
-    let kind = f.choice("--cuda-graph-impl", &kinds)?.unwrap_or(0);
+    // Switches of earlier versions.
+    let old = f.on("--enable-cuda-graph") | f.on("--external-cuda-graph");
+    let kind = f.choice("--cuda-graph-impl", &kinds)?.unwrap_or(0).max(u32::from(old));
     let modules = f.values("--cuda-graph-modules")?.map(|v| v.0).unwrap_or_default();
+    // What it was once called among the modules.
+    let kind = if modules == ["full_iteration"] { 2 } else { kind };
     let per_layer = kind == 1;
     let other = modules.iter().find(|module| !GRAPHED.contains(&module.as_str()));
     if per_layer && (modules.is_empty() || other.is_some()) {

@@ -2,13 +2,13 @@
 
 use super::super::export::one_line;
 use super::super::shell::ImportError;
-use super::flags::Read;
+use super::flags::{Read, integer};
 
 /// A list expression such as `([0]*3+[1]*58)`, or an integer n: every n-th layer, the first included.
 pub(super) fn flags_of(text: &str, layers: u64, line: usize) -> Read<Vec<bool>> {
     let bad = |why: String| ImportError::new(line, format!("the layer pattern `{}` {why}", one_line(text)));
     // In Python, n and -n divide alike.
-    if let Ok(n) = text.trim().parse::<i64>().map(i64::unsigned_abs) {
+    if let Some(n) = integer(text).and_then(|n| u64::try_from(n.unsigned_abs()).ok()) {
         if n == 0 {
             return Err(bad("repeats every 0 layers".into()));
         }

@@ -3,7 +3,7 @@
 
 use super::super::export::one_line;
 use super::super::shell::{ImportError, is_unknown, shown};
-use super::flags::{Flags, Read};
+use super::flags::{Flags, Read, integer, real_number};
 
 /// Flags that take no value.
 const SWITCHES: &str = "
@@ -88,6 +88,44 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("--transformer-impl", &["local", "transformer_engine", "inference_optimized"]),
 ];
 
+/// Flags of several values, or of values that are not looked at.
+const LISTS: &str = "
+    --data-path --moe-aux-loss-coeff --moe-router-load-balancing-type --offload-modules
+    --profile-ranks --spec --test-data-path --tokenizer-special-tokens --train-data-path
+    --valid-data-path
+";
+
+/// Flags of earlier versions and of forks (Megatron-DeepSpeed's and BigScience's `megatron/arguments.py`).
+const EARLIER: &str = "
+    --bias-gelu-fusion --create-attention-mask-in-dataloader
+    --data-impl --DDP-impl --deepspeed_config --load-model-opt-format --load-tag
+    --load-teacher --log-batch-size-to-tensorboard --log-level --log-level-replica
+    --log-optimizer-states-to-tensorboard --log-path --lr-decay-tokens --lr-warmup-tokens
+    --no-async-tensor-model-parallel-allreduce --no-load-lr-state --no-log-learnig-rate-to-tensorboard
+    --no-pipeline-parallel --no-query-key-layer-scaling --no-scatter-gather-tensors-in-pipeline
+    --one-logger-entity --override-lr-scheduler --profile-backward --reset-iteration --reset-progress
+    --test-weighted-split-paths --test-weighted-split-paths-path --tiktoken-special-tokens
+    --tokenizer-hf-include-special-tokens --tokenizer-hf-use-fast
+    --tokenizer-name-or-path --train-data-exact-num-epochs
+    --train-desc-path --train-doc-idx-path --train-idx-path --train-sample-idx-path
+    --train-shuffle-idx-path --train-tokens --train-weighted-split-paths
+    --train-weighted-split-paths-path --use-checkpoint-lr-scheduler --use-flash-attn-builder
+    --use-flash-attn-triton --use-flash-attn-v1 --use-flash-attn-v2 --valid-weighted-split-paths
+    --valid-weighted-split-paths-path --wandb-entity-name --wandb-group --wandb-id
+    --wandb-log-interval --wandb-name
+";
+
+/// Flags that change neither a step's time nor its memory, or that are implied by what is read elsewhere.
+pub(super) fn neutral() -> impl Iterator<Item = &'static str> {
+    let lists = [SWITCHES, WHOLE, REAL, TEXT, LISTS, EARLIER].into_iter().flat_map(str::split_whitespace);
+    lists.chain(CHOICES.iter().map(|(name, _)| *name))
+}
+
+/// Whether a flag is one of them.
+pub(super) fn is_neutral(name: &str) -> bool {
+    neutral().any(|known| known == name)
+}
+
 /// Looks at the values of such flags; `assumed` takes what a person has to know of them.
 ///
 /// # Errors
@@ -124,11 +162,10 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
         if is_unknown(value) {
             continue;
         }
-        let plain = value.trim().replace('_', "");
-        if whole && plain.parse::<i64>().is_err() {
+        if whole && integer(value).is_none() {
             return refuse(format!("{name} takes a whole number, found `{found}`"));
         }
-        if lists(REAL, name) && plain.parse::<f64>().is_err() {
+        if lists(REAL, name) && real_number(value).is_none() {
             return refuse(format!("{name} takes a number, found `{found}`"));
         }
         if let Some(words) = choices.filter(|words| !words.contains(&value.as_str())) {

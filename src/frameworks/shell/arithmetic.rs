@@ -158,11 +158,13 @@ impl Sum<'_, '_> {
             let sign = signs.iter().find(|sign| self.ahead(sign) && !(**sign == "=" && self.ahead("==")));
             if let Some(sign) = sign {
                 self.passes(sign);
+                let operator = sign.strip_suffix('=').filter(|operator| !operator.is_empty());
+                // What is there before the other side assigns to it.
+                let left = operator.map(|_| self.read(&target)).transpose()?.flatten();
                 let right = self.assignment()?;
-                let value = match sign.strip_suffix('=').filter(|operator| !operator.is_empty()) {
+                let value = match operator {
                     None => right,
                     Some(operator) => {
-                        let left = self.read(&target)?;
                         left.zip(right).and_then(|(left, right)| applied(operator, left, right))
                     }
                 };

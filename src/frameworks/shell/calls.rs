@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::parse::{List, parse, parse_sourced};
+use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
 use super::run::{Run, Shell};
 use super::state::{Branch, Flow, Status, known};
-use super::{ImportError, UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
+use super::{UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
 /// Most files that a script may source, counted as often as it does.
 const MOST_FILES: u32 = 64;
@@ -202,14 +202,35 @@ impl Shell<'_> {
         launcher: &[Word],
         arguments: Option<Vec<String>>,
     ) -> Run<Status> {
-        let list = parse(&as_value(text)).map_err(|e| shifted(e, line))?;
-        self.launched_by(line, launcher, |shell| shell.child(arguments, &list))
+        let text = as_value(text);
+        let list = parse_inside(&text, self.places_of(&text, line))?;
+        self.launched_by(launcher, |shell| shell.child(arguments, &list))
+    }
+
+    /// The script's lines of those of a text that begins on a line of it; that line for all where the text stands
+    /// elsewhere, as that of a variable does.
+    pub(super) fn places_of(&self, text: &str, line: usize) -> Vec<usize> {
+        let mut places = Vec::new();
+        let mut at = line;
+        for inner in text.split('\n') {
+            let Some(own) = self.script.get(at.wrapping_sub(1)).filter(|own| may_hold(own, inner)) else {
+                return vec![line];
+            };
+            places.push(at);
+            // Between double quotes, lines that a backslash joins are one.
+            let mut joined = own.ends_with('\\') && !inner.ends_with('\\');
+            while joined {
+                at += 1;
+                joined = self.script.get(at.wrapping_sub(1)).is_some_and(|own| own.ends_with('\\'));
+            }
+            at += 1;
+        }
+        places
     }
 
     /// Runs what starts training commands for a launcher.
     pub(super) fn launched_by(
         &mut self,
-        line: usize,
         launcher: &[Word],
         run: impl FnOnce(&mut Self) -> Run<Status>,
     ) -> Run<Status> {
@@ -217,16 +238,13 @@ impl Shell<'_> {
         let status = run(self)?;
         let (found, perhaps) = (found.min(self.found.len()), perhaps.min(self.perhaps.len()));
         for launch in self.found[found..].iter_mut().chain(&mut self.perhaps[perhaps..]) {
-            let shift = |w: &mut Word| w.line += line - 1;
-            launch.launcher.iter_mut().for_each(shift);
-            launch.script.iter_mut().for_each(shift);
-            launch.arguments.iter_mut().for_each(shift);
             launch.launcher.splice(0..0, launcher.iter().cloned());
         }
         Ok(status)
     }
 }
 
-pub(super) fn shifted(error: ImportError, line: usize) -> ImportError {
-    ImportError { line: error.line + line - 1, ..error }
+/// Whether a line of the script may be a line of a text before expansion: its first word is there, or anything may be.
+fn may_hold(own: &str, text: &str) -> bool {
+    text.split_whitespace().next().is_none_or(|word| own.contains(word) || own.contains(['$', '`']))
 }

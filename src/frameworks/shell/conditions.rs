@@ -32,7 +32,7 @@ impl Shell<'_> {
     pub(super) fn double_test(&mut self, words: &[Raw]) -> Status {
         let mut tokens = Vec::new();
         for word in words {
-            let (text, pattern) = (self.joined(word), self.pattern(word));
+            let (text, pattern) = self.text_and_pattern(word);
             tokens.push(Token { text, pattern, bare: word.bare().is_some() });
         }
         if tokens.is_empty() {

@@ -99,7 +99,12 @@ impl Shell<'_> {
 
     /// A word as a pattern: what is quoted matches itself.
     pub(super) fn pattern(&mut self, raw: &Raw) -> String {
-        let mut pattern = String::new();
+        self.text_and_pattern(raw).1
+    }
+
+    /// A word as one text and as a pattern: what it assigns is assigned once.
+    pub(super) fn text_and_pattern(&mut self, raw: &Raw) -> (String, String) {
+        let (mut whole, mut pattern) = (String::new(), String::new());
         for part in &raw.parts {
             let (text, quoted) = match part {
                 Part::Text { text, quoted } => (text.clone(), *quoted),
@@ -107,13 +112,14 @@ impl Shell<'_> {
                 Part::Process(_) => (unknown(), false),
                 Part::Variable { expression, quoted } => (self.value(expression, *quoted), *quoted),
             };
+            whole.push_str(&text);
             pattern.push_str(&if quoted { escaped(&text) } else { text });
             if pattern.len() > LONGEST {
-                return unknown();
+                return (unknown(), unknown());
             }
         }
         self.worked(pattern.len());
-        pattern
+        (whole, pattern)
     }
 
     /// All fields of words.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::parse::parse;
+use super::parse::{Raw, parse_inside};
 use super::ranks::host_file;
 use super::run::{Run, Shell};
 use super::state::Status;
-use super::{Launch, TELLING, Word, as_value, is_unknown, shown};
+use super::{Launch, TELLING, Word, as_value, assignment, is_unknown, shown};
 
 /// Most training commands that are told apart: one is expected.
 const MOST_LAUNCHES: usize = 64;
@@ -108,6 +108,24 @@ impl Shell<'_> {
         Ok(Some(status))
     }
 
+    /// The launch that an argument list stands for.
+    pub(super) fn launch_of(mut self, words: &[Raw]) -> Launch {
+        let mut rest = words;
+        while let Some((word, others)) = rest.split_first()
+            && let Some(text) = word.bare()
+            && let Some((name, value)) = assignment(&text)
+        {
+            self.put(name, None, false, value.to_owned());
+            rest = others;
+        }
+        let script = rest.first().filter(|word| word.bare().is_some_and(|text| text.ends_with(".py")));
+        let arguments = if script.is_some() { &rest[1..] } else { rest };
+        let script = script.and_then(|word| Some(Word { text: word.bare()?, line: word.line }));
+        let arguments = self.all_fields(arguments).iter().map(clean).collect();
+        let (environment, notes) = (self.texts_of_variables(), self.notes);
+        Launch { script, arguments, environment, notes, ..Launch::default() }
+    }
+
     /// Where nothing starts training, what was printed or written may be what is to be started.
     pub(super) fn scripts_in_documents(&mut self) -> Run<()> {
         for (text, line, state) in std::mem::take(&mut self.documents) {
@@ -124,8 +142,8 @@ impl Shell<'_> {
             return Ok(());
         }
         // Any other text, such as a Python program, is no script.
-        let Ok(list) = parse(&text) else { return Ok(()) };
-        self.launched_by(line, launcher, |shell| shell.child(None, &list))?;
+        let Ok(list) = parse_inside(&text, self.places_of(&text, line)) else { return Ok(()) };
+        self.launched_by(launcher, |shell| shell.child(None, &list))?;
         Ok(())
     }
 

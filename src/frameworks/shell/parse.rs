@@ -210,11 +210,36 @@ pub(super) fn parse(text: &str) -> Result<List, ImportError> {
 
 /// Reads the text of another file: its words stand on the line that asks for it.
 pub(super) fn parse_sourced(text: &str, line: usize) -> Result<List, ImportError> {
-    read(text, Some(line))
+    read(text, Some(Arc::new(vec![line])))
 }
 
-fn read(text: &str, fixed: Option<usize>) -> Result<List, ImportError> {
-    let mut parser = Parser::new(&text.replace("\r\n", "\n"), 1, fixed);
+/// Reads a text that stands in the script: `places` are the script's lines of its own.
+pub(super) fn parse_inside(text: &str, places: Vec<usize>) -> Result<List, ImportError> {
+    let places = Arc::new(places);
+    let read = read(text, Some(Arc::clone(&places)));
+    read.map_err(|error| ImportError { line: place(&places, error.line), ..error })
+}
+
+/// The script's line of a text's own: behind the last one that is known, that.
+fn place(places: &[usize], line: usize) -> usize {
+    places.get(line - 1).or(places.last()).copied().unwrap_or(line)
+}
+
+/// Reads a text of words alone, in which no operator has a meaning.
+pub(super) fn words(text: &str) -> Result<Vec<Raw>, ImportError> {
+    let mut parser = Parser { words: true, ..Parser::new(&text.replace("\r\n", "\n"), 1, None) };
+    let mut words = Vec::new();
+    loop {
+        parser.lines()?;
+        match parser.word()? {
+            Some(word) => words.push(word),
+            None => return Ok(words),
+        }
+    }
+}
+
+fn read(text: &str, places: Option<Arc<Vec<usize>>>) -> Result<List, ImportError> {
+    let mut parser = Parser::new(&text.replace("\r\n", "\n"), 1, places);
     let list = parser.list(&[])?;
     match parser.peek() {
         None => Ok(list),
@@ -254,12 +279,16 @@ struct Parser {
     chars: Vec<char>,
     at: usize,
     line: usize,
-    /// The line of all words, where the text is that of another file.
-    fixed: Option<usize>,
+    /// The script's lines of those of the text, where it is not the script itself.
+    places: Option<Arc<Vec<usize>>>,
     waiting: Vec<Waiting>,
     depth: u32,
     /// Whether `@(a|b)` and the like are part of a word.
     patterns: bool,
+    /// Whether operators are part of words.
+    words: bool,
+    /// A here-document had no end.
+    cut_off: bool,
 }
 
 /// Literal text of a word that is being read.
@@ -286,12 +315,17 @@ impl Pending {
 }
 
 impl Parser {
-    fn new(text: &str, line: usize, fixed: Option<usize>) -> Self {
+    fn new(text: &str, line: usize, places: Option<Arc<Vec<usize>>>) -> Self {
         let chars = text.chars().collect();
-        Self { chars, at: 0, line, fixed, waiting: Vec::new(), depth: 0, patterns: false }
+        let (waiting, cut_off) = (Vec::new(), false);
+        Self { chars, at: 0, line, places, waiting, depth: 0, patterns: false, words: false, cut_off }
     }
     fn shown_line(&self) -> usize {
-        self.fixed.unwrap_or(self.line)
+        self.shown(self.line)
+    }
+    /// The script's line of one of the text.
+    fn shown(&self, line: usize) -> usize {
+        self.places.as_ref().map_or(line, |places| place(places, line))
     }
     fn peek(&self) -> Option<char> {
         self.chars.get(self.at).copied()
@@ -342,7 +376,7 @@ impl Parser {
             self.blanks()?;
             match self.peek() {
                 Some('\n') => self.newline()?,
-                Some(';') if self.second() != Some(';') && self.second() != Some('&') => {
+                Some(';') if !self.words && self.second() != Some(';') && self.second() != Some('&') => {
                     self.next();
                 }
                 _ => return Ok(()),
@@ -373,13 +407,14 @@ impl Parser {
                     break;
                 }
                 if ended {
+                    self.cut_off = true;
                     let message = format!("this here-document is never closed by `{delimiter}`");
                     return Err(ImportError::new(line.saturating_sub(1), message));
                 }
                 body.push_str(shown);
                 body.push('\n');
             }
-            let shown = self.fixed.unwrap_or(line);
+            let shown = self.shown(line);
             let body = if literal {
                 let parts = vec![Part::Text { text: body, quoted: true }];
                 Raw { parts, line: shown, quoted: true, members: None }
@@ -582,7 +617,7 @@ impl Parser {
             self.keyword("done", word, line)?;
             body
         };
-        self.redirected(Command::Loop { kind, body, line: self.fixed.unwrap_or(line) })
+        self.redirected(Command::Loop { kind, body, line: self.shown(line) })
     }
 
     fn for_head(&mut self, line: usize, word: &str) -> Result<Loop, ImportError> {
@@ -925,6 +960,9 @@ impl Parser {
             self.waiting.extend(inner);
             return Ok(Some(Arc::new(list)));
         }
+        if self.cut_off {
+            return Err(ImportError::new(line, "this $( is never closed: a here-document inside has no end"));
+        }
         (self.at, self.line, self.depth) = (at, line, depth);
         self.parentheses().map(|_| None)
     }
@@ -933,12 +971,11 @@ impl Parser {
     fn word(&mut self) -> Result<Option<Raw>, ImportError> {
         self.blanks()?;
         let line = self.line;
-        let mut raw =
-            Raw { parts: Vec::new(), line: self.fixed.unwrap_or(line), quoted: false, members: None };
+        let mut raw = Raw { parts: Vec::new(), line: self.shown(line), quoted: false, members: None };
         let mut pending = Pending::default();
         let mut any = false;
         while let Some(c) = self.peek() {
-            if matches!(c, '<' | '>') && self.second() == Some('(') && !any {
+            if matches!(c, '<' | '>') && self.second() == Some('(') && !any && !self.words {
                 self.next();
                 raw.parts.push(Part::Process(self.commands()?));
                 any = true;
@@ -952,7 +989,8 @@ impl Parser {
                 any = true;
                 continue;
             }
-            if matches!(c, ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | ')' | '(' | '<' | '>') {
+            let operator = matches!(c, ';' | '&' | '|' | ')' | '(' | '<' | '>') && !self.words;
+            if operator || matches!(c, ' ' | '\t' | '\r' | '\n') {
                 break;
             }
             any = true;
@@ -1072,7 +1110,7 @@ impl Parser {
                 None => return Err(ImportError::new(line, "this backquote is never closed")),
             }
         }
-        let mut parser = Self::new(&inner, line, self.fixed);
+        let mut parser = Self::new(&inner, line, self.places.clone());
         parser.depth = self.depth;
         let list = parser.list(&[]).ok().filter(|_| parser.peek().is_none());
         pending.flush(raw);

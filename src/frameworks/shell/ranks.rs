@@ -1,7 +1,7 @@
 //! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
 
 use super::launches::program;
-use super::{HANDED, ImportError, Launch, Word, is_unknown};
+use super::{HANDED, ImportError, Launch, Word, is_unknown, shown};
 
 /// A number that a launch may say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,12 +45,11 @@ impl Launch {
 
     fn ranks_of_torch(&self, text: &str) -> Result<Option<u32>, ImportError> {
         let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
-        let names = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
-        let per_node = self.option(&names)?.or_read(gpus);
+        let per_node = self.option(&PER_NODE)?.or_read(gpus);
         if self.names(&["--include", "--exclude", "-i", "-e"]) && self.names_deepspeed() {
             return Ok(self.included());
         }
-        let nodes = self.option(&["--nnodes", "--num_nodes", "--num-nodes"])?;
+        let nodes = self.option(&NODES)?;
         if nodes == Said::Not && self.names(&["--hostfile", "-H"]) {
             let Some(slots) = self.hosts.as_deref().and_then(slots) else { return Ok(None) };
             return Ok(match (per_node, u32::try_from(slots.len())) {
@@ -64,8 +63,7 @@ impl Launch {
     }
 
     fn ranks_of_tasks(&self, text: &str) -> Result<Option<u32>, ImportError> {
-        let mpi =
-            self.launcher.iter().any(|w| matches!(w.text.rsplit('/').next(), Some("mpirun" | "mpiexec")));
+        let mpi = self.is_mpi();
         let tasks = self.option(&["--ntasks", "-n", "-np", "--np"])?;
         let per_node: &[&str] = if mpi { &["-N", "--npernode", "-ppn"] } else { &["--ntasks-per-node"] };
         let per_node = self.option(per_node)?;
@@ -110,7 +108,13 @@ impl Launch {
 
     /// The last value of an option of the launcher.
     fn option(&self, names: &[&str]) -> Result<Said, ImportError> {
-        let mut values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
+        let values = self.values_of(names);
+        values.last().map_or(Ok(Said::Not), |(name, value)| read(name, value))
+    }
+
+    /// All values of an option of the launcher, each with the name that it goes by there.
+    fn values_of<'n>(&self, names: &[&'n str]) -> Vec<(&'n str, Word)> {
+        let values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
             names.iter().find_map(|name| {
                 let rest = word.text.strip_prefix(name)?;
                 let text = match rest.strip_prefix('=') {
@@ -123,8 +127,108 @@ impl Launch {
                 Some((*name, Word { text: text.to_owned(), line: word.line }))
             })
         });
-        values.next_back().map_or(Ok(Said::Not), |(name, value)| read(name, &value))
+        values.collect()
     }
+}
+
+/// Names of the options of torchrun and DeepSpeed.
+const NODES: [&str; 3] = ["--nnodes", "--num_nodes", "--num-nodes"];
+const PER_NODE: [&str; 4] = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
+/// Names of Slurm's.
+const OF_SLURM: [(&str, &[&str]); 4] = [
+    ("nodes", &["--nodes", "-N"]),
+    ("tasks", &["--ntasks", "-n"]),
+    ("tasks per node", &["--ntasks-per-node"]),
+    ("GPUs per node", &["--gpus-per-node", "--gres"]),
+];
+
+/// Who says a number, and which.
+type Source = (String, u32);
+
+impl Launch {
+    /// Numbers that the launcher, Slurm's header and the file of hosts say differently, for people. `text` is the
+    /// script's.
+    #[must_use]
+    pub fn disagreements(&self, text: &str) -> Vec<String> {
+        let torch = self.names_torch() || self.names_deepspeed();
+        // An option that lists hosts or GPUs says the rest as well.
+        if self.names_deepspeed() && self.names(&["--include", "--exclude", "-i", "-e"]) {
+            return Vec::new();
+        }
+        let mut notes = Vec::new();
+        for names in [&NODES[..], &PER_NODE].into_iter().filter(|_| torch).chain(OF_SLURM.map(|(_, n)| n)) {
+            notes.extend(self.said_twice(names));
+        }
+        let slurm = |what: &str| self.of_slurm(what, text);
+        if torch {
+            let hosts = self.more_nodes_than_hosts();
+            notes.extend(differing("nodes", [self.sources(&NODES), slurm("nodes"), hosts].concat()));
+            notes.extend(differing(
+                "GPUs per node",
+                [self.sources(&PER_NODE), slurm("GPUs per node")].concat(),
+            ));
+        } else if !self.is_mpi() {
+            let (nodes, per_node) = (slurm("nodes"), slurm("tasks per node"));
+            let product = nodes
+                .first()
+                .zip(per_node.first())
+                .and_then(|((one, n), (other, m))| Some((format!("{one} x {other}"), n.checked_mul(*m)?)));
+            let world = self.environment.get("WORLD_SIZE").and_then(|size| size.parse().ok());
+            let world = world.map(|size| ("WORLD_SIZE".to_owned(), size));
+            let tasks = slurm("tasks").into_iter().chain(product).chain(world).collect();
+            notes.extend(differing("ranks", tasks));
+        }
+        notes
+    }
+
+    /// An option that the launcher has twice with different values.
+    fn said_twice(&self, names: &[&str]) -> Option<String> {
+        let values = self.values_of(names);
+        let (name, last) = values.last()?;
+        let (other, first) = values.iter().find(|(_, value)| value.text != last.text)?;
+        Some(format!(
+            "line {}: the launcher has {other} {} and {name} {}: the last one counts",
+            last.line,
+            shown(&first.text),
+            shown(&last.text)
+        ))
+    }
+
+    /// The number that an option says.
+    fn sources(&self, names: &[&str]) -> Vec<Source> {
+        let last = self.values_of(names).pop();
+        let said = last.and_then(|(name, value)| Some((name.to_owned(), read(name, &value).ok()?.number()?)));
+        said.into_iter().collect()
+    }
+
+    /// The numbers that `srun` and the header say.
+    fn of_slurm(&self, what: &str, text: &str) -> Vec<Source> {
+        let names = OF_SLURM.iter().find(|(known, _)| *known == what).map_or(&[][..], |(_, names)| names);
+        // mpirun's `-N` counts processes.
+        let mut all = if self.is_mpi() { Vec::new() } else { self.sources(names) };
+        let of_header = header(text, names).number();
+        all.extend(of_header.map(|number| (format!("{} of #SBATCH", names.join(" or ")), number)));
+        all
+    }
+
+    /// DeepSpeed takes the first of the hosts in its file: fewer than there are may be meant.
+    fn more_nodes_than_hosts(&self) -> Vec<Source> {
+        let hosts = self.hosts.as_deref().and_then(slots).and_then(|slots| u32::try_from(slots.len()).ok());
+        let nodes = self.sources(&NODES).first().map(|(_, nodes)| *nodes);
+        let fewer = hosts.filter(|hosts| nodes.is_some_and(|nodes| nodes > *hosts));
+        fewer.map(|hosts| ("the file of hosts".to_owned(), hosts)).into_iter().collect()
+    }
+
+    fn is_mpi(&self) -> bool {
+        self.launcher.iter().any(|w| matches!(program(&w.text), "mpirun" | "mpiexec"))
+    }
+}
+
+/// What of the sources says another number than the first, which counts.
+fn differing(what: &str, sources: Vec<Source>) -> Option<String> {
+    let ((first, number), others) = sources.split_first()?;
+    let (other, differs) = others.iter().find(|(_, other)| other != number)?;
+    Some(format!("{first} says {number} {what}, and {other} {differs}: read as {number}"))
 }
 
 /// The option whose file says which hosts there are.

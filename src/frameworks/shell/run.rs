@@ -31,6 +31,8 @@ pub(super) struct Shell<'f> {
     /// Files that are being read, each asked for by the one before.
     pub(super) sources: Vec<String>,
     pub(super) sourced: u32,
+    /// The lines of the script.
+    pub(super) script: Vec<String>,
     /// The script has a Slurm header.
     pub(super) slurm: bool,
     depth: usize,
@@ -81,6 +83,7 @@ impl<'f> Shell<'f> {
             pending: Vec::new(),
             sources: Vec::new(),
             sourced: 0,
+            script: Vec::new(),
             slurm: false,
             depth: 0,
             nested: 0,

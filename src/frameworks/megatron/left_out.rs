@@ -1,0 +1,57 @@
+//! Flags that bear on a step's time or memory and that no prediction counts: each is said.
+
+use super::flags::{Flags, Read};
+
+/// Switches, and what the prediction takes in their place.
+const SWITCHES: &[(&str, &str)] = &[
+    (
+        "--distribute-saved-activations",
+        "predicted with saved activations whole on every tensor-parallel rank",
+    ),
+    (
+        "--use-checkpoint-args",
+        "the checkpoint says sizes and degrees of its own, which are not read: predicted as the flags say",
+    ),
+];
+
+/// Flags that keep attention within documents.
+const DOCUMENTS: &[&str] =
+    &["--reset-attention-mask", "--reset-position-ids", "--dataloader-inter-document-masking"];
+
+/// States in fewer bits than a plan counts.
+const STATES: &[(&str, &str)] =
+    &[("--main-grads-dtype", "gradients"), ("--main-params-dtype", "master weights")];
+
+/// Tells of such flags; of the recomputation's where nothing is recomputed.
+pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) -> Read<()> {
+    for (flag, what) in STATES {
+        if let Some((format, _)) = f.text(flag)?
+            && format != "fp32"
+        {
+            assumed.push(format!("{flag} {format}: predicted with {what} of 32 bits"));
+        }
+    }
+    for (flag, what) in SWITCHES {
+        if f.given.contains_key(*flag) {
+            assumed.push(format!("{flag}: {what}"));
+        }
+    }
+    let documents: Vec<&str> = DOCUMENTS.iter().copied().filter(|flag| f.given.contains_key(*flag)).collect();
+    // Positions alone change no work.
+    if documents.iter().any(|flag| *flag != "--reset-position-ids") {
+        assumed.push(format!(
+            "{}: attention stays within documents; predicted over whole sequences",
+            documents.join(" ")
+        ));
+    }
+    if !f.is_fork() && !f.given.contains_key("--cross-entropy-loss-fusion") {
+        let text = "the loss keeps more copies of the logits than with it: predicted as with it";
+        assumed.push(format!("no --cross-entropy-loss-fusion: {text}"));
+    }
+    for flag in ["--recompute-modules", "--recompute-num-layers"] {
+        if !recomputes && f.given.contains_key(flag) && !f.given.contains_key("--recompute-granularity") {
+            assumed.push(format!("{flag} changes nothing without --recompute-granularity"));
+        }
+    }
+    Ok(())
+}

@@ -43,7 +43,7 @@ const MANY_CHAINS: usize = 5;
 const MOST_WHOLE: usize = 30;
 const MOST_WORK: u64 = 40_000_000;
 /// Share of that where order is given up, and more columns say less.
-const UNORDERED: u64 = 8;
+const UNORDERED: u64 = 40;
 /// Answers whose weights are kept for programmes of the same shape.
 const MOST_WEIGHTS: usize = 4;
 /// Where schedules are simulated: shares of the way from the split that is judged to the programme's answer. Near

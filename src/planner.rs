@@ -243,7 +243,7 @@ impl Prepared<'_> {
         Solution { answer, offloading: Offloading::Ties(with) }
     }
 
-    /// Looks for better splits of plans whose certificates leave much open. The order of the plans stays.
+    /// Looks for better splits of plans whose certificates leave much open, see [`Found::polished`].
     pub fn polish(&self, found: &mut [Found]) {
         let (cost, space) = (self.cost(), self.space(self.task.target));
         let search = Search { cost: &cost, layers: &self.layers, space: &space };

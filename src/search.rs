@@ -79,8 +79,6 @@ pub struct Found {
     pub plan: Plan,
     /// What is predicted of it.
     pub prediction: Prediction,
-    /// Step time that it was ranked by: longer than the predicted one where a better split was found since.
-    pub ranked: Picos,
     /// Step time of the even split with the cheapest recomputation that fits, if one fits.
     pub even: Option<Picos>,
     /// By what share any other placement of layers could at most be faster.
@@ -88,6 +86,28 @@ pub struct Found {
     /// What the integer programme says of the layout's split, one chunk per rank.
     #[cfg(feature = "milp")]
     pub verified: Option<Verified>,
+    /// A better split of the same layout, where one was looked for and found after the ranking.
+    pub polished: Option<Box<Polished>>,
+}
+
+/// A plan with layers moved.
+#[derive(Debug, Clone)]
+pub struct Polished {
+    /// The plan.
+    pub plan: Plan,
+    /// What is predicted of it.
+    pub prediction: Prediction,
+    /// By what share any other placement of layers could at most be faster.
+    pub split_gap: f64,
+}
+
+impl Found {
+    /// The same with the better split in the place of its own, if one was found.
+    pub fn take_polished(&mut self) {
+        if let Some(better) = self.polished.take() {
+            (self.plan, self.prediction, self.split_gap) = (better.plan, better.prediction, better.split_gap);
+        }
+    }
 }
 
 /// Why the search ended.

@@ -399,17 +399,19 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         };
         writeln!(out, "{said}; any other {other} gains at most {more}")?;
     }
+    let better = |row: &Row| row.found.polished.is_some();
+    if rows.iter().any(better) {
+        writeln!(
+            out,
+            "faster with layers moved between chunks (--polish prints and saves these; the ranking is without):"
+        )?;
+    }
     for (at, row) in rows.iter().enumerate() {
-        let (ranked, step) = (row.found.ranked, row.found.prediction.step());
-        if step < ranked {
-            let gain = percent(ranked.0 as f64 / step.0 as f64 - 1.0);
-            writeln!(
-                out,
-                "{}: moving layers between its chunks gained {gain} after the ranking, which knew it at {}",
-                at + 1,
-                seconds(ranked.seconds())
-            )?;
-        }
+        let Some(better) = &row.found.polished else { continue };
+        let (listed, step) = (row.found.prediction.step(), better.prediction.step());
+        let gain = percent(1.0 - step.0 as f64 / listed.0 as f64);
+        let layout = layout_text(row.section.prepared, &better.plan);
+        writeln!(out, "  {}: {}, {gain} less: {layout}", at + 1, seconds(step.seconds()))?;
     }
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
@@ -625,7 +627,12 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     }
     value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
     value["split_gap"] = json!(found.split_gap);
-    value["ranked_by_step_time_s"] = json!(found.ranked.seconds().0);
+    value["polished"] = json!(found.polished.as_ref().map(|better| json!({
+        "stages": better.plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>(),
+        "layout": layout_text(row.section.prepared, &better.plan),
+        "step_time_s": better.prediction.step().seconds().0,
+        "split_gap": better.split_gap,
+    })));
     #[cfg(feature = "milp")]
     {
         value["integer_programme"] = json!(found.verified.as_ref().map(|verified| json!({

@@ -10,7 +10,7 @@ use super::remedies::Bounds;
 use super::{Ending, Failure};
 use crate::cost::money::phased_cost;
 use crate::planner::{Solution, Task};
-use crate::search::{Request, Stop};
+use crate::search::{Found, Request, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
@@ -58,6 +58,10 @@ pub(crate) struct PlanArgs {
     /// Compare even splits of the layers over the stages only.
     #[arg(long)]
     even_stages: bool,
+    /// Print and save the first ten plans with layers moved between chunks where that makes them faster. The ranking, and
+    /// the proof of it, are of the plans without.
+    #[arg(long, conflicts_with = "even_stages")]
+    polish: bool,
     /// Leave GPUs idle where that is faster; says how many.
     #[arg(long)]
     gpus_at_most: bool,
@@ -212,6 +216,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         if !args.even_stages {
             let certified = answer.found.len().min(VERIFIED);
             prepared.polish(&mut answer.found[..certified]);
+            if args.polish {
+                answer.found.iter_mut().for_each(Found::take_polished);
+            }
         }
         verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
@@ -308,8 +315,9 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
-        if !args.even_stages {
+        if args.polish {
             prepared.polish(std::slice::from_mut(&mut best));
+            best.take_polished();
         }
         verify(prepared, std::slice::from_ref(&best))?;
         planned.push(PlannedPhase { phase, prepared, found: best, offloading });

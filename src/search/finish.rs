@@ -181,11 +181,11 @@ impl Search<'_> {
             _ => (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0),
         };
         let found = Found {
-            ranked: settled.time,
             plan: settled.plan,
             prediction,
             even,
             split_gap,
+            polished: None,
             #[cfg(feature = "milp")]
             verified,
         };

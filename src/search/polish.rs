@@ -4,7 +4,7 @@
 use std::cmp::Reverse;
 
 use super::balance::TablesOf;
-use super::{Found, Scratch, Search};
+use super::{Found, Polished, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Load;
 use crate::cost::step::{predict, shape};
@@ -29,7 +29,7 @@ const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
 
 impl Search<'_> {
-    /// Moves layers between the chunks of a plan.
+    /// Looks for a better split of a plan by moving layers between its chunks.
     pub(crate) fn polish(&self, found: &mut Found) {
         if found.split_gap <= WORTH || !self.space.capabilities().uneven_stages {
             return;
@@ -78,13 +78,11 @@ impl Search<'_> {
                 Tries::All => break,
             };
         }
-        if let (_, _, Some(plan)) = best {
-            let (listed, bound) =
-                (found.prediction.step(), found.prediction.step().0 as f64 / (1.0 + found.split_gap));
-            found.prediction = predict(self.cost, self.layers, &plan);
-            found.split_gap = (found.prediction.step().0 as f64 / bound - 1.0).max(0.0);
-            found.plan = plan;
-            found.ranked = listed;
+        if let (step, _, Some(plan)) = best {
+            let bound = found.prediction.step().0 as f64 / (1.0 + found.split_gap);
+            let prediction = predict(self.cost, self.layers, &plan);
+            let split_gap = (step.0 as f64 / bound - 1.0).max(0.0);
+            found.polished = Some(Box::new(Polished { plan, prediction, split_gap }));
         }
     }
 }

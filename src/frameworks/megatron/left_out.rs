@@ -12,6 +12,13 @@ const SWITCHES: &[(&str, &str)] = &[
         "--use-checkpoint-args",
         "the checkpoint says sizes and degrees of its own, which are not read: predicted as the flags say",
     ),
+    ("--no-bias-gelu-fusion", "predicted as with the fused activation"),
+    ("--no-bias-swiglu-fusion", "predicted as with the fused activation"),
+    ("--no-rope-fusion", "predicted as with fused rotary positions"),
+    ("--no-gradient-accumulation-fusion", "predicted as with gradients added inside of the products"),
+    ("--log-params-norm", "what it computes at every logged step is not predicted"),
+    ("--log-num-zeros-in-grad", "what it computes at every step is not predicted"),
+    ("--profile", "what profiling costs is not predicted"),
 ];
 
 /// Flags that keep attention within documents.

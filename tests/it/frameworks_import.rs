@@ -942,6 +942,12 @@ fn misspelt_flags_are_named_beside_other_errors() {
     assert!(error.message.contains("8 ranks do not divide by tp 1 x pp 3"), "{}", error.message);
     let note = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
     assert!(error.notes.iter().any(|n| n.ends_with(note)), "{:?}", error.notes);
+    // What was not come to before the error is not called misspelt.
+    let short =
+        text.replace("paralel-size 4", "parallel-size 4").replace("embeddings 4096", "embeddings 2048");
+    let error = import_given(&short, given).unwrap_err();
+    assert!(error.message.contains("is less than --seq-length"), "{}", error.message);
+    assert!(!error.notes.iter().any(|n| n.contains("is not understood")), "{:?}", error.notes);
 }
 
 #[test]

@@ -247,6 +247,11 @@ impl Flags {
         self.map.remove(name)
     }
 
+    /// Whether a flag was looked for so far.
+    pub(super) fn was_asked(&self, name: &str) -> bool {
+        self.asked.contains(name)
+    }
+
     /// The known flag that one of the command may be meant for: the nearest that is not given.
     pub(super) fn meant(&self, name: &str) -> Option<&str> {
         let known = self.asked.iter().map(String::as_str).chain(neutral().map(|name| -> &str { name }));

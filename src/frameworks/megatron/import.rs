@@ -121,9 +121,10 @@ fn imported(
     }
     let read = of_flags(&mut f, given, (launch, files), world, assumed);
     if read.is_err() {
-        // What is wrong may be that a flag counts for nothing.
+        // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
+        // come to.
         for (name, (_, line)) in f.map.iter().filter(|(name, _)| !values::is_neutral(name)) {
-            if let Some(near) = f.meant(name) {
+            if let Some(near) = f.meant(name).filter(|near| f.was_asked(near)) {
                 assumed.push(format!("line {line}: {name} is not understood: did you mean {near}?"));
             }
         }

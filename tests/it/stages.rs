@@ -90,7 +90,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
         lines: (0..random.within(1, 2))
             .map(|_| Line {
                 constant: random.within(0, 20) as i64 - 10,
-                per_layer: kinds.iter().map(|_| random.within(0, 20) as i64 - 5).collect(),
+                per_layer: kinds.iter().map(|_| random.within(0, 40) as i64 - 25).collect(),
             })
             .collect(),
     });

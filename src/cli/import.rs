@@ -19,7 +19,7 @@ use crate::frameworks::megatron::import as megatron;
 use crate::frameworks::profile::Profile;
 use crate::frameworks::shell::{Launch, READABLE, is_unknown, read_launch_with, shown};
 use crate::layers::parameter_count;
-use crate::plan::{Chunk, Plan, Recompute};
+use crate::plan::Plan;
 use crate::planner::Task;
 use crate::spec::cluster::Architecture;
 use crate::spec::hf::import_with_notes;
@@ -264,18 +264,6 @@ fn constants_of(script: &Path, launch: &Launch) -> Settings {
     text.map(|(text, ..)| settings_of_script(&text)).unwrap_or_default()
 }
 
-/// A plan that keeps all activations; none where it does already.
-fn without_recomputation(plan: &Plan) -> Option<Plan> {
-    let mut layout = *plan.layout();
-    layout.offload.activations = false;
-    let chunks = plan.chunks().iter().map(|chunk| Chunk { recompute: Recompute::None, ..*chunk }).collect();
-    let layers = plan.chunks().iter().map(|chunk| chunk.layers).sum();
-    let gpus = u32::try_from(layout.gpus()).ok()?;
-    let batch = u32::try_from(layout.global_batch_size()).ok()?;
-    let kept = Plan::new(layout, chunks, gpus, batch, layers).ok()?;
-    (kept != *plan).then_some(kept)
-}
-
 /// Notes for people, on stderr.
 fn print(notes: &[String]) {
     for note in notes {
@@ -383,13 +371,8 @@ impl Launched {
                 ..trainer
             },
         };
-        let deepspeed::Imported { job, mut plan, unknown, mut assumed } =
+        let deepspeed::Imported { job, plan, unknown, assumed } =
             deepspeed::import(text, given).map_err(|e| e.in_source(source))?;
-        let idle = beside.get(SCRIPT_RECOMPUTES).is_some_and(|on| on == "False");
-        if idle && let Some(kept) = without_recomputation(&plan) {
-            assumed.push("no layer is recomputed: the script's RECOMPUTE is False".into());
-            plan = kept;
-        }
         let mut settings = settings_of_json(text);
         settings.extend(beside);
         let (target, profile) = (Target::DeepSpeed, Target::DeepSpeed.profile_name());
@@ -421,7 +404,9 @@ impl Launched {
             deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
         let mut beside = flags_of(launch);
         beside.extend(constants_of(script, launch));
-        trainer.recompute |= beside.get(SCRIPT_RECOMPUTES).is_some_and(|on| on == "True");
+        if let Some(on) = beside.get(SCRIPT_RECOMPUTES) {
+            trainer.recompute = Some(on == "True");
+        }
         let mut notes = launch.notes.clone();
         notes.extend(launch.disagreements(text));
         notes.push(match (written, is_unknown(config)) {
@@ -458,15 +443,8 @@ impl Launched {
 
     /// The task on a cluster, predicted by this framework's profile or by the one named.
     pub(crate) fn task(&self, machine: Machine, profile: Option<&str>) -> Result<Task, Failure> {
-        let accelerator = &machine.accelerator;
-        if !accelerator.rates.contains_key(&self.job.precision.format()) {
-            let known: Vec<String> = accelerator.rates.keys().map(|f| format!("{f:?}")).collect();
-            return Err(Failure::Usage(format!(
-                "{} has no {} matrix units; its formats are {}",
-                accelerator.name,
-                self.job.precision.name(),
-                known.join(", ")
-            )));
+        if let Some(lack) = machine.accelerator.lacks(self.job.precision) {
+            return Err(Failure::Usage(lack));
         }
         let (gpus, per_node) = (self.job.gpus, machine.cluster.gpus_per_node);
         if !machine.cluster.gives(gpus) {

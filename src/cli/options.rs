@@ -1,6 +1,6 @@
 //! Options that several commands share, and how they become a [`Task`].
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::{Failure, fix};
 use crate::candidates::Restrictions;
@@ -138,15 +138,8 @@ impl JobArgs {
             routing: self.routing,
             packed: self.packed.clone(),
         };
-        if !machine.accelerator.rates.contains_key(&job.precision.format()) {
-            let has = |p: &&Precision| machine.accelerator.rates.contains_key(&p.format());
-            let known: Vec<&str> = Precision::value_variants().iter().filter(has).map(|p| p.name()).collect();
-            return Err(Failure::Usage(format!(
-                "{} has no {} matrix units; --precision of those that it has: {}",
-                machine.accelerator.name,
-                job.precision.name(),
-                known.join(", ")
-            )));
+        if let Some(lack) = machine.accelerator.lacks(job.precision) {
+            return Err(Failure::Usage(lack));
         }
         if u64::from(seq_len) > model.max_sequence * 64 {
             return Err(Failure::Usage(format!(

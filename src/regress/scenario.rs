@@ -41,9 +41,8 @@ impl<'a> ScenarioPlanner<'a> {
         let machine = load_cluster(cluster).map_err(|e| e.to_string())?;
         let target = scenario.target().ok_or_else(|| format!("`{}` is no framework", scenario.framework))?;
         let (profile_name, profile) = Profile::of(target);
-        if !machine.accelerator.rates.contains_key(&scenario.precision.format()) {
-            let what = scenario.precision.name();
-            return Err(format!("{} has no {what} matrix units", machine.accelerator.name));
+        if let Some(lack) = machine.accelerator.lacks(scenario.precision) {
+            return Err(lack);
         }
         if machine.cluster.max_gpus.is_some_and(|most| gpus > most) {
             return Err(format!("{cluster} has fewer than {gpus} GPUs"));

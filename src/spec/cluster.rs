@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use super::job::Precision;
 use super::model::Fault;
 use crate::units::{Bandwidth, Bytes, DollarsPerHour, FlopRate, Seconds, Watts};
 
@@ -361,6 +363,22 @@ impl Accelerator {
     pub fn peak(&self, format: Format) -> FlopRate {
         let rate = self.rates.get(&format).or_else(|| self.rates.get(&Format::Bf16));
         rate.map_or(FlopRate(0.0), |rate| rate.peak)
+    }
+
+    /// What to say where it has no matrix units for a precision, with those that it has.
+    #[must_use]
+    pub fn lacks(&self, precision: Precision) -> Option<String> {
+        let has = |precision: Precision| self.rates.contains_key(&precision.format());
+        if has(precision) {
+            return None;
+        }
+        let names = Precision::value_variants().iter().filter(|p| has(**p)).map(|p| p.name());
+        let names = names.collect::<Vec<_>>().join(", ");
+        Some(format!(
+            "{} has no {} matrix units; precisions that it has: {names}",
+            self.name,
+            precision.name()
+        ))
     }
 
     /// Checks ranges.

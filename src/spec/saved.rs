@@ -105,9 +105,7 @@ impl SavedPlan {
         saved.model.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
         saved.cluster.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
         saved.accelerator.validate().map_err(|fault| SpecError::from_fault(source, text, &fault))?;
-        if !saved.accelerator.rates.contains_key(&saved.job.precision.format()) {
-            let message =
-                format!("{} has no {} matrix units", saved.accelerator.name, saved.job.precision.name());
+        if let Some(message) = saved.accelerator.lacks(saved.job.precision) {
             let fault = Fault { field: "precision".into(), within: Some("job".into()), message };
             return Err(SpecError::from_fault(source, text, &fault));
         }

@@ -41,8 +41,8 @@ pub struct Trainer {
     pub sequence_length: Option<u32>,
     /// The number format.
     pub precision: Option<Precision>,
-    /// Layers are recomputed in the backward pass.
-    pub recompute: bool,
+    /// Whether layers are recomputed in the backward pass; else as the configuration has it.
+    pub recompute: Option<bool>,
 }
 
 impl Trainer {
@@ -85,7 +85,7 @@ impl Trainer {
                 }
                 "__bf16" if on => trainer.precision = Some(Precision::Bf16),
                 "__fp16" if on => trainer.precision = Some(Precision::Fp16),
-                "__gradient_checkpointing" => trainer.recompute = on,
+                "__gradient_checkpointing" => trainer.recompute = Some(on),
                 "__bf16" | "__fp16" | "__deepspeed" | "__deepspeed_config" => {}
                 _ => others.push(name.to_owned()),
             }
@@ -564,16 +564,23 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
         assumed.push(format!("sequences of {length} tokens: the configuration does not say"));
         length
     });
-    let recompute = match top.section("activation_checkpointing")? {
-        Some(section) => {
-            layout.offload.activations = section.flag("cpu_checkpointing")?.unwrap_or(false);
+    let checkpointing = top.section("activation_checkpointing")?;
+    let to_host =
+        checkpointing.as_ref().map(|section| section.flag("cpu_checkpointing")).transpose()?.flatten();
+    let recompute = match (checkpointing, given.trainer.recompute) {
+        (_, Some(false)) => {
+            assumed.push("no layer is recomputed: the script says so".into());
+            Recompute::None
+        }
+        (Some(_), _) => {
+            layout.offload.activations = to_host.unwrap_or(false);
             let text =
                 "activation_checkpointing recomputes what the model calls it for: taken to be every layer";
             assumed.push(text.into());
             Recompute::FullUniform(1)
         }
-        None if given.trainer.recompute => Recompute::FullUniform(1),
-        None => {
+        (None, Some(true)) => Recompute::FullUniform(1),
+        (None, None) => {
             assumed.push("no layer is recomputed: there is no activation_checkpointing".into());
             Recompute::None
         }

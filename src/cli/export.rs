@@ -112,14 +112,17 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     }
     let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
     let exported = export_or_nearest(args.to, &request, &fits).map_err(|mut refusal| {
-        if refusal.nearest.is_none() && refusal.rule != EXPRESSIBLE {
+        // No change of a plan is a way out where the job itself cannot be written out.
+        let hopeless = !target.exports() || [EXPRESSIBLE, TRAINING.name].contains(&refusal.rule);
+        let searched = refusal.nearest.is_none() && !hopeless;
+        if searched {
             refusal.nearest = nearest(&prepared, &plan).map(Box::new);
         }
         let hint = if refusal.rule == TRAINING.name {
             "; no target writes adapters out".to_owned()
         } else if !target.exports() {
             format!("; --to of those that are: {}", Destination::names().join(", "))
-        } else if refusal.nearest.is_none() && refusal.rule != EXPRESSIBLE {
+        } else if searched && refusal.nearest.is_none() {
             format!("; no plan for this job was found that it accepts and that fits: `autoplan plan --framework {target}` says why")
         } else {
             format!("; `autoplan plan --framework {target}` finds plans that it accepts")

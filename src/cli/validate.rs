@@ -173,6 +173,12 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         anstream::eprintln!("no row of {name} could be predicted; `skipped` says why");
         return Ok(Ending::Negative);
     }
+    let s = &report.summary;
+    if s.step_time.all.is_none() && s.memory.all.is_none() && s.out_of_memory.judged() == 0 {
+        anstream::eprintln!(
+            "note: {name}: no row says how long a step took or what memory, so nothing is compared"
+        );
+    }
     let Some(path) = &args.baseline else { return Ok(Ending::Done) };
     if args.update {
         let baseline = Baseline::of(&report.summary);

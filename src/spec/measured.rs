@@ -2,7 +2,7 @@
 //! `results/published/measured.csv`. Cells are read when asked for; what cannot be read is a reason to
 //! skip a row, never a failure of the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Cursor, Read};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,6 +10,8 @@ use std::sync::Arc;
 /// Reads rows one by one.
 pub struct MeasuredReader {
     csv: csv::Reader<Cursor<Vec<u8>>>,
+    /// Columns of the header, named or not.
+    width: usize,
     columns: Arc<BTreeMap<String, usize>>,
     record: csv::StringRecord,
 }
@@ -45,6 +47,17 @@ pub enum MeasuredError {
     /// A header with none of the columns that every prediction needs.
     #[error("the header has none of the columns {}, which every prediction needs", NEEDED.join(", "))]
     Columns,
+    /// A name that two columns have.
+    #[error("the header names the column {0} twice")]
+    Twice(String),
+    /// A row whose cells may all be those of another column.
+    #[error("line {line}: the row has more cells than the header has columns ({columns})")]
+    Wide {
+        /// Line, counted from 1.
+        line: u64,
+        /// Columns of the header.
+        columns: usize,
+    },
 }
 
 /// A cell that holds something else than its column takes.
@@ -165,6 +178,7 @@ impl MeasuredReader {
         bytes = lines_alike(bytes);
         let mut csv = csv::ReaderBuilder::new().flexible(true).from_reader(Cursor::new(bytes));
         let headers = csv.headers().map_err(|e| broken(&e))?;
+        let width = headers.len();
         let name = |text: &str| text.trim_start_matches('\u{feff}').trim().to_ascii_lowercase();
         let columns: BTreeMap<String, usize> =
             headers.iter().enumerate().map(|(at, text)| (name(text), at)).collect();
@@ -177,7 +191,13 @@ impl MeasuredReader {
                 () => MeasuredError::Columns,
             });
         }
-        Ok(Self { csv, columns: Arc::new(columns), record: csv::StringRecord::new() })
+        let mut seen = BTreeSet::new();
+        if let Some(twice) =
+            headers.iter().map(name).find(|name| !name.is_empty() && !seen.insert(name.clone()))
+        {
+            return Err(MeasuredError::Twice(twice));
+        }
+        Ok(Self { csv, width, columns: Arc::new(columns), record: csv::StringRecord::new() })
     }
 
     /// Columns of the header without a meaning, in alphabetical order.
@@ -209,6 +229,9 @@ impl Iterator for MeasuredReader {
             Ok(false) => None,
             Ok(true) => {
                 let line = self.record.position().map_or(0, csv::Position::line);
+                if self.record.iter().skip(self.width).any(|cell| !cell.trim().is_empty()) {
+                    return Some(Err(MeasuredError::Wide { line, columns: self.width }));
+                }
                 Some(Ok(MeasuredRow { columns: self.columns.clone(), record: self.record.clone(), line }))
             }
             Err(error) => Some(Err(broken(&error))),

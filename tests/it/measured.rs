@@ -317,6 +317,7 @@ fn tables_without_a_column_are_read() {
         ("a,b\n1,2\n", "which every prediction needs"),
         ("gpu;gpus\nH100;8\n", "separated by semicolons"),
         ("gpu\tgpus\nH100\t8\n", "separated by tabs"),
+        ("gpu,gpus,GPUs\nH100,8,16\n", "names the column gpus twice"),
     ] {
         let error = validate(text.as_bytes(), |_| true, |_| {}).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
@@ -328,6 +329,11 @@ fn tables_without_a_column_are_read() {
     let report = validate(windows.as_bytes(), |_| true, |_| {}).unwrap();
     let ids: Vec<&str> = report.rows.iter().map(|row| row.id.as_str()).collect();
     assert_eq!(ids, ["line 2", "line 3"]);
+    // Cells beyond the header are no run's, unless they are empty.
+    let report = validate(format!("{text}H100,8,32,4096,32,4096,megatron-core,,\nH100,8,32\nH100,8,32,4096,32,4096,megatron-core,7\n").as_bytes(), |_| true, |_| {}).unwrap();
+    let reasons: Vec<&str> = report.rows.iter().filter_map(|row| row.skipped.as_deref()).collect();
+    assert_eq!(reasons[1], "global_batch is not stated");
+    assert_eq!(reasons[3], "line 5: the row has more cells than the header has columns (7)");
 }
 
 /// Runs of one table without ids are ranked against each other; ids without dashes name one source.

@@ -42,7 +42,7 @@ const MANY_CHAINS: usize = 5;
 /// Programmes over whole layers per problem, and pivots times chains times chunks of them, about half a second's work.
 const MOST_WHOLE: usize = 30;
 const MOST_WORK: u64 = 40_000_000;
-/// Share of that where order is given up, and more columns say less.
+/// By how much less work is done where order is given up: more columns say less there.
 const UNORDERED: u64 = 40;
 /// Answers whose weights are kept for programmes of the same shape.
 const MOST_WEIGHTS: usize = 4;

@@ -548,6 +548,14 @@ fn what_a_configuration_leaves_to_the_trainer_comes_from_its_flags() {
     assert_eq!((imported.job.global_batch_size, imported.job.sequence_length), (256, 2048));
     assert_eq!(imported.job.precision, Precision::Fp16);
     assert_eq!(imported.plan.to_string(), "tp1 pp1 vp1 cp1 ep1 dp8 mb2 ga16 zero3 rc-full:uniform:1");
+    // The trainer does not ask DeepSpeed to recompute.
+    let asks = auto.replacen('{', "{\"activation_checkpointing\": {\"cpu_checkpointing\": true},", 1);
+    let recompute = |recompute| {
+        let trainer = deepspeed::Trainer { recompute, ..trainer };
+        deepspeed::import(&asks, deepspeed::Given { trainer, ..given }).unwrap().plan.to_string()
+    };
+    assert!(recompute(None).ends_with("off-act rc-full:uniform:1"), "{}", recompute(None));
+    assert!(recompute(Some(false)).ends_with("zero3 rc-none"), "{}", recompute(Some(false)));
     // A number that the configuration does say must be the trainer's.
     let other = auto.replacen(
         "\"train_micro_batch_size_per_gpu\": \"auto\"",

@@ -18,6 +18,7 @@ mod caps;
 #[cfg(feature = "milp")]
 pub mod chains;
 mod chunked;
+mod descent;
 pub mod dp;
 pub mod layout;
 mod loads;
@@ -31,6 +32,7 @@ mod tables;
 
 use crate::units::{Bytes, Picos};
 
+pub(crate) use descent::shorter_chains;
 pub use dp::{Balancer, Outcome};
 pub use modes::Modes;
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};

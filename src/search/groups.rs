@@ -86,6 +86,8 @@ pub(super) struct Priced {
     pub cell: CellCosts,
     /// One micro-batch through all layers and ends.
     sum: Picos,
+    /// The part of it that computes weight gradients, which no other pass need wait for.
+    delayed: Picos,
     /// All parameters, as if on one pipeline rank.
     pub parameters: LocalParameters,
     /// Largest share of a forward pass in the time of a layer or an end.
@@ -563,7 +565,7 @@ impl Search<'_> {
 
     pub(super) fn price(&self, key: &CellKey, scratch: &mut Scratch) -> Priced {
         let cell = self.cost.cell_with(key, &mut scratch.parts);
-        let mut sum = Picos::ZERO;
+        let (mut sum, mut delayed) = (Picos::ZERO, Picos::ZERO);
         let mut parameters = LocalParameters::default();
         let mut longest_forward: f64 = 0.0;
         let mut share = |forward: Picos, backward: Picos| {
@@ -576,12 +578,14 @@ impl Search<'_> {
             let layer = &cell.layers[run.kind as usize];
             let (f, b) = (layer.forward.total(), layer.backward.total());
             sum += (f + b) * u64::from(run.count);
+            delayed += layer.weight_gradient * u64::from(run.count);
             share(f, b);
             parameters = parameters.plus(&layer.parameters, u64::from(run.count));
         }
         for end in [&cell.embedding, &cell.head] {
             let (f, b) = (end.forward.total(), end.backward.total());
             sum += f + b;
+            delayed += end.weight_gradient;
             share(f, b);
             parameters = parameters.plus(&end.parameters, 1);
         }
@@ -593,7 +597,7 @@ impl Search<'_> {
             .map(|layer| layer.forward.total() + layer.backward.total())
             .min()
             .unwrap_or_default();
-        Priced { cell, sum, parameters, forward_share: longest_forward, least_layer }
+        Priced { cell, sum, delayed, parameters, forward_share: longest_forward, least_layer }
     }
 
     /// A time that the passes of a layout take at least, wherever its layers are and whatever they
@@ -636,7 +640,13 @@ impl Search<'_> {
                 let least = if chunks <= self.layers.count() { priced.least_layer.0 } else { 0 };
                 all.max(average + Picos(least * (p - 1) / 2))
             }
-            _ => average,
+            Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 | Schedule::ZeroBubbleV | Schedule::DualPipe => {
+                // One micro-batch passes all ranks there and back.
+                let last = layout.chunk_count() - 1;
+                let apart = |k: &u32| layout.rank_of_chunk(*k) != layout.rank_of_chunk(k + 1);
+                let hops = (0..last).filter(apart).count() as u64;
+                average.max(priced.sum.saturating_sub(priced.delayed) + hop.latency * (2 * hops))
+            }
         }
     }
 }

@@ -1,15 +1,13 @@
 //! Better splits of plans that are printed: layers are moved one at a time as long as the simulated step gets shorter.
 //! It comes after the ranking, which it leaves alone, and only where the certificate leaves much open.
 
-use std::cmp::Reverse;
-
 use super::balance::TablesOf;
 use super::{Found, Polished, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Load;
 use crate::cost::step::{predict, shape};
 use crate::plan::{Layout, Plan, Schedule};
-use crate::stages::{Assignment, Evaluation, evaluate_into};
+use crate::stages::{Assignment, Evaluation, evaluate_into, shorter_chains};
 use crate::units::Picos;
 
 /// Which moves are tried.
@@ -88,8 +86,7 @@ impl Search<'_> {
 }
 
 /// Moves of one layer from a chunk to another that could shorten a split whose evaluation is in `scratch`, the most
-/// promising first: the longest chain of passes gets shorter only if it runs through the one more often than through
-/// the other.
+/// promising first.
 fn moves(
     layout: &Layout,
     split: &Assignment,
@@ -98,20 +95,13 @@ fn moves(
     scratch: &mut Scratch,
 ) -> Vec<(usize, usize)> {
     let count = split.layers.len();
-    let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
-    let mut moves: Vec<(usize, usize)> =
-        pairs.filter(|&(less, more)| less != more && split.layers[less] > 0).collect();
+    let legal = |&(less, more): &(usize, usize)| less != more && split.layers[less] > 0;
     if tries == Tries::All || layout.schedule != Schedule::Interleaved {
-        return moves;
+        let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
+        return pairs.filter(legal).collect();
     }
     let Evaluation { forward, backward, .. } = &scratch.evaluation;
     let load = Load { forward, backward, weight: backward, hop };
     let chain = scratch.simulator.longest_chain(shape(layout), load);
-    // A backward pass takes about twice as long.
-    let passes = chain.forward.iter().zip(&chain.backward);
-    let often: Vec<u64> = passes.map(|(forward, backward)| forward + 2 * backward).collect();
-    moves.retain(|&(less, more)| often[less] > often[more]);
-    moves.sort_by_key(|&(less, more)| (Reverse(often[less] - often[more]), less, more));
-    moves.truncate(TRIALS);
-    moves
+    shorter_chains(&chain).into_iter().filter(legal).take(TRIALS).collect()
 }

@@ -17,6 +17,7 @@ use super::relax::Relaxation;
 use super::splits::Pick;
 use super::tables::Tables;
 use super::{Assignment, Choice, Evaluation, Fixed, Problem, measure};
+use crate::cost::schedule::Simulator;
 use crate::kept::Kept;
 use crate::units::Picos;
 
@@ -36,23 +37,42 @@ pub(super) struct ChunkWork {
     pub evaluation: Evaluation,
     pub relaxation: Relaxation,
     /// What [`Chunked::level_splits`] found.
-    known: Kept<LevelKey, Vec<Vec<u32>>, KEPT_SPLITS>,
+    levels: Kept<PassTimes, Vec<Vec<u32>>, KEPT_SPLITS>,
+    /// What [`descent::descend`] found.
+    pub descended: Kept<PassTimes, Option<Vec<u32>>, KEPT_SPLITS>,
+    pub simulator: Simulator,
 }
 
 /// Problems whose splits are kept.
 const KEPT_SPLITS: usize = 512;
 
-/// All of a problem that [`Chunked::level_splits`] looks at.
+/// All of a problem that says how long its passes take before anything is recomputed.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct LevelKey {
+pub(super) struct PassTimes {
     /// Kind and number of layers of every run.
     runs: Vec<(u8, u32)>,
     /// Both passes of a layer, by kind.
-    layers: Vec<u64>,
-    /// Both passes of every chunk beside its layers, and the fewest layers it may have.
-    ends: Vec<(u64, u32, bool)>,
+    layers: Vec<[Picos; 2]>,
+    /// Both passes of every chunk beside its layers, the fewest layers it may have, and whether it has none.
+    ends: Vec<([Picos; 2], u32, bool)>,
     rank_of_chunk: Vec<u32>,
     micro_batches: u64,
+    hop: Picos,
+}
+
+impl PassTimes {
+    pub fn of(problem: &Problem) -> Self {
+        let end =
+            |(k, fixed): (usize, &Fixed)| ([fixed.forward, fixed.backward], problem.least(k), fixed.closed);
+        Self {
+            runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
+            layers: problem.kinds.iter().map(|kind| [kind.forward, kind.backward]).collect(),
+            ends: problem.fixed.iter().enumerate().map(end).collect(),
+            rank_of_chunk: problem.pipeline.rank_of_chunk.clone(),
+            micro_batches: problem.pipeline.micro_batches,
+            hop: problem.hop,
+        }
+    }
 }
 
 /// How recomputation is chosen while layers are placed.
@@ -90,20 +110,9 @@ impl<'a> Chunked<'a> {
     /// Splits of two levels, whatever the memory and without recomputation: the best few by the load of
     /// the fullest rank.
     pub fn level_splits(&mut self) -> Vec<Vec<u32>> {
-        let (problem, pipeline) = (self.problem, &*self.problem.pipeline);
-        let end = |(k, fixed): (usize, &Fixed)| {
-            (fixed.forward.0 + fixed.backward.0, problem.least(k), fixed.closed)
-        };
-        let key = LevelKey {
-            runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
-            layers: problem.kinds.iter().map(|kind| kind.forward.0 + kind.backward.0).collect(),
-            ends: problem.fixed.iter().enumerate().map(end).collect(),
-            rank_of_chunk: pipeline.rank_of_chunk.clone(),
-            micro_batches: pipeline.micro_batches,
-        };
-        let mut known = std::mem::take(&mut self.work.known);
-        let splits = known.get(key, || self.place_levels()).clone();
-        self.work.known = known;
+        let mut known = std::mem::take(&mut self.work.levels);
+        let splits = known.get(PassTimes::of(self.problem), || self.place_levels()).clone();
+        self.work.levels = known;
         splits
     }
 

@@ -10,10 +10,14 @@
 //! layers, the fastest of the four was 0.3 % slower on average than the fastest of the whole family; the
 //! even split alone, 3.1 %.
 //!
+//! Where micro-batches do not divide among ranks, one more is listed, which simulation finds from those
+//! ([`super::descent`]).
+//!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.
 //! Where no split fits with any, another is listed, in which ranks that lack memory hold fewer layers.
 
-use super::chunked::{ChunkWork, Chunked, Policy};
+use super::chunked::{ChunkWork, Chunked, PassTimes, Policy};
+use super::descent;
 use super::loads::Loads;
 use super::tables::{ModeCost, Tables};
 use super::{Assignment, Block, Choice, Freedom, Problem, Way, measure};
@@ -71,13 +75,8 @@ impl Splits {
         };
         add(problem.even_layers());
         if uneven {
-            let one_kind = tables.totals.iter().filter(|&&n| n > 0).count() == 1;
-            let found = if one_kind && problem.fixed.iter().all(|fixed| !fixed.closed) {
-                banded(problem, tables)
-            } else {
-                Chunked::new(problem, tables, work).level_splits()
-            };
-            found.into_iter().for_each(add);
+            ruled(problem, tables, work).into_iter().for_each(&mut add);
+            descended(problem, work).into_iter().for_each(add);
         }
         let longest = list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
         let hopeless = problem.hopeless.clone().map(Choice::Mode).chain(blocks(problem, longest, true));
@@ -392,6 +391,33 @@ impl<T: Clone> Pick<T> {
     pub fn into_list(self) -> Vec<T> {
         self.best.into_iter().flatten().map(|(_, split)| split).collect()
     }
+}
+
+/// Splits by rules on loads of ranks.
+fn ruled(problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Vec<Vec<u32>> {
+    let one_kind = tables.totals.iter().filter(|&&n| n > 0).count() == 1;
+    if one_kind && problem.fixed.iter().all(|fixed| !fixed.closed) {
+        banded(problem, tables)
+    } else {
+        Chunked::new(problem, tables, work).level_splits()
+    }
+}
+
+/// A split that simulation finds from those, where rules on ranks are not enough.
+fn descended(problem: &Problem, work: &mut ChunkWork) -> Option<Vec<u32>> {
+    let shape = descent::shape(problem)?;
+    let rounded = descent::rounded(problem);
+    let mut known = std::mem::take(&mut work.descended);
+    let descend = || {
+        let mut tables = Tables::default();
+        tables.load(&rounded);
+        let mut from = ruled(&rounded, &tables, work);
+        from.push(rounded.even_layers());
+        descent::descend(&rounded, shape, &from, &mut work.simulator)
+    };
+    let found = known.get(PassTimes::of(&rounded), descend).clone();
+    work.descended = known;
+    found
 }
 
 /// Splits of a model of one kind of layers: `base` or one more per chunk, fewer in the last.

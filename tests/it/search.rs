@@ -615,7 +615,10 @@ fn no_split_is_faster_than_its_certificate_allows() {
 /// the certificate says that little is left. What was listed stays as it is.
 #[test]
 fn splits_that_may_be_far_from_the_best_are_polished() {
-    let task = Task::shipped("llama3.2-1b", "dgx-h200", 1536, 4096, 2048).unwrap();
+    let task = Task::shipped("llama2-7b", "h800-ib", 16384, 256, 4096).unwrap();
+    let target = Target::Torchtitan;
+    let (profile_name, profile) = Profile::of(target);
+    let task = Task { target, profile, profile_name, ..task };
     let prepared = task.prepare();
     let listed = prepared.search(&Request { verified: 10, ..Request::default() }, &Silent).found;
     let mut found = listed.clone();
@@ -633,7 +636,7 @@ fn splits_that_may_be_far_from_the_best_are_polished() {
         let new = better.prediction.step();
         assert_eq!(better.plan.layout(), before.plan.layout());
         assert!(
-            new.0 as f64 <= 0.96 * old.0 as f64 && better.split_gap < 0.02,
+            new.0 as f64 <= 0.985 * old.0 as f64 && better.split_gap < before.split_gap,
             "{} {}",
             better.plan,
             better.split_gap

@@ -389,8 +389,9 @@ impl Balancing {
         let kinds = kinds(cell, sharding, &shapes);
         let tables = TablesOf { cell, sharding, hop };
         let mut fixed: Vec<Fixed> = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
-        // The head is work enough for a chunk of its own; the embedding alone is not tried as one.
-        if let [_, .., last] = fixed.as_mut_slice() {
+        // The ends may be alone on their chunks.
+        if let [first, .., last] = fixed.as_mut_slice() {
+            first.optional = capabilities.empty_stages;
             last.optional = capabilities.empty_stages;
         }
         let problem = Problem {

@@ -638,7 +638,9 @@ impl Search<'_> {
                 // The first chunks fill the pipeline before a rank can start, and drain it after its end.
                 let chunks = layout.chunk_count();
                 let least = if chunks <= self.layers.count() { priced.least_layer.0 } else { 0 };
-                all.max(average + Picos(least * (p - 1) / 2))
+                // Before rank `i` there are `i` chunks; the first of them may be the embedding alone.
+                let before = p * (p - 1) / 2 - if self.space.capabilities().empty_stages { p - 1 } else { 0 };
+                all.max(average + Picos(least * before / p))
             }
             Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 | Schedule::ZeroBubbleV | Schedule::DualPipe => {
                 // One micro-batch passes all ranks there and back.

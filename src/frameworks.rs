@@ -29,7 +29,7 @@ use crate::plan::{
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{
-    FeedForward, LatentAttention, Mamba2, Mixer, Model, Position, PositionScaling, RouterGroups,
+    FeedForward, LatentAttention, Mamba2, Mixer, Model, Norm, Position, PositionScaling, RouterGroups,
 };
 
 /// A framework that plans are made for.
@@ -395,6 +395,8 @@ pub struct Context {
     /// All mixers are attention over everything before a token, which torch's `scaled_dot_product_attention` does in
     /// the Transformers class of the model, if it has one.
     pub plain_attention: bool,
+    /// Transformers has a plan that splits all layers of the model's class by tensor parallelism, as far as is known.
+    pub tensor_plan: bool,
     /// Megatron-DeepSpeed, which runs DeepSpeed's pipeline stages, has the model and the optimizer.
     pub staged_model: bool,
 }
@@ -465,6 +467,7 @@ impl Context {
             tensor_splits: true,
             sequence_splits: true,
             plain_attention: true,
+            tensor_plan: true,
             staged_model: deepspeed::write::megatron_has(model, layers, job),
         };
         for kind in &layers.kinds {
@@ -496,17 +499,36 @@ impl Context {
         }
         context.dense_beside_moe = !context.moe.is_empty() && !context.dense.is_empty();
         // Only of classes that take not everything.
-        let special =
-            context.has_experts() || context.learned_positions || matches!(model.position, Position::Alibi);
+        let layer_norm = model.norm == Norm::LayerNorm;
+        let special = context.has_experts()
+            || context.learned_positions
+            || layer_norm
+            || matches!(model.position, Position::Alibi);
         let hf = special.then(|| HfModel::of(model, layers)).flatten();
         context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
         context.sequence_splits = hf.as_ref().is_none_or(HfModel::sequence_splits);
         context.tensor_splits = hf.as_ref().is_none_or(HfModel::tensor_splits);
-        let plain = hf.as_ref().is_none_or(|hf| hf.attention() == "sdpa");
-        let chunked =
-            |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some());
-        let cut = context.windows || context.sinks || layers.kinds.iter().any(chunked);
+        // Accelerate looks at the configuration alone: a window that no sequence reaches is one.
+        let is_cut = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some() || a.window.is_some());
+        let cut = context.sinks || layers.kinds.iter().any(is_cut);
+        // Of models that no configuration is written for: Falcon's, OPT's and Nemotron's classes, those of hybrids, and
+        // Qwen2's experts, of which only the shared one is in the plan.
+        let blocks = || layers.kinds.iter().map(|kind| &kind.block);
+        let ungated = blocks()
+            .any(|block| matches!(&block.feed_forward, FeedForward::Dense(d) if !d.activation.gated()));
+        let shared_gate =
+            blocks().any(|block| matches!(&block.feed_forward, FeedForward::Moe(e) if e.shared_gate));
+        let old = layer_norm && ungated;
+        let parallel = blocks().any(|block| block.parallel);
+        let plain = match &hf {
+            Some(hf) => hf.attention() == "sdpa" && hf.masks_drop(),
+            None => !(old && (parallel || context.learned_positions)),
+        };
         context.plain_attention = plain && !cut && context.mamba.is_empty();
+        context.tensor_plan = match &hf {
+            Some(hf) => hf.has_tensor_plan(),
+            None => !old && !shared_gate && !context.sinks && context.mamba.is_empty(),
+        };
         context
     }
 

@@ -29,6 +29,8 @@ pub mod pipeline;
 pub mod relax;
 mod splits;
 mod tables;
+#[cfg(feature = "milp")]
+mod walk;
 
 use crate::units::{Bytes, Picos};
 

@@ -90,9 +90,23 @@ pub static RULES: &[Rule] = &[
         check: |_, c, l| {
             ensure(
                 c.plain_attention || l.context_parallel == 1,
-                "context parallelism (cp {0}) is torch's, for causal attention through SDPA alone: no windows, no biases, \
-                 no sinks, no state-space layers",
+                "context parallelism (cp {0}) is torch's, for causal attention through SDPA alone: no windows however \
+                 long, no biases, no sinks, no state-space layers; and of Transformers' classes those whose masks \
+                 Accelerate finds (not GPT-2, GPT-NeoX, Falcon)",
                 numbers([u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "tensor-class",
+        source: "transformers configuration_*.py base_model_tp_plan; integrations/tensor_parallel.py distribute_model",
+        judge: Judge::Nobody,
+        reach: Reach::Group,
+        check: |_, c, l| {
+            ensure(
+                c.tensor_plan || l.tensor_parallel == 1,
+                "Transformers has no plan that splits all layers of this model (tp {0}): every rank would hold some whole",
+                numbers([u64::from(l.tensor_parallel)]),
             )
         },
     },

@@ -34,6 +34,21 @@ impl HfModel {
         }
     }
 
+    /// Whether its attention modules are called `self_attn`, where Accelerate looks for masks to drop under context
+    /// parallelism (accelerate/big_modeling.py _attach_context_parallel_hooks).
+    #[must_use]
+    pub fn masks_drop(&self) -> bool {
+        !matches!(self.config.get("model_type").and_then(Value::as_str), Some("gpt2" | "gpt_neox" | "bloom"))
+    }
+
+    /// Whether Transformers has a plan that splits all layers by tensor parallelism: GPT-2, BLOOM and gpt-oss have none,
+    /// DeepSeek-V3's leaves its attention whole (transformers configuration_*.py base_model_tp_plan).
+    #[must_use]
+    pub fn has_tensor_plan(&self) -> bool {
+        let family = self.config.get("model_type").and_then(Value::as_str);
+        !matches!(family, Some("gpt2" | "bloom" | "gpt_oss" | "deepseek_v3"))
+    }
+
     /// Whom files with this model are written for.
     #[must_use]
     pub fn written_for(software: &'static str, model: &Model, hf: Option<&Self>) -> WrittenFor {

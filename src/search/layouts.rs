@@ -160,7 +160,20 @@ impl Search<'_> {
         self.solve(sought, scratch)
     }
 
-    fn solve(
+    fn solve(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
+        let mut list = self.optima(sought, scratch);
+        // The embedding alone on a rank may look better than it is: what is best otherwise is listed as well.
+        let problem = sought.problem;
+        if list.iter().any(|assignment| assignment.layers[0] == 0) && problem.fixed[0].optional {
+            let mut filled = problem.clone();
+            filled.fixed[0].optional = false;
+            list.extend(self.optima(&Sought { problem: &filled, ..*sought }, scratch));
+        }
+        list
+    }
+
+    /// The optima of the chain bound and of the closed form, and the even split.
+    fn optima(
         &self,
         &Sought { layout, problem, uneven, most }: &Sought<'_>,
         scratch: &mut Scratch,

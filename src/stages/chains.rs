@@ -19,6 +19,7 @@ use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 
 use super::caps::{self, Caps};
 use super::relax::Relaxation;
+use super::walk::{self, Shown, Walk};
 use super::{Block, Choice, Problem, Way};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
@@ -51,6 +52,8 @@ const MOST_WEIGHTS: usize = 4;
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk takes in the schedules that show chains through each.
 const LONGER: f64 = 1.5;
+/// Steps of walks per problem: some tenths of a second.
+const STEPS: u64 = 2_000_000;
 /// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
@@ -169,6 +172,8 @@ struct Search<'a> {
     whole: usize,
     /// Pivots of such programmes times chains times chunks.
     work: u64,
+    /// Steps of walks that are left.
+    steps: u64,
 }
 
 impl<'a> Search<'a> {
@@ -187,6 +192,7 @@ impl<'a> Search<'a> {
             started,
             whole: 0,
             work: 0,
+            steps: STEPS,
         }
     }
 
@@ -283,6 +289,12 @@ impl<'a> Search<'a> {
         if bound >= enough {
             return Some(bound);
         }
+        if self.whole > 0
+            && self.looks_for_chains()
+            && let Some(least) = self.walk(programme, enough)
+        {
+            return Some(bound.max(least));
+        }
         let nodes = if many && programme.several { FEW_NODES } else { NODES };
         for _ in 0..if many || programme.several { FEW_ROUNDS } else { WHOLE_ROUNDS } {
             if self.whole == 0 {
@@ -306,6 +318,49 @@ impl<'a> Search<'a> {
             }
         }
         Some(bound)
+    }
+
+    /// The least time of all splits, if a walk sees or rules out all; above `ceiling` it need not be the highest.
+    fn walk(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
+        let (problem, shape) = (self.problem, self.judged.shape);
+        let order = programme.order();
+        let chunks: Vec<(u32, bool)> =
+            problem.fixed.iter().enumerate().map(|(k, fixed)| (problem.least(k), !fixed.closed)).collect();
+        let unit = programme.time_unit;
+        let mut lowest = ceiling;
+        let peak = |lowest: Picos| (lowest.saturating_sub(programme.least_tail())).0 as f64 / unit;
+        let row = |chain: &Chain, lowest: Picos| {
+            let (most, each) = programme.by_layer(programme.row(chain));
+            walk::Row { most: most + peak(lowest), each, lowers: true }
+        };
+        let mut rows: Vec<walk::Row> = Vec::new();
+        for weights in &self.weights {
+            let (least, each) = programme.average(&self.chains, weights);
+            rows.push(walk::Row { most: ceiling.0 as f64 / unit - least, each, lowers: true });
+        }
+        rows.extend(self.chains.iter().map(|chain| row(chain, ceiling)));
+        let memory = programme.memory().into_iter().map(|row| programme.by_layer(row));
+        rows.extend(memory.map(|(most, each)| walk::Row { most, each, lowers: false }));
+        let Self { simulator, known, chains, steps, .. } = self;
+        let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows).run(steps, &mut |split| {
+            let [forward, backward] = programme
+                .passes_of(split)
+                .map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
+            let load = Load { forward: &forward, backward: &backward, weight: &backward, hop: problem.hop };
+            let time = simulator.run(shape, load) + programme.tail_of(split);
+            if time < lowest {
+                let by = (lowest - time).0 as f64 / unit;
+                lowest = time;
+                return Shown::Lower(by);
+            }
+            let chain = simulator.longest_chain(shape, load);
+            if !known.insert(chain.clone()) {
+                return Shown::Nothing;
+            }
+            chains.push(chain.clone());
+            Shown::Row(row(&chain, lowest))
+        });
+        (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 
     /// Solves the programme over whole layers, as far as a ceiling and so many nodes.
@@ -775,6 +830,57 @@ impl<'a> Programme<'a> {
         })
     }
 
+    /// Sort of every layer.
+    fn order(&self) -> Vec<u8> {
+        let runs = self.problem.runs.iter().enumerate();
+        let sort = |(run, kind): (usize, usize)| {
+            if self.ordered { run } else { self.sorts.iter().position(|sort| sort.kind == kind).unwrap_or(0) }
+        };
+        let layers = runs.flat_map(|(at, run)| {
+            std::iter::repeat_n(sort((at, usize::from(run.kind))) as u8, run.count as usize)
+        });
+        layers.collect()
+    }
+
+    /// A row with what a layer counts at least, by chunk and sort, whether recomputed or not.
+    fn by_layer(&self, (most, terms): Row) -> (f64, Vec<f64>) {
+        let layers = self.problem.chunks() * self.sorts.len();
+        let mut each = vec![0.0; layers];
+        for (at, n) in terms {
+            if at < layers {
+                each[at] += n;
+            } else if self.block && at < self.peak() {
+                // A layer that is recomputed wholly may count less.
+                each[at - layers] += n.min(0.0);
+            }
+        }
+        (most, each)
+    }
+
+    /// The least tail of any split, and that of one.
+    fn least_tail(&self) -> Picos {
+        let lines = self.problem.tail.iter().flat_map(|tail| &tail.lines);
+        let least = lines.map(|line| {
+            let layers =
+                self.sorts.iter().map(|sort| i64::from(sort.count) * line.per_layer[sort.kind].min(0));
+            line.constant + layers.sum::<i64>()
+        });
+        Picos(least.max().and_then(|least| u64::try_from(least).ok()).unwrap_or(0))
+    }
+
+    fn tail_of(&self, split: &[u32]) -> Picos {
+        let Some(tail) = &self.problem.tail else { return Picos::ZERO };
+        let mut counts = vec![0; self.problem.kinds.len()];
+        let mut order =
+            self.problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
+        for (chunk, &n) in split.iter().enumerate() {
+            for kind in order.by_ref().take(n as usize) {
+                counts[kind] += u32::from(self.problem.pipeline.rank_of_chunk[chunk] == 0);
+            }
+        }
+        Picos(tail.at(&counts))
+    }
+
     /// What chains and lines weigh in an answer: of its rows' duals those of the `first` chains, of the lines, and of
     /// chains stated later.
     fn weights(&self, duals: &[f64], first: usize, later: &[f64]) -> Weights {
@@ -790,8 +896,8 @@ impl<'a> Programme<'a> {
         }
     }
 
-    /// What chains of such weights take at least on average, however layers are placed.
-    fn weighted(&self, chains: &[Chain], weights: &Weights) -> Picos {
+    /// What chains of such weights take on average whatever the split, and what each layer adds by chunk and sort.
+    fn average(&self, chains: &[Chain], weights: &Weights) -> (f64, Vec<f64>) {
         let problem = self.problem;
         let mut least = 0.0;
         let mut each = vec![0.0; problem.chunks() * self.sorts.len()];
@@ -809,6 +915,13 @@ impl<'a> Programme<'a> {
                 }
             }
         }
+        (least, each)
+    }
+
+    /// What chains of such weights take at least on average, however layers are placed.
+    fn weighted(&self, chains: &[Chain], weights: &Weights) -> Picos {
+        let problem = self.problem;
+        let (mut least, each) = self.average(chains, weights);
         // Every layer where it adds least; chunks that must hold some pay the difference.
         let open = || (0..problem.chunks()).filter(|&chunk| !problem.fixed[chunk].closed);
         let cheapest =
@@ -834,18 +947,8 @@ impl<'a> Programme<'a> {
         let mut caps = Caps::new(counts, orders.iter().map(|order| fewest(order.chunks.as_slice())));
         let peak = ceiling.0 as f64 / self.time_unit;
         let chains = chains.iter().map(|chain| self.row(chain)).map(|(most, terms)| (most + peak, terms));
-        let mut by_chunk = vec![0.0; problem.chunks() * self.sorts.len()];
-        let by_rank = |(most, terms): Row| {
-            by_chunk.fill(0.0);
-            let layers = by_chunk.len();
-            for (at, n) in terms {
-                if at < layers {
-                    by_chunk[at] += n;
-                } else if self.block && at < self.peak() {
-                    // A layer that is recomputed wholly may count less.
-                    by_chunk[at - layers] += n.min(0.0);
-                }
-            }
+        let by_rank = |row: Row| {
+            let (most, by_chunk) = self.by_layer(row);
             let mut each = Vec::with_capacity(orders.len() * self.sorts.len());
             for order in orders {
                 let open = || order.chunks.iter().filter(|&&k| !problem.fixed[k as usize].closed);

@@ -120,7 +120,14 @@ impl Split {
                 let total = layers + u32::from(*embedding) + u32::from(*loss);
                 vec![divide("layers, ends counted,", total, p, "stages")?; p as usize]
             }
-            Self::FirstLast { first, last } => uneven_ends(layers, p, *first, *last)?,
+            Self::FirstLast { first, last } => {
+                // Megatron divides by the number of middle stages (transformer_layer.py get_transformer_layer_offset).
+                if v > 1 && p == u32::from(first.is_some()) + u32::from(last.is_some()) {
+                    let none = "first and last counts leave no stage between them, which several chunks per stage need";
+                    return Err(LayoutError::Count(none.into()));
+                }
+                uneven_ends(layers, p, *first, *last)?
+            }
             Self::Layout(text) => return layout_chunks(text, layers, p, None),
         };
         let mut each = Vec::with_capacity(ranks.len());
@@ -376,6 +383,12 @@ mod tests {
         assert_eq!(Split::of(&[7, 8, 8, 8], 4, 1, 0), Split::FirstLast { first: Some(7), last: None });
         assert_eq!(Split::of(&[8, 8, 8, 6], 4, 1, 0), Split::FirstLast { first: None, last: Some(6) });
         assert_eq!(Split::of(&[6, 8, 8, 7], 4, 1, 0), Split::FirstLast { first: Some(6), last: Some(7) });
+        // Without a stage in between Megatron cannot place several chunks per stage.
+        let both = Split::FirstLast { first: Some(8), last: Some(4) };
+        assert_eq!(both.chunks(12, 2, 1), Ok(vec![8, 4]));
+        assert!(both.chunks(12, 2, 2).is_err());
+        assert_eq!(both.chunks(20, 3, 2), Ok(vec![4, 4, 2, 4, 4, 2]));
+        assert_eq!(Split::of(&[4, 2, 4, 2], 2, 2, 0), Split::FirstLast { first: Some(8), last: None });
         assert_eq!(Split::of(&[1, 2, 2, 2], 2, 2, 0), Split::Account { embedding: true, loss: false });
         assert_eq!(Split::of(&[2, 2, 2, 1], 2, 2, 0), Split::Account { embedding: false, loss: true });
         assert_eq!(Split::of(&[0, 8, 6], 3, 1, 0), Split::Layout("E|t*8|t*6,L".into()));

@@ -413,7 +413,7 @@ fn descended(problem: &Problem, work: &mut ChunkWork) -> Option<Vec<u32>> {
         tables.load(&rounded);
         let mut from = ruled(&rounded, &tables, work);
         from.push(rounded.even_layers());
-        descent::descend(&rounded, shape, &from, &mut work.simulator)
+        descent::descend(&rounded, shape, from, &mut work.simulator)
     };
     let found = known.get(PassTimes::of(&rounded), descend).clone();
     work.descended = known;

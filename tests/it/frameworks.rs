@@ -769,6 +769,22 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
         l.context_parallel = 2;
     }),
+    case(Target::Accelerate, "context-attention", LONG_WINDOW, same, |l| {
+        l.zero_stage = 3;
+        l.context_parallel = 2;
+    }),
+    case(Target::Accelerate, "context-attention", LEARNED, same, |l| {
+        l.zero_stage = 3;
+        l.context_parallel = 2;
+    }),
+    case(Target::Accelerate, "tensor-class", LEARNED, same, |l| {
+        l.zero_stage = 3;
+        l.tensor_parallel = 2;
+    }),
+    case(Target::Accelerate, "tensor-class", HYBRID, same, |l| {
+        l.zero_stage = 3;
+        l.tensor_parallel = 2;
+    }),
     case(Target::Accelerate, "shard-context", DENSE, same, |l| {
         l.zero_stage = 3;
         l.context_parallel = 4;
@@ -825,6 +841,16 @@ const ODD_WIDTH: &str = r#"(
     blocks: { "layer": (
         mixer: Attention(heads: 32, kv_heads: 32, head_dim: 128),
         feed_forward: Dense(width: 11006)) },
+    layers: [(repeat: 32, of: ["layer"])],
+)"#;
+
+/// A window as long as the longest sequence, as Mistral's may be.
+const LONG_WINDOW: &str = r#"(
+    schema: 1, name: "Long window", hidden: 4096, vocabulary: 32000, max_sequence: 32768,
+    blocks: { "layer": (
+        mixer: Attention(heads: 32, kv_heads: 8, head_dim: 128, window: 32768),
+        feed_forward: Dense(width: 14336),
+    ) },
     layers: [(repeat: 32, of: ["layer"])],
 )"#;
 

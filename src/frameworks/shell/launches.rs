@@ -269,7 +269,8 @@ fn handed_on(launcher: &[Word]) -> BTreeMap<String, String> {
 /// which nothing is known.
 fn unnamed_script(fields: &[Word]) -> Option<usize> {
     let name = |w: &Word| w.text.split('=').next().unwrap_or_default().to_owned();
-    let telling = fields.iter().position(|w| TELLING.contains(&name(w).as_str()))?;
+    let tells = |name: &str| TELLING.contains(&name) || name == "--deepspeed_config";
+    let telling = fields.iter().position(|w| tells(&name(w)))?;
     let takes_value =
         |w: &Word| w.text.starts_with("--") && !w.text.contains('=') && w.text != "--standalone";
     (1..telling).rev().find(|&at| {

@@ -1,0 +1,366 @@
+//! Every split of whole layers, chunk by chunk in model order, as far as linear rows allow: what proves that no split
+//! is faster where fractions of layers say too little.
+//!
+//! A row is a sum over layers, each with the weight of its chunk and sort, that must not exceed a number. After some
+//! chunks are filled, the layers that are left weigh at least what they would on the lightest of the other chunks.
+
+/// A sum over layers that stays below a number.
+#[derive(Debug, Clone)]
+pub(super) struct Row {
+    /// The number.
+    pub most: f64,
+    /// By chunk and sort: what a layer weighs.
+    pub each: Vec<f64>,
+    /// Whether the number is that of [`Shown::Lower`].
+    pub lowers: bool,
+}
+
+/// What a complete split shows.
+pub(super) enum Shown {
+    /// Nothing that rules out others.
+    Nothing,
+    /// A row that it breaks.
+    Row(Row),
+    /// From here on the numbers of rows that it concerns are lower by so much.
+    Lower(f64),
+}
+
+/// How a walk ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// All splits were seen or ruled out.
+    Complete,
+    /// It took too many steps.
+    Stopped,
+}
+
+/// Steps that a complete split counts as.
+const SPLIT: u64 = 32;
+/// Rows that may be added on the way.
+const MORE_ROWS: usize = 192;
+/// Rows that are looked at together.
+const LANES: usize = 8;
+
+/// Which splits there are.
+pub(super) struct Walk<'a> {
+    sorts: usize,
+    /// Sort of every layer.
+    order: &'a [u8],
+    /// By chunk: the fewest layers, and whether it takes any.
+    least: Vec<u32>,
+    open: Vec<bool>,
+    /// Fewest layers of all chunks from each on.
+    reserved: Vec<u32>,
+    /// By position and sort: layers from there on.
+    left: Vec<f64>,
+    /// Rows, and how many there is room for.
+    rows: usize,
+    room: usize,
+    most: Vec<f64>,
+    lowers: Vec<f64>,
+    /// By chunk, sort and row: what a layer weighs there, and the least that it weighs from there on.
+    each: Vec<f64>,
+    lightest: Vec<f64>,
+    /// By chunk and row: what the fewest layers of chunks from there on weigh beyond that.
+    beyond: Vec<f64>,
+    /// By chunk and row: what the layers before it weigh.
+    before: Vec<f64>,
+    /// By chunk: the row that ruled it out last.
+    recent: Vec<usize>,
+    split: Vec<u32>,
+    steps: u64,
+}
+
+impl<'a> Walk<'a> {
+    /// Splits of layers of the sorts of `order` into chunks with the fewest layers of each and whether it takes any; rows
+    /// hold for all of them.
+    pub fn new(order: &'a [u8], sorts: usize, chunks: &[(u32, bool)], rows: &[Row]) -> Self {
+        let count = chunks.len();
+        let room = (rows.len() + MORE_ROWS).next_multiple_of(LANES);
+        let mut reserved = vec![0; count + 1];
+        for k in (0..count).rev() {
+            reserved[k] = reserved[k + 1] + chunks[k].0;
+        }
+        let mut left = vec![0.0; (order.len() + 1) * sorts];
+        for at in (0..order.len()).rev() {
+            for sort in 0..sorts {
+                let own = f64::from(u8::from(usize::from(order[at]) == sort));
+                left[at * sorts + sort] = left[(at + 1) * sorts + sort] + own;
+            }
+        }
+        let mut walk = Self {
+            sorts,
+            order,
+            least: chunks.iter().map(|chunk| chunk.0).collect(),
+            open: chunks.iter().map(|chunk| chunk.1).collect(),
+            reserved,
+            left,
+            rows: 0,
+            room,
+            most: vec![f64::INFINITY; room],
+            lowers: vec![0.0; room],
+            each: vec![0.0; count * sorts * room],
+            lightest: vec![0.0; (count + 1) * sorts * room],
+            beyond: vec![0.0; (count + 1) * room],
+            before: vec![0.0; (count + 1) * room],
+            recent: vec![0; count + 1],
+            split: vec![0; count],
+            steps: 0,
+        };
+        rows.iter().for_each(|row| walk.add(row));
+        walk
+    }
+
+    /// Sees every split that no row rules out, in at most so many steps, of which it leaves the rest.
+    pub fn run(&mut self, steps: &mut u64, seen: &mut impl FnMut(&[u32]) -> Shown) -> End {
+        if self.reserved[0] as usize > self.order.len() {
+            return End::Complete;
+        }
+        self.steps = *steps;
+        let complete = self.rules_out(0, 0).is_some() || self.fill(0, 0, seen);
+        *steps = self.steps;
+        if complete { End::Complete } else { End::Stopped }
+    }
+
+    /// Adds a row, unless there are too many.
+    fn add(&mut self, row: &Row) {
+        if self.rows == self.room {
+            return;
+        }
+        let (r, room, sorts, chunks) = (self.rows, self.room, self.sorts, self.least.len());
+        self.rows += 1;
+        self.most[r] = row.most;
+        self.lowers[r] = f64::from(u8::from(row.lowers));
+        for sort in 0..sorts {
+            let mut lightest = f64::INFINITY;
+            for k in (0..chunks).rev() {
+                let at = k * sorts + sort;
+                self.each[at * room + r] = row.each[at];
+                if self.open[k] {
+                    lightest = lightest.min(row.each[at]);
+                }
+                self.lightest[at * room + r] = if lightest.is_finite() { lightest } else { 0.0 };
+            }
+        }
+        for k in 0..chunks {
+            let mut sum = 0.0;
+            for chunk in (k..chunks).filter(|&chunk| self.least[chunk] > 0) {
+                let more = |sort: usize| {
+                    row.each[chunk * sorts + sort] - self.lightest[(k * sorts + sort) * room + r]
+                };
+                sum += f64::from(self.least[chunk]) * (0..sorts).map(more).fold(f64::INFINITY, f64::min);
+            }
+            self.beyond[k * room + r] = sum;
+        }
+        // In the middle of a walk: what is placed so far.
+        let mut order = self.order.iter();
+        for k in 0..chunks {
+            let own = order.by_ref().take(self.split[k] as usize);
+            let own: f64 = own.map(|&sort| row.each[k * sorts + usize::from(sort)]).sum();
+            self.before[(k + 1) * room + r] = self.before[k * room + r] + own;
+        }
+    }
+
+    /// A row that is broken however the chunks from `k` on are filled with the layers from `from` on.
+    fn rules_out(&mut self, k: usize, from: usize) -> Option<usize> {
+        let (room, sorts) = (self.room, self.sorts);
+        let left = &self.left[from * sorts..][..sorts];
+        let lightest = &self.lightest[k * sorts * room..][..sorts * room];
+        let (before, beyond) = (&self.before[k * room..][..room], &self.beyond[k * room..][..room]);
+        let over = |r: usize| {
+            let rest: f64 = left.iter().enumerate().map(|(sort, n)| n * lightest[sort * room + r]).sum();
+            before[r] + beyond[r] + rest > self.most[r]
+        };
+        if over(self.recent[k]) {
+            return Some(self.recent[k]);
+        }
+        for first in (0..self.rows.next_multiple_of(LANES)).step_by(LANES) {
+            let mut sums = [0.0; LANES];
+            for lane in 0..LANES {
+                sums[lane] = before[first + lane] + beyond[first + lane] - self.most[first + lane];
+            }
+            for (sort, n) in left.iter().enumerate() {
+                let lightest = &lightest[sort * room + first..][..LANES];
+                for lane in 0..LANES {
+                    sums[lane] += n * lightest[lane];
+                }
+            }
+            if sums.iter().any(|sum| *sum > 0.0) {
+                let found = (first..first + LANES).find(|&r| over(r));
+                if let Some(found) = found {
+                    self.recent[k] = found;
+                    return Some(found);
+                }
+            }
+        }
+        None
+    }
+
+    /// Fills the chunks from `k` on with the layers from `from` on; false if it was stopped.
+    fn fill(&mut self, k: usize, from: usize, seen: &mut impl FnMut(&[u32]) -> Shown) -> bool {
+        let (room, sorts, chunks) = (self.room, self.sorts, self.least.len());
+        let last = k + 1 == chunks;
+        let most = if self.open[k] { (self.order.len() - from) as u32 - self.reserved[k + 1] } else { 0 };
+        self.before.copy_within(k * room..(k + 1) * room, (k + 1) * room);
+        for n in 0..=most {
+            self.split[k] = n;
+            let to = from + n as usize;
+            if n >= self.least[k] && (!last || to == self.order.len()) {
+                if self.steps == 0 {
+                    return false;
+                }
+                self.steps -= 1;
+                let broken = self.rules_out(k + 1, to);
+                match broken {
+                    None if last => {
+                        self.steps = self.steps.saturating_sub(SPLIT);
+                        match seen(&self.split) {
+                            Shown::Nothing => {}
+                            Shown::Row(row) => self.add(&row),
+                            Shown::Lower(by) => {
+                                let lowers = self.most.iter_mut().zip(&self.lowers);
+                                lowers.for_each(|(most, lowers)| *most -= lowers * by);
+                            }
+                        }
+                    }
+                    None => {
+                        if !self.fill(k + 1, to, seen) {
+                            return false;
+                        }
+                    }
+                    // More layers here, where they weigh no less than elsewhere, break it as well.
+                    Some(row) => {
+                        let heavy = |at: usize| {
+                            self.each[at * room + row] >= self.lightest[(at + sorts) * room + row]
+                        };
+                        if !last && (k * sorts..(k + 1) * sorts).all(heavy) {
+                            break;
+                        }
+                    }
+                }
+            }
+            if n < most {
+                let at = k * sorts + usize::from(self.order[to]);
+                let own = &self.each[at * room..][..self.rows];
+                let before = &mut self.before[(k + 1) * room..][..self.rows];
+                before.iter_mut().zip(own).for_each(|(before, own)| *before += own);
+            }
+        }
+        self.split[k] = 0;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Small pseudo-random numbers.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, n: u64) -> u64 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 33) % n
+        }
+    }
+
+    /// Every split, by trying all counts.
+    fn every_split(chunks: &[(u32, bool)], left: u32, split: &mut Vec<u32>, found: &mut Vec<Vec<u32>>) {
+        let Some(&(least, open)) = chunks.get(split.len()) else {
+            if left == 0 {
+                found.push(split.clone());
+            }
+            return;
+        };
+        for n in least..=if open { left } else { 0 } {
+            split.push(n);
+            every_split(chunks, left - n, split, found);
+            split.pop();
+        }
+    }
+
+    fn sum(row: &Row, order: &[u8], sorts: usize, split: &[u32]) -> f64 {
+        let mut order = order.iter();
+        let mut of = |(chunk, &n): (usize, &u32)| {
+            let own = order.by_ref().take(n as usize);
+            own.map(|&sort| row.each[chunk * sorts + usize::from(sort)]).sum::<f64>()
+        };
+        split.iter().enumerate().map(&mut of).sum()
+    }
+
+    /// What is seen is what breaks no row, every split once; and rows that are added or lowered on the way rule out
+    /// nothing that does not break them.
+    #[test]
+    fn a_walk_sees_what_no_row_rules_out() {
+        let (mut seen_all, mut ruled_out, mut added_all) = (0, 0, 0);
+        for seed in 0..400 {
+            let mut random = Random(seed);
+            let sorts = 1 + random.below(3) as usize;
+            let order: Vec<u8> = (0..3 + random.below(6)).map(|_| random.below(sorts as u64) as u8).collect();
+            let count = 2 + random.below(4) as usize;
+            let mut chunk = |_| {
+                let open = random.below(8) > 0;
+                (if open { random.below(2) as u32 } else { 0 }, open)
+            };
+            let chunks: Vec<(u32, bool)> = (0..count).map(&mut chunk).collect();
+            let row = |random: &mut Random| Row {
+                most: random.below(40) as f64,
+                each: (0..count * sorts).map(|_| random.below(12) as f64 - 2.0).collect(),
+                lowers: random.below(2) == 0,
+            };
+            let rows: Vec<Row> = (0..1 + random.below(12)).map(|_| row(&mut random)).collect();
+            let mut splits = Vec::new();
+            every_split(&chunks, order.len() as u32, &mut Vec::new(), &mut splits);
+            let fits = |row: &Row, split: &[u32], less: f64| {
+                let most = row.most - if row.lowers { less } else { 0.0 };
+                sum(row, &order, sorts, split) <= most
+            };
+            let mut seen = Vec::new();
+            let end = Walk::new(&order, sorts, &chunks, &rows).run(&mut 1_000_000, &mut |split| {
+                seen.push(split.to_vec());
+                Shown::Nothing
+            });
+            assert_eq!(end, End::Complete);
+            let breaks_none = |split: &&Vec<u32>| rows.iter().all(|row| fits(row, split, 0.0));
+            let expected: Vec<Vec<u32>> = splits.iter().filter(breaks_none).cloned().collect();
+            assert_eq!(seen, expected, "seed {seed}");
+            seen_all += seen.len();
+            ruled_out += splits.len() - seen.len();
+
+            // On the way: rows that the split breaks, and numbers that fall.
+            let (mut some, mut added, mut less) = (Vec::new(), Vec::new(), 0.0);
+            let end = Walk::new(&order, sorts, &chunks, &rows).run(&mut 1_000_000, &mut |split| {
+                some.push(split.to_vec());
+                if random.below(2) == 0 {
+                    less += 1.0;
+                    return Shown::Lower(1.0);
+                }
+                let mut more = row(&mut random);
+                more.most = sum(&more, &order, sorts, split) - 1.0;
+                // What was lowered before does not concern it.
+                added.push(Row { most: more.most + if more.lowers { less } else { 0.0 }, ..more.clone() });
+                Shown::Row(more)
+            });
+            assert_eq!(end, End::Complete);
+            for split in splits.iter().filter(|split| !some.contains(split)) {
+                let mut all = rows.iter().chain(&added);
+                assert!(all.any(|row| !fits(row, split, less)), "seed {seed}: {split:?}");
+            }
+            added_all += added.len();
+        }
+        assert!(seen_all > 300 && ruled_out > 5_000 && added_all > 50, "{seen_all} {ruled_out} {added_all}");
+    }
+
+    /// It gives up rather than take too long.
+    #[test]
+    fn a_walk_stops_after_its_steps() {
+        let (mut steps, mut seen) = (1_000, 0);
+        let end = Walk::new(&[0; 12], 1, &[(0, true); 10], &[]).run(&mut steps, &mut |_| {
+            seen += 1;
+            Shown::Nothing
+        });
+        assert_eq!((end, steps), (End::Stopped, 0));
+        assert!(seen > 10 && seen < 1_000, "{seen}");
+    }
+}

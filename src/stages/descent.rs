@@ -19,8 +19,12 @@ use crate::units::Picos;
 /// Parts of an average layer's time that are told apart.
 const PARTS: u64 = 32;
 
-/// Passes that are simulated for one problem: about four milliseconds.
-const PASSES: u64 = 400_000;
+/// Passes that are simulated for one problem: about two milliseconds.
+const PASSES: u64 = 200_000;
+/// Moves that should be tried at least: where fewer can be, none is.
+const FEWEST: u64 = 24;
+/// Moves from one split that are tried: those after them hardly ever help.
+const TRIALS: usize = 64;
 
 /// The shape of a problem whose splits are worth a descent: its micro-batches are fewer than two rounds of the ranks, or
 /// do not divide among them. Others gain 0.6 % at most, and searches would take two to five times as long.
@@ -28,7 +32,9 @@ pub(super) fn shape(problem: &Problem) -> Option<Shape> {
     let pipeline = &*problem.pipeline;
     let (p, v, m) = (pipeline.ranks, pipeline.chunks_per_rank, pipeline.micro_batches);
     let few = m < 2 * u64::from(p) || !m.is_multiple_of(u64::from(p));
-    let micro_batches = u32::try_from(m).ok().filter(|_| v > 1 && few && !pipeline.split_backward)?;
+    let quick = moves(problem) >= FEWEST;
+    let micro_batches =
+        u32::try_from(m).ok().filter(|_| v > 1 && few && quick && !pipeline.split_backward)?;
     Some(Shape { schedule: Schedule::Interleaved, ranks: p, virtual_stages: v, micro_batches })
 }
 
@@ -72,8 +78,13 @@ pub(super) fn descend(
     let mut passes = Passes::new(problem, shape, simulator);
     let timed = from.into_iter().filter_map(|split| Some((passes.time(&split, Picos(u64::MAX))?, split)));
     let start = timed.min()?;
-    let each = 2 * problem.chunks() as u64 * u64::from(shape.micro_batches);
-    Some(passes.descend(start, PASSES / each.max(1)))
+    Some(passes.descend(start, moves(problem)))
+}
+
+/// How many moves can be tried.
+fn moves(problem: &Problem) -> u64 {
+    let each = 2 * problem.chunks() as u64 * problem.pipeline.micro_batches;
+    PASSES / each.max(1)
 }
 
 /// Moves of one layer from a chunk to another that could shorten a split with such a longest chain, the most promising
@@ -124,7 +135,8 @@ impl<'a> Passes<'a> {
             let legal = |&(less, more): &(usize, usize)| {
                 from[less] > problem.least(less) && !problem.fixed[more].closed
             };
-            let moves = shorter_chains(&self.chain(from)).into_iter().filter(legal).take(left as usize);
+            let moves =
+                shorter_chains(&self.chain(from)).into_iter().filter(legal).take(TRIALS.min(left as usize));
             let mut tried = 0;
             let shorter = moves.inspect(|_| tried += 1).find_map(|(less, more)| {
                 trial.clone_from(from);

@@ -427,6 +427,10 @@ impl Search<'_> {
                     counters.drop("memory", count);
                     continue;
                 };
+                let relaxed = match virtual_stages {
+                    1 => relaxed,
+                    _ => relaxed.max(scratch.balancer.lower_bound_of_passes(&line.balancing.problem)),
+                };
                 line.passes = line.passes.max(relaxed);
                 line.least = line.least.max(some.floor.step(relaxed));
                 if limit.excludes(line.least) {

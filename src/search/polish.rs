@@ -95,13 +95,13 @@ fn moves(
     scratch: &mut Scratch,
 ) -> Vec<(usize, usize)> {
     let count = split.layers.len();
-    let legal = |&(less, more): &(usize, usize)| less != more && split.layers[less] > 0;
+    let legal = |less: usize, more: usize| less != more && split.layers[less] > 0;
     if tries == Tries::All || layout.schedule != Schedule::Interleaved {
         let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
-        return pairs.filter(legal).collect();
+        return pairs.filter(|&(less, more)| legal(less, more)).collect();
     }
     let Evaluation { forward, backward, .. } = &scratch.evaluation;
     let load = Load { forward, backward, weight: backward, hop };
     let chain = scratch.simulator.longest_chain(shape(layout), load);
-    shorter_chains(&chain).into_iter().filter(legal).take(TRIALS).collect()
+    shorter_chains(&chain, legal, TRIALS)
 }

@@ -438,7 +438,7 @@ fn least_pace(problem: &Problem, tables: &Tables) -> (u64, u64) {
 }
 
 /// A lower bound on [`Evaluation::bound`] over all assignments.
-fn bound_of_all(problem: &Problem, tables: &Tables) -> u64 {
+pub(super) fn bound_of_all(problem: &Problem, tables: &Tables) -> u64 {
     let pipeline = &*problem.pipeline;
     let ranks = u64::from(pipeline.ranks);
     let (pace, _) = least_pace(problem, tables);

@@ -87,17 +87,27 @@ fn moves(problem: &Problem) -> u64 {
     PASSES / each.max(1)
 }
 
-/// Moves of one layer from a chunk to another that could shorten a split with such a longest chain, the most promising
-/// first: the chain gets shorter only if it runs through the one more often than through the other.
-pub(crate) fn shorter_chains(chain: &Chain) -> Vec<(usize, usize)> {
+/// The `most` most promising moves of one layer from a chunk to another, of those that are `legal` and could shorten a
+/// split with such a longest chain: it gets shorter only if it runs through the one more often than through the other.
+pub(crate) fn shorter_chains(
+    chain: &Chain,
+    legal: impl Fn(usize, usize) -> bool,
+    most: usize,
+) -> Vec<(usize, usize)> {
     // A backward pass takes about twice as long.
     let passes = chain.forward.iter().zip(&chain.backward);
     let often: Vec<u64> = passes.map(|(forward, backward)| forward + 2 * backward).collect();
     let count = often.len();
     let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
-    let mut moves: Vec<(usize, usize)> = pairs.filter(|&(less, more)| often[less] > often[more]).collect();
-    moves.sort_by_key(|&(less, more)| (Reverse(often[less] - often[more]), less, more));
-    moves
+    let shorter = pairs.filter(|&(less, more)| often[less] > often[more] && legal(less, more));
+    let mut moves: Vec<_> =
+        shorter.map(|(less, more)| (Reverse(often[less] - often[more]), less, more)).collect();
+    if most < moves.len() {
+        moves.select_nth_unstable(most);
+        moves.truncate(most);
+    }
+    moves.sort_unstable();
+    moves.into_iter().map(|(_, less, more)| (less, more)).collect()
 }
 
 /// Times of the passes of splits.
@@ -132,11 +142,9 @@ impl<'a> Passes<'a> {
         let mut trial = best.clone();
         while left > 0 {
             let from = &best;
-            let legal = |&(less, more): &(usize, usize)| {
-                from[less] > problem.least(less) && !problem.fixed[more].closed
-            };
-            let moves =
-                shorter_chains(&self.chain(from)).into_iter().filter(legal).take(TRIALS.min(left as usize));
+            let legal =
+                |less: usize, more: usize| from[less] > problem.least(less) && !problem.fixed[more].closed;
+            let moves = shorter_chains(&self.chain(from), legal, TRIALS.min(left as usize)).into_iter();
             let mut tried = 0;
             let shorter = moves.inspect(|_| tried += 1).find_map(|(less, more)| {
                 trial.clone_from(from);

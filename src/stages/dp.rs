@@ -163,6 +163,12 @@ impl Balancer {
         chunked::least_bound(problem, &self.work.tables, &mut self.chunks).map(Picos)
     }
 
+    /// Of the same, what knows nothing of memory.
+    pub fn lower_bound_of_passes(&mut self, problem: &Problem) -> Picos {
+        self.work.tables.load(problem);
+        Picos(chunked::bound_of_all(problem, &self.work.tables))
+    }
+
     /// Splits over several chunks per rank that are worth timing, whatever the memory: the even one, and
     /// if `uneven` others.
     pub fn splits(&mut self, problem: &Problem, uneven: bool) -> Splits {

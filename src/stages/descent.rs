@@ -17,7 +17,7 @@ use crate::plan::Schedule;
 use crate::units::Picos;
 
 /// Parts of an average layer's time that are told apart.
-const PARTS: u64 = 32;
+const PARTS: u64 = 16;
 
 /// Passes that are simulated for one problem: about two milliseconds.
 const PASSES: u64 = 200_000;

@@ -309,24 +309,27 @@ impl Prepared<'_> {
         self.space(self.task.target).possible_replicas()
     }
 
-    /// Why the framework cannot run the job whatever the layout, and the frameworks that can.
+    /// Why the framework cannot run the job whatever the layout, and the frameworks that can and have the model.
     #[must_use]
     pub fn refusal(&self) -> Option<(Refusal, Vec<Target>)> {
         let refusal = |target| self.space(target).job_refusal();
         let own = refusal(self.task.target)?;
-        Some((own, Target::ALL.iter().copied().filter(|&target| refusal(target).is_none()).collect()))
+        let can = |&target: &Target| refusal(target).is_none() && self.missing(target).is_none();
+        Some((own, Target::ALL.into_iter().filter(can).collect()))
+    }
+
+    /// Why a framework has no such model.
+    fn missing(&self, target: Target) -> Option<Refusal> {
+        let Task { model, machine, job, .. } = self.task;
+        inexpressible(target, model, job, (&machine.cluster, &machine.accelerator))
     }
 
     /// Why the framework has no such model, and the frameworks that have it and can run the job.
     #[must_use]
     pub fn inexpressible(&self) -> Option<(Refusal, Vec<Target>)> {
-        let Task { model, machine, job, .. } = self.task;
-        let missing = |t| inexpressible(t, model, job, (&machine.cluster, &machine.accelerator));
-        let own = missing(self.task.target)?;
-        let can = |&t: &Target| {
-            let job = self.space(t).job_refusal();
-            t.exports() && missing(t).is_none() && job.is_none()
-        };
+        let own = self.missing(self.task.target)?;
+        let can =
+            |&t: &Target| t.exports() && self.missing(t).is_none() && self.space(t).job_refusal().is_none();
         Some((own, Target::ALL.into_iter().filter(can).collect()))
     }
 

@@ -265,6 +265,9 @@ fn constants(args: &ValidateArgs) -> Result<Ending, Failure> {
     Ok(Ending::Done)
 }
 
+/// Rows that a reason names.
+const NAMED: usize = 3;
+
 fn grid(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
@@ -362,9 +365,19 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "{sets}")?;
     }
     if !s.skipped.is_empty() {
-        let mut skipped = grid(&["skipped", "rows"]);
+        let mut skipped = grid(&["skipped", "rows", "which"]);
         for (reason, count) in &s.skipped {
-            skipped.add_row([reason.clone(), count.to_string()]);
+            let of_reason = report.rows.iter().filter(|row| row.skipped.as_ref() == Some(reason));
+            // A row that could not be read has no name; its reason has the line.
+            let named = of_reason.map(|row| row.id.as_str()).filter(|id| !id.is_empty());
+            let mut which: Vec<&str> = named.take(NAMED + 1).collect();
+            if which.len() > NAMED {
+                which[NAMED] = "…";
+            }
+            skipped.add_row([reason.clone(), count.to_string(), which.join(" ")]);
+        }
+        if let Some(column) = skipped.column_mut(2) {
+            column.set_cell_alignment(CellAlignment::Left);
         }
         writeln!(out, "\n{skipped}")?;
     }

@@ -29,7 +29,8 @@ use crate::plan::{
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{
-    FeedForward, LatentAttention, Mamba2, Mixer, Model, Norm, Position, PositionScaling, RouterGroups,
+    Activation, Block, FeedForward, LatentAttention, Mamba2, Mixer, Model, Norm, Position, PositionScaling,
+    QkNorm, RouterGroups,
 };
 
 /// A framework that plans are made for.
@@ -511,23 +512,36 @@ impl Context {
         // Accelerate looks at the configuration alone: a window that no sequence reaches is one.
         let is_cut = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some() || a.window.is_some());
         let cut = context.sinks || layers.kinds.iter().any(is_cut);
-        // Of models that no configuration is written for: Falcon's, OPT's and Nemotron's classes, those of hybrids, and
-        // Qwen2's experts, of which only the shared one is in the plan.
+        // Of models that no configuration is written for: Falcon's, OPT's and Nemotron's classes, those of hybrids,
+        // Qwen2's experts, of which only the shared one is in the plan, DeepSeek-V3's attention, and that of OLMo 2 and
+        // MiniMax-M2, whose normalisation over all heads has every rank gather them.
         let blocks = || layers.kinds.iter().map(|kind| &kind.block);
         let ungated = blocks()
             .any(|block| matches!(&block.feed_forward, FeedForward::Dense(d) if !d.activation.gated()));
         let shared_gate =
             blocks().any(|block| matches!(&block.feed_forward, FeedForward::Moe(e) if e.shared_gate));
-        let old = layer_norm && ungated;
-        let parallel = blocks().any(|block| block.parallel);
+        let squared = blocks()
+            .any(|block| matches!(&block.feed_forward, FeedForward::Dense(d) if d.activation == Activation::SquaredRelu));
+        // Phi's layers are parallel as well, and have biases.
+        let unbiased = |block: &Block| matches!(&block.mixer, Mixer::Attention(a) if !a.qkv_bias);
+        let falcon = layer_norm && ungated && blocks().any(|block| block.parallel && unbiased(block));
+        let learned = context.learned_positions;
+        let latent = blocks().any(|block| {
+            matches!((&block.mixer, &block.feed_forward), (Mixer::Latent(_), FeedForward::Moe(e)) if e.router.balancing_bias)
+        });
+        let gathers =
+            blocks().any(|block| matches!(&block.mixer, Mixer::Attention(a) if a.qk_norm == QkNorm::Full));
         let plain = match &hf {
             Some(hf) => hf.attention() == "sdpa" && hf.masks_drop(),
-            None => !(old && (parallel || context.learned_positions)),
+            None => !falcon && !learned,
         };
         context.plain_attention = plain && !cut && context.mamba.is_empty();
         context.tensor_plan = match &hf {
             Some(hf) => hf.has_tensor_plan(),
-            None => !old && !shared_gate && !context.sinks && context.mamba.is_empty(),
+            None => {
+                let unplanned = falcon || learned || layer_norm && squared || shared_gate || context.sinks;
+                !(unplanned || latent || gathers && !layer_norm) && context.mamba.is_empty()
+            }
         };
         context
     }

@@ -591,7 +591,7 @@ impl Plan {
     /// The recompute mode that all chunks share, if they do.
     #[must_use]
     pub fn common_recompute(&self) -> Option<Recompute> {
-        let first = self.chunks.first()?.recompute;
+        let first = self.chunks.iter().find(|c| c.layers > 0).or(self.chunks.first())?.recompute;
         self.chunks.iter().all(|c| c.recompute == first || c.layers == 0).then_some(first)
     }
 }

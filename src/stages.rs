@@ -10,6 +10,7 @@
 //!   a short list of good splits.
 //! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
 //! * `chains`: what every split over several chunks per rank takes at least, with proof.
+//! * `descent`: a fast split found by simulation; `walk`: every split that no chain rules out.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 

@@ -12,9 +12,11 @@ use crate::candidates::Restrictions;
 use crate::cost::advice::BatchRamp;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
-use crate::frameworks::changes::{SCRIPT_RECOMPUTES, Settings, settings_of_json, settings_of_script};
+use crate::frameworks::changes::{
+    SCRIPT_RECOMPUTES, SCRIPT_SEQUENCE, Settings, settings_of_json, settings_of_script,
+};
 use crate::frameworks::deepspeed::import as deepspeed;
-use crate::frameworks::export::one_line;
+use crate::frameworks::export::{one_line, sequence_of_header};
 use crate::frameworks::megatron::import as megatron;
 use crate::frameworks::profile::Profile;
 use crate::frameworks::shell::{Launch, READABLE, is_unknown, read_launch_with, shown};
@@ -408,6 +410,14 @@ impl Launched {
             trainer.recompute = Some(on == "True");
         }
         let mut notes = launch.notes.clone();
+        if trainer.sequence_length.is_none() && seq_len.is_none() {
+            let written = beside.get(SCRIPT_SEQUENCE).and_then(|tokens| tokens.parse().ok());
+            trainer.sequence_length = written.or_else(|| {
+                let tokens = sequence_of_header(text)?;
+                notes.push(format!("sequences of {tokens} tokens: the header of the script says so"));
+                Some(tokens)
+            });
+        }
         notes.extend(launch.disagreements(text));
         notes.push(match (written, is_unknown(config)) {
             (Some(line), _) => {

@@ -82,8 +82,17 @@ pub const TRAINER_RECOMPUTES: &str = "--gradient_checkpointing";
 pub const SCRIPT: &str = "train.py ";
 
 /// Constants of that script on which a plan depends.
-const CONSTANTS: [&str; 5] =
-    ["ACCUMULATION", "MICRO_BATCH_SIZE", "RECOMPUTE", "REPLICA_RANKS", "SEQUENCE_PARALLEL"];
+const CONSTANTS: [&str; 6] = [
+    "ACCUMULATION",
+    "MICRO_BATCH_SIZE",
+    "RECOMPUTE",
+    "REPLICA_RANKS",
+    "SEQUENCE_LENGTH",
+    "SEQUENCE_PARALLEL",
+];
+
+/// The constant that says how long sequences are.
+pub const SCRIPT_SEQUENCE: &str = "train.py SEQUENCE_LENGTH";
 
 /// The constant by which it recomputes.
 pub const SCRIPT_RECOMPUTES: &str = "train.py RECOMPUTE";

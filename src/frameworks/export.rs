@@ -229,6 +229,17 @@ pub fn write(destination: Destination, request: &ExportRequest) -> Result<Vec<Ex
     })
 }
 
+/// Tokens of a sequence, as the header of a file that was written here says: where its training script is the user's,
+/// nothing else does.
+#[must_use]
+pub fn sequence_of_header(text: &str) -> Option<u32> {
+    let header = text.lines().take_while(|line| line.starts_with('#'));
+    let batch = header.filter_map(|line| line.strip_prefix("# batch")).next()?;
+    let words: Vec<&str> = batch.split_whitespace().collect();
+    let [_, "sequences", "of", tokens, rest, ..] = words.as_slice() else { return None };
+    rest.starts_with("tokens").then(|| tokens.parse().ok()).flatten()
+}
+
 /// Why a framework has no such model, whatever the plan: the plainest one cannot be written down. Never for a
 /// framework that plans are only predicted for.
 #[must_use]

@@ -292,7 +292,7 @@ fn even(d: &mut Draft) {
 /// As many chunks as stages and virtual stages need, evenly filled.
 fn resize(d: &mut Draft) {
     let layers: u32 = d.chunks.iter().map(|c| c.layers).sum();
-    let recompute = d.chunks.first().map_or(Recompute::None, |c| c.recompute);
+    let recompute = d.chunks.iter().find(|c| c.layers > 0).map_or(Recompute::None, |c| c.recompute);
     let count = d.layout.chunk_count() as usize;
     d.chunks = vec![Chunk { layers: 0, recompute }; count];
     if let Some(first) = d.chunks.first_mut() {

@@ -183,6 +183,11 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
     let commands = if list.is_some() { Vec::new() } else { parse::parse(text)? };
     let mut shell = run::Shell::new(files);
     shell.script = text.lines().map(str::to_owned).collect();
+    if list.is_none() && text.contains("\r\n") {
+        shell.note(
+            "lines end as on Windows (CR LF), which bash does not take; they are read without".to_owned(),
+        );
+    }
     let end = text.trim_end();
     if let Some(last) =
         end.lines().last().filter(|last| last.ends_with('\\') && !last.trim_start().starts_with('#'))

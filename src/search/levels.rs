@@ -3,7 +3,7 @@
 use super::best::Settled;
 use super::*;
 use crate::candidates::Axis;
-use crate::plan::Recompute;
+use crate::plan::{Recompute, Schedule};
 use crate::planner::Task;
 use crate::units::Bytes;
 
@@ -12,6 +12,15 @@ fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
     task.job.memory_limit = Some(Bytes(limit));
     task.restrictions.micro_batch_size = Axis { only: None, max: Some(2) };
     task.restrictions.virtual_stages = Axis { only: None, max: Some(2) };
+    task
+}
+
+/// A task with zero-bubble schedules, and few micro-batches, so that their bounds decide.
+fn split_backward() -> Task {
+    let mut task = tight("llama3.2-1b", 8, 8, 60_000_000_000);
+    task.target = crate::frameworks::Target::Torchtitan;
+    let zero_bubble = vec![Schedule::ZeroBubbleV, Schedule::DualPipe, Schedule::OneFOneB];
+    task.restrictions.schedule = Some(zero_bubble);
     task
 }
 
@@ -86,6 +95,7 @@ fn a_threshold_drops_nothing_below_it() {
         tight("llama3.2-1b", 8, 16, 60_000_000_000),
         tight("nemotron-h-8b", 8, 16, 75_000_000_000),
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
+        split_backward(),
     ];
     let mut below = 0;
     each_group(&tasks, |search, group, _, scratch| {

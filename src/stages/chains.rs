@@ -5,8 +5,9 @@
 //! layers of the chunks. So the least makespan is the least `peak` that no chain exceeds. There are too many chains
 //! to list; those that matter are found as cutting planes (Kelley 1960): between the answer to the chains known so
 //! far and the split that is to be judged, schedules are simulated, and their longest chains added. Where that leaves
-//! too much open, chunks hold whole numbers of layers, and HiGHS branches on those and on what ranks hold: short of
-//! memory, it is whole layers that do not fit. Every step ends with a proven bound.
+//! too much open, chunks hold whole numbers of layers: splits that no chain rules out are walked through
+//! ([`super::walk`]), and where those are too many, HiGHS branches on layers and on what ranks hold: short of memory, it
+//! is whole layers that do not fit. Every step ends with a proven bound.
 //!
 //! Problems of one shape have the same chains, and in the answer to one the same chains are long as in another's: what
 //! one found is what the next begins with, weights of chains included.
@@ -52,8 +53,11 @@ const MOST_WEIGHTS: usize = 4;
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk takes in the schedules that show chains through each.
 const LONGER: f64 = 1.5;
-/// Steps of walks per problem: some tenths of a second.
+/// Steps of walks per problem: some tenths of a second; and passes that are simulated in the time of one.
 const STEPS: u64 = 2_000_000;
+const PASSES_PER_STEP: u64 = 12;
+/// What is told apart of the bytes of a rank, in ten-thousandths of its limit: far more than rounding.
+const BYTE_SLACK: f64 = 1e-6;
 /// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
@@ -323,6 +327,9 @@ impl<'a> Search<'a> {
     /// The least time of all splits, if a walk sees or rules out all; above `ceiling` it need not be the highest.
     fn walk(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
         let (problem, shape) = (self.problem, self.judged.shape);
+        if self.steps == 0 {
+            return None;
+        }
         let order = programme.order();
         let chunks: Vec<(u32, bool)> =
             problem.fixed.iter().enumerate().map(|(k, fixed)| (problem.least(k), !fixed.closed)).collect();
@@ -340,9 +347,12 @@ impl<'a> Search<'a> {
         }
         rows.extend(self.chains.iter().map(|chain| row(chain, ceiling)));
         let memory = programme.memory().into_iter().map(|row| programme.by_layer(row));
-        rows.extend(memory.map(|(most, each)| walk::Row { most, each, lowers: false }));
+        rows.extend(memory.map(|(most, each)| walk::Row { most: most + BYTE_SLACK, each, lowers: false }));
+        let passes = 2 * problem.chunks() as u64 * problem.pipeline.micro_batches;
+        // Simulated once, and once more for its chain.
+        let each = (2 * passes / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
-        let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows).run(steps, &mut |split| {
+        let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
             let [forward, backward] = programme
                 .passes_of(split)
                 .map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
@@ -352,6 +362,10 @@ impl<'a> Search<'a> {
                 let by = (lowest - time).0 as f64 / unit;
                 lowest = time;
                 return Shown::Lower(by);
+            }
+            // Chains stay for programmes: not more than those take.
+            if chains.len() >= MANY_CHAINS * problem.chunks() {
+                return Shown::Nothing;
             }
             let chain = simulator.longest_chain(shape, load);
             if !known.insert(chain.clone()) {
@@ -857,7 +871,7 @@ impl<'a> Programme<'a> {
         (most, each)
     }
 
-    /// The least tail of any split, and that of one.
+    /// The least tail of any split.
     fn least_tail(&self) -> Picos {
         let lines = self.problem.tail.iter().flat_map(|tail| &tail.lines);
         let least = lines.map(|line| {
@@ -868,6 +882,7 @@ impl<'a> Programme<'a> {
         Picos(least.max().and_then(|least| u64::try_from(least).ok()).unwrap_or(0))
     }
 
+    /// The tail of a split.
     fn tail_of(&self, split: &[u32]) -> Picos {
         let Some(tail) = &self.problem.tail else { return Picos::ZERO };
         let mut counts = vec![0; self.problem.kinds.len()];

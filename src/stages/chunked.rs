@@ -58,6 +58,7 @@ pub(super) struct PassTimes {
     rank_of_chunk: Vec<u32>,
     micro_batches: u64,
     hop: Picos,
+    min_layers: u32,
 }
 
 impl PassTimes {
@@ -71,6 +72,7 @@ impl PassTimes {
             rank_of_chunk: problem.pipeline.rank_of_chunk.clone(),
             micro_batches: problem.pipeline.micro_batches,
             hop: problem.hop,
+            min_layers: problem.min_layers,
         }
     }
 }

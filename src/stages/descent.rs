@@ -83,12 +83,16 @@ pub(super) fn descend(
 
 /// How many moves can be tried.
 fn moves(problem: &Problem) -> u64 {
-    let each = 2 * problem.chunks() as u64 * problem.pipeline.micro_batches;
-    PASSES / each.max(1)
+    PASSES / passes(problem).max(1)
+}
+
+/// What one simulation counts.
+fn passes(problem: &Problem) -> u64 {
+    2 * problem.chunks() as u64 * problem.pipeline.micro_batches
 }
 
 /// The `most` most promising moves of one layer from a chunk to another, of those that are `legal` and could shorten a
-/// split with such a longest chain: it gets shorter only if it runs through the one more often than through the other.
+/// split with such a longest chain: it mostly gets shorter only if it runs through the one more often than through the other.
 pub(crate) fn shorter_chains(
     chain: &Chain,
     legal: impl Fn(usize, usize) -> bool,
@@ -140,7 +144,11 @@ impl<'a> Passes<'a> {
     fn descend(&mut self, (mut time, mut best): (Picos, Vec<u32>), mut left: u64) -> Vec<u32> {
         let problem = self.problem;
         let mut trial = best.clone();
+        // A chain takes about as long as two simulations, and all pairs of chunks are looked at.
+        let chunks = best.len() as u64;
+        let look = 2 + chunks * chunks / (4 * passes(problem)).max(1);
         while left > 0 {
+            left = left.saturating_sub(look);
             let from = &best;
             let legal =
                 |less: usize, more: usize| from[less] > problem.least(less) && !problem.fixed[more].closed;

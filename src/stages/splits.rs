@@ -10,7 +10,7 @@
 //! layers, the fastest of the four was 0.3 % slower on average than the fastest of the whole family; the
 //! even split alone, 3.1 %.
 //!
-//! Where micro-batches do not divide among ranks, one more is listed, which simulation finds from those
+//! Where micro-batches are few or do not divide among ranks, one more is listed, which simulation finds from those
 //! ([`super::descent`]).
 //!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.
@@ -395,6 +395,10 @@ impl<T: Clone> Pick<T> {
 
 /// Splits by rules on loads of ranks.
 fn ruled(problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Vec<Vec<u32>> {
+    // The embedding alone takes little, so that rules would leave it alone for a lower level of all others.
+    let mut filled = problem.clone();
+    filled.fixed[0].optional = false;
+    let problem = &filled;
     let one_kind = tables.totals.iter().filter(|&&n| n > 0).count() == 1;
     if one_kind && problem.fixed.iter().all(|fixed| !fixed.closed) {
         banded(problem, tables)

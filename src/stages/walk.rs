@@ -19,7 +19,7 @@ pub(super) struct Row {
 pub(super) enum Shown {
     /// Nothing that rules out others.
     Nothing,
-    /// A row that it breaks.
+    /// A row that it breaks, or nearly does.
     Row(Row),
     /// From here on the numbers of rows that it concerns are lower by so much.
     Lower(f64),
@@ -34,8 +34,6 @@ pub(super) enum End {
     Stopped,
 }
 
-/// Steps that a complete split counts as.
-const SPLIT: u64 = 32;
 /// Rows that may be added on the way.
 const MORE_ROWS: usize = 192;
 /// Rows that are looked at together.
@@ -69,12 +67,14 @@ pub(super) struct Walk<'a> {
     recent: Vec<usize>,
     split: Vec<u32>,
     steps: u64,
+    /// Steps that a complete split counts as.
+    each_split: u64,
 }
 
 impl<'a> Walk<'a> {
     /// Splits of layers of the sorts of `order` into chunks with the fewest layers of each and whether it takes any; rows
-    /// hold for all of them.
-    pub fn new(order: &'a [u8], sorts: usize, chunks: &[(u32, bool)], rows: &[Row]) -> Self {
+    /// hold for all of them. To see a complete split takes as long as `each_split` steps.
+    pub fn new(order: &'a [u8], sorts: usize, chunks: &[(u32, bool)], rows: &[Row], each_split: u64) -> Self {
         let count = chunks.len();
         let room = (rows.len() + MORE_ROWS).next_multiple_of(LANES);
         let mut reserved = vec![0; count + 1];
@@ -106,6 +106,7 @@ impl<'a> Walk<'a> {
             recent: vec![0; count + 1],
             split: vec![0; count],
             steps: 0,
+            each_split,
         };
         rows.iter().for_each(|row| walk.add(row));
         walk
@@ -213,7 +214,7 @@ impl<'a> Walk<'a> {
                 let broken = self.rules_out(k + 1, to);
                 match broken {
                     None if last => {
-                        self.steps = self.steps.saturating_sub(SPLIT);
+                        self.steps = self.steps.saturating_sub(self.each_split);
                         match seen(&self.split) {
                             Shown::Nothing => {}
                             Shown::Row(row) => self.add(&row),
@@ -317,7 +318,7 @@ mod tests {
                 sum(row, &order, sorts, split) <= most
             };
             let mut seen = Vec::new();
-            let end = Walk::new(&order, sorts, &chunks, &rows).run(&mut 1_000_000, &mut |split| {
+            let end = Walk::new(&order, sorts, &chunks, &rows, 1).run(&mut 1_000_000, &mut |split| {
                 seen.push(split.to_vec());
                 Shown::Nothing
             });
@@ -330,7 +331,7 @@ mod tests {
 
             // On the way: rows that the split breaks, and numbers that fall.
             let (mut some, mut added, mut less) = (Vec::new(), Vec::new(), 0.0);
-            let end = Walk::new(&order, sorts, &chunks, &rows).run(&mut 1_000_000, &mut |split| {
+            let end = Walk::new(&order, sorts, &chunks, &rows, 1).run(&mut 1_000_000, &mut |split| {
                 some.push(split.to_vec());
                 if random.below(2) == 0 {
                     less += 1.0;
@@ -356,7 +357,7 @@ mod tests {
     #[test]
     fn a_walk_stops_after_its_steps() {
         let (mut steps, mut seen) = (1_000, 0);
-        let end = Walk::new(&[0; 12], 1, &[(0, true); 10], &[]).run(&mut steps, &mut |_| {
+        let end = Walk::new(&[0; 12], 1, &[(0, true); 10], &[], 32).run(&mut steps, &mut |_| {
             seen += 1;
             Shown::Nothing
         });

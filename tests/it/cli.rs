@@ -891,6 +891,39 @@ fn settings_are_those_of_the_files_that_are_written() {
     assert!(text.lines().nth(1).is_some_and(|plan| plan.contains("rc-none")), "{text}");
 }
 
+/// A DeepSpeed configuration says nothing of the length of sequences: our training script does, and where it is the
+/// user's own, the header of the launch.
+#[test]
+fn deepspeed_launches_keep_the_length_of_sequences() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for (model, ours) in [("llama3.1-8b", true), ("gemma2-27b", false)] {
+        let plan = path("plan.ron");
+        let job = ["--gpus", "64", "-b", "128", "-s", "8192", "--framework", "deepspeed", "--format", "ron"];
+        let output = autoplan(&[&["plan", model, "dgx-h100", "--top", "1"][..], &job].concat());
+        assert!(output.status.success(), "{model}: {}", stderr(&output));
+        std::fs::write(&plan, output.stdout).unwrap();
+        let output = autoplan(&["export", &plan, "--to", "deepspeed", "-o", &path(model)]);
+        assert!(output.status.success(), "{model}: {}", stderr(&output));
+        assert_eq!(std::path::Path::new(&path(&format!("{model}/train.py"))).exists(), ours);
+        let launch = path(&format!("{model}/launch.sh"));
+        let explain = |more: &[&str]| {
+            autoplan(
+                &[&["explain", &launch, "--cluster", "dgx-h100", "--model", model, "--alone"], more].concat(),
+            )
+        };
+        let own = stdout(&autoplan(&["explain", &plan, "--alone"]));
+        let output = explain(&[]);
+        let text = stdout(&output);
+        assert!(text.contains("batch 128 x 8192 tokens"), "{model}: {text} {}", stderr(&output));
+        // The same plan takes as long.
+        assert_eq!(text.lines().nth(1), own.lines().nth(1), "{model}");
+        assert_eq!(text.lines().nth(3), own.lines().nth(3), "{model}");
+        assert_eq!(stderr(&output).contains("the header of the script says so"), !ours);
+        assert!(stdout(&explain(&["-s", "2048"])).contains("x 2048 tokens"));
+    }
+}
+
 #[test]
 fn plans_of_every_framework_can_be_exported() {
     let folder = tempfile::tempdir().unwrap();

@@ -82,7 +82,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
                 gathered: Bytes(random.within(0, 9)),
                 touches: touches(random),
                 closed: chunks > 1 && k + 1 == chunks && random.chance(15),
-                optional: k + 1 == chunks && random.chance(30),
+                optional: (k == 0 || k + 1 == chunks) && random.chance(30),
             };
         }
     }
@@ -313,8 +313,8 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     let mean = excess.iter().sum::<f64>() / excess.len() as f64;
     println!("{infeasible} infeasible, {compared} even, {unlisted} unlisted, mean {mean}");
     assert!(infeasible > 20 && compared > 50 && excess.len() > 200, "{infeasible} {compared}");
-    // The list gives up on some models of several kinds in tight memory.
-    assert!(unlisted * 6 < excess.len() && mean < 0.06, "{unlisted} unlisted, mean {mean}");
+    // The list gives up on some models of several kinds in tight memory, and where only an empty first chunk would help.
+    assert!(unlisted * 4 < excess.len() && mean < 0.06, "{unlisted} unlisted, mean {mean}");
 }
 
 /// Where micro-batches do not divide among ranks, some split of the list is nearly as fast as the fastest of all, with

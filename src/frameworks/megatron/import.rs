@@ -357,8 +357,14 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     let hybrid = hybrid(f)?;
     let layers = match &hybrid {
         Some(h) => {
-            f.number("--num-layers")?;
-            h.layers.len() as u64
+            let (line, said) = (f.line("--num-layers"), f.number("--num-layers")?);
+            let layers = h.layers.len() as u64;
+            if let Some(other) = said.filter(|said| *said != layers) {
+                assumed.push(format!(
+                    "line {line}: the hybrid pattern has {layers} layers, which count; --num-layers {other} does not"
+                ));
+            }
+            layers
         }
         None => f.need("--num-layers")?,
     };

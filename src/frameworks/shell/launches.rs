@@ -269,14 +269,23 @@ fn handed_on(launcher: &[Word]) -> BTreeMap<String, String> {
 /// which nothing is known.
 fn unnamed_script(fields: &[Word]) -> Option<usize> {
     let name = |w: &Word| w.text.split('=').next().unwrap_or_default().to_owned();
-    let tells = |name: &str| TELLING.contains(&name) || name == "--deepspeed_config";
-    let telling = fields.iter().position(|w| tells(&name(w)))?;
     let takes_value =
         |w: &Word| w.text.starts_with("--") && !w.text.contains('=') && w.text != "--standalone";
+    let telling = fields.iter().position(|w| TELLING.contains(&name(w).as_str()));
+    // Behind DeepSpeed's launcher what trains is told by its configuration, after any other flags.
+    let configured = || fields.iter().position(|w| name(w) == "--deepspeed_config");
+    let open = |at: usize| shown(&fields[at].text) == "$…";
+    if telling.is_none()
+        && let Some(end) = configured()
+        && let Some(launcher) = fields[..end].iter().position(|w| program(&w.text) == "deepspeed")
+    {
+        return (launcher + 1..end).find(|&at| open(at) && !takes_value(&fields[at - 1]));
+    }
+    let telling = telling?;
     (1..telling).rev().find(|&at| {
         let before = &fields[at - 1];
         let module = before.text == "-m" && fields[at + 1].text.starts_with("--");
-        module || shown(&fields[at].text) == "$…" && !takes_value(before)
+        module || open(at) && !takes_value(before)
     })
 }
 

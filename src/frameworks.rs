@@ -29,8 +29,7 @@ use crate::plan::{
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{
-    Activation, Block, FeedForward, LatentAttention, Mamba2, Mixer, Model, Norm, Position, PositionScaling,
-    QkNorm, RouterGroups,
+    FeedForward, LatentAttention, Mamba2, Mixer, Model, Norm, Position, PositionScaling, RouterGroups,
 };
 
 /// A framework that plans are made for.
@@ -500,10 +499,9 @@ impl Context {
         }
         context.dense_beside_moe = !context.moe.is_empty() && !context.dense.is_empty();
         // Only of classes that take not everything.
-        let layer_norm = model.norm == Norm::LayerNorm;
         let special = context.has_experts()
             || context.learned_positions
-            || layer_norm
+            || model.norm == Norm::LayerNorm
             || matches!(model.position, Position::Alibi);
         let hf = special.then(|| HfModel::of(model, layers)).flatten();
         context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
@@ -511,38 +509,9 @@ impl Context {
         context.tensor_splits = hf.as_ref().is_none_or(HfModel::tensor_splits);
         // Accelerate looks at the configuration alone: a window that no sequence reaches is one.
         let is_cut = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some() || a.window.is_some());
-        let cut = context.sinks || layers.kinds.iter().any(is_cut);
-        // Of models that no configuration is written for: Falcon's, OPT's and Nemotron's classes, those of hybrids,
-        // Qwen2's experts, of which only the shared one is in the plan, DeepSeek-V3's attention, and that of OLMo 2 and
-        // MiniMax-M2, whose normalisation over all heads has every rank gather them.
-        let blocks = || layers.kinds.iter().map(|kind| &kind.block);
-        let ungated = blocks()
-            .any(|block| matches!(&block.feed_forward, FeedForward::Dense(d) if !d.activation.gated()));
-        let shared_gate =
-            blocks().any(|block| matches!(&block.feed_forward, FeedForward::Moe(e) if e.shared_gate));
-        let squared = blocks()
-            .any(|block| matches!(&block.feed_forward, FeedForward::Dense(d) if d.activation == Activation::SquaredRelu));
-        // Phi's layers are parallel as well, and have biases.
-        let unbiased = |block: &Block| matches!(&block.mixer, Mixer::Attention(a) if !a.qkv_bias);
-        let falcon = layer_norm && ungated && blocks().any(|block| block.parallel && unbiased(block));
-        let learned = context.learned_positions;
-        let latent = blocks().any(|block| {
-            matches!((&block.mixer, &block.feed_forward), (Mixer::Latent(_), FeedForward::Moe(e)) if e.router.balancing_bias)
-        });
-        let gathers =
-            blocks().any(|block| matches!(&block.mixer, Mixer::Attention(a) if a.qk_norm == QkNorm::Full));
-        let plain = match &hf {
-            Some(hf) => hf.attention() == "sdpa" && hf.masks_drop(),
-            None => !falcon && !learned,
-        };
-        context.plain_attention = plain && !cut && context.mamba.is_empty();
-        context.tensor_plan = match &hf {
-            Some(hf) => hf.has_tensor_plan(),
-            None => {
-                let unplanned = falcon || learned || layer_norm && squared || shared_gate || context.sinks;
-                !(unplanned || latent || gathers && !layer_norm) && context.mamba.is_empty()
-            }
-        };
+        let cut = context.sinks || layers.kinds.iter().any(is_cut) || !context.mamba.is_empty();
+        context.plain_attention = !cut && hf::masks_drop(model, layers, hf.as_ref());
+        context.tensor_plan = hf::has_tensor_plan(model, layers, hf.as_ref());
         context
     }
 

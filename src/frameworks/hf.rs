@@ -28,25 +28,12 @@ impl HfModel {
     /// through it).
     #[must_use]
     pub fn attention(&self) -> &'static str {
-        match self.config.get("model_type").and_then(Value::as_str) {
-            Some("bloom" | "gpt_oss") => "eager",
-            _ => "sdpa",
-        }
+        if matches!(self.family(), "bloom" | "gpt_oss") { "eager" } else { "sdpa" }
     }
 
-    /// Whether its attention modules are called `self_attn`, where Accelerate looks for masks to drop under context
-    /// parallelism (accelerate/big_modeling.py _attach_context_parallel_hooks).
-    #[must_use]
-    pub fn masks_drop(&self) -> bool {
-        !matches!(self.config.get("model_type").and_then(Value::as_str), Some("gpt2" | "gpt_neox" | "bloom"))
-    }
-
-    /// Whether Transformers has a plan that splits all layers by tensor parallelism: GPT-2, BLOOM and gpt-oss have none,
-    /// DeepSeek-V3's leaves its attention whole (transformers configuration_*.py base_model_tp_plan).
-    #[must_use]
-    pub fn has_tensor_plan(&self) -> bool {
-        let family = self.config.get("model_type").and_then(Value::as_str);
-        !matches!(family, Some("gpt2" | "bloom" | "gpt_oss" | "deepseek_v3"))
+    /// Its `model_type`.
+    fn family(&self) -> &str {
+        self.config.get("model_type").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// Whom files with this model are written for.
@@ -61,7 +48,7 @@ impl HfModel {
     /// Whether DeepSpeed's AutoTP takes the class (module_inject/auto_tp.py AutoTP.supported).
     #[must_use]
     pub fn tensor_splits(&self) -> bool {
-        self.config.get("model_type").and_then(Value::as_str) != Some("gpt2")
+        self.family() != "gpt2"
     }
 
     /// Whether Ulysses takes its attention: it refuses the eager one, and GPT-2's class shapes the heads' output by
@@ -105,6 +92,58 @@ impl HfModel {
         config.insert("use_cache".into(), json!(false));
         Some(Self { config, layer_class: family.layer_class, expert_preset: family.expert_preset })
     }
+}
+
+/// Whether Accelerate's context parallelism finds the masks of a model's class and drops them: its attention goes through
+/// SDPA, and its modules are called `self_attn` (accelerate/big_modeling.py _attach_context_parallel_hooks). Those of
+/// GPT-2, GPT-NeoX and Falcon are not; positions that are looked up would be those of a part.
+#[must_use]
+pub fn masks_drop(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool {
+    match hf {
+        Some(hf) => hf.attention() == "sdpa" && !matches!(hf.family(), "gpt2" | "gpt_neox"),
+        None => !is_falcon(model, layers) && !matches!(model.position, Position::Learned(_)),
+    }
+}
+
+/// Whether Transformers has a plan that splits all layers of a model's class by tensor parallelism, as far as is known
+/// (transformers configuration_*.py base_model_tp_plan): GPT-2, OPT, BLOOM, Falcon, Nemotron, hybrids and gpt-oss have
+/// none, of Qwen2's experts it has the shared one only, DeepSeek-V3's leaves attention whole, and in OLMo 2 and
+/// MiniMax-M2, which normalise over all heads, every rank gathers them.
+#[must_use]
+pub fn has_tensor_plan(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool {
+    if let Some(hf) = hf {
+        return !matches!(hf.family(), "gpt2" | "bloom" | "gpt_oss" | "deepseek_v3");
+    }
+    let whole = |block: &Block| {
+        let mixer = match &block.mixer {
+            Mixer::Attention(a) => a.sinks || a.qk_norm == QkNorm::Full && model.norm != Norm::LayerNorm,
+            Mixer::Latent(_) => false,
+            Mixer::Mamba2(_) => true,
+            Mixer::None => false,
+        };
+        let feed_forward = match &block.feed_forward {
+            FeedForward::Dense(d) => model.norm == Norm::LayerNorm && d.activation == Activation::SquaredRelu,
+            FeedForward::Moe(e) => {
+                let third = matches!(block.mixer, Mixer::Latent(_)) && e.router.balancing_bias;
+                third || e.shared_gate
+            }
+            FeedForward::None => false,
+        };
+        mixer || feed_forward
+    };
+    let learned = matches!(model.position, Position::Learned(_));
+    !learned && !is_falcon(model, layers) && !layers.kinds.iter().any(|kind| whole(&kind.block))
+}
+
+/// Whether layers are Falcon's: attention and a plain feed-forward part side by side, without biases (Phi's have some).
+fn is_falcon(model: &Model, layers: &Layers) -> bool {
+    let falcon = |block: &Block| match (&block.mixer, &block.feed_forward) {
+        (Mixer::Attention(a), FeedForward::Dense(d)) => {
+            block.parallel && !a.qkv_bias && !d.activation.gated()
+        }
+        _ => false,
+    };
+    model.norm == Norm::LayerNorm && layers.kinds.iter().any(|kind| falcon(&kind.block))
 }
 
 struct Family {

@@ -427,13 +427,14 @@ impl Search<'_> {
                     counters.drop("memory", count);
                     continue;
                 };
-                let relaxed = match virtual_stages {
-                    1 => relaxed,
-                    _ => relaxed.max(scratch.balancer.lower_bound_of_passes(&line.balancing.problem)),
+                let mut raise = |passes: Picos| {
+                    line.passes = line.passes.max(passes);
+                    line.least = line.least.max(some.floor.step(passes));
+                    limit.excludes(line.least)
                 };
-                line.passes = line.passes.max(relaxed);
-                line.least = line.least.max(some.floor.step(relaxed));
-                if limit.excludes(line.least) {
+                let chained =
+                    |scratch: &mut Scratch| scratch.balancer.lower_bound_of_passes(&line.balancing.problem);
+                if raise(relaxed) || virtual_stages > 1 && raise(chained(scratch)) {
                     counters.drop(Known::Relaxed.bound(), count);
                     continue;
                 }

@@ -139,7 +139,8 @@ impl Search<'_> {
 
     /// The fixed list of completions whose fastest is `T`, one chunk per rank: the optimum of the chain
     /// bound, the optimum of the closed form with the same recomputation, and the even split with the one
-    /// that has the least chain bound; where an optimum leaves the embedding alone, also the optima that do not. No uneven one if no chain bound is `most` or less.
+    /// that has the least chain bound; where an optimum leaves the embedding alone, also the optima that do
+    /// not. No uneven one if no chain bound is `most` or less.
     fn completions(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
         let &Sought { layout, problem, most, .. } = sought;
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without

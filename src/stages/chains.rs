@@ -56,7 +56,9 @@ const LONGER: f64 = 1.5;
 /// Steps of walks per problem: some tenths of a second; and passes that are simulated in the time of one.
 const STEPS: u64 = 2_000_000;
 const PASSES_PER_STEP: u64 = 12;
-/// What is told apart of the bytes of a rank, in ten-thousandths of its limit: far more than rounding.
+/// Weights of rows that are summed up in that time before a walk begins.
+const WEIGHTS_PER_STEP: u64 = 128;
+/// Bytes of a rank that are not told apart, in ten-thousandths of its limit: far more than rounding.
 const BYTE_SLACK: f64 = 1e-6;
 /// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
@@ -327,9 +329,13 @@ impl<'a> Search<'a> {
     /// The least time of all splits, if a walk sees or rules out all; above `ceiling` it need not be the highest.
     fn walk(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
         let (problem, shape) = (self.problem, self.judged.shape);
-        if self.steps == 0 {
+        // Every row begins with a sum over pairs of chunks.
+        let (rows, count) = (self.chains.len() as u64, problem.chunks() as u64);
+        let begin = rows * count * count * programme.sorts.len() as u64 / WEIGHTS_PER_STEP;
+        if self.steps <= begin {
             return None;
         }
+        self.steps -= begin;
         let order = programme.order();
         let chunks: Vec<(u32, bool)> =
             problem.fixed.iter().enumerate().map(|(k, fixed)| (problem.least(k), !fixed.closed)).collect();

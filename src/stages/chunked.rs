@@ -178,7 +178,7 @@ impl<'a> Chunked<'a> {
         reserved.clear();
         reserved.resize(ends.len() + 1, 0);
         for k in (0..ends.len()).rev() {
-            reserved[k] = reserved[k + 1] + problem.least(k);
+            reserved[k] = reserved[k + 1] + least_of(problem, k);
         }
     }
 
@@ -225,7 +225,7 @@ impl<'a> Chunked<'a> {
     /// How far a chunk reaches from `from` under a level: at least its fewest layers, and those after it keep
     /// theirs. Also the smallest time that was refused, and whether the fewest layers fit under the level.
     fn reach(&self, k: usize, from: u32, level: u64, guess: u32) -> (u32, u64, bool) {
-        let least = from + self.problem.least(k);
+        let least = from + least_of(self.problem, k);
         let cap = self.tables.layers - self.work.reserved[k + 1];
         let cap = if self.problem.fixed[k].closed { from } else { cap.max(least) };
         let mut refused = u64::MAX;
@@ -252,7 +252,7 @@ impl<'a> Chunked<'a> {
 
     /// The same from the end: how far back a chunk reaches from `to`.
     fn reach_back(&self, k: usize, to: u32, level: u64) -> u32 {
-        let least = self.problem.least(k).min(to);
+        let least = least_of(self.problem, k).min(to);
         if self.problem.fixed[k].closed {
             return to;
         }
@@ -399,6 +399,15 @@ impl<'a> Chunked<'a> {
             .map(|(&n, b)| u128::from(n) * b)
             .sum();
         need <= room && layers >= u128::from(self.tables.layers)
+    }
+}
+
+/// Fewest layers that a split of two levels gives a chunk: the embedding alone takes so little that levels would leave
+/// it alone for a lower one of all others.
+fn least_of(problem: &Problem, chunk: usize) -> u32 {
+    match &problem.fixed[chunk] {
+        first if chunk == 0 && !first.closed => problem.min_layers,
+        _ => problem.least(chunk),
     }
 }
 

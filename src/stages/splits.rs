@@ -395,10 +395,6 @@ impl<T: Clone> Pick<T> {
 
 /// Splits by rules on loads of ranks.
 fn ruled(problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Vec<Vec<u32>> {
-    // The embedding alone takes little, so that rules would leave it alone for a lower level of all others.
-    let mut filled = problem.clone();
-    filled.fixed[0].optional = false;
-    let problem = &filled;
     let one_kind = tables.totals.iter().filter(|&&n| n > 0).count() == 1;
     if one_kind && problem.fixed.iter().all(|fixed| !fixed.closed) {
         banded(problem, tables)

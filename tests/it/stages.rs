@@ -317,55 +317,77 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     assert!(unlisted * 4 < excess.len() && mean < 0.06, "{unlisted} unlisted, mean {mean}");
 }
 
+/// A small pipeline with memory for any split and nothing to recompute, whose micro-batches do not divide among its
+/// ranks. If `varied`, kinds of layers may alternate, and the first rank may have a tail.
+fn roomy(seed: u64, varied: bool) -> (Problem, Shape) {
+    let us = |x: u64| Picos(x * 1_000_000);
+    let mut random = Random(seed ^ 0x0dd);
+    let (ranks, virtual_stages) = [(3, 2), (3, 3), (2, 3), (2, 4), (4, 2)][random.within(0, 4) as usize];
+    let rest = random.within(1, u64::from(ranks) - 1) as u32;
+    let micro_batches = ranks * random.within(1, 3) as u32 + rest;
+    let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
+    let chunks = (ranks * virtual_stages) as usize;
+    let layers = random.within(chunks as u64, 14) as u32;
+    let dense = random.within(0, 2) as u32;
+    let (layer, other, head) = (random.within(900, 1100), random.within(300, 800), random.within(200, 3000));
+    let kind = |time: u64| Kind { forward: us(time), backward: us(2 * time), ..Kind::default() };
+    let mut fixed = vec![Fixed::default(); chunks];
+    fixed[chunks - 1] = Fixed { forward: us(head), backward: us(2 * head), optional: true, ..fixed[0] };
+    let hop = us(random.within(0, 30));
+    let mut runs = vec![Run { kind: 1, count: dense }, Run { kind: 0, count: layers - dense }];
+    if varied && random.chance(50) {
+        runs = (0..layers).map(|at| Run { kind: (at % 2) as u8, count: 1 }).collect();
+    }
+    let tail = (varied && random.chance(50)).then(|| Tail {
+        lines: vec![Line {
+            constant: us(head).0 as i64,
+            per_layer: vec![us(layer).0 as i64, us(other).0 as i64],
+        }],
+    });
+    let no_mode = Mode {
+        extra: [Picos::ZERO; 2].into_iter().collect(),
+        kept: [Bytes::ZERO; 2].into_iter().collect(),
+        transient: [Bytes::ZERO; 2].into_iter().collect(),
+        group: 1,
+        offered: true,
+    };
+    let problem = Problem {
+        pipeline: Arc::new(Pipeline::of(shape)),
+        kinds: vec![kind(layer), kind(other)],
+        runs: runs.into_iter().filter(|run| run.count > 0).collect(),
+        modes: vec![no_mode].into(),
+        block: None,
+        hopeless: 0..0,
+        freedom: Freedom::Global,
+        fixed,
+        rank_bytes: Bytes::ZERO,
+        shared: vec![],
+        limit: Bytes(1),
+        hop,
+        min_layers: 1,
+        tail,
+    };
+    (problem, shape)
+}
+
+/// Simulated time of the fastest of all splits.
+fn fastest_of_all(problem: &Problem, shape: Shape) -> u64 {
+    let mut fastest = u64::MAX;
+    oracle::every_assignment(problem, |_, evaluation| {
+        fastest = fastest.min(simulated(problem, shape, evaluation));
+    });
+    fastest
+}
+
 /// Where micro-batches do not divide among ranks, some split of the list is nearly as fast as the fastest of all, with
 /// memory for any.
 #[test]
 fn micro_batches_that_do_not_divide_get_good_splits() {
     let mut balancer = Balancer::new();
-    let us = |x: u64| Picos(x * 1_000_000);
     let (mut compared, mut exact, mut excess, mut worst) = (0, 0, 0.0, 0.0_f64);
     for seed in 0..60 {
-        let mut random = Random(seed ^ 0x0dd);
-        let (ranks, virtual_stages) = [(3, 2), (3, 3), (2, 3), (2, 4), (4, 2)][random.within(0, 4) as usize];
-        let rest = random.within(1, u64::from(ranks) - 1) as u32;
-        let micro_batches = ranks * random.within(1, 3) as u32 + rest;
-        let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
-        let chunks = (ranks * virtual_stages) as usize;
-        let layers = random.within(chunks as u64, 14) as u32;
-        let dense = random.within(0, 2) as u32;
-        let (layer, other, head) =
-            (random.within(900, 1100), random.within(300, 800), random.within(200, 3000));
-        let kind = |time: u64| Kind { forward: us(time), backward: us(2 * time), ..Kind::default() };
-        let mut fixed = vec![Fixed::default(); chunks];
-        fixed[chunks - 1] = Fixed { forward: us(head), backward: us(2 * head), optional: true, ..fixed[0] };
-        let runs = [Run { kind: 1, count: dense }, Run { kind: 0, count: layers - dense }];
-        let no_mode = Mode {
-            extra: [Picos::ZERO; 2].into_iter().collect(),
-            kept: [Bytes::ZERO; 2].into_iter().collect(),
-            transient: [Bytes::ZERO; 2].into_iter().collect(),
-            group: 1,
-            offered: true,
-        };
-        let problem = Problem {
-            pipeline: Arc::new(Pipeline::of(shape)),
-            kinds: vec![kind(layer), kind(other)],
-            runs: runs.into_iter().filter(|run| run.count > 0).collect(),
-            modes: vec![no_mode].into(),
-            block: None,
-            hopeless: 0..0,
-            freedom: Freedom::Global,
-            fixed,
-            rank_bytes: Bytes::ZERO,
-            shared: vec![],
-            limit: Bytes(1),
-            hop: us(random.within(0, 30)),
-            min_layers: 1,
-            tail: None,
-        };
-        let mut fastest = u64::MAX;
-        oracle::every_assignment(&problem, |_, evaluation| {
-            fastest = fastest.min(simulated(&problem, shape, evaluation));
-        });
+        let (problem, shape) = roomy(seed, false);
+        let fastest = fastest_of_all(&problem, shape);
         let mut splits = balancer.splits(&problem, true);
         let listed = balancer.completions(&problem, &mut splits, Picos(u64::MAX));
         let times = listed.iter().map(|one| simulated(&problem, shape, &evaluate(&problem, one).unwrap()));

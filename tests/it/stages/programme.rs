@@ -2,12 +2,14 @@
 
 use autoplan::stages::chains::{Judged, least_makespan};
 use autoplan::stages::milp::{self, Limits, Outcome as Programme};
-use autoplan::stages::{Balancer, Objective, Outcome, Problem};
+use autoplan::stages::{Balancer, Choice, Objective, Outcome, Problem};
 use autoplan::units::Picos;
 use rayon::prelude::*;
 
 use super::oracle::{self, Random};
-use super::{one_chunk_per_rank, random_problem, realistic, several_chunks, simulated};
+use super::{
+    fastest_of_all, one_chunk_per_rank, random_problem, realistic, roomy, several_chunks, simulated,
+};
 
 /// Value by the integer programme; none if it proves that nothing fits.
 fn by_programme(problem: &Problem, objective: Objective) -> Option<u64> {
@@ -127,6 +129,28 @@ fn nothing_is_faster_than_the_chains_say() {
     let said = format!("{} problems, mean gap {fractions:.3}, of whole layers {whole:.3}", gaps.len());
     println!("{said}");
     assert!(gaps.len() > 150 && fractions < 0.1 && whole < 0.5 * fractions, "{said}");
+}
+
+/// Where all splits can be walked through, the least time is that of the fastest: not less, whatever layers alternate and
+/// whatever follows the first rank's passes.
+#[test]
+fn walks_end_with_the_fastest_of_all_splits() {
+    (0..80_u64).into_par_iter().for_each(|seed| {
+        let (problem, shape) = roomy(seed, true);
+        let fastest = fastest_of_all(&problem, shape);
+        let above = Picos(fastest + fastest / 12);
+        let judged = Judged {
+            shape,
+            layers: &problem.even_layers(),
+            recompute: Choice::Mode(0),
+            passes: above,
+            enough: above,
+            tolerable: above,
+        };
+        let least = least_makespan(&problem, judged, None).0.0;
+        assert!(least <= fastest, "seed {seed}: {least} > {fastest}");
+        assert!(least as f64 >= fastest as f64 * (1.0 - 1e-6), "seed {seed}: {least} < {fastest}");
+    });
 }
 
 /// Real proportions: the same optimum to the precision of floating point, and the closed form second.

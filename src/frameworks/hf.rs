@@ -107,8 +107,8 @@ pub fn masks_drop(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool 
 
 /// Whether Transformers has a plan that splits all layers of a model's class by tensor parallelism, as far as is known
 /// (transformers configuration_*.py base_model_tp_plan): GPT-2, OPT, BLOOM, Falcon, Nemotron, hybrids and gpt-oss have
-/// none, of Qwen2's experts it has the shared one only, DeepSeek-V3's leaves attention whole, and in OLMo 2 and
-/// MiniMax-M2, which normalise over all heads, every rank gathers them.
+/// none, of Qwen2's experts it has the shared one only, DeepSeek-V3's leaves attention whole, and of models
+/// that normalise over all heads OLMo 2 and MiniMax-M2 gather them on every rank, while Command R+'s scales fit no part.
 #[must_use]
 pub fn has_tensor_plan(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool {
     if let Some(hf) = hf {
@@ -116,7 +116,7 @@ pub fn has_tensor_plan(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> 
     }
     let whole = |block: &Block| {
         let mixer = match &block.mixer {
-            Mixer::Attention(a) => a.sinks || a.qk_norm == QkNorm::Full && model.norm != Norm::LayerNorm,
+            Mixer::Attention(a) => a.sinks || a.qk_norm == QkNorm::Full,
             Mixer::Latent(_) => false,
             Mixer::Mamba2(_) => true,
             Mixer::None => false,

@@ -835,6 +835,68 @@ static CASES: &[Case] = &[
     ),
 ];
 
+/// What Transformers 5.12 splits by tensor parallelism, as its classes say when they are built (shares of layer weights
+/// with a plan: all, or part or nothing), and which of them normalise whole rows of heads.
+#[test]
+fn tensor_plans_are_those_of_transformers() {
+    let split = [
+        "llama3.1-8b",
+        "mistral-7b",
+        "qwen2.5-7b",
+        "qwen3-8b",
+        "phi4-14b",
+        "gemma2-27b",
+        "gemma3-27b",
+        "mixtral-8x7b",
+        "qwen3-30b-a3b",
+        "deepseek-v2",
+        "glm4.5",
+        "llama4-scout-17b-16e",
+        "gpt-neox-20b",
+    ];
+    let whole = [
+        "gpt3-175b",
+        "opt-175b",
+        "bloom-176b",
+        "falcon-180b",
+        "nemotron4-15b",
+        "nemotron-h-8b",
+        "gpt-oss-20b",
+        "qwen2-57b-a14b",
+        "deepseek-v3",
+        "kimi-k2",
+        "olmo2-32b",
+        "minimax-m2",
+        "command-r-plus-104b",
+    ];
+    let plan = |name: &str| {
+        let task = autoplan::planner::Task::shipped(name, "dgx-h100", 8, 8, 2048).expect("ships");
+        task.prepare().context.tensor_plan
+    };
+    assert!(split.into_iter().all(plan), "{:?}", split.map(plan));
+    assert!(!whole.into_iter().any(plan), "{:?}", whole.map(plan));
+    // StarCoder2 and Phi, unlike Nemotron and Falcon.
+    for (mixer, block) in [
+        ("heads: 24, kv_heads: 2, head_dim: 128, qkv_bias: true, output_bias: true", ""),
+        (
+            "heads: 32, kv_heads: 32, head_dim: 80, qkv_bias: true, output_bias: true",
+            ", norms: 1, parallel: true",
+        ),
+    ] {
+        let text = format!(
+            r#"(schema: 1, name: "Biased", hidden: 2560, vocabulary: 50257, max_sequence: 8192, norm: LayerNorm,
+            blocks: {{ "layer": (mixer: Attention({mixer}),
+            feed_forward: Dense(width: 10240, activation: Gelu, bias: true){block}) }},
+            layers: [(repeat: 32, of: ["layer"])])"#
+        );
+        let model: Model = ron_options().from_str(&text).expect("is a model");
+        let task = autoplan::planner::Task::shipped("llama3.1-8b", "dgx-h100", 8, 8, 2048).expect("ships");
+        let task = autoplan::planner::Task { model, ..task };
+        let prepared = task.prepare();
+        assert!(prepared.context.tensor_plan && prepared.context.plain_attention, "{mixer}");
+    }
+}
+
 /// A feed-forward width that four ranks cannot share.
 const ODD_WIDTH: &str = r#"(
     schema: 1, name: "Odd", hidden: 4096, vocabulary: 32000, max_sequence: 8192,

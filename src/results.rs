@@ -397,47 +397,70 @@ impl WriteError {
 /// # Errors
 /// [`WriteError`]; the old file is then untouched.
 pub fn write_atomically(path: &Path, text: &str) -> Result<(), WriteError> {
-    replace(path, text, None)
+    Replacement::write(path, text, None)?.put()
 }
 
-/// [`write_atomically`] for a file that can be run.
-///
-/// # Errors
-/// As there.
-pub fn write_program(path: &Path, text: &str) -> Result<(), WriteError> {
-    replace(path, text, Some(0o755))
+/// A file whose new text is on the disk and takes its place with [`Replacement::put`]; until then, and if it is dropped,
+/// the old one stays.
+#[derive(Debug)]
+pub struct Replacement {
+    path: PathBuf,
+    folder: PathBuf,
+    file: tempfile::NamedTempFile,
 }
 
-/// Replaces a file; its permissions stay unless `mode` says otherwise, new files are readable by all.
-fn replace(path: &Path, text: &str, mode: Option<u32>) -> Result<(), WriteError> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let write = || -> io::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(".").suffix(TEMPORARY).tempfile_in(folder)?;
-        #[cfg(unix)]
-        {
-            // Temporary files are private; results are not.
-            use std::os::unix::fs::PermissionsExt;
-            let kept = || std::fs::metadata(path).map_or(0o644, |old| old.permissions().mode());
-            let mode = mode.unwrap_or_else(kept);
-            file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
-        }
-        #[cfg(not(unix))]
-        let _ = mode;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        // The rename is durable once the folder is; systems that cannot synchronise folders say so.
-        #[cfg(unix)]
-        File::open(folder)?
-            .sync_all()
-            .or_else(|error| if error.kind() == io::ErrorKind::InvalidInput { Ok(()) } else { Err(error) })?;
-        Ok(())
-    };
-    write().map_err(|error| WriteError::io(path, error))
+impl Replacement {
+    /// Writes the text beside the file. Its permissions stay unless it is a program; new files are readable by all.
+    ///
+    /// # Errors
+    /// [`WriteError`].
+    pub fn new(path: &Path, text: &str, program: bool) -> Result<Self, WriteError> {
+        Self::write(path, text, program.then_some(0o755))
+    }
+
+    fn write(path: &Path, text: &str, mode: Option<u32>) -> Result<Self, WriteError> {
+        let folder = match path.parent() {
+            Some(folder) if !folder.as_os_str().is_empty() => folder,
+            _ => Path::new("."),
+        };
+        let write = || -> io::Result<tempfile::NamedTempFile> {
+            std::fs::create_dir_all(folder)?;
+            let mut file = tempfile::Builder::new().prefix(".").suffix(TEMPORARY).tempfile_in(folder)?;
+            #[cfg(unix)]
+            {
+                // Temporary files are private; results are not.
+                use std::os::unix::fs::PermissionsExt;
+                let kept = || std::fs::metadata(path).map_or(0o644, |old| old.permissions().mode());
+                let mode = mode.unwrap_or_else(kept);
+                file.as_file().set_permissions(std::fs::Permissions::from_mode(mode))?;
+            }
+            #[cfg(not(unix))]
+            let _ = mode;
+            file.write_all(text.as_bytes())?;
+            file.as_file().sync_all()?;
+            Ok(file)
+        };
+        let file = write().map_err(|error| WriteError::io(path, error))?;
+        Ok(Self { path: path.to_owned(), folder: folder.to_owned(), file })
+    }
+
+    /// Puts the new text in place.
+    ///
+    /// # Errors
+    /// [`WriteError`]; the old file is then untouched.
+    pub fn put(self) -> Result<(), WriteError> {
+        let Self { path, folder, file } = self;
+        let put = || -> io::Result<()> {
+            file.persist(&path).map_err(|error| error.error)?;
+            // The rename is durable once the folder is; systems that cannot synchronise folders say so.
+            #[cfg(unix)]
+            File::open(&folder)?.sync_all().or_else(|error| {
+                if error.kind() == io::ErrorKind::InvalidInput { Ok(()) } else { Err(error) }
+            })?;
+            Ok(())
+        };
+        put().map_err(|error| WriteError::io(&path, error))
+    }
 }
 
 /// A folder of result files.
@@ -596,4 +619,23 @@ pub fn result_from_text(source: &str, scenario: &str, text: &str) -> Result<Stor
 /// A value that the format cannot hold.
 pub fn result_to_text(result: &StoredResult) -> Result<String, ron::Error> {
     seal(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was written and not put in place changes nothing, and leaves nothing behind.
+    #[test]
+    fn a_replacement_that_is_dropped_leaves_the_old_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        write_atomically(&path, "old").expect("is written");
+        drop(Replacement::new(&path, "new", false).expect("is written"));
+        assert_eq!(std::fs::read_to_string(&path).expect("is there"), "old");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("is there").count(), 1);
+        Replacement::new(&path, "new", false).and_then(Replacement::put).expect("is put in place");
+        assert_eq!(std::fs::read_to_string(&path).expect("is there"), "new");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("is there").count(), 1);
+    }
 }

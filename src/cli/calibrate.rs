@@ -231,11 +231,10 @@ fn write_files(
     let accelerator = text(options.to_string_pretty(&calibration.machine.accelerator, style()))?;
     let cluster = text(options.to_string_pretty(&cluster, style()))?;
     let cluster_path = folder.join(format!("{}.ron", args.name));
-    if !args.force && cluster_path.exists() {
-        return Err(Failure::Usage(format!("{} exists; --force overwrites it", cluster_path.display())));
-    }
-    files::write(&folder.join(&accelerator_name), &accelerator, false, args.force)?;
-    files::write(&cluster_path, &cluster, false, args.force)?;
+    let accelerator_path = folder.join(&accelerator_name);
+    let written = [(&accelerator_path, &accelerator), (&cluster_path, &cluster)];
+    let written = written.map(|(path, text)| files::Written { path, text, executable: false });
+    files::write_all(&written, args.force)?;
     anstream::eprintln!("wrote {}", cluster_path.display());
     Ok(())
 }

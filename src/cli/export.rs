@@ -162,13 +162,14 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         }
         return Ok(Ending::Done);
     }
-    // All or nothing: look at every name before the first is written.
-    for file in &exported {
-        files::check_place(&args.output.join(&file.name), args.force)?;
-    }
-    for file in &exported {
-        let path = args.output.join(&file.name);
-        files::write(&path, &file.text, file.executable, args.force)?;
+    let paths: Vec<_> = exported.iter().map(|file| args.output.join(&file.name)).collect();
+    let written = exported.iter().zip(&paths).map(|(file, path)| files::Written {
+        path,
+        text: &file.text,
+        executable: file.executable,
+    });
+    files::write_all(&written.collect::<Vec<_>>(), args.force)?;
+    for path in &paths {
         anstream::eprintln!("wrote {}", path.display());
     }
     Ok(Ending::Done)

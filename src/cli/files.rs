@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Failure;
-use crate::results::{write_atomically, write_program};
+use crate::results::{Replacement, WriteError};
 
 /// Checks that files can be created in a folder, before any work is done for them. One that is not there is made later,
 /// in the nearest one above it that is.
@@ -36,9 +36,25 @@ pub(crate) fn check_file(path: &Path, force: bool) -> Result<(), Failure> {
     check_folder(folder)
 }
 
+/// A file to be written.
+pub(crate) struct Written<'a> {
+    pub path: &'a Path,
+    pub text: &'a str,
+    pub executable: bool,
+}
+
 /// Writes a file by way of a temporary one beside it.
-pub(crate) fn write(path: &Path, text: &str, executable: bool, force: bool) -> Result<(), Failure> {
-    check_place(path, force)?;
-    let written = if executable { write_program(path, text) } else { write_atomically(path, text) };
-    written.map_err(|error| Failure::Usage(error.to_string()))
+pub(crate) fn write(path: &Path, text: &str, force: bool) -> Result<(), Failure> {
+    write_all(&[Written { path, text, executable: false }], force)
+}
+
+/// Writes files that belong together: none takes its place before the texts of all are on the disk.
+pub(crate) fn write_all(files: &[Written<'_>], force: bool) -> Result<(), Failure> {
+    let fail = |error: WriteError| Failure::Usage(error.to_string());
+    for file in files {
+        check_place(file.path, force)?;
+    }
+    let new = |file: &Written<'_>| Replacement::new(file.path, file.text, file.executable);
+    let all = files.iter().map(new).collect::<Result<Vec<_>, _>>().map_err(fail)?;
+    all.into_iter().try_for_each(Replacement::put).map_err(fail)
 }

@@ -544,7 +544,7 @@ fn model_text(model: &Model) -> Result<String, Failure> {
 fn print_or_write(path: Option<&Path>, text: &str, force: bool) -> Result<Ending, Failure> {
     match path {
         Some(path) => {
-            files::write(path, &format!("{text}\n"), false, force)?;
+            files::write(path, &format!("{text}\n"), force)?;
             anstream::eprintln!("wrote {}", path.display());
         }
         None => writeln!(std::io::stdout().lock(), "{text}")?,

@@ -163,9 +163,9 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     }
     if let Some(folder) = &args.page {
         let page = page(&report, &constants_text()?).map_err(|e| Failure::Usage(e.to_string()))?;
-        files::write(&folder.join("accuracy.md"), &page.markdown, false, true)?;
+        files::write(&folder.join("accuracy.md"), &page.markdown, true)?;
         for (name, svg) in &page.pictures {
-            files::write(&folder.join(name), svg, false, true)?;
+            files::write(&folder.join(name), svg, true)?;
         }
         anstream::eprintln!("wrote {}", folder.join("accuracy.md").display());
     }
@@ -183,7 +183,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     if args.update {
         let baseline = Baseline::of(&report.summary);
         let text = baseline.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
-        files::write(path, &text, false, true)?;
+        files::write(path, &text, true)?;
         return Ok(Ending::Done);
     }
     let baseline = Baseline::read(path)?;

@@ -397,8 +397,6 @@ pub struct Context {
     pub plain_attention: bool,
     /// Transformers has a plan that splits all layers of the model's class by tensor parallelism, as far as is known.
     pub tensor_plan: bool,
-    /// Megatron-DeepSpeed, which runs DeepSpeed's pipeline stages, has the model and the optimizer.
-    pub staged_model: bool,
 }
 
 /// Heads of one attention shape.
@@ -468,7 +466,6 @@ impl Context {
             sequence_splits: true,
             plain_attention: true,
             tensor_plan: true,
-            staged_model: deepspeed::write::megatron_has(model, layers, job),
         };
         for kind in &layers.kinds {
             match &kind.block.mixer {

@@ -61,9 +61,17 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     }
     // A file may have been edited: what is written out is predicted and verified anew.
     let saved_for = task_of(&saved)?;
-    let target = args.to.target();
+    let to = args.to.of_plan(&saved.model, &saved.job, &plan);
+    if to != args.to {
+        anstream::eprintln!(
+            "note: {} pipeline stages run in {}: written for it",
+            plan.layout().pipeline_parallel,
+            to.target()
+        );
+    }
+    let target = to.target();
     let (profile_name, profile) = Profile::of(target);
-    let task = match (saved_for.target == target, args.to) {
+    let task = match (saved_for.target == target, to) {
         (true, _) if saved_for.profile_name == profile_name => saved_for,
         (true, _) | (false, Destination::Framework(_)) => {
             let (made_for, as_before) = (saved_for.target, &saved_for.profile_name);
@@ -111,7 +119,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         return Err(Failure::Usage(reason));
     }
     let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
-    let exported = export_or_nearest(args.to, &request, &fits).map_err(|mut refusal| {
+    let exported = export_or_nearest(to, &request, &fits).map_err(|mut refusal| {
         // No change of a plan is a way out where the job itself cannot be written out.
         let hopeless = !target.exports() || [EXPRESSIBLE, TRAINING.name].contains(&refusal.rule);
         let searched = refusal.nearest.is_none() && !hopeless;

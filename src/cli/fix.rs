@@ -2,7 +2,7 @@
 
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
-use crate::frameworks::Target;
+use crate::frameworks::{Capabilities, Target};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
 
@@ -171,16 +171,20 @@ pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
     let (r, target) = (&task.restrictions, task.target);
     let has = target.capabilities();
     let mut lines = Vec::new();
-    let degrees = [
-        ("tp", &r.tensor_parallel, has.tensor_parallel),
-        ("pp", &r.pipeline_parallel, has.pipeline_parallel),
-        ("vpp", &r.virtual_stages, has.virtual_stages),
-        ("cp", &r.context_parallel, !has.context_comms.is_empty()),
-        ("ep", &r.expert_parallel, has.expert_parallel),
+    type Degree<'a> = (&'a str, &'a Axis, fn(&Capabilities) -> bool);
+    let degrees: [Degree; 5] = [
+        ("tp", &r.tensor_parallel, |has| has.tensor_parallel),
+        ("pp", &r.pipeline_parallel, |has| has.pipeline_parallel),
+        ("vpp", &r.virtual_stages, |has| has.virtual_stages),
+        ("cp", &r.context_parallel, |has| !has.context_comms.is_empty()),
+        ("ep", &r.expert_parallel, |has| has.expert_parallel),
     ];
-    for (name, axis, has) in degrees {
-        if !has && least(axis) > 1 {
-            lines.push(format!("{target} has {name}=1 alone"));
+    for (name, axis, offers) in degrees {
+        if !offers(has) && least(axis) > 1 {
+            let others =
+                Target::ALL.into_iter().filter(|other| other.exports() && offers(other.capabilities()));
+            let others: Vec<&str> = others.map(Target::name).collect();
+            lines.push(format!("{target} has {name}=1 alone; more have {}", others.join(", ")));
         }
     }
     for (name, axis) in [("ep", &r.expert_parallel), ("etp", &r.expert_tensor_parallel)] {

@@ -13,7 +13,8 @@ use crate::cost::advice::BatchRamp;
 use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::changes::{
-    SCRIPT_RECOMPUTES, SCRIPT_SEQUENCE, Settings, settings_of_json, settings_of_script,
+    SCRIPT_MICRO_BATCH, SCRIPT_RECOMPUTES, SCRIPT_SEQUENCE, SCRIPT_SEQUENCE_PARALLEL, Settings,
+    settings_of_json, settings_of_script,
 };
 use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::{one_line, sequence_of_header};
@@ -228,6 +229,11 @@ pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
     Ok(told.iter().any(|key| text.contains(key)).then_some(Kind::DeepSpeed))
 }
 
+/// Whether a file's name says that it holds JSON.
+fn is_json(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
+}
+
 /// The framework on which others of the same launches stand.
 fn family(target: Target) -> Target {
     match target {
@@ -377,7 +383,8 @@ impl Launched {
             deepspeed::import(text, given).map_err(|e| e.in_source(source))?;
         let mut settings = settings_of_json(text);
         settings.extend(beside);
-        let (target, profile) = (Target::DeepSpeed, Target::DeepSpeed.profile_name());
+        let target = deepspeed::target(&plan);
+        let profile = target.profile_name();
         Ok(Self { target, profile, model, job, plan, ramp: None, unknown, assumed, settings })
     }
 
@@ -431,6 +438,19 @@ impl Launched {
         let read =
             Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), (trainer, beside), args);
         let mut read = read.inspect_err(|_| print(&notes))?;
+        let layout = read.plan.layout();
+        let constants = [
+            (SCRIPT_MICRO_BATCH, layout.micro_batch_size, "train_micro_batch_size_per_gpu"),
+            (SCRIPT_SEQUENCE_PARALLEL, layout.context_parallel, "sequence_parallel_size"),
+        ];
+        for (constant, configured, key) in constants {
+            if let Some(value) = read.settings.get(constant).filter(|value| **value != configured.to_string())
+            {
+                print(&notes);
+                let text = format!("`{constant}` is {value}, but {key} of `{shown}` makes it {configured}");
+                return Err(of_line(line, text));
+            }
+        }
         if let (Some(gpus), Some(ranks)) =
             (gpus, ranks.filter(|ranks| gpus.is_some_and(|gpus| gpus != *ranks)))
         {
@@ -491,7 +511,10 @@ impl Launched {
 
 fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
     // A script hands its configuration on.
-    let kind = kind_of(&args.file)?.filter(|_| kind == Kind::DeepSpeed).unwrap_or(kind);
+    let kind = match (kind, kind_of(&args.file)?) {
+        (Kind::DeepSpeed, Some(Kind::Launch)) if !is_json(&args.file) => Kind::Launch,
+        _ => kind,
+    };
     if let Some(path) = &args.output {
         files::check_file(path, args.force)?;
     }

@@ -94,6 +94,12 @@ const CONSTANTS: [&str; 6] = [
 /// The constant that says how long sequences are.
 pub const SCRIPT_SEQUENCE: &str = "train.py SEQUENCE_LENGTH";
 
+/// The constant that says how many sequences a micro-batch has.
+pub const SCRIPT_MICRO_BATCH: &str = "train.py MICRO_BATCH_SIZE";
+
+/// The constant that says how many ranks share a sequence.
+pub const SCRIPT_SEQUENCE_PARALLEL: &str = "train.py SEQUENCE_PARALLEL";
+
 /// The constant by which it recomputes.
 pub const SCRIPT_RECOMPUTES: &str = "train.py RECOMPUTE";
 

@@ -10,13 +10,14 @@ use super::{
     Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
     ShardGroups, ensure, heads_divide, numbers, widths_divide,
 };
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Recompute, Schedule};
 use crate::spec::job::{Optimizer, Precision};
 
-/// What a DeepSpeed configuration can express.
+/// What a DeepSpeed configuration can express for a Hugging Face model.
 pub static CAPABILITIES: Capabilities = Capabilities {
     tensor_parallel: true,
-    pipeline_parallel: true,
+    // Stages need a PipelineModule (runtime/pipe/engine.py), which Hugging Face models are not.
+    pipeline_parallel: false,
     virtual_stages: false,
     schedules: &[Schedule::OneFOneB],
     context_comms: &[ContextComm::AllToAll],
@@ -51,6 +52,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
 /// What Megatron-DeepSpeed can express: dense models, Megatron's tensor parallelism, DeepSpeed's
 /// pipeline and ZeRO.
 pub static MEGATRON_CAPABILITIES: Capabilities = Capabilities {
+    pipeline_parallel: true,
     expert_parallel: false,
     expert_tensor: ExpertTensor::Tensor,
     sequence_parallel: SequenceParallel::Optional,
@@ -109,20 +111,6 @@ const ULYSSES_SEQUENCE: Rule = Rule {
     },
 };
 
-const PIPELINE_MODEL: Rule = Rule {
-    name: "pipeline-model",
-    source: "Megatron-DeepSpeed pretrain_gpt.py and megatron/arguments.py: stages need a PipelineModule",
-    judge: Judge::Nobody,
-    reach: Reach::Group,
-    check: |_, c, l| {
-        ensure(
-            c.staged_model || !needs_megatron(l),
-            "{0} stages run in Megatron-DeepSpeed, which does not have this model with this optimizer",
-            numbers([u64::from(l.pipeline_parallel)]),
-        )
-    },
-};
-
 const PIPELINE_ZERO: Rule = Rule {
     name: "pipeline-zero",
     source: "runtime/pipe/engine.py PipelineEngine",
@@ -175,20 +163,6 @@ const PIPELINE_OFFLOAD: Rule = Rule {
             l.pipeline_parallel == 1 || l.offload == crate::plan::Offload::NONE,
             "offload is not exported together with {0} pipeline stages",
             numbers([u64::from(l.pipeline_parallel)]),
-        )
-    },
-};
-
-const PIPELINE_CONTEXT: Rule = Rule {
-    name: "pipeline-context",
-    source: "runtime/sequence_parallel/ulysses_sp.py; Megatron-DeepSpeed megatron/arguments.py",
-    judge: Judge::Nobody,
-    reach: Reach::Group,
-    check: |_, _, l| {
-        ensure(
-            l.pipeline_parallel == 1 || l.context_parallel == 1,
-            "Ulysses (cp {0}) does not work with {1} pipeline stages",
-            numbers([u64::from(l.context_parallel), u64::from(l.pipeline_parallel)]),
         )
     },
 };
@@ -283,7 +257,7 @@ const OPTIMIZER_STATES: Rule = Rule {
     },
 };
 
-/// Rules on layouts for DeepSpeed with Hugging Face models; plans with stages are Megatron-DeepSpeed's.
+/// Rules on layouts for DeepSpeed with Hugging Face models.
 pub static RULES: &[Rule] = &[
     Rule {
         name: "heads",
@@ -301,25 +275,6 @@ pub static RULES: &[Rule] = &[
     },
     ULYSSES_HEADS,
     ULYSSES_SEQUENCE,
-    PIPELINE_ZERO,
-    PIPELINE_BF16,
-    PIPELINE_OVERLAP,
-    PIPELINE_OFFLOAD,
-    PIPELINE_CONTEXT,
-    Rule {
-        name: "pipeline-experts",
-        source: "Megatron-DeepSpeed megatron/arguments.py",
-        judge: Judge::Nobody,
-        reach: Reach::Group,
-        check: |_, c, l| {
-            ensure(
-                l.pipeline_parallel == 1 || !c.has_experts(),
-                "models with experts cannot be split over {0} stages",
-                numbers([u64::from(l.pipeline_parallel)]),
-            )
-        },
-    },
-    PIPELINE_MODEL,
     Rule {
         name: "ulysses-tensor",
         source: "module_inject/auto_ep_folding.py; runtime/sequence_parallel",
@@ -375,7 +330,7 @@ pub static RULES: &[Rule] = &[
         reach: Reach::Group,
         check: |_, c, l| {
             ensure(
-                c.tensor_splits || l.tensor_parallel == 1 || l.pipeline_parallel > 1,
+                c.tensor_splits || l.tensor_parallel == 1,
                 "AutoTP (tp {0}) does not take GPT-2, the Transformers class of this model",
                 numbers([u64::from(l.tensor_parallel)]),
             )
@@ -416,11 +371,7 @@ pub static RULES: &[Rule] = &[
         judge: Judge::Nobody,
         reach: Reach::Cell,
         check: |_, _, l| {
-            ensure(
-                !l.tensor_overlap || (l.tensor_parallel > 1 && l.pipeline_parallel == 1),
-                "tensor-parallel overlap needs AutoTP",
-                [0; 4],
-            )
+            ensure(!l.tensor_overlap || l.tensor_parallel > 1, "tensor-parallel overlap needs AutoTP", [0; 4])
         },
     },
     PARTITION_NEIGHBOURS,
@@ -557,12 +508,6 @@ pub static MEGATRON_RULES: &[Rule] = &[
     OFFLOAD_OPTIMIZER,
     OFFLOAD_STAGES,
 ];
-
-/// Whether a plan needs Megatron-DeepSpeed's model instead of a Hugging Face one.
-#[must_use]
-pub fn needs_megatron(layout: &Layout) -> bool {
-    layout.pipeline_parallel > 1
-}
 
 /// Rules on plans.
 pub static PLAN_RULES: &[PlanRule] = &[PlanRule {

@@ -120,6 +120,16 @@ impl Destination {
         }
     }
 
+    /// Where a plan goes: DeepSpeed's pipeline stages run in Megatron-DeepSpeed, where that has the model.
+    #[must_use]
+    pub fn of_plan(self, model: &Model, job: &Job, plan: &Plan) -> Self {
+        let staged = self == Self::Framework(Target::DeepSpeed) && plan.layout().pipeline_parallel > 1;
+        match staged && deepspeed::write::megatron_has(model, &Layers::new(model), job) {
+            true => Self::Framework(Target::MegatronDeepSpeed),
+            false => self,
+        }
+    }
+
     /// Every destination that can be written, by name.
     #[must_use]
     pub fn names() -> Vec<&'static str> {
@@ -186,6 +196,7 @@ pub fn export_or_nearest(
     request: &ExportRequest,
     fits: &dyn Fn(&Plan) -> bool,
 ) -> Result<Vec<ExportedFile>, Refusal> {
+    let destination = destination.of_plan(request.model, request.job, request.plan);
     let target = destination.target();
     let context = request.context();
     // What no layout can do comes first: the plan is not at fault.
@@ -203,6 +214,7 @@ pub fn export_or_nearest(
 /// # Errors
 /// A [`Refusal`] where there is no way to write the plan down.
 pub fn write(destination: Destination, request: &ExportRequest) -> Result<Vec<ExportedFile>, Refusal> {
+    let destination = destination.of_plan(request.model, request.job, request.plan);
     let target = destination.target();
     let written = match destination {
         Destination::Slurm => megatron::write::slurm(request),

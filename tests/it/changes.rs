@@ -179,10 +179,8 @@ fn pairs(
         let wild = Wild { degrees: 4, switches: 8 };
         let Some(mut question) = question(&mut random, target, &models, wild) else { continue };
         let layout = question.plan.layout();
-        let single = target == Target::DeepSpeed && layout.pipeline_parallel > 1;
         // Copies that are sharded over one rank are not sharded: DeepSpeed takes a group of 1 for none.
-        let single =
-            single || target != Target::Megatron && layout.zero_stage == 3 && layout.shard_group == 1;
+        let single = target != Target::Megatron && layout.zero_stage == 3 && layout.shard_group == 1;
         if single || legal_plan(target, &question.context(), &question.plan).is_err() {
             continue;
         }

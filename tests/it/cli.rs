@@ -921,7 +921,63 @@ fn deepspeed_launches_keep_the_length_of_sequences() {
         assert_eq!(text.lines().nth(3), own.lines().nth(3), "{model}");
         assert_eq!(stderr(&output).contains("the header of the script says so"), !ours);
         assert!(stdout(&explain(&["-s", "2048"])).contains("x 2048 tokens"));
+        if !ours {
+            continue;
+        }
+        // A constant that contradicts the configuration.
+        let script = path(&format!("{model}/train.py"));
+        let text = std::fs::read_to_string(&script).unwrap();
+        std::fs::write(&script, text.replace("SEQUENCE_PARALLEL = 1", "SEQUENCE_PARALLEL = 2")).unwrap();
+        let output = explain(&[]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("`train.py SEQUENCE_PARALLEL` is 2"), "{}", stderr(&output));
     }
+}
+
+/// DeepSpeed's stages run in Megatron-DeepSpeed: a plan with stages is written for it and read back as its own.
+#[test]
+fn deepspeed_stages_are_those_of_megatron_deepspeed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let job = [
+        "llama3.1-8b",
+        "dgx-a100",
+        "--gpus",
+        "64",
+        "-b",
+        "256",
+        "-s",
+        "4096",
+        "--fix",
+        "pp=2",
+        "--framework",
+    ];
+    let output = autoplan(&[&["plan"][..], &job, &["deepspeed"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    let told = "deepspeed has pp=1 alone; more have megatron, bridge, megatron-deepspeed, torchtitan";
+    assert!(stdout(&output).contains(told), "{}", stdout(&output));
+    let output = autoplan(&[&["plan"][..], &job, &["megatron-deepspeed", "--format", "ron"]].concat());
+    let plan = path("plan.ron");
+    std::fs::write(&plan, output.stdout).unwrap();
+    let output = autoplan(&["export", &plan, "--to", "deepspeed", "-o", &path("launch")]);
+    assert!(stderr(&output).contains("2 pipeline stages run in megatron-deepspeed"), "{}", stderr(&output));
+    let own = stdout(&autoplan(&["explain", &plan, "--alone"]));
+    let launch = path("launch/launch.sh");
+    let read = stdout(&autoplan(&["explain", &launch, "--cluster", "dgx-a100", "--alone"]));
+    assert!(read.contains("under megatron-deepspeed (profile megatron-deepspeed)"), "{read}");
+    assert_eq!(read.lines().nth(1), own.lines().nth(1));
+    assert_eq!(read.lines().nth(3), own.lines().nth(3));
+}
+
+#[test]
+fn a_json_list_is_no_deepspeed_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ds.json");
+    std::fs::write(&path, "[]").unwrap();
+    let output =
+        autoplan(&["import", "deepspeed", path.to_str().unwrap(), "--model", "llama3.1-8b", "--gpus", "8"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("expected a JSON object"), "{}", stderr(&output));
 }
 
 #[test]

@@ -196,12 +196,12 @@ static CASES: &[Case] = &[
         l.zero_stage = 3;
     }),
     case(Target::LlmFoundry, "tensor-axis", DENSE, same, |l| l.tensor_parallel = 2),
-    case(Target::DeepSpeed, "virtual-axis", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "virtual-axis", DENSE, same, |l| {
         l.pipeline_parallel = 2;
         l.virtual_stages = 2;
         l.schedule = Schedule::Interleaved;
     }),
-    case(Target::DeepSpeed, "even-stages", DENSE, same, |l| l.pipeline_parallel = 32),
+    case(Target::MegatronDeepSpeed, "even-stages", DENSE, same, |l| l.pipeline_parallel = 32),
     case(Target::Megatron, "schedule-axis", DENSE, same, |l| {
         l.pipeline_parallel = 2;
         l.schedule = Schedule::GPipe;
@@ -459,39 +459,24 @@ static CASES: &[Case] = &[
             l.context_comm = ContextComm::AllToAll;
         },
     ),
-    case(Target::DeepSpeed, "pipeline-zero", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "pipeline-zero", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.zero_stage = 2;
     }),
-    case(Target::DeepSpeed, "pipeline-bf16", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "pipeline-bf16", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.zero_stage = 0;
         l.shard_group = 1;
     }),
-    case(Target::DeepSpeed, "pipeline-overlap", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "pipeline-overlap", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.data_overlap = true;
     }),
-    case(Target::DeepSpeed, "pipeline-offload", DENSE, same, |l| {
+    case(Target::MegatronDeepSpeed, "pipeline-offload", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.offload.optimizer = Place::Cpu;
     }),
-    case(
-        Target::DeepSpeed,
-        "pipeline-model",
-        DENSE,
-        |j| j.optimizer = Optimizer::Muon,
-        |l| l.pipeline_parallel = 4,
-    ),
-    case(Target::DeepSpeed, "pipeline-context", DENSE, same, |l| {
-        l.pipeline_parallel = 4;
-        l.context_parallel = 2;
-        l.context_comm = ContextComm::AllToAll;
-    }),
-    case(Target::DeepSpeed, "pipeline-experts", WINDOWS, same, |l| {
-        moe(l);
-        l.pipeline_parallel = 4;
-    }),
+    case(Target::DeepSpeed, "pipeline-axis", DENSE, same, |l| l.pipeline_parallel = 4),
     case(Target::DeepSpeed, "ulysses-tensor", DENSE, same, |l| {
         l.tensor_parallel = 2;
         l.context_parallel = 2;
@@ -1170,7 +1155,7 @@ fn every_plan_rule_refuses_what_it_says() {
     let layout = fill(&small, |l| l.pipeline_parallel = 4);
     let chunks = [21, 19, 20, 20].map(|layers| Chunk { layers, recompute: Recompute::None }).to_vec();
     let plan = Plan::new(layout, chunks, 64, 256, 80).unwrap();
-    let refusal = legal_plan(Target::DeepSpeed, &context(DENSE, &small), &plan).unwrap_err();
+    let refusal = legal_plan(Target::MegatronDeepSpeed, &context(DENSE, &small), &plan).unwrap_err();
     assert_eq!(refusal.rule, "uneven-stages", "{refusal}");
     let other = ["recompute-common", "empty-parts", "uneven-stages"];
     for target in Target::ALL {

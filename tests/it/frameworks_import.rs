@@ -360,9 +360,7 @@ fn thousands_of_configurations_survive_export_and_import() {
         assert!(tries < 400_000, "only {done} plans");
         let wild = Wild { degrees: 8, switches: 8 };
         let Some(question) = question(&mut random, Target::DeepSpeed, &models, wild) else { continue };
-        if question.plan.layout().pipeline_parallel > 1
-            || legal_plan(Target::DeepSpeed, &question.context(), &question.plan).is_err()
-        {
+        if legal_plan(Target::DeepSpeed, &question.context(), &question.plan).is_err() {
             continue;
         }
         let to = Destination::Framework(Target::DeepSpeed);
@@ -2069,6 +2067,12 @@ fn what_the_parser_refuses_is_refused() {
         ("--swiglu => --swiglu --lr _1e-4", "--lr takes a number, found `_1e-4`"),
         ("--swiglu => --swiglu --mock-data yes", "--mock-data takes no value, found `yes`"),
         ("--swiglu => --seed --swiglu", "--seed has no value"),
+        ("--swiglu => --swiglu --seed x --seed 1", "--seed takes a whole number, found `x`"),
+        (
+            "--hidden-size => --hidden-size abc --hidden-size",
+            "--hidden-size takes a whole number, found `abc`",
+        ),
+        ("--hidden-size => --hidden-size --hidden-size", "--hidden-size has no value"),
         (
             "--swiglu => --swiglu --experimental-attention-variant dsa",
             "attention of other kinds is not modelled",
@@ -2110,6 +2114,19 @@ fn what_the_parser_refuses_is_refused() {
     // Megatron-LM has no stages of ZeRO by number.
     let foreign = import(&script("--swiglu => --swiglu\n--zero-stage 3"), "x", None).unwrap();
     assert!(foreign.unknown.iter().any(|(_, flag)| flag.contains("--zero-stage 3")), "{:?}", foreign.unknown);
+    // A shell ends or breaks the command at characters that no quotes protect.
+    for (flag, part) in [
+        (
+            "--pipeline-model-parallel-layout Et*4|t*28|L",
+            "ends the command inside of --pipeline-model-parallel-layout",
+        ),
+        ("--hybrid-layer-pattern=M-M-|M-M-", "ends the command inside of --hybrid-layer-pattern"),
+        ("--moe-layer-freq ([0]*1+[1]*31)", "unexpected `(` among the words of a command"),
+    ] {
+        let text = format!("set -e\ntorchrun --nproc_per_node 8 pretrain_gpt.py {flag} --num-layers 32\n");
+        let error = import(&text, "x", None).expect_err(part);
+        assert!(error.line == 2 && error.message.contains(part), "{part}: {error}");
+    }
 }
 
 #[test]

@@ -774,10 +774,11 @@ fn precision(top: &Section, told: Option<Precision>, assumed: &mut Vec<String>) 
         }
         (_, true) => Ok(Precision::Fp16),
         (true, _) => Ok(Precision::Bf16),
-        (false, false) => {
-            assumed.push("bf16: neither bf16 nor fp16 is enabled, and fp32 is not modelled".into());
-            Ok(Precision::Bf16)
-        }
+        (false, false) => Ok(told.unwrap_or_else(|| {
+            let text = "neither bf16 nor fp16 is enabled, so the model keeps the format in which the script makes it";
+            assumed.push(format!("bf16: {text}; fp32 is slower, takes more memory and is not modelled"));
+            Precision::Bf16
+        })),
     }
 }
 
@@ -1044,13 +1045,26 @@ fn batch(top: &Section, given: Given, layout: &Layout, assumed: &mut Vec<String>
     Ok((micro, accumulation, whole))
 }
 
+/// Whose plan it is: pipeline stages are those of Megatron-DeepSpeed, as far as anything is known of them.
+#[must_use]
+pub fn target(plan: &Plan) -> Target {
+    match plan.layout().pipeline_parallel {
+        1 => Target::DeepSpeed,
+        _ => Target::MegatronDeepSpeed,
+    }
+}
+
 /// DeepSpeed's own rules: what its set-up refuses is an error, the rest a note.
 fn legality(top: &Section, model: &Model, job: &Job, plan: &Plan, assumed: &mut Vec<String>) -> Read<()> {
     // The hardware is not known yet; only rules on number formats ask for it.
     let context = Context::new(model, &Layers::new(model), job, Hardware::UNKNOWN);
-    let target =
-        if plan.layout().pipeline_parallel > 1 { Target::MegatronDeepSpeed } else { Target::DeepSpeed };
+    let target = target(plan);
     let Err(refusal) = legal_plan(target, &context, plan) else { return Ok(()) };
+    if plan.layout().offload.activations && refusal.rule == "offload-axis" {
+        let text = "works where the script calls DeepSpeed's own checkpointing: taken to be so here";
+        assumed.push(format!("cpu_checkpointing {text}; plans that are written for {target} do not"));
+        return Ok(());
+    }
     if refusal.judge != Judge::SetUp {
         assumed.push(refusal.to_string());
         return Ok(());

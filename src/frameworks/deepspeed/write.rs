@@ -1,5 +1,5 @@
-//! DeepSpeed's files: configuration, launcher, hostfile, and a training script for Hugging Face
-//! models; or the launch of Megatron-DeepSpeed where the plan has pipeline stages.
+//! DeepSpeed's files: configuration, launcher, hostfile, and a training script for Hugging Face models; or the launch
+//! of Megatron-DeepSpeed.
 
 use std::fmt::Write;
 
@@ -9,7 +9,6 @@ use super::super::export::{ExportRequest, ExportedFile, Format, WrittenFor, quot
 use super::super::hf::HfModel;
 use super::super::megatron::shape::Shape;
 use super::super::{Broken, broken};
-use super::needs_megatron;
 use crate::layers::{Layers, embedding_width};
 use crate::plan::{Layout, Place, Recompute};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
@@ -26,7 +25,6 @@ pub fn write(request: &ExportRequest, megatron: bool) -> Result<Vec<ExportedFile
     if request.job.training != Training::Full {
         return Err(broken("the script written here trains all weights; adapters are the `peft` package's"));
     }
-    let megatron = megatron || needs_megatron(request.plan.layout());
     let layers = Layers::new(request.model);
     let hf = HfModel::of(request.model, &layers);
     let written_for = if megatron {

@@ -59,6 +59,8 @@ pub(super) struct Flags {
     pub(super) map: BTreeMap<String, (Vec<String>, usize)>,
     /// All flags, taken out or not.
     pub(super) given: BTreeMap<String, (Vec<String>, usize)>,
+    /// Flags that are given again further on, which count: the parser converts every one that it meets.
+    pub(super) earlier: Vec<(String, (Vec<String>, usize))>,
     /// Names that were asked for, given or not.
     pub(super) asked: BTreeSet<String>,
     /// Line of flags that only a running shell knows.
@@ -152,7 +154,7 @@ impl Flags {
         let arguments = placed(&launch.arguments, text);
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
-        let mut again: Vec<(String, Vec<String>, usize)> = Vec::new();
+        let mut earlier: Vec<(String, (Vec<String>, usize))> = Vec::new();
         let mut open: Option<String> = None;
         let mut left_out = None;
         for Word { text, line } in &arguments {
@@ -170,9 +172,7 @@ impl Flags {
                     }
                 }
                 let name = renamed.map_or(name, |(_, new)| (*new).to_owned());
-                if let Some((name, (values, at))) = map.remove_entry(&name) {
-                    again.push((name, values, at));
-                }
+                earlier.extend(map.remove_entry(&name));
                 map.insert(name.clone(), (value, *line));
                 open = Some(name);
             } else if text
@@ -198,9 +198,9 @@ impl Flags {
             }
         }
         // The parser lets the last one win; where they differ, one of them may be a mistake.
-        for (name, values, at) in again {
-            let now = map.get(&name);
-            if let Some((last, line)) = now.filter(|(last, _)| *last != values) {
+        for (name, (values, at)) in &earlier {
+            let now = map.get(name);
+            if let Some((last, line)) = now.filter(|(last, _)| last != values) {
                 let (first, last) = (values.join(" "), last.join(" "));
                 notes.push(format!(
                     "{name} is given twice, as `{}` in line {at} and as `{}` in line {line}: the last one counts",
@@ -222,6 +222,7 @@ impl Flags {
         }
         Ok(Self {
             given,
+            earlier,
             map,
             asked: BTreeSet::new(),
             left_out,
@@ -327,20 +328,39 @@ impl Flags {
         Ok(values.into_iter().next().map(|v| (v, line)))
     }
 
-    pub(super) fn number(&mut self, name: &str) -> Read<Option<u64>> {
+    /// The one value of a flag, converted; all that are given before the last must convert as well.
+    fn converted<T>(
+        &mut self,
+        name: &str,
+        convert: impl Fn(&str) -> Option<T>,
+        wrong: impl Fn(&str) -> String,
+    ) -> Read<Option<T>> {
+        let read = |text: &str, line: usize| {
+            convert(text).ok_or_else(|| ImportError::new(line, wrong(&one_line(text))))
+        };
+        for (_, (values, line)) in self.earlier.iter().filter(|(earlier, _)| earlier == name) {
+            match values.as_slice() {
+                [text] if is_unknown(text) => {}
+                [text] => drop(read(text, *line)?),
+                [] => return Err(ImportError::new(*line, format!("{name} has no value"))),
+                values => {
+                    let text = format!("{name} takes one value, found `{}`", one_line(&values.join(" ")));
+                    return Err(ImportError::new(*line, text));
+                }
+            }
+        }
         let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let number = whole_number(&text);
-        number
-            .map(Some)
-            .ok_or_else(|| ImportError::new(line, format!("{name} takes a whole number, found `{text}`")))
+        read(&text, line).map(Some)
+    }
+
+    pub(super) fn number(&mut self, name: &str) -> Read<Option<u64>> {
+        let wrong = |text: &str| format!("{name} takes a whole number, found `{text}`");
+        self.converted(name, whole_number, wrong)
     }
 
     pub(super) fn decimal(&mut self, name: &str) -> Read<Option<f64>> {
-        let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let number = real_number(&text).filter(|n| n.is_finite());
-        number
-            .map(Some)
-            .ok_or_else(|| ImportError::new(line, format!("{name} takes a number, found `{text}`")))
+        let wrong = |text: &str| format!("{name} takes a number, found `{text}`");
+        self.converted(name, |text| real_number(text).filter(|n| n.is_finite()), wrong)
     }
 
     pub(super) fn small(&mut self, name: &str) -> Read<Option<u32>> {
@@ -358,11 +378,8 @@ impl Flags {
     }
 
     pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Read<Option<T>> {
-        let Some((text, line)) = self.text(name)? else { return Ok(None) };
-        let found = choices.iter().find(|(word, _)| *word == text).map(|c| c.1);
-        found.map(Some).ok_or_else(|| {
-            let words: Vec<&str> = choices.iter().map(|c| c.0).collect();
-            ImportError::new(line, format!("{name} is `{text}`; expected one of {}", words.join(", ")))
-        })
+        let words: Vec<&str> = choices.iter().map(|c| c.0).collect();
+        let find = |text: &str| choices.iter().find(|(word, _)| *word == text).map(|c| c.1);
+        self.converted(name, find, |text| format!("{name} is `{text}`; expected one of {}", words.join(", ")))
     }
 }

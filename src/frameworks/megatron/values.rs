@@ -133,7 +133,7 @@ pub(super) fn is_neutral(name: &str) -> bool {
 pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Read<()> {
     let lists = |list: &str, name: &str| list.split_whitespace().any(|known| known == name);
     let mut behind_switches = Vec::new();
-    for (name, (values, line)) in &f.given {
+    for (name, (values, line)) in f.given.iter().chain(f.earlier.iter().map(|(name, given)| (name, given))) {
         let refuse = |text: String| Err(ImportError::new(*line, text));
         if lists(SWITCHES, name) {
             match values.first() {

@@ -200,6 +200,10 @@ pub(super) enum Command {
     Either(Arc<List>, Arc<List>),
 }
 
+/// Flags whose values part stages with bars.
+const LAYER_PATTERNS: [&str; 3] =
+    ["--pipeline-model-parallel-layout", "--hybrid-layer-pattern", "--hybrid-override-pattern"];
+
 /// Deepest nesting of commands: beyond it a script is refused rather than the stack risked.
 const DEEPEST: u32 = 64;
 
@@ -490,6 +494,7 @@ impl Parser {
             match (self.peek(), self.second()) {
                 (Some('|'), Some('|')) => break,
                 (Some('|'), second) => {
+                    self.open_pattern(commands.last())?;
                     self.at += if second == Some('&') { 2 } else { 1 };
                     self.lines()?;
                     commands.push(self.command()?);
@@ -498,6 +503,24 @@ impl Parser {
             }
         }
         Ok(Pipe { commands, negated, background: false })
+    }
+
+    /// Refuses a bar, which comes next, inside of a pattern of layers that lacks its quotes.
+    fn open_pattern(&self, command: Option<&Command>) -> Result<(), ImportError> {
+        let blank = |c: Option<&char>| c.is_none_or(|c| c.is_whitespace());
+        let glued = !blank(self.at.checked_sub(1).and_then(|at| self.chars.get(at)))
+            && !blank(self.chars.get(self.at + 1));
+        let Some(Command::Simple { words, .. }) = command.filter(|_| glued) else { return Ok(()) };
+        let plain = |word: &Raw| word.bare().unwrap_or_default();
+        let flag = words.iter().rev().take(2).map(plain);
+        let flag = flag
+            .filter_map(|word| LAYER_PATTERNS.into_iter().find(|flag| word.split('=').next() == Some(flag)));
+        match flag.into_iter().next() {
+            Some(flag) => {
+                self.error(format!("the `|` ends the command inside of {flag}: quote the whole value"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Whether one of these words comes next; stays before it.
@@ -844,6 +867,10 @@ impl Parser {
                 (Some('('), Some(')')) if words.len() == 1 => {
                     self.at += 2;
                     return self.function(words[0].plain().unwrap_or_default());
+                }
+                (Some('('), _) if !words.is_empty() => {
+                    let text = "unexpected `(` among the words of a command: quote the word that it begins";
+                    return self.error(text);
                 }
                 (Some('<' | '>'), _) => {
                     // `2>`: the number right before belongs to the redirection.

@@ -457,7 +457,7 @@ impl<'a> Fields<'a> {
                     field,
                     format!("only {expected} is understood, found {}", field.node.value.describe()),
                 )
-                .note(format!("a `{}` with another value would have other parameters", self.family))),
+                .note(format!("what a `{}` with another value computes is not known here", self.family))),
             _ => Ok(()),
         }
     }

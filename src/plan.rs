@@ -70,6 +70,14 @@ pub enum Schedule {
     DualPipe,
 }
 
+impl Schedule {
+    /// Whether backward passes come in two parts, of which the second, for weight gradients, need not be waited for.
+    #[must_use]
+    pub fn splits_backward(self) -> bool {
+        !matches!(self, Self::OneFOneB | Self::GPipe | Self::Interleaved)
+    }
+}
+
 /// How attention crosses context-parallel ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ContextComm {

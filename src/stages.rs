@@ -68,6 +68,8 @@ pub struct Kind {
     pub forward: Picos,
     /// Backward pass of one micro-batch without recomputation.
     pub backward: Picos,
+    /// The part of it that computes weight gradients, which need not be waited for.
+    pub weight: Picos,
     /// Bytes that the layer holds for the whole step: weights, gradients, optimizer states.
     pub held: Bytes,
     /// Bytes that the largest layer of a rank needs once (a gathered unit of sharded weights).
@@ -121,6 +123,8 @@ pub struct Fixed {
     pub forward: Picos,
     /// Backward pass of one micro-batch.
     pub backward: Picos,
+    /// As [`Kind::weight`].
+    pub weight: Picos,
     /// Bytes held for the whole step.
     pub held: Bytes,
     /// Bytes kept per micro-batch in flight.

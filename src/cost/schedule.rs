@@ -90,8 +90,11 @@ type Slot = (u32, u32);
 pub struct Chain {
     /// Forward passes by chunk, in model order.
     pub forward: Vec<u64>,
-    /// Backward passes by chunk.
+    /// Backward passes by chunk, as if whole.
     pub backward: Vec<u64>,
+    /// Weight gradients by chunk beyond those of whole backward passes: fewer where backward passes are run in parts
+    /// of which the chain has the first.
+    pub weight: Vec<i64>,
     /// How often the latency between ranks is paid.
     pub hops: u64,
 }
@@ -100,7 +103,7 @@ impl Chain {
     /// A chain of no passes through so many chunks.
     #[must_use]
     pub fn none(chunks: usize) -> Self {
-        Self { forward: vec![0; chunks], backward: vec![0; chunks], hops: 0 }
+        Self { forward: vec![0; chunks], backward: vec![0; chunks], weight: vec![0; chunks], hops: 0 }
     }
 
     /// What it takes.
@@ -109,7 +112,9 @@ impl Chain {
         let sum = |counts: &[u64], times: &[Picos]| -> u64 {
             counts.iter().zip(times).map(|(n, time)| n * time.0).sum()
         };
-        Picos(sum(&self.forward, load.forward) + sum(&self.backward, load.backward) + self.hops * load.hop.0)
+        let whole = sum(&self.forward, load.forward) + sum(&self.backward, load.backward);
+        let weights: i64 = self.weight.iter().zip(load.weight).map(|(n, time)| n * time.0 as i64).sum();
+        Picos((whole + self.hops * load.hop.0).saturating_add_signed(weights))
     }
 }
 
@@ -594,9 +599,12 @@ impl Simulator {
         true
     }
 
-    /// The chain of the interleaved schedule of several chunks per rank that takes as long as the schedule
-    /// itself.
+    /// The chain that takes as long as the schedule itself: of the interleaved schedule of several chunks per rank, or
+    /// of one that splits backward passes.
     pub fn longest_chain(&mut self, shape: Shape, load: Load<'_>) -> Chain {
+        if shape.schedule.splits_backward() {
+            return self.longest_listed_chain(shape, load);
+        }
         let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
         self.follow(shape, load, u64::MAX, true);
         let makespan = self.ends.iter().copied().max().unwrap_or_default();
@@ -653,6 +661,62 @@ impl Simulator {
                     (forwards, backwards) =
                         if is_forward { (forwards - 1, backwards) } else { (forwards, backwards - 1) };
                 }
+            }
+        }
+        chain
+    }
+
+    /// [`Simulator::longest_chain`] of the lists of [`zero_bubble_lists`].
+    fn longest_listed_chain(&mut self, shape: Shape, load: Load<'_>) -> Chain {
+        let m = shape.micro_batches as usize;
+        let n = (shape.ranks * shape.virtual_stages) as usize;
+        self.follow(shape, load, u64::MAX, true);
+        let mut chain = Chain::none(n);
+        let makespan = self.ends.iter().copied().max().unwrap_or_default();
+        let Some(mut r) = self.ends.iter().position(|&end| end == makespan) else { return chain };
+        // Places of forward passes and of backward passes for inputs in the lists of their ranks.
+        let mut places = vec![[0_u32; 2]; n * m];
+        for list in &self.lists {
+            for (at, &(pass, k, j)) in list.iter().enumerate().filter(|(_, pass)| pass.0 != Pass::Weight) {
+                places[k as usize * m + j as usize][usize::from(pass == Pass::Input)] = at as u32;
+            }
+        }
+        let (mut end, mut left) = (makespan.0, self.lists[r].len());
+        while left > 0 {
+            let (pass, k, j) = self.lists[r][left - 1];
+            let (k, j) = (k as usize, j as usize);
+            let (start, before) = match pass {
+                Pass::Forward => {
+                    chain.forward[k] += 1;
+                    (end - load.forward[k].0, k.checked_sub(1).map(|from| (Pass::Forward, from)))
+                }
+                Pass::Input => {
+                    chain.backward[k] += 1;
+                    chain.weight[k] -= 1;
+                    let from = if k + 1 == n { (Pass::Forward, k) } else { (Pass::Input, k + 1) };
+                    (end - load.backward[k].saturating_sub(load.weight[k]).0, Some(from))
+                }
+                Pass::Weight => {
+                    chain.weight[k] += 1;
+                    (end - load.weight[k].0, None)
+                }
+            };
+            // The pass that it waits for, if it starts when that arrives; else it follows the one before it.
+            let awaited = before.and_then(|(pass, from)| {
+                let other = shape.rank_of(from as u32) as usize;
+                let apart = other != shape.rank_of(k as u32) as usize;
+                let ends = if pass == Pass::Forward { &self.forward_end } else { &self.backward_end };
+                let ended = ends[from * m + j];
+                let arrives = ended + if apart { load.hop.0 } else { 0 };
+                let place = places[from * m + j][usize::from(pass == Pass::Input)];
+                (arrives == start).then_some((other, ended, place as usize + 1, u64::from(apart)))
+            });
+            match awaited {
+                Some((other, ended, place, hops)) => {
+                    chain.hops += hops;
+                    (r, end, left) = (other, ended, place);
+                }
+                None => (end, left) = (start, left - 1),
             }
         }
         chain
@@ -1042,6 +1106,34 @@ mod tests {
             let (f, b) = (picos(&other[..n]), picos(&other[50..50 + n]));
             let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(x) };
             prop_assert!(chain.length(load) <= simulator.run(shape, load));
+        }
+
+        #[test]
+        fn so_does_that_of_a_schedule_that_splits_backward_passes(
+            p in 1u32..6, m in 1u32..14, kind in 0usize..4, x in 0u64..40,
+            times in prop::collection::vec(0u64..200, 30), other in prop::collection::vec(0u64..200, 30),
+        ) {
+            let schedule =
+                [Schedule::ZeroBubbleH1, Schedule::ZeroBubbleH2, Schedule::ZeroBubbleV, Schedule::DualPipe][kind];
+            let v = 1 + u32::from(kind >= 2);
+            let shape = Shape { schedule, ranks: p, virtual_stages: v, micro_batches: m };
+            let n = (p * v) as usize;
+            let mut simulator = Simulator::default();
+            let mut chain = None;
+            for times in [&times, &other] {
+                let (f, w) = (picos(&times[..n]), picos(&times[10..10 + n]));
+                let b: Vec<Picos> = w.iter().zip(picos(&times[20..])).map(|(w, rest)| *w + rest).collect();
+                let load = Load { forward: &f, backward: &b, weight: &w, hop: Picos(x) };
+                let makespan = simulator.run(shape, load);
+                match &chain {
+                    None => {
+                        let longest = simulator.longest_chain(shape, load);
+                        prop_assert_eq!(longest.length(load), makespan);
+                        chain = Some(longest);
+                    }
+                    Some(chain) => prop_assert!(chain.length(load) <= makespan),
+                }
+            }
         }
 
         #[test]

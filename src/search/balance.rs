@@ -14,7 +14,7 @@ use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding}
 use crate::frameworks::{Capabilities, Context, PlanReach, Target, plan_rules_hold};
 use crate::kept::Kept;
 use crate::layers::Layers;
-use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute, Schedule};
+use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{
     self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Way, Weights,
 };
@@ -424,6 +424,7 @@ fn kind(layer: &LayerCost, sharding: &Sharding, touches: u64) -> Kind {
     Kind {
         forward: forward.total(),
         backward: backward.total(),
+        weight: layer.weight_gradient,
         held: held(sharding, &layer.parameters),
         gathered: gathered_bytes(sharding, &layer.parameters),
         touches,
@@ -450,6 +451,7 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
         let [forward, backward] = end_passes(sharding, end);
         f.forward += forward.total();
         f.backward += backward.total();
+        f.weight += end.weight_gradient;
         f.held += held(sharding, &end.parameters);
         f.kept += end.kept;
         f.transient = Bytes(f.transient.0.max(end.transient.0));
@@ -486,7 +488,7 @@ pub fn first_rank_tail(
     TablesOf { cell, sharding, .. }: TablesOf<'_>,
     ways: &[Way],
 ) -> Option<Tail> {
-    if !matches!(layout.schedule, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved) {
+    if layout.schedule.splits_backward() {
         return None;
     }
     let modes: Vec<usize> = ways.iter().flat_map(|&way| problem.modes_of(way)).collect();

@@ -150,7 +150,7 @@ impl Search<'_> {
 
     /// Whether no schedule of the space splits backward passes: what floors hold for.
     fn looped(&self) -> bool {
-        let looped = |s: &Schedule| matches!(s, Schedule::OneFOneB | Schedule::GPipe | Schedule::Interleaved);
+        let looped = |s: &Schedule| !s.splits_backward();
         self.space.capabilities().schedules.iter().all(looped)
     }
 

@@ -137,7 +137,10 @@ impl Search<'_> {
             let least = scratch.balancer.lower_bound(problem);
             let relaxed = scratch.relaxation.lower_bound(problem, ANY);
             bound = [least, relaxed].into_iter().flatten().fold(bound, Picos::max);
-            #[cfg(feature = "milp")]
+        }
+        #[cfg(feature = "milp")]
+        if layout.virtual_stages > 1 || layout.schedule.splits_backward() && layout.pipeline_parallel > 1 {
+            // Chains of passes say more than ranks do.
             if let Some(best) = verify
                 && problem.check().is_ok()
             {

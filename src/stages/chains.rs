@@ -150,6 +150,9 @@ struct Weights {
     lines: Vec<f64>,
 }
 
+/// Forward passes, whole backward passes and weight gradients, by chunk.
+type Times = [Vec<f64>; 3];
+
 /// Ways to recompute, each with what is known of it.
 type Family = Vec<(Picos, Way)>;
 
@@ -359,10 +362,10 @@ impl<'a> Search<'a> {
         let each = (2 * passes / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
         let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
-            let [forward, backward] = programme
+            let [forward, backward, weight] = programme
                 .passes_of(split)
                 .map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
-            let load = Load { forward: &forward, backward: &backward, weight: &backward, hop: problem.hop };
+            let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
             let time = simulator.run(shape, load) + programme.tail_of(split);
             if time < lowest {
                 let by = (lowest - time).0 as f64 / unit;
@@ -405,7 +408,7 @@ impl<'a> Search<'a> {
 
     /// Adds the longest chains at some durations but for one chunk that takes longer, chunk by chunk; unless there are
     /// many already.
-    fn look_along(&mut self, times: &[Vec<f64>; 2]) {
+    fn look_along(&mut self, times: &Times) {
         if self.chains.len() >= MANY_CHAINS * self.problem.chunks() {
             return;
         }
@@ -417,7 +420,7 @@ impl<'a> Search<'a> {
     }
 
     /// Adds the longest chains at durations between some and others.
-    fn look_between(&mut self, from: &[Vec<f64>; 2], to: &[Vec<f64>; 2]) {
+    fn look_between(&mut self, from: &Times, to: &Times) {
         for share in SHARES {
             let between = |at: usize| {
                 from[at]
@@ -426,21 +429,21 @@ impl<'a> Search<'a> {
                     .map(|(from, to)| from + share * (to - from))
                     .collect::<Vec<f64>>()
             };
-            self.look(&[between(0), between(1)]);
+            self.look(&[between(0), between(1), between(2)]);
         }
     }
 
     /// Of other schedules only the chains that their balancing problem lists are known.
     fn looks_for_chains(&self) -> bool {
         let Shape { schedule, virtual_stages, .. } = self.judged.shape;
-        schedule == Schedule::Interleaved && virtual_stages > 1
+        schedule.splits_backward() || schedule == Schedule::Interleaved && virtual_stages > 1
     }
 
     /// Adds the longest chain at some durations.
-    fn look(&mut self, times: &[Vec<f64>; 2]) {
-        let [forward, backward] =
+    fn look(&mut self, times: &Times) {
+        let [forward, backward, weight] =
             times.each_ref().map(|times| times.iter().map(|&t| Picos(t.max(0.0) as u64)).collect::<Vec<_>>());
-        let load = Load { forward: &forward, backward: &backward, weight: &backward, hop: self.problem.hop };
+        let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: self.problem.hop };
         let chain = self.simulator.longest_chain(self.judged.shape, load);
         if self.known.insert(chain.clone()) {
             self.chains.push(chain);
@@ -472,10 +475,11 @@ fn listed(problem: &Problem) -> Vec<Chain> {
         work.hops *= 2;
         list.push(work);
         let hops = 2 * changes(n - 1) - changes(last) + changes(first);
-        let mut turn = Chain { forward: vec![1; n], backward: vec![0; n], hops };
+        let mut turn = Chain { forward: vec![1; n], hops, ..Chain::none(n) };
         turn.backward[last..].iter_mut().for_each(|n| *n += 1);
         turn.backward[..first].iter_mut().for_each(|n| *n += 1);
-        let mut mirror = Chain { forward: turn.backward.clone(), backward: turn.forward.clone(), hops };
+        let mut mirror =
+            Chain { forward: turn.backward.clone(), backward: turn.forward.clone(), hops, ..Chain::none(n) };
         for (chain, rest) in
             [(&mut turn, &order.after_first_backward), (&mut mirror, &order.before_last_forward)]
         {
@@ -518,9 +522,10 @@ struct Whole {
 struct Sort {
     kind: usize,
     count: u32,
-    /// Passes of one layer, recomputed as little as the way allows.
+    /// Passes of one layer, recomputed as little as the way allows, and its weight gradients.
     forward: f64,
     backward: f64,
+    weight: f64,
     held: f64,
     kept: f64,
     /// What recomputing the layer wholly adds to its backward pass, and to what it keeps, under block recomputation.
@@ -565,6 +570,7 @@ impl<'a> Programme<'a> {
             count,
             forward: problem.kinds[kind].forward.0 as f64,
             backward: problem.kinds[kind].backward.0 as f64 + least(&|mode| extra(mode, kind)),
+            weight: problem.kinds[kind].weight.0 as f64,
             held: problem.kinds[kind].held.0 as f64,
             kept: least(&|mode| kept(mode, kind)),
             whole: block.map(|block| {
@@ -627,38 +633,38 @@ impl<'a> Programme<'a> {
         Picos((value.max(0.0) * SHRINK * self.time_unit) as u64)
     }
 
-    /// Forward and backward passes of all chunks of a split, as little recomputed as the way allows.
-    fn passes_of(&self, layers: &[u32]) -> [Vec<f64>; 2] {
+    /// Passes of all chunks of a split, as little recomputed as the way allows.
+    fn passes_of(&self, layers: &[u32]) -> Times {
         let order = self.problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
         let mut order = order.filter_map(|kind| self.sorts.iter().find(|sort| sort.kind == kind));
-        let mut times = [Vec::new(), Vec::new()];
+        let mut times = Times::default();
         for (fixed, &n) in self.problem.fixed.iter().zip(layers) {
-            let mut own = [fixed.forward.0 as f64, fixed.backward.0 as f64];
+            let mut own = [fixed.forward, fixed.backward, fixed.weight].map(|time| time.0 as f64);
             for sort in order.by_ref().take(n as usize) {
                 own[0] += sort.forward;
                 own[1] += sort.backward;
+                own[2] += sort.weight;
             }
-            times[0].push(own[0]);
-            times[1].push(own[1]);
+            times.iter_mut().zip(own).for_each(|(times, own)| times.push(own));
         }
         times
     }
 
     /// The same at an answer.
-    fn passes_at(&self, values: &[f64]) -> [Vec<f64>; 2] {
-        let mut times = [Vec::new(), Vec::new()];
+    fn passes_at(&self, values: &[f64]) -> Times {
+        let mut times = Times::default();
         for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
-            let mut own = [fixed.forward.0 as f64, fixed.backward.0 as f64];
+            let mut own = [fixed.forward, fixed.backward, fixed.weight].map(|time| time.0 as f64);
             for (at, sort) in self.sorts.iter().enumerate() {
                 let n = values.get(self.layers(chunk, at)).copied().unwrap_or(0.0);
                 own[0] += n * sort.forward;
                 own[1] += n * sort.backward;
+                own[2] += n * sort.weight;
                 if let Some((extra, _)) = sort.whole {
                     own[1] += extra * values.get(self.whole(chunk, at)).copied().unwrap_or(0.0);
                 }
             }
-            times[0].push(own[0]);
-            times[1].push(own[1]);
+            times.iter_mut().zip(own).for_each(|(times, own)| times.push(own));
         }
         times
     }
@@ -669,17 +675,22 @@ impl<'a> Programme<'a> {
         // What all chunks share counts for the whole model, which is the same for all splits.
         let shared = |counts: &[u64]| counts.iter().copied().min().unwrap_or(0);
         let (forward, backward) = (shared(&chain.forward), shared(&chain.backward));
+        let weight = chain.weight.iter().copied().min().unwrap_or(0);
         let mut constant = chain.hops as f64 * self.problem.hop.0 as f64;
         for sort in &self.sorts {
-            let each = forward as f64 * sort.forward + backward as f64 * sort.backward;
+            let each =
+                forward as f64 * sort.forward + backward as f64 * sort.backward + weight as f64 * sort.weight;
             constant += f64::from(sort.count) * each;
         }
         let mut terms = Vec::new();
         for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
-            let (f, b) = (chain.forward[chunk], chain.backward[chunk]);
+            let (f, b, w) = (chain.forward[chunk], chain.backward[chunk], chain.weight[chunk]);
             constant += f as f64 * fixed.forward.0 as f64 + b as f64 * fixed.backward.0 as f64;
+            constant += w as f64 * fixed.weight.0 as f64;
             for (at, sort) in self.sorts.iter().enumerate() {
-                let more = (f - forward) as f64 * sort.forward + (b - backward) as f64 * sort.backward;
+                let more = (f - forward) as f64 * sort.forward
+                    + (b - backward) as f64 * sort.backward
+                    + (w - weight) as f64 * sort.weight;
                 if more > 0.0 {
                     terms.push((self.layers(chunk, at), more / unit));
                 }

@@ -50,11 +50,13 @@ pub(super) fn rounded(problem: &Problem) -> Problem {
     let kind = |kind: &Kind| Kind {
         forward: round(kind.forward),
         backward: round(kind.backward),
+        weight: round(kind.weight),
         ..Kind::default()
     };
     let fixed = |fixed: &Fixed| Fixed {
         forward: round(fixed.forward),
         backward: round(fixed.backward),
+        weight: round(fixed.weight),
         closed: fixed.closed,
         optional: fixed.optional,
         ..Fixed::default()

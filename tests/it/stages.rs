@@ -36,12 +36,16 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
             _ => runs.push(Run { kind, count }),
         }
     }
-    let kind = |random: &mut Random| Kind {
-        forward: Picos(random.within(0, 6)),
-        backward: Picos(random.within(1, 12)),
-        held: Bytes(random.within(0, 9)),
-        gathered: Bytes(if random.chance(30) { random.within(0, 9) } else { 0 }),
-        touches: touches(random),
+    let kind = |random: &mut Random| {
+        let (forward, backward) = (random.within(0, 6), random.within(1, 12));
+        Kind {
+            forward: Picos(forward),
+            backward: Picos(backward),
+            weight: Picos(backward / 2),
+            held: Bytes(random.within(0, 9)),
+            gathered: Bytes(if random.chance(30) { random.within(0, 9) } else { 0 }),
+            touches: touches(random),
+        }
     };
     let kinds: Vec<Kind> = (0..kinds).map(|_| kind(random)).collect();
     let mode = |random: &mut Random, first: bool| Mode {
@@ -76,6 +80,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
             fixed[k] = Fixed {
                 forward: Picos(random.within(0, 9)),
                 backward: Picos(random.within(0, 18)),
+                weight: Picos::ZERO,
                 held: Bytes(random.within(0, 20)),
                 kept: Bytes(random.within(0, 6)),
                 transient: Bytes(random.within(0, 30)),
@@ -234,8 +239,13 @@ fn dynamic_programme_equals_brute_force() {
 }
 
 /// Simulated time of an assignment with its data-parallel tail.
-fn simulated(problem: &Problem, shape: Shape, evaluation: &Evaluation) -> u64 {
-    let weight = vec![Picos::ZERO; evaluation.forward.len()];
+fn simulated(problem: &Problem, shape: Shape, split: &[u32], evaluation: &Evaluation) -> u64 {
+    let mut layers = problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
+    let chunks = problem.fixed.iter().zip(split);
+    let weight = chunks.map(|(fixed, &n)| {
+        fixed.weight + layers.by_ref().take(n as usize).map(|kind| problem.kinds[kind].weight).sum()
+    });
+    let weight: Vec<Picos> = weight.collect();
     let load = Load {
         forward: &evaluation.forward,
         backward: &evaluation.backward,
@@ -245,6 +255,17 @@ fn simulated(problem: &Problem, shape: Shape, evaluation: &Evaluation) -> u64 {
     Simulator::default().run(shape, load).0 + evaluation.tail.0
 }
 
+/// Of ranks with one or two chunks, a schedule that splits backward passes.
+fn splitting(random: &mut Random, ranks: u32, micro_batches: u32) -> Shape {
+    let (schedule, virtual_stages) = [
+        (Schedule::ZeroBubbleH1, 1),
+        (Schedule::ZeroBubbleH2, 1),
+        (Schedule::ZeroBubbleV, 2),
+        (Schedule::DualPipe, 2),
+    ][random.within(0, 3) as usize];
+    Shape { schedule, ranks, virtual_stages, micro_batches }
+}
+
 fn several_chunks(seed: u64) -> (Problem, Shape) {
     let mut random = Random(seed ^ 0x5eed);
     let (ranks, virtual_stages) = [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)][random.within(0, 4) as usize];
@@ -252,12 +273,26 @@ fn several_chunks(seed: u64) -> (Problem, Shape) {
     let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
     let chunks = ranks * virtual_stages;
     let layers = random.within(u64::from(chunks).min(7), if chunks == 8 { 11 } else { 12 }) as u32;
-    let mut problem = random_problem(&mut random, Pipeline::of(shape), layers, 2);
+    (random_chunks(&mut random, shape, layers), shape)
+}
+
+/// The same of a schedule that splits backward passes.
+fn chunks_of_split_passes(seed: u64) -> (Problem, Shape) {
+    let mut random = Random(seed ^ 0x5b17);
+    let (ranks, micro_batches) = (random.within(2, 4) as u32, random.within(1, 12) as u32);
+    let shape = splitting(&mut random, ranks, micro_batches);
+    let layers = random.within(6, 11) as u32;
+    (random_chunks(&mut random, shape, layers), shape)
+}
+
+fn random_chunks(random: &mut Random, shape: Shape, layers: u32) -> Problem {
+    let chunks = shape.ranks * shape.virtual_stages;
+    let mut problem = random_problem(random, Pipeline::of(shape), layers, 2);
     problem.freedom = Freedom::Global;
     if problem.min_layers == 0 && chunks > 6 {
         problem.min_layers = u32::from(layers >= chunks);
     }
-    (problem, shape)
+    problem
 }
 
 /// Several chunks per rank against every split of small models into at most 8 chunks: the list of
@@ -272,8 +307,8 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         let relaxed = relaxation.lower_bound(&problem, ANY);
         let mut fastest: Option<u64> = None;
         let bound = balancer.lower_bound(&problem);
-        oracle::every_assignment(&problem, |_, evaluation| {
-            let time = simulated(&problem, shape, evaluation);
+        oracle::every_assignment(&problem, |assignment, evaluation| {
+            let time = simulated(&problem, shape, &assignment.layers, evaluation);
             assert!(evaluation.bound.0 <= time, "seed {seed}");
             assert!(bound.is_some_and(|bound| bound <= evaluation.bound), "seed {seed}: {bound:?}");
             assert!(relaxed.is_some_and(|relaxed| relaxed.0 <= time), "seed {seed}: {relaxed:?} > {time}");
@@ -283,7 +318,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         let listed = balancer.completions(&problem, &mut splits, Picos(u64::MAX));
         let times = listed.iter().map(|assignment| {
             let evaluation = evaluate(&problem, assignment).expect("what is listed fits");
-            (simulated(&problem, shape, &evaluation), evaluation.bound)
+            (simulated(&problem, shape, &assignment.layers, &evaluation), evaluation.bound)
         });
         let times: Vec<(u64, Picos)> = times.collect();
         let quickest = times.iter().map(|time| time.0).min();
@@ -302,7 +337,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
         let mut even = balancer.splits(&problem, false);
         if let Some(even) = balancer.completions(&problem, &mut even, Picos(u64::MAX)).first() {
             compared += 1;
-            let even = simulated(&problem, shape, &evaluate(&problem, even).unwrap());
+            let even = simulated(&problem, shape, &even.layers, &evaluate(&problem, even).unwrap());
             assert!(quickest.is_some_and(|quickest| quickest <= even), "seed {seed}");
         }
         match quickest {
@@ -320,17 +355,30 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
 /// A small pipeline with memory for any split and nothing to recompute, whose micro-batches do not divide among its
 /// ranks. If `varied`, kinds of layers may alternate, and the first rank may have a tail.
 fn roomy(seed: u64, varied: bool) -> (Problem, Shape) {
-    let us = |x: u64| Picos(x * 1_000_000);
     let mut random = Random(seed ^ 0x0dd);
     let (ranks, virtual_stages) = [(3, 2), (3, 3), (2, 3), (2, 4), (4, 2)][random.within(0, 4) as usize];
     let rest = random.within(1, u64::from(ranks) - 1) as u32;
     let micro_batches = ranks * random.within(1, 3) as u32 + rest;
     let shape = Shape { schedule: Schedule::Interleaved, ranks, virtual_stages, micro_batches };
-    let chunks = (ranks * virtual_stages) as usize;
+    (roomy_of(&mut random, shape, varied), shape)
+}
+
+/// The same of a schedule that splits backward passes.
+fn roomy_of_split_passes(seed: u64) -> (Problem, Shape) {
+    let mut random = Random(seed ^ 0x0b17);
+    let (ranks, micro_batches) = (random.within(2, 5) as u32, random.within(1, 14) as u32);
+    let shape = splitting(&mut random, ranks, micro_batches);
+    (roomy_of(&mut random, shape, true), shape)
+}
+
+fn roomy_of(random: &mut Random, shape: Shape, varied: bool) -> Problem {
+    let us = |x: u64| Picos(x * 1_000_000);
+    let chunks = (shape.ranks * shape.virtual_stages) as usize;
     let layers = random.within(chunks as u64, 14) as u32;
     let dense = random.within(0, 2) as u32;
     let (layer, other, head) = (random.within(900, 1100), random.within(300, 800), random.within(200, 3000));
-    let kind = |time: u64| Kind { forward: us(time), backward: us(2 * time), ..Kind::default() };
+    let kind =
+        |time: u64| Kind { forward: us(time), backward: us(2 * time), weight: us(time), ..Kind::default() };
     let mut fixed = vec![Fixed::default(); chunks];
     fixed[chunks - 1] = Fixed { forward: us(head), backward: us(2 * head), optional: true, ..fixed[0] };
     let hop = us(random.within(0, 30));
@@ -351,7 +399,7 @@ fn roomy(seed: u64, varied: bool) -> (Problem, Shape) {
         group: 1,
         offered: true,
     };
-    let problem = Problem {
+    Problem {
         pipeline: Arc::new(Pipeline::of(shape)),
         kinds: vec![kind(layer), kind(other)],
         runs: runs.into_iter().filter(|run| run.count > 0).collect(),
@@ -366,15 +414,14 @@ fn roomy(seed: u64, varied: bool) -> (Problem, Shape) {
         hop,
         min_layers: 1,
         tail,
-    };
-    (problem, shape)
+    }
 }
 
 /// Simulated time of the fastest of all splits.
 fn fastest_of_all(problem: &Problem, shape: Shape) -> u64 {
     let mut fastest = u64::MAX;
-    oracle::every_assignment(problem, |_, evaluation| {
-        fastest = fastest.min(simulated(problem, shape, evaluation));
+    oracle::every_assignment(problem, |assignment, evaluation| {
+        fastest = fastest.min(simulated(problem, shape, &assignment.layers, evaluation));
     });
     fastest
 }
@@ -390,7 +437,9 @@ fn micro_batches_that_do_not_divide_get_good_splits() {
         let fastest = fastest_of_all(&problem, shape);
         let mut splits = balancer.splits(&problem, true);
         let listed = balancer.completions(&problem, &mut splits, Picos(u64::MAX));
-        let times = listed.iter().map(|one| simulated(&problem, shape, &evaluate(&problem, one).unwrap()));
+        let time =
+            |one: &Assignment| simulated(&problem, shape, &one.layers, &evaluate(&problem, one).unwrap());
+        let times = listed.iter().map(time);
         let over = times.min().expect("all fit") as f64 / fastest as f64 - 1.0;
         compared += 1;
         exact += u32::from(over == 0.0);

@@ -8,7 +8,8 @@ use rayon::prelude::*;
 
 use super::oracle::{self, Random};
 use super::{
-    fastest_of_all, one_chunk_per_rank, random_problem, realistic, roomy, several_chunks, simulated,
+    chunks_of_split_passes, fastest_of_all, one_chunk_per_rank, random_problem, realistic, roomy,
+    roomy_of_split_passes, several_chunks, simulated,
 };
 
 /// Value by the integer programme; none if it proves that nothing fits.
@@ -79,11 +80,12 @@ fn nothing_is_faster_than_the_chains_say() {
     let gaps: Vec<[f64; 2]> = (0..240_u64)
         .into_par_iter()
         .filter_map(|seed| {
-            let (problem, shape) = several_chunks(seed);
+            let (problem, shape) =
+                if seed % 3 == 2 { chunks_of_split_passes(seed) } else { several_chunks(seed) };
             let mut random = Random(seed);
             let (mut least, mut judged, mut seen) = (u64::MAX, None, 0);
             oracle::every_assignment(&problem, |assignment, evaluation| {
-                let time = simulated(&problem, shape, evaluation);
+                let time = simulated(&problem, shape, &assignment.layers, evaluation);
                 least = least.min(time);
                 seen += 1;
                 if random.within(1, seen) == 1 {
@@ -135,8 +137,8 @@ fn nothing_is_faster_than_the_chains_say() {
 /// whatever follows the first rank's passes.
 #[test]
 fn walks_end_with_the_fastest_of_all_splits() {
-    (0..80_u64).into_par_iter().for_each(|seed| {
-        let (problem, shape) = roomy(seed, true);
+    (0..120_u64).into_par_iter().for_each(|seed| {
+        let (problem, shape) = if seed % 4 == 3 { roomy_of_split_passes(seed) } else { roomy(seed, true) };
         let fastest = fastest_of_all(&problem, shape);
         let above = Picos(fastest + fastest / 12);
         let judged = Judged {

@@ -446,9 +446,23 @@ impl Problem {
     }
 
     /// The even split: equal counts, and where they do not come out, one layer more on the first
-    /// chunks that take any.
+    /// chunks that take any; of fewer layers than chunks, on those first that must hold one.
     #[must_use]
     pub fn even_layers(&self) -> Vec<u32> {
+        let chunks = self.chunks();
+        let must: u32 = (0..chunks).map(|chunk| self.least(chunk)).sum();
+        let mut more = self.layer_count().saturating_sub(must);
+        let optional = self.fixed.iter().filter(|fixed| fixed.optional && !fixed.closed).count() as u32;
+        if self.min_layers > 0 && must <= self.layer_count() && more < optional {
+            let layers = |chunk: usize| match self.least(chunk) {
+                0 if more > 0 && !self.fixed[chunk].closed => {
+                    more -= 1;
+                    1
+                }
+                least => least,
+            };
+            return (0..chunks).map(layers).collect();
+        }
         let open = self.fixed.iter().filter(|fixed| !fixed.closed).count() as u32;
         let layers = self.layer_count();
         let (each, more) = (layers.checked_div(open).unwrap_or(0), layers.checked_rem(open).unwrap_or(0));

@@ -372,6 +372,12 @@ impl Pipelines {
     }
 }
 
+/// Fewest layers of a chunk that is no end of the model: one, if there are as many.
+pub fn least_layers(chunks: u32, layers: u32, capabilities: &Capabilities) -> u32 {
+    let ends = if capabilities.empty_stages { 2 } else { chunks };
+    u32::from(chunks.saturating_sub(ends) <= layers)
+}
+
 impl Balancing {
     /// The balancing problem of a layout, whose passes go through `pipeline`.
     pub fn of<'t>(
@@ -407,7 +413,7 @@ impl Balancing {
             shared: shapes.iter().map(|&(rows, columns)| Bytes(2 * rows * columns)).collect(),
             limit: cost.memory_limit(),
             hop: hop.latency,
-            min_layers: u32::from(!capabilities.empty_stages || chunks <= layers.count()),
+            min_layers: least_layers(chunks, layers.count(), capabilities),
             tail: None,
         };
         Self { problem, modes: ways.meanings.clone(), shapes }

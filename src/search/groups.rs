@@ -5,7 +5,7 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
-use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways};
+use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways, least_layers};
 use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
@@ -642,9 +642,11 @@ impl Search<'_> {
             Schedule::Interleaved => {
                 // The first chunks fill the pipeline before a rank can start, and drain it after its end.
                 let chunks = layout.chunk_count();
-                let least = if chunks <= self.layers.count() { priced.least_layer.0 } else { 0 };
+                let capabilities = self.space.capabilities();
+                let fewest = least_layers(chunks, self.layers.count(), capabilities);
+                let least = priced.least_layer.0 * u64::from(fewest);
                 // Before rank `i` there are `i` chunks; the first of them may be the embedding alone.
-                let before = p * (p - 1) / 2 - if self.space.capabilities().empty_stages { p - 1 } else { 0 };
+                let before = p * (p - 1) / 2 - if capabilities.empty_stages { p - 1 } else { 0 };
                 all.max(average + Picos(least * before / p))
             }
             Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleH2 | Schedule::ZeroBubbleV | Schedule::DualPipe => {

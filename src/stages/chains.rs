@@ -21,7 +21,7 @@ use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 use super::caps::{self, Caps};
 use super::relax::Relaxation;
 use super::walk::{self, Shown, Walk};
-use super::{Block, Choice, Problem, Way};
+use super::{Assignment, Block, Choice, Evaluation, Problem, Way, evaluate_into};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
@@ -362,9 +362,16 @@ impl<'a> Search<'a> {
         let each = (2 * passes / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
         let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
-            let [forward, backward, weight] = programme
-                .passes_of(split)
-                .map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
+            let mut evaluation = Evaluation::default();
+            if !programme.fits(split, &mut evaluation) {
+                return Shown::Nothing;
+            }
+            let least = programme.passes_of(split);
+            let [mut forward, mut backward, weight] =
+                least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
+            if !evaluation.forward.is_empty() {
+                (forward, backward) = (evaluation.forward, evaluation.backward);
+            }
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
             let time = simulator.run(shape, load) + programme.tail_of(split);
             if time < lowest {
@@ -542,7 +549,8 @@ struct Programme<'a> {
     sorts: Vec<Sort>,
     block: bool,
     ordered: bool,
-    /// Whether it stands for several ways.
+    /// Ways to recompute that it stands for, and whether they are several.
+    ways: Vec<Way>,
     several: bool,
     /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
     time_unit: f64,
@@ -598,6 +606,7 @@ impl<'a> Programme<'a> {
             problem,
             block: block.is_some(),
             ordered,
+            ways: ways.to_vec(),
             several: ways.len() > 1,
             time_unit: (busy / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
@@ -648,6 +657,25 @@ impl<'a> Programme<'a> {
             times.iter_mut().zip(own).for_each(|(times, own)| times.push(own));
         }
         times
+    }
+
+    /// Whether a split may fit: where the programme stands for one way to recompute in common, certainly, with
+    /// what it costs as little recomputed as it takes.
+    fn fits(&self, split: &[u32], evaluation: &mut Evaluation) -> bool {
+        let problem = self.problem;
+        let choices = match (self.ways.as_slice(), problem.block) {
+            ([Way::Mode(mode)], _) => vec![Choice::Mode(*mode)],
+            ([Way::Block], Some(block)) => {
+                let most = split.iter().copied().max().unwrap_or(0).max(block.counts.0);
+                (block.counts.0..=block.counts.1.min(most)).map(Choice::Block).collect()
+            }
+            _ => return true,
+        };
+        let mut assignment = Assignment { layers: split.to_vec(), recompute: Vec::new() };
+        choices.into_iter().any(|choice| {
+            assignment.recompute = vec![choice; split.len()];
+            evaluate_into(problem, &assignment, evaluation).is_ok()
+        })
     }
 
     /// The same at an answer.

@@ -8,6 +8,8 @@ use crate::planner::Prepared;
 
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
                     dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
+/// From how alike on one name may be meant by another, of 1.
+const ALIKE: f64 = 0.7;
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
 pub(super) const SCHEDULES: [(&str, Schedule); 7] = [
     ("1f1b", Schedule::OneFOneB),
@@ -77,9 +79,9 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         "dispatcher" => return choose(&mut r.dispatcher, text, &values, &DISPATCHERS),
         "graphs" => return choose(&mut r.cuda_graphs, text, &values, &GRAPHS),
         other => {
-            let near = nearest(other, AXES.split(", "));
+            let near = meant(other, AXES.split(", "));
             return Err(Failure::Usage(format!(
-                "--fix {text}: there is no axis `{other}`; did you mean `{near}`? (axes: {AXES})"
+                "--fix {text}: there is no axis `{other}`{near} (axes: {AXES})"
             )));
         }
     };
@@ -103,8 +105,12 @@ fn intersect<T: PartialEq>(before: Option<Vec<T>>, now: Vec<T>) -> Vec<T> {
     }
 }
 
-fn nearest<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> &'a str {
-    known.max_by_key(|k| (strsim::jaro_winkler(found, k) * 1e6) as u64).unwrap_or("")
+/// What may be meant, where something is like it.
+fn meant<'a>(found: &str, known: impl Iterator<Item = &'a str>) -> String {
+    let likeness = |name: &str| strsim::jaro_winkler(found, name);
+    let near = known.max_by(|one, other| likeness(one).total_cmp(&likeness(other)));
+    near.filter(|near| likeness(near) > ALIKE)
+        .map_or(String::new(), |near| format!("; did you mean `{near}`?"))
 }
 
 /// Restricts an axis to named choices.
@@ -117,10 +123,10 @@ fn choose<T: Copy + PartialEq>(
     let find = |value: &&str| {
         known.iter().find(|(name, _)| name == value).map(|(_, choice)| *choice).ok_or_else(|| {
             let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-            let near = nearest(value, names.iter().copied());
+            let near = meant(value, names.iter().copied());
             let axis = text.split('=').next().unwrap_or(text);
             Failure::Usage(format!(
-                "--fix {text}: {axis} cannot be `{value}`; did you mean `{near}`? (choices: {})",
+                "--fix {text}: {axis} cannot be `{value}`{near} (choices: {})",
                 names.join(", ")
             ))
         })

@@ -317,6 +317,12 @@ impl Launched {
             return Err(Failure::Usage(format!("{source}: a .{extension} file is not read; {READABLE}")));
         }
         let text = spec::read_text(path)?;
+        let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
+        if first.starts_with("==> ") && first.ends_with(" <==") {
+            return Err(Failure::Usage(format!(
+                "{source}: several files one after another, as `export` prints them: write them with `export -o DIR`"
+            )));
+        }
         if kind == Kind::Launch
             && let Ok(launch) = read_launch_with(&text, &args.words, &|name| sourced(path, name))
             && let Some(config) = launch.deepspeed_config()
@@ -330,8 +336,6 @@ impl Launched {
             let trainer = deepspeed::Trainer::default();
             return Self::configuration(&text, source, (gpus, seq_len), (trainer, Settings::new()), args);
         }
-        let length = seq_len.is_some().then_some("--seq-len");
-        own_job(&source, "a launch", &length.into_iter().chain(args.beside_flags()).collect::<Vec<_>>())?;
         let name = args.name.clone().unwrap_or_else(|| name_of(path));
         let vocabulary = args.vocab_size;
         let given = megatron::Given { name: &name, gpus, vocabulary, architecture, words: &args.words };
@@ -340,6 +344,8 @@ impl Launched {
             let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
             Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
         })?;
+        let length = seq_len.is_some().then_some("--seq-len");
+        own_job(&source, "a launch", &length.into_iter().chain(args.beside_flags()).collect::<Vec<_>>())?;
         let megatron::Imported { target, profile, model, job, plan, ramp, unknown, assumed, mut settings } =
             imported;
         // Its engine is told by a configuration as well.
@@ -515,7 +521,7 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         (Kind::DeepSpeed, Some(Kind::Launch)) if !is_json(&args.file) => Kind::Launch,
         _ => kind,
     };
-    if let Some(path) = &args.output {
+    if let Some(path) = args.output.as_ref().filter(|path| path.as_os_str() != "-") {
         files::check_file(path, args.force)?;
     }
     let machine = args.cluster.as_deref().map(spec::load_cluster).transpose()?;
@@ -565,7 +571,7 @@ fn model_text(model: &Model) -> Result<String, Failure> {
 
 /// A text with its last line end, to a file or to standard output.
 fn print_or_write(path: Option<&Path>, text: &str, force: bool) -> Result<Ending, Failure> {
-    match path {
+    match path.filter(|path| path.as_os_str() != "-") {
         Some(path) => {
             files::write(path, &format!("{text}\n"), force)?;
             anstream::eprintln!("wrote {}", path.display());

@@ -170,7 +170,12 @@ impl JobArgs {
     fn restrictions(&self) -> Result<Restrictions, Failure> {
         let mut r = Restrictions::default();
         for text in &self.fix {
-            fix::fix(&mut r, text)?;
+            // Several may stand in one: tp=2,pp=4.
+            let parts: Vec<&str> = text.split(',').collect();
+            let several = parts.iter().all(|part| part.contains('='));
+            for text in if several { parts } else { vec![text.as_str()] } {
+                fix::fix(&mut r, text)?;
+            }
         }
         for (axis, max) in [
             (&mut r.tensor_parallel, self.max_tp),

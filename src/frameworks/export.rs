@@ -57,6 +57,7 @@ impl WrittenFor {
         if !scaled {
             open.push(format!("scaling of rotary positions ({})", model.position.scaling()));
         }
+        open.extend(model.unstated.iter().map(|text| one_line(text)));
         Self { software, open }
     }
 

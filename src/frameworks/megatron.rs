@@ -11,7 +11,7 @@ pub(super) mod flags;
 pub mod import;
 mod layer_lists;
 mod left_out;
-mod other_jobs;
+pub(super) mod other_jobs;
 pub mod positions;
 pub mod shape;
 mod values;

@@ -154,6 +154,18 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
     read_launch_with(text, &[], files)
 }
 
+/// A variable that is set to flags, or to a list, and that nothing names again.
+fn unused_flags(text: &str) -> Option<&str> {
+    let set = text.lines().filter_map(|line| {
+        let (name, value) = assignment(line.trim_start())?;
+        let value = value.trim_start_matches(['"', '\'', ' ', '\\']);
+        (value.is_empty() || value.starts_with('(') || value.starts_with("--")).then_some(name)
+    });
+    let mut set =
+        set.filter(|name| !text.contains(&format!("${name}")) && !text.contains(&format!("${{{name}")));
+    set.next()
+}
+
 /// The variable and the value of `NAME=value`.
 fn assignment(word: &str) -> Option<(&str, &str)> {
     let (name, value) = word.split_once('=')?;
@@ -193,6 +205,12 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
         end.lines().last().filter(|last| last.ends_with('\\') && !last.trim_start().starts_with('#'))
     {
         let (line, last) = (end.lines().count(), shown(last.trim()));
+        if let Some(name) = unused_flags(text) {
+            let text = format!(
+                "the text ends in a continuation line, and `{name}` is set and never used: is the rest cut off?"
+            );
+            return Err(ImportError::new(line, text));
+        }
         shell.note(format!(
             "line {line}: the text ends in a continuation line, `{last}`: is the rest cut off?"
         ));

@@ -125,6 +125,12 @@ pub fn import_with_notes(config_json: &str, name: &str) -> Result<Import, HfErro
     if let Err(fault) = model.validate() {
         return Err(SpecError::new("", format!("the model it describes is impossible: {}", fault.message)));
     }
+    notes.extend(
+        model
+            .unstated
+            .iter()
+            .map(|text| format!("{text}: exports leave it open, as no part of a model says it")),
+    );
     if model.mtp.is_some() {
         notes.push("multi-token-prediction modules are kept apart from the model's own parameters".into());
     }
@@ -173,7 +179,7 @@ fn wrapped<'a>(
 /// Reads with the family's reader and refuses what is left over.
 fn read(fields: &Fields) -> Read<Draft> {
     let family = fields.family;
-    let draft = if let Some((_, decoder)) = families::DECODERS.iter().find(|(name, _)| *name == family) {
+    let mut draft = if let Some((_, decoder)) = families::DECODERS.iter().find(|(name, _)| *name == family) {
         decoder.read(fields)?
     } else if let Some((_, reader)) = special::SPECIAL.iter().find(|(name, _)| *name == family) {
         reader(fields)?
@@ -181,6 +187,7 @@ fn read(fields: &Fields) -> Read<Draft> {
         return Err(unsupported(family, |error| fields.mark_model_type(error)));
     };
     fields.finish()?;
+    draft.unstated = fields.unstated.take();
     Ok(draft)
 }
 

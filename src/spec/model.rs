@@ -55,6 +55,10 @@ pub struct Model {
     /// Hidden dropout is applied in training.
     #[serde(default)]
     pub dropout: bool,
+    /// What the model computes that no field says (multipliers, layers without rotary positions), in words. It changes
+    /// neither time nor memory, but what is trained: launches say that they leave it open.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unstated: Vec<String>,
     /// The distinct decoder layers, by name.
     pub blocks: BTreeMap<String, Block>,
     /// The order of layers: each entry repeats a group of blocks.

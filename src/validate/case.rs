@@ -988,6 +988,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         embedding_width: None,
         max_sequence: sequence,
         dropout: old,
+        unstated: Vec::new(),
         blocks,
         layers,
         mtp,

@@ -969,6 +969,74 @@ fn deepspeed_stages_are_those_of_megatron_deepspeed() {
     assert_eq!(read.lines().nth(3), own.lines().nth(3));
 }
 
+/// What a launch leaves open is asked for where the plan depends on it, and said where it does not.
+#[test]
+fn launches_that_leave_much_open_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("launch.sh");
+    let flags = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096 \
+                 --max-position-embeddings 4096 --vocab-size 32000 --micro-batch-size 1 --global-batch-size 64 --bf16 \
+                 --tokenizer-type NullTokenizer --train-iters 10 --lr 1e-4 --mock-data";
+    let config = r#"{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}"#;
+    std::fs::write(folder.path().join("ds.json"), config).unwrap();
+    let megatron = "torchrun --nproc_per_node 8 pretrain_gpt.py";
+    let deepspeed = "deepspeed --num_gpus 8 train.py --deepspeed ds.json";
+    let explain = |text: &str, more: &[&str]| {
+        std::fs::write(&path, text).unwrap();
+        let command = ["explain", path.to_str().unwrap(), "--cluster", "dgx-h100", "--alone"];
+        autoplan(&[&command[..], more].concat())
+    };
+    let cut = format!("B=\"{flags}\"\nP=(\n  --pipeline-model-parallel-size 2\n)\n{megatron} $B \\\n");
+    let unused = cut.replace("$B \\", "$B \"${P[@]}\" \\");
+    let left_out = format!("{megatron} {flags} $P\n");
+    let printed = format!("==> ds_config.json <==\n{config}\n==> launch.sh <==\n{deepspeed}\n");
+    let model: &[&str] = &["--model", "llama3.1-8b"];
+    for (text, more, told) in [
+        (left_out.clone(), &[][..], "launch.sh:1: part of the command is known only when the script runs"),
+        (cut, &[], "launch.sh:5: the text ends in a continuation line, and `P` is set and never used"),
+        (printed, model, "write them with `export -o DIR`"),
+        (format!("{megatron} {flags} --lora-rank 8\n"), &[], "training of adapters is not read"),
+        (format!("{deepspeed} --use_lora True\n"), model, "--use_lora: the training of adapters"),
+        (
+            format!("{deepspeed} --finetuning_type lora\n"),
+            model,
+            "--finetuning_type: the training of adapters",
+        ),
+        ("echo nothing\n".to_owned(), model, "no training command was found"),
+    ] {
+        let output = explain(&text, more);
+        assert_eq!(output.status.code(), Some(2), "{told}: {}", stdout(&output));
+        assert!(stderr(&output).contains(told), "{told}: {}", stderr(&output));
+    }
+    let hosts = deepspeed.replace("--num_gpus 8", "--include=\"w1:0,1,2,3@w2:0,1,2,3\"");
+    for (text, more) in [
+        (unused, &[][..]),
+        (format!("{megatron} {flags} --pipeline-model-parallel-size 2 $P\n"), &[]),
+        (left_out, &["--", "P=--pipeline-model-parallel-size 2"]),
+        (format!("{deepspeed} --use_lora False\n"), model),
+        (format!("{hosts}\n"), model),
+    ] {
+        let output = explain(&text, more);
+        assert!(output.status.success(), "{text}: {}", stderr(&output));
+        assert!(stdout(&output).contains("on 8 x NVIDIA H100"), "{text}: {}", stdout(&output));
+    }
+}
+
+/// Several restrictions may stand in one option.
+#[test]
+fn restrictions_may_be_given_together() {
+    let plan = |fix: &[&str]| {
+        let job =
+            ["llama3.1-70b", "dgx-h100", "--gpus", "64", "-b", "256", "-s", "4096", "--top", "1", "--fix"];
+        autoplan(&[&["plan"][..], &job, fix].concat())
+    };
+    let together = stdout(&plan(&["tp=2|4,pp=4"]));
+    assert!(together.contains(" pp4 "), "{together}");
+    assert_eq!(together, stdout(&plan(&["tp=2|4", "--fix", "pp=4"])));
+    let output = plan(&["tp=2,pp"]);
+    assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
+}
+
 #[test]
 fn a_json_list_is_no_deepspeed_configuration() {
     let folder = tempfile::tempdir().unwrap();

@@ -1050,7 +1050,7 @@ fn what_may_be_missing_is_said_or_refused() {
     }
     for (text, line, part) in [
         (format!("{start} {COMMAND}\n  --seed 1\n"), 2, "begins a command of its own"),
-        (format!("{start} $EVERYTHING --seed 1\n"), 1, "flags that only a running shell knows"),
+        (format!("{start} $EVERYTHING --seed 1\n"), 1, "the degrees of parallelism may be in it"),
     ] {
         let error = import_given(&text, given).unwrap_err();
         assert!(error.line == line && error.message.contains(part), "{error}\n{text}");

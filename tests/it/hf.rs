@@ -633,3 +633,28 @@ proptest! {
         }
     }
 }
+
+/// What changes what a model computes and neither time nor memory is kept, and exports say that they leave it open.
+#[test]
+fn multipliers_are_kept_as_unstated() {
+    let config = |more: &str| {
+        format!(
+            r#"{{"model_type": "granite", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+            "num_attention_heads": 8, "vocab_size": 1000{more}}}"#
+        )
+    };
+    let unstated = |text: &str| autoplan::spec::hf::import(text, "x").unwrap().unstated;
+    let none: Vec<String> = Vec::new();
+    assert_eq!(unstated(&config(r#", "residual_multiplier": 1.0, "logits_scaling": 1"#)), none);
+    let told = unstated(&config(r#", "residual_multiplier": 0.22, "attention_multiplier": 0.015625"#));
+    assert_eq!(told, ["residual_multiplier 0.22", "attention_multiplier 0.015625"]);
+    let smol = config("")
+        .replace("granite", "smollm3")
+        .replace("\"num_attention_heads\": 8", "\"num_attention_heads\": 8, \"num_key_value_heads\": 4");
+    assert_eq!(unstated(&smol), ["no rotary positions on some layers"]);
+    let gpt = r#"{"model_type": "gpt2", "n_embd": 512, "n_layer": 4, "n_head": 8, "vocab_size": 1000,
+        "scale_attn_weights": false}"#;
+    assert_eq!(unstated(gpt), ["scale_attn_weights false"]);
+    let gpt = gpt.replace("false", "true");
+    assert_eq!(unstated(&gpt), none);
+}

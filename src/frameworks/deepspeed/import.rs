@@ -4,6 +4,7 @@
 use crate::frameworks::hf::HfModel;
 use crate::frameworks::megatron::flags::misspelt;
 use crate::frameworks::megatron::flags::whole_number;
+use crate::frameworks::megatron::other_jobs::ADAPTERS;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
 use crate::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use crate::layers::Layers;
@@ -87,6 +88,26 @@ impl Trainer {
                 "__fp16" if on => trainer.precision = Some(Precision::Fp16),
                 "__gradient_checkpointing" => trainer.recompute = Some(on),
                 "__bf16" | "__fp16" | "__deepspeed" | "__deepspeed_config" => {}
+                "__lora_r"
+                | "__lora_rank"
+                | "__lora_dim"
+                | "__lora_alpha"
+                | "__lora_target"
+                | "__lora_target_modules"
+                | "__use_lora"
+                | "__lora_enable"
+                | "__use_peft"
+                | "__use_qlora"
+                    if value
+                        .is_none_or(|text| !matches!(text.to_lowercase().as_str(), "0" | "false" | "no")) =>
+                {
+                    return Err(ImportError::new(word.line, format!("{name}: {ADAPTERS}")));
+                }
+                "__finetuning_type" | "__train_type" | "__peft_type"
+                    if value.is_some_and(|text| text.to_lowercase().contains("lora")) =>
+                {
+                    return Err(ImportError::new(word.line, format!("{name}: {ADAPTERS}")));
+                }
                 _ => others.push(name.to_owned()),
             }
         }

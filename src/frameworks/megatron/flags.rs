@@ -242,6 +242,19 @@ impl Flags {
         self.left_out.is_some() || !self.behind_switches.is_empty()
     }
 
+    /// Refuses a command of which a part is unknown that could hold its degrees.
+    pub(super) fn knows_degrees(&self) -> Read<()> {
+        let degrees = ["--tensor-model-parallel-size", "--pipeline-model-parallel-size"];
+        match self.left_out.or(self.behind_switches.first().copied()) {
+            Some(line) if !degrees.iter().any(|name| self.given.contains_key(*name)) => {
+                let text = "part of the command is known only when the script runs, and the degrees of parallelism may be \
+                            in it";
+                Err(ImportError::new(line, format!("{text}. {HANDED}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Takes a flag out.
     pub(super) fn take(&mut self, name: &str) -> Option<(Vec<String>, usize)> {
         self.asked.insert(name.to_owned());

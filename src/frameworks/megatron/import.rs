@@ -156,6 +156,7 @@ fn of_flags(
     if gpus == 0 {
         return Err(ImportError::new(f.line, "the launcher starts no ranks"));
     }
+    f.knows_degrees()?;
     let target = if f.on(DEEPSPEED) { Target::MegatronDeepSpeed } else { Target::Megatron };
     let (model, hybrid_split) = model(f, given, assumed)?;
     let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
@@ -284,6 +285,7 @@ fn of_flags(
     for line in &f.behind_switches {
         assumed.push(left_out_note(*line));
     }
+    f.knows_degrees()?;
     let mut unknown: Vec<(usize, String)> = f
         .map
         .iter()
@@ -427,6 +429,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
         embedding_width: None,
         max_sequence: 0,
         dropout: f.text("--hidden-dropout")?.is_none_or(|(share, _)| real_number(&share) != Some(0.0)),
+        unstated: Vec::new(),
         blocks: BTreeMap::new(),
         layers: Vec::new(),
         mtp: None,

@@ -16,6 +16,8 @@ const SWITCHES: &[(&str, &str)] = &[
     ("--no-bias-swiglu-fusion", "predicted as with the fused activation"),
     ("--no-rope-fusion", "predicted as with fused rotary positions"),
     ("--no-gradient-accumulation-fusion", "predicted as with gradients added inside of the products"),
+    ("--grad-reduce-in-bf16", "predicted with gradients of 32 bits: it takes less memory and traffic"),
+    ("--fp8-param-gather", "predicted with weights of 16 bits: it takes less memory and traffic"),
     ("--log-params-norm", "what it computes at every logged step is not predicted"),
     ("--log-num-zeros-in-grad", "what it computes at every step is not predicted"),
     ("--profile", "what profiling costs is not predicted"),
@@ -35,11 +37,11 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
         if let Some((format, _)) = f.text(flag)?
             && format != "fp32"
         {
-            assumed.push(format!("{flag} {format}: predicted with {what} of 32 bits"));
+            assumed.push(format!("{flag} {format}: predicted with {what} of 32 bits, it takes less memory"));
         }
     }
     for (flag, what) in SWITCHES {
-        if f.given.contains_key(*flag) {
+        if f.on(flag) {
             assumed.push(format!("{flag}: {what}"));
         }
     }

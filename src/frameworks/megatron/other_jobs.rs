@@ -18,6 +18,10 @@ const OTHER_WORK: &[(&[&str], &str)] = &[
 /// Words in the names of programs that train, whatever else their name says.
 const TRAINS: &[&str] = &["train", "pretrain", "posttrain", "finetune", "sft"];
 
+/// Why a launch that trains adapters is refused.
+pub(in crate::frameworks) const ADAPTERS: &str =
+    "the training of adapters is not read from scripts; `plan` has --lora RANK";
+
 /// Flags of programs whatever their name.
 const OTHER_FLAGS: &[(&str, &str)] = &[
     // tasks/main.py of Megatron-LM and its forks.
@@ -38,7 +42,11 @@ const OTHER_FLAGS: &[(&str, &str)] = &[
     ("--retro-project-dir", "models that retrieve are not modelled"),
     ("--retro-workdir", "models that retrieve are not modelled"),
     // MindSpeed-LLM's adapters.
-    ("--lora-r", "the training of adapters is not read from scripts; `plan` has --lora RANK"),
+    ("--lora-r", ADAPTERS),
+    ("--lora-rank", ADAPTERS),
+    ("--lora-dim", ADAPTERS),
+    ("--lora-target-modules", ADAPTERS),
+    ("--peft-type", ADAPTERS),
     // Gated delta nets and sparse attention, which change most layers.
     ("--experimental-attention-variant", "attention of other kinds is not modelled"),
     // Megatron-DeepSpeed's distillation.

@@ -94,8 +94,8 @@ impl Launch {
 
     /// GPUs that `--include HOST:0,1@HOST:2` lists, where it lists those of every host.
     fn included(&self) -> Option<u32> {
-        let at = self.launcher.iter().position(|w| matches!(w.text.as_str(), "--include" | "-i"))?;
-        let hosts = self.launcher.get(at + 1)?.text.split('@').map(|host| {
+        let (_, said) = self.values_of(&["--include", "-i"]).pop()?;
+        let hosts = said.text.split('@').map(|host| {
             let (_, slots) = host.split_once(':')?;
             slots.split(',').map(|slot| slot.trim().parse::<u32>().ok().map(|_| 1)).sum::<Option<u32>>()
         });

@@ -48,6 +48,8 @@ pub(super) struct Decoder {
     pub predicts: bool,
     /// Further fields that change neither shapes nor layers.
     pub harmless: &'static [&'static str],
+    /// Those of [`Fields::beside`], with their usual values.
+    pub beside: &'static [(&'static str, Value)],
     /// Fields that must be off (or on) if they are there.
     pub off: &'static [&'static str],
     pub on: &'static [&'static str],
@@ -188,6 +190,7 @@ pub(super) const LLAMA: Decoder = Decoder {
     sinks: false,
     predicts: false,
     harmless: &[],
+    beside: &[],
     off: &[],
     on: &[],
     zero: &[],
@@ -314,6 +317,7 @@ impl Decoder {
             predict(fields, &mut draft)?;
         }
         fields.harmless(self.harmless);
+        fields.beside(self.beside);
         fields.off(self.off)?;
         fields.on(self.on)?;
         self.zero.iter().try_for_each(|name| fields.only(name, "0", |value| *value == Value::Whole(0)))?;
@@ -413,6 +417,10 @@ impl Decoder {
                     Window::SmolLm => {
                         let interval = fields.size("no_rope_layer_interval", 4)?;
                         let rotated = fields.numbers("no_rope_layers", 2)?;
+                        let bare = |list: &Vec<u64>| list.contains(&0);
+                        if rotated.as_ref().map_or(interval <= layers as u64, bare) {
+                            fields.leaves("no rotary positions on some layers");
+                        }
                         let has = move |layer: u64| match &rotated {
                             Some(rotated) => rotated.get(layer as usize) == Some(&0),
                             None => (layer + 1).is_multiple_of(interval),

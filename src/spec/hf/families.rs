@@ -5,6 +5,7 @@ use super::decoder::Switch::{Always, Field, Never};
 use super::decoder::{
     Decoder, EXPERTS, Experts, HeadDim, KvHeads, LLAMA, OutputBias, QkNorms, Shared, Sparse, Window,
 };
+use crate::spec::json::Value;
 use crate::spec::model::{Norm, QkNorm, RouterScore};
 
 /// `model_type` and how it is read.
@@ -269,13 +270,8 @@ const STARCODER2: Decoder = Decoder {
     positions: 4096,
     window: Window::Every(None),
     dropout: (&["residual_dropout", "embedding_dropout"], 0.0),
-    harmless: &[
-        "mlp_type",
-        "norm_type",
-        "attention_softmax_in_fp32",
-        "scale_attention_softmax_in_fp32",
-        "scale_attn_weights",
-    ],
+    harmless: &["mlp_type", "norm_type", "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32"],
+    beside: &[("scale_attn_weights", Value::Flag(true))],
     ..LLAMA
 };
 
@@ -429,10 +425,15 @@ const NEMOTRON: Decoder = Decoder {
     ..LLAMA
 };
 
-const GRANITE: Decoder = Decoder {
-    harmless: &["embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"],
-    ..LLAMA
-};
+/// Granite's multipliers. That of scores stands for the root of the heads' width: it has no usual value.
+pub(super) const MULTIPLIERS: &[(&str, Value)] = &[
+    ("embedding_multiplier", Value::Whole(1)),
+    ("logits_scaling", Value::Whole(1)),
+    ("residual_multiplier", Value::Whole(1)),
+    ("attention_multiplier", Value::Null),
+];
+
+const GRANITE: Decoder = Decoder { beside: MULTIPLIERS, ..LLAMA };
 
 const GRANITE_MOE: Decoder = Decoder {
     mlp_bias: Never,
@@ -443,13 +444,7 @@ const GRANITE_MOE: Decoder = Decoder {
         score: RouterScore::Softmax,
         ..EXPERTS
     }),
-    harmless: &[
-        "embedding_multiplier",
-        "logits_scaling",
-        "residual_multiplier",
-        "attention_multiplier",
-        "position_embedding_type",
-    ],
+    harmless: &["position_embedding_type"],
     ..GRANITE
 };
 

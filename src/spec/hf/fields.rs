@@ -166,6 +166,8 @@ pub(super) struct Fields<'a> {
     asked: RefCell<BTreeSet<&'static str>>,
     /// What a reader of the result should know.
     pub notes: RefCell<Vec<String>>,
+    /// What the model computes that no part of the result says.
+    pub unstated: RefCell<Vec<String>>,
 }
 
 impl<'a> Fields<'a> {
@@ -176,7 +178,8 @@ impl<'a> Fields<'a> {
         family: &'a str,
         nested: bool,
     ) -> Self {
-        Self { text, object, place, family, nested, asked: RefCell::default(), notes: RefCell::default() }
+        let (asked, notes, unstated) = Default::default();
+        Self { text, object, place, family, nested, asked, notes, unstated }
     }
 
     /// The same fields for another family.
@@ -554,6 +557,32 @@ impl<'a> Fields<'a> {
     /// Fields that may be there and change nothing here.
     pub fn harmless(&self, names: &[&'static str]) {
         self.asked.borrow_mut().extend(names);
+    }
+
+    /// Something that no part of the result says.
+    pub fn leaves(&self, what: &str) {
+        self.unstated.borrow_mut().push(what.to_owned());
+    }
+
+    /// Fields that change what is computed and neither time nor memory, unless they have their usual value.
+    pub fn beside(&self, usual: &[(&'static str, Value)]) {
+        for (name, usual) in usual {
+            self.harmless(&[name]);
+            let field = self.object.fields.iter().find(|field| field.name == *name);
+            let number = |value: &Value| match value {
+                Value::Whole(n) => Some(*n as f64),
+                Value::Number(n) => Some(*n),
+                _ => None,
+            };
+            let other = |value: &&Value| {
+                **value != Value::Null
+                    && *value != usual
+                    && number(value).is_none_or(|n| Some(n) != number(usual))
+            };
+            if let Some(value) = field.map(|field| &field.node.value).filter(other) {
+                self.unstated.borrow_mut().push(format!("{name} {}", value.describe()));
+            }
+        }
     }
 
     /// Names of fields that nobody asked for.

@@ -5,6 +5,7 @@ use super::decoder::{
     self, EXPERTS, Experts, Kind, Shared, Sizes, Sparse, derived_head_dim, kinds, layer_count, predict,
 };
 use super::draft::Draft;
+use super::families::MULTIPLIERS;
 use super::fields::{Fields, Read};
 use crate::spec::json::{Node, Value};
 use crate::spec::model::{
@@ -72,15 +73,17 @@ fn gpt_sizes(fields: &Fields, vocabulary: u64, hidden: u64, layers: u64, heads: 
     })
 }
 
-/// Fields of GPT-2's classification head and score scaling.
+/// How GPT-2 scales scores.
+const GPT2_BESIDE: &[(&str, Value)] =
+    &[("scale_attn_by_inverse_layer_idx", Value::Flag(false)), ("scale_attn_weights", Value::Flag(true))];
+
+/// Fields of GPT-2's classification head.
 const GPT2_HARMLESS: &[&str] = &[
     "attn_pdrop",
     "n_ctx",
     "n_special",
     "predict_special_tokens",
     "reorder_and_upcast_attn",
-    "scale_attn_by_inverse_layer_idx",
-    "scale_attn_weights",
     "summary_activation",
     "summary_first_dropout",
     "summary_proj_to_labels",
@@ -91,6 +94,7 @@ const GPT2_HARMLESS: &[&str] = &[
 fn gpt2(fields: &Fields) -> Read<Draft> {
     let s = gpt_sizes(fields, 50_257, 768, 12, 12)?;
     fields.harmless(GPT2_HARMLESS);
+    fields.beside(GPT2_BESIDE);
     let head_dim = derived_head_dim(fields, "n_head", s.hidden, s.heads)?;
     gpt2_like(fields, &s, plain(s.heads, s.heads, head_dim, true, true), "gelu_new")
 }
@@ -98,6 +102,7 @@ fn gpt2(fields: &Fields) -> Read<Draft> {
 fn gpt_bigcode(fields: &Fields) -> Read<Draft> {
     let s = gpt_sizes(fields, 50_257, 768, 12, 12)?;
     fields.harmless(GPT2_HARMLESS);
+    fields.beside(GPT2_BESIDE);
     fields.harmless(&[
         "attention_softmax_in_fp32",
         "scale_attention_softmax_in_fp32",
@@ -137,6 +142,7 @@ fn gpt2_like(fields: &Fields, s: &Sizes, attention: Attention, activation: &str)
 fn gptj(fields: &Fields) -> Read<Draft> {
     let s = gpt_sizes(fields, 50_400, 4096, 28, 16)?;
     fields.harmless(GPT2_HARMLESS);
+    fields.beside(GPT2_BESIDE);
     fields.harmless(&["rotary"]);
     let head_dim = derived_head_dim(fields, "n_head", s.hidden, s.heads)?;
     let width = fields.optional("n_inner")?.unwrap_or(4 * s.hidden);
@@ -174,6 +180,7 @@ fn gpt_neo(fields: &Fields) -> Read<Draft> {
     };
     fields.harmless(&["attention_types", "attention_layers", "embed_dropout", "gpt_neo"]);
     fields.harmless(GPT2_HARMLESS);
+    fields.beside(GPT2_BESIDE);
     if local.len() as u64 != layers {
         return Err(fields.wrong(
             "attention_types",
@@ -966,12 +973,7 @@ fn granite_hybrid(fields: &Fields) -> Read<Draft> {
         let message = format!("{} words for {} layers", order.len(), s.layers);
         return Err(fields.wrong("layer_types", message));
     }
-    fields.harmless(&[
-        "embedding_multiplier",
-        "logits_scaling",
-        "residual_multiplier",
-        "attention_multiplier",
-    ]);
+    fields.beside(MULTIPLIERS);
     let mut draft = Draft::new(s.hidden, s.vocabulary);
     draft.norm_epsilon = fields.epsilon("rms_norm_eps", 1e-6)?;
     let rope = fields.rope(10_000.0, 1.0, attention.head_dim)?;

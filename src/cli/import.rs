@@ -411,6 +411,10 @@ impl Launched {
         let (held, written, key) = launch
             .text_of(config, &|name| sourced(script, name))
             .map_err(|why| of_line(line, format!("`{shown}` is not read: {why}")))?;
+        if let Some(line) = written.filter(|_| is_unknown(&held)) {
+            let text = "part of what this writes is known only when the script runs; variables can be given behind `--`";
+            return Err(of_line(line, text.to_owned()));
+        }
         let path = match written {
             Some(line) => format!("{source}: `{shown}`, which line {line} writes"),
             None => script.parent().unwrap_or(Path::new("")).join(&key).display().to_string(),

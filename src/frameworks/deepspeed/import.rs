@@ -68,7 +68,10 @@ impl Trainer {
             let number = || -> Result<Option<u32>, ImportError> {
                 let Some(text) = value else { return Ok(None) };
                 if is_unknown(text) {
-                    let message = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(text));
+                    let message = format!(
+                        "the value of {name} (`{}`) {UNTOLD}; write it out or give it behind `--`",
+                        shown(text)
+                    );
                     return Err(ImportError::new(word.line, message));
                 }
                 let number = whole_number(text).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);

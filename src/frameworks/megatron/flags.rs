@@ -326,7 +326,10 @@ impl Flags {
             ));
         }
         if let Some(value) = values.iter().find(|v| is_unknown(v)) {
-            let text = format!("the value of {name} (`{}`) {UNTOLD}; write it out", shown(value));
+            let text = format!(
+                "the value of {name} (`{}`) {UNTOLD}; write it out or give it behind `--`",
+                shown(value)
+            );
             return Err(ImportError::new(line, text));
         }
         Ok(Some((values, line)))

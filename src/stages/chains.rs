@@ -1,5 +1,5 @@
-//! What every placement of layers takes at least, several chunks per rank: the linear programme over the chains
-//! of passes of the schedule.
+//! What every placement of layers takes at least, several chunks per rank or with split backward passes: the linear
+//! programme over the chains of passes of the schedule.
 //!
 //! A schedule of fixed lists takes as long as its longest chain of passes, and a chain's length is linear in the
 //! layers of the chunks. So the least makespan is the least `peak` that no chain exceeds. There are too many chains

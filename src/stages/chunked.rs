@@ -19,6 +19,7 @@ use super::tables::Tables;
 use super::{Assignment, Choice, Evaluation, Fixed, Problem, measure};
 use crate::cost::schedule::Simulator;
 use crate::kept::Kept;
+use crate::plan::Schedule;
 use crate::units::Picos;
 
 /// Scratch memory.
@@ -51,10 +52,11 @@ const KEPT_SPLITS: usize = 512;
 pub(super) struct PassTimes {
     /// Kind and number of layers of every run.
     runs: Vec<(u8, u32)>,
-    /// Both passes of a layer, by kind.
-    layers: Vec<[Picos; 2]>,
-    /// Both passes of every chunk beside its layers, the fewest layers it may have, and whether it has none.
-    ends: Vec<([Picos; 2], u32, bool)>,
+    /// Both passes of a layer and its weight gradients, by kind.
+    layers: Vec<[Picos; 3]>,
+    /// The same of every chunk beside its layers, the fewest layers it may have, and whether it has none.
+    ends: Vec<([Picos; 3], u32, bool)>,
+    schedule: Option<Schedule>,
     rank_of_chunk: Vec<u32>,
     micro_batches: u64,
     hop: Picos,
@@ -63,12 +65,14 @@ pub(super) struct PassTimes {
 
 impl PassTimes {
     pub fn of(problem: &Problem) -> Self {
-        let end =
-            |(k, fixed): (usize, &Fixed)| ([fixed.forward, fixed.backward], problem.least(k), fixed.closed);
+        let end = |(k, fixed): (usize, &Fixed)| {
+            ([fixed.forward, fixed.backward, fixed.weight], problem.least(k), fixed.closed)
+        };
         Self {
             runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
-            layers: problem.kinds.iter().map(|kind| [kind.forward, kind.backward]).collect(),
+            layers: problem.kinds.iter().map(|kind| [kind.forward, kind.backward, kind.weight]).collect(),
             ends: problem.fixed.iter().enumerate().map(end).collect(),
+            schedule: problem.pipeline.schedule,
             rank_of_chunk: problem.pipeline.rank_of_chunk.clone(),
             micro_batches: problem.pipeline.micro_batches,
             hop: problem.hop,

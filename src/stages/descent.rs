@@ -33,9 +33,9 @@ pub(super) fn shape(problem: &Problem) -> Option<Shape> {
     let (p, v, m) = (pipeline.ranks, pipeline.chunks_per_rank, pipeline.micro_batches);
     let few = m < 2 * u64::from(p) || !m.is_multiple_of(u64::from(p));
     let quick = moves(problem) >= FEWEST;
-    let micro_batches =
-        u32::try_from(m).ok().filter(|_| v > 1 && few && quick && !pipeline.split_backward)?;
-    Some(Shape { schedule: Schedule::Interleaved, ranks: p, virtual_stages: v, micro_batches })
+    let micro_batches = u32::try_from(m).ok().filter(|_| v > 1 && few && quick)?;
+    let schedule = if pipeline.split_backward { pipeline.schedule? } else { Schedule::Interleaved };
+    Some(Shape { schedule, ranks: p, virtual_stages: v, micro_batches })
 }
 
 /// A problem with all times in parts of a layer, its ends without bytes.
@@ -90,7 +90,8 @@ fn moves(problem: &Problem) -> u64 {
 
 /// What one simulation counts.
 fn passes(problem: &Problem) -> u64 {
-    2 * problem.chunks() as u64 * problem.pipeline.micro_batches
+    let each = if problem.pipeline.split_backward { 3 } else { 2 };
+    each * problem.chunks() as u64 * problem.pipeline.micro_batches
 }
 
 /// The `most` most promising moves of one layer from a chunk to another, of those that are `legal` and could shorten a
@@ -100,9 +101,10 @@ pub(crate) fn shorter_chains(
     legal: impl Fn(usize, usize) -> bool,
     most: usize,
 ) -> Vec<(usize, usize)> {
-    // A backward pass takes about twice as long.
-    let passes = chain.forward.iter().zip(&chain.backward);
-    let often: Vec<u64> = passes.map(|(forward, backward)| forward + 2 * backward).collect();
+    // A backward pass takes about twice as long, half of it for weight gradients.
+    let passes = chain.forward.iter().zip(&chain.backward).zip(&chain.weight);
+    let often = passes.map(|((f, b), w)| (f + 2 * b).saturating_add_signed(*w));
+    let often: Vec<u64> = often.collect();
     let count = often.len();
     let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
     let shorter = pairs.filter(|&(less, more)| often[less] > often[more] && legal(less, more));
@@ -121,25 +123,25 @@ struct Passes<'a> {
     problem: &'a Problem,
     shape: Shape,
     simulator: &'a mut Simulator,
-    /// Forward and backward time of the layers before each.
-    before: Vec<(Picos, Picos)>,
-    forward: Vec<Picos>,
-    backward: Vec<Picos>,
+    /// Passes of the layers before each: forward, backward, and its weight gradients.
+    before: Vec<[Picos; 3]>,
+    /// The same of all chunks.
+    times: [Vec<Picos>; 3],
 }
 
 impl<'a> Passes<'a> {
     fn new(problem: &'a Problem, shape: Shape, simulator: &'a mut Simulator) -> Self {
-        let mut before = vec![(Picos::ZERO, Picos::ZERO)];
-        let (mut forward, mut backward) = before[0];
+        let mut all = [Picos::ZERO; 3];
+        let mut before = vec![all];
         for run in &problem.runs {
             let kind = &problem.kinds[usize::from(run.kind)];
             for _ in 0..run.count {
-                forward += kind.forward;
-                backward += kind.backward;
-                before.push((forward, backward));
+                let own = [kind.forward, kind.backward, kind.weight];
+                all.iter_mut().zip(own).for_each(|(all, own)| *all += own);
+                before.push(all);
             }
         }
-        Self { problem, shape, simulator, before, forward: Vec::new(), backward: Vec::new() }
+        Self { problem, shape, simulator, before, times: Default::default() }
     }
 
     /// The split that is reached from one when at most so many moves are tried.
@@ -175,13 +177,13 @@ impl<'a> Passes<'a> {
     /// Prices the chunks of a split.
     fn place(&mut self, split: &[u32]) {
         let mut from = 0;
-        self.forward.clear();
-        self.backward.clear();
+        self.times.iter_mut().for_each(Vec::clear);
         for (&n, fixed) in split.iter().zip(&self.problem.fixed) {
             let to = from + n as usize;
-            let (before, after) = (self.before[from], self.before[to]);
-            self.forward.push(fixed.forward + after.0 - before.0);
-            self.backward.push(fixed.backward + after.1 - before.1);
+            let ends = [fixed.forward, fixed.backward, fixed.weight];
+            for (pass, times) in self.times.iter_mut().enumerate() {
+                times.push(ends[pass] + self.before[to][pass] - self.before[from][pass]);
+            }
             from = to;
         }
     }
@@ -189,15 +191,15 @@ impl<'a> Passes<'a> {
     /// What a split takes, if it is not above a time.
     fn time(&mut self, split: &[u32], most: Picos) -> Option<Picos> {
         self.place(split);
-        let Self { problem, shape, simulator, forward, backward, .. } = self;
-        let load = Load { forward, backward, weight: backward, hop: problem.hop };
+        let Self { problem, shape, simulator, times: [forward, backward, weight], .. } = self;
+        let load = Load { forward, backward, weight, hop: problem.hop };
         simulator.run_within(*shape, load, most)
     }
 
     fn chain(&mut self, split: &[u32]) -> Chain {
         self.place(split);
-        let Self { problem, shape, simulator, forward, backward, .. } = self;
-        let load = Load { forward, backward, weight: backward, hop: problem.hop };
+        let Self { problem, shape, simulator, times: [forward, backward, weight], .. } = self;
+        let load = Load { forward, backward, weight, hop: problem.hop };
         simulator.longest_chain(*shape, load)
     }
 }

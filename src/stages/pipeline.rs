@@ -29,6 +29,8 @@ pub struct Pipeline {
     pub split_backward: bool,
     /// Every rank runs all its forward passes before any backward pass (GPipe).
     pub two_sweeps: bool,
+    /// Whose lists of passes these are, where it is known.
+    pub schedule: Option<Schedule>,
     /// The chain bound and its mirror image, averaged over ranks: weights of every chunk, times the
     /// number of ranks. Empty where there are no chains.
     pub average: Vec<[Weights; 2]>,
@@ -107,13 +109,14 @@ impl Pipeline {
     #[must_use]
     pub fn with(shape: Shape, in_flight: Vec<Vec<u32>>) -> Self {
         let (p, v, m) = (shape.ranks, shape.virtual_stages, u64::from(shape.micro_batches));
-        match shape.schedule {
+        let pipeline = match shape.schedule {
             Schedule::OneFOneB => Self::one_f_one_b(p, m),
             Schedule::GPipe => Self::gpipe(p, m),
             Schedule::Interleaved if v == 1 => Self::one_f_one_b(p, m),
             Schedule::Interleaved => Self::chunked(p, v, m, shape.group(), in_flight),
             _ => Self::by_work(m, p, (0..p * v).map(|chunk| shape.rank_of(chunk)).collect(), in_flight),
-        }
+        };
+        Self { schedule: Some(shape.schedule), ..pipeline }
     }
 
     /// One forward, one backward; also one stage alone.
@@ -231,6 +234,7 @@ impl Pipeline {
             }),
             split_backward: true,
             two_sweeps: false,
+            schedule: None,
             average: Vec::new(),
             chain_hops: 0,
             most_in_flight,
@@ -271,6 +275,7 @@ impl Pipeline {
             orders,
             form,
             split_backward: false,
+            schedule: None,
             two_sweeps: false,
             average,
             chain_hops: hops,

@@ -426,6 +426,30 @@ fn fastest_of_all(problem: &Problem, shape: Shape) -> u64 {
     fastest
 }
 
+/// Some split of the list is nearly as fast as the fastest of all, two chunks per rank whose backward passes are split.
+#[test]
+fn split_backward_passes_get_good_splits() {
+    let mut balancer = Balancer::new();
+    let (mut compared, mut excess, mut worst) = (0, 0.0, 0.0_f64);
+    for (problem, shape) in (0..160).map(roomy_of_split_passes) {
+        if shape.virtual_stages == 1 {
+            continue;
+        }
+        let fastest = fastest_of_all(&problem, shape);
+        let mut splits = balancer.splits(&problem, true);
+        let listed = balancer.completions(&problem, &mut splits, Picos(u64::MAX));
+        let time =
+            |one: &Assignment| simulated(&problem, shape, &one.layers, &evaluate(&problem, one).unwrap());
+        let over = listed.iter().map(time).min().expect("all fit") as f64 / fastest as f64 - 1.0;
+        compared += 1;
+        excess += over;
+        worst = worst.max(over);
+    }
+    let mean = excess / f64::from(compared);
+    println!("{compared} pipelines: mean {mean:.4}, worst {worst:.4}");
+    assert!(compared > 50 && mean < 0.008 && worst < 0.06, "{compared}: mean {mean:.4}, worst {worst:.4}");
+}
+
 /// Where micro-batches do not divide among ranks, some split of the list is nearly as fast as the fastest of all, with
 /// memory for any.
 #[test]

@@ -137,7 +137,7 @@ struct FileArgs {
     /// The cluster it runs on, which a saved plan names.
     #[arg(long)]
     cluster: Option<String>,
-    /// Write to a file what would be printed.
+    /// Write to a file what would be printed; - prints it.
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
     /// Overwrite an existing file.
@@ -167,7 +167,7 @@ struct HfArgs {
     /// Name of the model; that of the file's folder unless given.
     #[arg(long)]
     name: Option<String>,
-    /// Write the model as a RON file instead of printing it.
+    /// Write the model as a RON file instead of printing it; - prints it.
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
     /// Overwrite an existing file.
@@ -450,15 +450,16 @@ impl Launched {
         let mut read = read.inspect_err(|_| print(&notes))?;
         let layout = read.plan.layout();
         let constants = [
-            (SCRIPT_MICRO_BATCH, layout.micro_batch_size, "train_micro_batch_size_per_gpu"),
-            (SCRIPT_SEQUENCE_PARALLEL, layout.context_parallel, "sequence_parallel_size"),
+            (SCRIPT_MICRO_BATCH, layout.micro_batch_size, "sequences of a micro-batch are"),
+            (SCRIPT_SEQUENCE_PARALLEL, layout.context_parallel, "ranks that share a sequence are"),
         ];
-        for (constant, configured, key) in constants {
-            if let Some(value) = read.settings.get(constant).filter(|value| **value != configured.to_string())
-            {
+        for (constant, configured, what) in constants {
+            // What is no number is not known here.
+            let value = read.settings.get(constant).map(|value| value.split('#').next().unwrap_or_default());
+            let number = value.and_then(|value| value.trim().parse::<u32>().ok());
+            if let Some(number) = number.filter(|number| *number != configured) {
                 print(&notes);
-                let text = format!("`{constant}` is {value}, but {key} of `{shown}` makes it {configured}");
-                return Err(of_line(line, text));
+                return Err(of_line(line, format!("`{constant}` is {number}, but {what} {configured}")));
             }
         }
         if let (Some(gpus), Some(ranks)) =
@@ -525,11 +526,12 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         (Kind::DeepSpeed, Some(Kind::Launch)) if !is_json(&args.file) => Kind::Launch,
         _ => kind,
     };
-    if let Some(path) = args.output.as_ref().filter(|path| path.as_os_str() != "-") {
+    let output = file_of(args.output.as_deref());
+    if let Some(path) = output {
         files::check_file(path, args.force)?;
     }
     let machine = args.cluster.as_deref().map(spec::load_cluster).transpose()?;
-    let format = args.format.unwrap_or(match (&machine, &args.output) {
+    let format = args.format.unwrap_or(match (&machine, output) {
         (None, None) => LaunchFormat::Json,
         _ => LaunchFormat::Ron,
     });
@@ -564,7 +566,7 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
             serde_json::to_string_pretty(&value).unwrap_or_default()
         }
     };
-    print_or_write(args.output.as_deref(), &text, args.force)
+    print_or_write(file_of(args.output.as_deref()), &text, args.force)
 }
 
 /// A model as models/*.ron have it.
@@ -573,9 +575,14 @@ fn model_text(model: &Model) -> Result<String, Failure> {
     ron_options().to_string_pretty(model, style).map_err(|e| Failure::Usage(e.to_string()))
 }
 
+/// The file to write to: `-` is none.
+fn file_of(output: Option<&Path>) -> Option<&Path> {
+    output.filter(|path| path.as_os_str() != "-")
+}
+
 /// A text with its last line end, to a file or to standard output.
 fn print_or_write(path: Option<&Path>, text: &str, force: bool) -> Result<Ending, Failure> {
-    match path.filter(|path| path.as_os_str() != "-") {
+    match path {
         Some(path) => {
             files::write(path, &format!("{text}\n"), force)?;
             anstream::eprintln!("wrote {}", path.display());
@@ -625,5 +632,5 @@ fn hf(args: &HfArgs) -> Result<Ending, Failure> {
             )
         }
     };
-    print_or_write(args.output.as_deref(), &text, args.force)
+    print_or_write(file_of(args.output.as_deref()), &text, args.force)
 }

@@ -171,9 +171,7 @@ impl JobArgs {
         let mut r = Restrictions::default();
         for text in &self.fix {
             // Several may stand in one: tp=2,pp=4.
-            let parts: Vec<&str> = text.split(',').collect();
-            let several = parts.iter().all(|part| part.contains('='));
-            for text in if several { parts } else { vec![text.as_str()] } {
+            for text in text.split(',') {
                 fix::fix(&mut r, text)?;
             }
         }

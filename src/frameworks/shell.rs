@@ -158,12 +158,19 @@ pub fn read_launch(text: &str, files: &Files) -> Result<Launch, ImportError> {
 fn unused_flags(text: &str) -> Option<&str> {
     let set = text.lines().filter_map(|line| {
         let (name, value) = assignment(line.trim_start())?;
-        let value = value.trim_start_matches(['"', '\'', ' ', '\\']);
-        (value.is_empty() || value.starts_with('(') || value.starts_with("--")).then_some(name)
+        let value = value.trim_start_matches(['"', '\'', ' ']);
+        (value.starts_with('(') || value.starts_with("--")).then_some(name)
     });
-    let mut set =
-        set.filter(|name| !text.contains(&format!("${name}")) && !text.contains(&format!("${{{name}")));
-    set.next()
+    let part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    // Named only where it is set.
+    let unused = |name: &&str| {
+        let mut named = text
+            .match_indices(*name)
+            .map(|(at, _)| (&text[..at], &text[at + name.len()..]))
+            .filter(|(before, after)| !before.ends_with(part) && !after.starts_with(part));
+        named.all(|(_, after)| after.trim_start_matches('+').starts_with('='))
+    };
+    set.into_iter().find(unused)
 }
 
 /// The variable and the value of `NAME=value`.

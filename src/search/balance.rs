@@ -372,10 +372,10 @@ impl Pipelines {
     }
 }
 
-/// Fewest layers of a chunk that is no end of the model: one, if there are as many.
+/// Fewest layers of a chunk that is no end of the model: one, unless the framework has stages without and there are
+/// too few layers.
 pub fn least_layers(chunks: u32, layers: u32, capabilities: &Capabilities) -> u32 {
-    let ends = if capabilities.empty_stages { 2 } else { chunks };
-    u32::from(chunks.saturating_sub(ends) <= layers)
+    u32::from(!capabilities.empty_stages || chunks.saturating_sub(2) <= layers)
 }
 
 impl Balancing {

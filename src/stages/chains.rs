@@ -21,7 +21,7 @@ use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 use super::caps::{self, Caps};
 use super::relax::Relaxation;
 use super::walk::{self, Shown, Walk};
-use super::{Assignment, Block, Choice, Evaluation, Problem, Way, evaluate_into};
+use super::{Assignment, Block, Choice, Evaluation, Problem, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
@@ -304,8 +304,8 @@ impl<'a> Search<'a> {
         {
             return Some(bound.max(least));
         }
-        let nodes = if many && programme.several { FEW_NODES } else { NODES };
-        for _ in 0..if many || programme.several { FEW_ROUNDS } else { WHOLE_ROUNDS } {
+        let nodes = if many && programme.several() { FEW_NODES } else { NODES };
+        for _ in 0..if many || programme.several() { FEW_ROUNDS } else { WHOLE_ROUNDS } {
             if self.whole == 0 {
                 break;
             }
@@ -362,15 +362,13 @@ impl<'a> Search<'a> {
         let each = (2 * passes / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
         let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
-            let mut evaluation = Evaluation::default();
-            if !programme.fits(split, &mut evaluation) {
-                return Shown::Nothing;
-            }
             let least = programme.passes_of(split);
             let [mut forward, mut backward, weight] =
                 least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
-            if !evaluation.forward.is_empty() {
-                (forward, backward) = (evaluation.forward, evaluation.backward);
+            match programme.fit(split) {
+                Fit::Open => {}
+                Fit::Never => return Shown::Nothing,
+                Fit::As(known) => (forward, backward) = (known.forward, known.backward),
             }
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
             let time = simulator.run(shape, load) + programme.tail_of(split);
@@ -524,6 +522,15 @@ struct Whole {
     nodes: i32,
 }
 
+/// Whether a split fits.
+enum Fit {
+    /// That depends on how it is recomputed.
+    Open,
+    Never,
+    /// With what it costs.
+    As(Evaluation),
+}
+
 /// Layers that count as one sort: a run, or where order is given up all of a kind.
 #[derive(Debug, Clone, Copy)]
 struct Sort {
@@ -549,9 +556,8 @@ struct Programme<'a> {
     sorts: Vec<Sort>,
     block: bool,
     ordered: bool,
-    /// Ways to recompute that it stands for, and whether they are several.
+    /// Ways to recompute that it stands for.
     ways: Vec<Way>,
-    several: bool,
     /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
     time_unit: f64,
     byte_unit: f64,
@@ -607,7 +613,6 @@ impl<'a> Programme<'a> {
             block: block.is_some(),
             ordered,
             ways: ways.to_vec(),
-            several: ways.len() > 1,
             time_unit: (busy / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
             transient: transients.min().unwrap_or(0),
@@ -627,6 +632,10 @@ impl<'a> Programme<'a> {
 
     fn peak(&self) -> usize {
         self.problem.chunks() * self.sorts.len() * if self.block { 2 } else { 1 }
+    }
+
+    fn several(&self) -> bool {
+        self.ways.len() > 1
     }
 
     fn many(&self) -> bool {
@@ -659,9 +668,9 @@ impl<'a> Programme<'a> {
         times
     }
 
-    /// Whether a split may fit: where the programme stands for one way to recompute in common, certainly, with
-    /// what it costs as little recomputed as it takes.
-    fn fits(&self, split: &[u32], evaluation: &mut Evaluation) -> bool {
+    /// How a split fits, where the programme stands for one way to recompute that all chunks have in common: recomputed
+    /// as little as it takes.
+    fn fit(&self, split: &[u32]) -> Fit {
         let problem = self.problem;
         let choices = match (self.ways.as_slice(), problem.block) {
             ([Way::Mode(mode)], _) => vec![Choice::Mode(*mode)],
@@ -669,13 +678,14 @@ impl<'a> Programme<'a> {
                 let most = split.iter().copied().max().unwrap_or(0).max(block.counts.0);
                 (block.counts.0..=block.counts.1.min(most)).map(Choice::Block).collect()
             }
-            _ => return true,
+            _ => return Fit::Open,
         };
         let mut assignment = Assignment { layers: split.to_vec(), recompute: Vec::new() };
-        choices.into_iter().any(|choice| {
+        let fitting = choices.into_iter().find_map(|choice| {
             assignment.recompute = vec![choice; split.len()];
-            evaluate_into(problem, &assignment, evaluation).is_ok()
-        })
+            evaluate(problem, &assignment).ok()
+        });
+        fitting.map_or(Fit::Never, Fit::As)
     }
 
     /// The same at an answer.

@@ -366,8 +366,11 @@ impl<'a> Chunked<'a> {
     fn memory_may_suffice(&self) -> bool {
         let problem = self.problem;
         let modes = 0..problem.modes.len() as u16;
-        let kept =
-            |kind: usize| modes.clone().map(|mode| self.tables.mode(mode)[kind].kept).min().unwrap_or(0);
+        // A group of layers keeps one input together.
+        let of = |mode: u16, kind: usize| {
+            self.tables.mode(mode)[kind].kept / u64::from(problem.modes[usize::from(mode)].group)
+        };
+        let kept = |kind: usize| modes.clone().map(|mode| of(mode, kind)).min().unwrap_or(0);
         let (mut room, mut layers) = (0_u128, 0_u128);
         let mut least = [u128::MAX; super::MAX_KINDS];
         for order in &problem.pipeline.orders {

@@ -931,6 +931,11 @@ fn deepspeed_launches_keep_the_length_of_sequences() {
         let output = explain(&[]);
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("`train.py SEQUENCE_PARALLEL` is 2"), "{}", stderr(&output));
+        for same in ["1  # as configured", "arguments.ranks"] {
+            let text = text.replace("SEQUENCE_PARALLEL = 1", &format!("SEQUENCE_PARALLEL = {same}"));
+            std::fs::write(&script, text).unwrap();
+            assert!(explain(&[]).status.success(), "{same}");
+        }
     }
 }
 
@@ -1013,7 +1018,19 @@ fn launches_that_leave_much_open_are_refused() {
         (unused, &[][..]),
         (format!("{megatron} {flags} --pipeline-model-parallel-size 2 $P\n"), &[]),
         (left_out, &["--", "P=--pipeline-model-parallel-size 2"]),
-        (format!("{deepspeed} --use_lora False\n"), model),
+        (format!("{deepspeed} --use_lora False --lora_r 64\n"), model),
+        (format!("{deepspeed} --finetuning_type full --lora_target all --lora_rank 8\n"), model),
+        (format!("{deepspeed} --lora_rank 0.0\n"), model),
+        (format!("{deepspeed} 2>&1|tee log\n"), model),
+        (format!("time ( {megatron} {flags} )\n"), &[]),
+        (format!("foo ( ) {{ echo hi; }}\n{megatron} {flags} --lora-r 0\n"), &[]),
+        (
+            format!(
+                "{megatron} {flags} --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et*16|t*16L' 2>&1|tee log\n"
+            ),
+            &[],
+        ),
+        (format!("HF_TOKEN=''\nexport HF_TOKEN\nOPTS=(a)\ndeclare -n R=OPTS\n{megatron} {flags} \\\n"), &[]),
         (format!("{hosts}\n"), model),
     ] {
         let output = explain(&text, more);
@@ -1033,7 +1050,7 @@ fn restrictions_may_be_given_together() {
     let together = stdout(&plan(&["tp=2|4,pp=4"]));
     assert!(together.contains(" pp4 "), "{together}");
     assert_eq!(together, stdout(&plan(&["tp=2|4", "--fix", "pp=4"])));
-    let output = plan(&["tp=2,pp"]);
+    let output = plan(&["tp=2,4"]);
     assert_eq!(output.status.code(), Some(2), "{}", stdout(&output));
 }
 

@@ -2,8 +2,7 @@
 //! nor the ranks: they are given beside it.
 
 use crate::frameworks::hf::HfModel;
-use crate::frameworks::megatron::flags::misspelt;
-use crate::frameworks::megatron::flags::whole_number;
+use crate::frameworks::megatron::flags::{misspelt, real_number, whole_number};
 use crate::frameworks::megatron::other_jobs::ADAPTERS;
 use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
 use crate::frameworks::{Context, Hardware, Judge, Target, legal_plan};
@@ -57,6 +56,9 @@ impl Trainer {
     pub fn read(launch: &Launch) -> Result<(Self, Vec<String>), ImportError> {
         let mut trainer = Self::default();
         let mut others = Vec::new();
+        // What says whether adapters are trained counts before what says how large they are.
+        let (mut switch, mut rank): (Option<bool>, bool) = (None, false);
+        let mut adapters = None;
         let words = &launch.arguments;
         for (at, word) in words.iter().enumerate().filter(|(_, word)| word.text.starts_with("--")) {
             let (name, glued) = match word.text.split_once('=') {
@@ -91,30 +93,23 @@ impl Trainer {
                 "__fp16" if on => trainer.precision = Some(Precision::Fp16),
                 "__gradient_checkpointing" => trainer.recompute = Some(on),
                 "__bf16" | "__fp16" | "__deepspeed" | "__deepspeed_config" => {}
-                "__lora_r"
-                | "__lora_rank"
-                | "__lora_dim"
-                | "__lora_alpha"
-                | "__lora_target"
-                | "__lora_target_modules"
-                | "__use_lora"
-                | "__lora_enable"
-                | "__use_peft"
-                | "__use_qlora"
-                    if value
-                        .is_none_or(|text| !matches!(text.to_lowercase().as_str(), "0" | "false" | "no")) =>
-                {
-                    return Err(ImportError::new(word.line, format!("{name}: {ADAPTERS}")));
+                "__use_lora" | "__lora_enable" | "__use_peft" | "__use_qlora" | "__finetuning_type"
+                | "__train_type" | "__peft_type" => {
+                    let lora = value.is_some_and(|text| text.to_lowercase().contains("lora"));
+                    switch = Some(on || lora);
+                    adapters.get_or_insert((word.line, name.to_owned()));
                 }
-                "__finetuning_type" | "__train_type" | "__peft_type"
-                    if value.is_some_and(|text| text.to_lowercase().contains("lora")) =>
-                {
-                    return Err(ImportError::new(word.line, format!("{name}: {ADAPTERS}")));
+                "__lora_r" | "__lora_rank" | "__lora_dim" => {
+                    rank |= value.and_then(real_number) != Some(0.0);
+                    adapters.get_or_insert((word.line, name.to_owned()));
                 }
                 _ => others.push(name.to_owned()),
             }
         }
-        Ok((trainer, others))
+        match adapters.filter(|_| switch.unwrap_or(rank)) {
+            Some((line, name)) => Err(ImportError::new(line, format!("{name}: {ADAPTERS}"))),
+            None => Ok((trainer, others)),
+        }
     }
 }
 

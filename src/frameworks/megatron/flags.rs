@@ -50,7 +50,7 @@ pub(super) fn integer(text: &str) -> Option<i128> {
 }
 
 /// A number as Python's `float` reads it: `1e-4`, `1_000.5`.
-pub(super) fn real_number(text: &str) -> Option<f64> {
+pub(in crate::frameworks) fn real_number(text: &str) -> Option<f64> {
     without_underscores(text)?.parse().ok()
 }
 
@@ -245,7 +245,9 @@ impl Flags {
     /// Refuses a command of which a part is unknown that could hold its degrees.
     pub(super) fn knows_degrees(&self) -> Read<()> {
         let degrees = ["--tensor-model-parallel-size", "--pipeline-model-parallel-size"];
-        match self.left_out.or(self.behind_switches.first().copied()) {
+        let whole = |values: &Vec<String>| values.iter().any(|value| shown(value) == "$…");
+        let again = self.earlier.iter().find(|(_, (values, _))| whole(values)).map(|(_, (_, line))| *line);
+        match self.left_out.or(self.behind_switches.first().copied()).or(again) {
             Some(line) if !degrees.iter().any(|name| self.given.contains_key(*name)) => {
                 let text = "part of the command is known only when the script runs, and the degrees of parallelism may be \
                             in it";
@@ -306,6 +308,13 @@ impl Flags {
     /// A switch.
     pub(super) fn on(&mut self, name: &str) -> bool {
         let taken = self.take(name);
+        let earlier = self.earlier.iter().filter(|(earlier, _)| earlier == name);
+        for (values, line) in earlier.map(|(_, given)| given) {
+            if let Some(value) = values.first().filter(|value| !is_unknown(value)) {
+                let text = format!("{name} takes no value, found `{}`", one_line(value));
+                self.spare.get_or_insert_with(|| ImportError::new(*line, text));
+            }
+        }
         let Some((values, line)) = &taken else { return false };
         if values.iter().any(|value| shown(value) == "$…") {
             self.behind_switches.push(*line);
@@ -359,6 +368,7 @@ impl Flags {
                 [text] if is_unknown(text) => {}
                 [text] => drop(read(text, *line)?),
                 [] => return Err(ImportError::new(*line, format!("{name} has no value"))),
+                values if values.iter().any(|value| is_unknown(value)) => {}
                 values => {
                     let text = format!("{name} takes one value, found `{}`", one_line(&values.join(" ")));
                     return Err(ImportError::new(*line, text));

@@ -285,6 +285,7 @@ fn of_flags(
     for line in &f.behind_switches {
         assumed.push(left_out_note(*line));
     }
+    // By now it is known behind which flags that take no value something unknown stands.
     f.knows_degrees()?;
     let mut unknown: Vec<(usize, String)> = f
         .map

@@ -79,9 +79,15 @@ pub(super) fn trains(launch: &Launch) -> Result<(), ImportError> {
             return Err(ImportError::new(script.line, text));
         }
     }
-    for word in &launch.arguments {
-        let name = word.text.split('=').next().unwrap_or_default();
-        if let Some((_, what)) = OTHER_FLAGS.iter().find(|(flag, _)| *flag == name) {
+    for (at, word) in launch.arguments.iter().enumerate() {
+        let (name, glued) = match word.text.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (word.text.as_str(), None),
+        };
+        let value = glued.or_else(|| launch.arguments.get(at + 1).map(|next| next.text.as_str()));
+        let other = OTHER_FLAGS.iter().find(|(flag, _)| *flag == name);
+        // Adapters of rank 0 are none.
+        if let Some((_, what)) = other.filter(|(_, what)| *what != ADAPTERS || value != Some("0")) {
             return Err(ImportError::new(word.line, format!("{name}: {what}")));
         }
     }

@@ -204,6 +204,9 @@ pub(super) enum Command {
 const LAYER_PATTERNS: [&str; 3] =
     ["--pipeline-model-parallel-layout", "--hybrid-layer-pattern", "--hybrid-override-pattern"];
 
+/// What stands in such values.
+const LAYERS: &str = "EtmLMDG*+-,/|()0123456789";
+
 /// Deepest nesting of commands: beyond it a script is refused rather than the stack risked.
 const DEEPEST: u32 = 64;
 
@@ -510,8 +513,14 @@ impl Parser {
         let blank = |c: Option<&char>| c.is_none_or(|c| c.is_whitespace());
         let glued = !blank(self.at.checked_sub(1).and_then(|at| self.chars.get(at)))
             && !blank(self.chars.get(self.at + 1));
-        let Some(Command::Simple { words, .. }) = command.filter(|_| glued) else { return Ok(()) };
+        let Some(Command::Simple { words, streams }) = command.filter(|_| glued) else { return Ok(()) };
         let plain = |word: &Raw| word.bare().unwrap_or_default();
+        // A whole value may well be piped, and other programs have other names.
+        let mut piped = self.chars[self.at + 1..].iter().take_while(|c| !c.is_whitespace());
+        let quoted = words.last().is_none_or(|word| word.bare().is_none());
+        if quoted || *streams != Streams::default() || !piped.all(|&c| LAYERS.contains(c)) {
+            return Ok(());
+        }
         let flag = words.iter().rev().take(2).map(plain);
         let flag = flag
             .filter_map(|word| LAYER_PATTERNS.into_iter().find(|flag| word.split('=').next() == Some(flag)));
@@ -868,7 +877,9 @@ impl Parser {
                     self.at += 2;
                     return self.function(words[0].plain().unwrap_or_default());
                 }
-                (Some('('), _) if !words.is_empty() => {
+                (Some('('), _)
+                    if words.last().and_then(Raw::bare).is_some_and(|word| word.starts_with("--")) =>
+                {
                     let text = "unexpected `(` among the words of a command: quote the word that it begins";
                     return self.error(text);
                 }

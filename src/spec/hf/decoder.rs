@@ -317,7 +317,7 @@ impl Decoder {
             predict(fields, &mut draft)?;
         }
         fields.harmless(self.harmless);
-        fields.beside(self.beside);
+        fields.beside(self.beside)?;
         fields.off(self.off)?;
         fields.on(self.on)?;
         self.zero.iter().try_for_each(|name| fields.only(name, "0", |value| *value == Value::Whole(0)))?;

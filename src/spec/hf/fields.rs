@@ -565,24 +565,29 @@ impl<'a> Fields<'a> {
     }
 
     /// Fields that change what is computed and neither time nor memory, unless they have their usual value.
-    pub fn beside(&self, usual: &[(&'static str, Value)]) {
+    pub fn beside(&self, usual: &[(&'static str, Value)]) -> Read<()> {
+        let number = |value: &Value| match value {
+            Value::Whole(n) => Some(*n as f64),
+            Value::Number(n) => Some(*n),
+            _ => None,
+        };
         for (name, usual) in usual {
-            self.harmless(&[name]);
-            let field = self.object.fields.iter().find(|field| field.name == *name);
-            let number = |value: &Value| match value {
-                Value::Whole(n) => Some(*n as f64),
-                Value::Number(n) => Some(*n),
-                _ => None,
+            let Some(field) = self.find(name)? else { continue };
+            let value = &field.node.value;
+            let (same, expected) = match (value, usual) {
+                (Value::Null, _) => continue,
+                (Value::Flag(_), Value::Flag(_)) => (value == usual, None),
+                (_, Value::Flag(_)) => (false, Some("true or false")),
+                _ => (number(value) == number(usual), number(value).is_none().then_some("a number")),
             };
-            let other = |value: &&Value| {
-                **value != Value::Null
-                    && *value != usual
-                    && number(value).is_none_or(|n| Some(n) != number(usual))
-            };
-            if let Some(value) = field.map(|field| &field.node.value).filter(other) {
-                self.unstated.borrow_mut().push(format!("{name} {}", value.describe()));
+            if let Some(expected) = expected {
+                return Err(self.invalid(field, format!("expected {expected}, found {}", value.describe())));
+            }
+            if !same {
+                self.leaves(&format!("{name} {}", value.describe()));
             }
         }
+        Ok(())
     }
 
     /// Names of fields that nobody asked for.

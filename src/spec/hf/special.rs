@@ -94,7 +94,7 @@ const GPT2_HARMLESS: &[&str] = &[
 fn gpt2(fields: &Fields) -> Read<Draft> {
     let s = gpt_sizes(fields, 50_257, 768, 12, 12)?;
     fields.harmless(GPT2_HARMLESS);
-    fields.beside(GPT2_BESIDE);
+    fields.beside(GPT2_BESIDE)?;
     let head_dim = derived_head_dim(fields, "n_head", s.hidden, s.heads)?;
     gpt2_like(fields, &s, plain(s.heads, s.heads, head_dim, true, true), "gelu_new")
 }
@@ -102,7 +102,7 @@ fn gpt2(fields: &Fields) -> Read<Draft> {
 fn gpt_bigcode(fields: &Fields) -> Read<Draft> {
     let s = gpt_sizes(fields, 50_257, 768, 12, 12)?;
     fields.harmless(GPT2_HARMLESS);
-    fields.beside(GPT2_BESIDE);
+    fields.beside(GPT2_BESIDE)?;
     fields.harmless(&[
         "attention_softmax_in_fp32",
         "scale_attention_softmax_in_fp32",
@@ -142,7 +142,7 @@ fn gpt2_like(fields: &Fields, s: &Sizes, attention: Attention, activation: &str)
 fn gptj(fields: &Fields) -> Read<Draft> {
     let s = gpt_sizes(fields, 50_400, 4096, 28, 16)?;
     fields.harmless(GPT2_HARMLESS);
-    fields.beside(GPT2_BESIDE);
+    fields.beside(GPT2_BESIDE)?;
     fields.harmless(&["rotary"]);
     let head_dim = derived_head_dim(fields, "n_head", s.hidden, s.heads)?;
     let width = fields.optional("n_inner")?.unwrap_or(4 * s.hidden);
@@ -180,7 +180,7 @@ fn gpt_neo(fields: &Fields) -> Read<Draft> {
     };
     fields.harmless(&["attention_types", "attention_layers", "embed_dropout", "gpt_neo"]);
     fields.harmless(GPT2_HARMLESS);
-    fields.beside(GPT2_BESIDE);
+    fields.beside(GPT2_BESIDE)?;
     if local.len() as u64 != layers {
         return Err(fields.wrong(
             "attention_types",
@@ -973,7 +973,7 @@ fn granite_hybrid(fields: &Fields) -> Read<Draft> {
         let message = format!("{} words for {} layers", order.len(), s.layers);
         return Err(fields.wrong("layer_types", message));
     }
-    fields.beside(MULTIPLIERS);
+    fields.beside(MULTIPLIERS)?;
     let mut draft = Draft::new(s.hidden, s.vocabulary);
     draft.norm_epsilon = fields.epsilon("rms_norm_eps", 1e-6)?;
     let rope = fields.rope(10_000.0, 1.0, attention.head_dim)?;

@@ -172,7 +172,8 @@ if __name__ == "__main__":
 
 /// Whom the files are written for.
 fn written_for(request: &ExportRequest, shape: &Shape) -> WrittenFor {
-    WrittenFor::new(WRITTEN_FOR, request.model, scaled_positions(request.model, shape).is_some())
+    let scaled = scaled_positions(request.model, shape).is_some();
+    WrittenFor::new(WRITTEN_FOR, request.model, scaled).leaving(shape.added())
 }
 
 /// Keyword arguments of the way in which positions are scaled; none where the provider has no such way

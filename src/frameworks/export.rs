@@ -61,6 +61,13 @@ impl WrittenFor {
         Self { software, open }
     }
 
+    /// The same, with something else that is left open.
+    #[must_use]
+    pub fn leaving(mut self, what: Option<&str>) -> Self {
+        self.open.extend(what.map(str::to_owned));
+        self
+    }
+
     /// Files beside a model that somebody else builds.
     #[must_use]
     pub fn without_model(software: &'static str) -> Self {

@@ -273,6 +273,17 @@ fn numbers_of_the_model_are_written_or_named_as_open() {
         assert_eq!(open(&text).as_deref(), Some(&*format!("{left}{defaults}")), "{target} {name}");
         assert!(!text.contains("--use-rope-scaling") && !text.contains("--rotary-scaling-factor"), "{text}");
     }
+    for target in [Target::Megatron, Target::Bridge] {
+        let open = open(&text(target, "deepseek-v2-lite")).unwrap_or_default();
+        assert!(open.contains("a norm of the queries, which the model does not have"), "{target}: {open}");
+    }
+    let mut model = model(shipped::Kind::Model.find("llama3.1-8b").unwrap().text);
+    model.unstated = vec!["residual_multiplier 0.22".to_owned()];
+    let plan = spread(fill(&job, |_| {}), &job, model.layer_count(), Recompute::None);
+    for target in [Target::Megatron, Target::Torchtitan] {
+        let files = write_unjudged(Destination::Framework(target), &model, &job, &plan);
+        assert!(files.iter().any(|file| file.text.contains("residual_multiplier 0.22")), "{target}");
+    }
 }
 
 /// What is written for Hugging Face models is read back as the same numbers.

@@ -88,7 +88,7 @@ pub fn arguments(request: &ExportRequest) -> Result<Arguments, Broken> {
     sections.retain(|s| !s.flags.is_empty());
     let entry = if shape.hybrid.is_some() { "pretrain_hybrid.py" } else { "pretrain_gpt.py" };
     let scaled = positions::write(request.model, &shape).is_some();
-    let written_for = WrittenFor::new(WRITTEN_FOR, request.model, scaled);
+    let written_for = WrittenFor::new(WRITTEN_FOR, request.model, scaled).leaving(shape.added());
     Ok(Arguments { environment: environment(request), entry, sections, written_for })
 }
 

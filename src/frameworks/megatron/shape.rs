@@ -48,6 +48,15 @@ fn common<T: PartialEq + Clone>(slot: &mut Option<T>, value: &T, text: &'static 
 }
 
 impl Shape {
+    /// What Megatron-Core makes of the model that it does not have: latent attention whose queries are not compressed
+    /// gets a norm before their projection (`core/models/gpt/gpt_layer_specs.py`), and without `--qk-layernorm` there
+    /// would be none of keys and values.
+    #[must_use]
+    pub fn added(&self) -> Option<&'static str> {
+        let plain = self.latent.as_ref().is_some_and(|latent| latent.q_lora_rank.is_none());
+        plain.then_some("a norm of the queries, which the model does not have")
+    }
+
     /// Reduces a model to Megatron's terms.
     ///
     /// # Errors

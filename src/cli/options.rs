@@ -55,7 +55,7 @@ pub(crate) struct JobArgs {
     /// recompute=none|selective:a+b|full:uniform:N|full:block:N, schedule=1f1b, offload=none|optimizer|any, and the
     /// flags sp, tp-overlap, dp-overlap, ep-overlap=on|off, cp-comm=ring|all-gather|all-to-all,
     /// dispatcher=all-gather|all-to-all|deepep|hybridep, graphs=none|attention|attention-router|full;
-    /// several values with |, as in tp=4|8. May be given several times.
+    /// several values with |, as in tp=4|8; several axes with commas, or in options of their own.
     #[arg(long, value_name = "AXIS=VALUE")]
     pub fix: Vec<String>,
     /// Largest tensor-parallel degree.

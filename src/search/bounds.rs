@@ -150,8 +150,7 @@ impl Search<'_> {
 
     /// Whether no schedule of the space splits backward passes: what floors hold for.
     fn looped(&self) -> bool {
-        let looped = |s: &Schedule| !s.splits_backward();
-        self.space.capabilities().schedules.iter().all(looped)
+        !self.space.capabilities().schedules.iter().any(|schedule| schedule.splits_backward())
     }
 
     /// The ways to recompute with which no layout of a group can take as little as `limit`.

@@ -312,7 +312,6 @@ impl Search<'_> {
         let TablesOf { cell, sharding, hop } = tables;
         let (p, last) = (layout.pipeline_parallel as usize, assignment.layers.len() - 1);
         if layout.schedule.splits_backward() {
-            // Other schedules split backward passes.
             let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
             return predict_with(self.cost, self.layers, plan, &tables, &mut scratch.simulator).step();
         }

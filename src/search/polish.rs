@@ -43,8 +43,7 @@ impl Search<'_> {
             layers: chunks.iter().map(|chunk| chunk.layers).collect(),
             recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
         };
-        let passes = 2 * u64::from(layout.chunk_count()) * u64::from(layout.gradient_accumulation_steps);
-        let mut left = PASSES / passes.max(1);
+        let mut left = PASSES / balancing.problem.pipeline.passes().max(1);
         let mut best: (Picos, Assignment, Option<Plan>) = (found.prediction.step(), own, None);
         // Where no move that the longest chain suggests helps, all are tried: several chains may be as long.
         let mut tries = Tries::Chain;

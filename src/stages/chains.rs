@@ -357,9 +357,8 @@ impl<'a> Search<'a> {
         rows.extend(self.chains.iter().map(|chain| row(chain, ceiling)));
         let memory = programme.memory().into_iter().map(|row| programme.by_layer(row));
         rows.extend(memory.map(|(most, each)| walk::Row { most: most + BYTE_SLACK, each, lowers: false }));
-        let passes = 2 * problem.chunks() as u64 * problem.pipeline.micro_batches;
         // Simulated once, and once more for its chain.
-        let each = (2 * passes / PASSES_PER_STEP).max(32);
+        let each = (2 * problem.pipeline.passes() / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
         let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
             let least = programme.passes_of(split);

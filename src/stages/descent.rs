@@ -85,13 +85,7 @@ pub(super) fn descend(
 
 /// How many moves can be tried.
 fn moves(problem: &Problem) -> u64 {
-    PASSES / passes(problem).max(1)
-}
-
-/// What one simulation counts.
-fn passes(problem: &Problem) -> u64 {
-    let each = if problem.pipeline.split_backward { 3 } else { 2 };
-    each * problem.chunks() as u64 * problem.pipeline.micro_batches
+    PASSES / problem.pipeline.passes().max(1)
 }
 
 /// The `most` most promising moves of one layer from a chunk to another, of those that are `legal` and could shorten a
@@ -150,7 +144,7 @@ impl<'a> Passes<'a> {
         let mut trial = best.clone();
         // A chain takes about as long as two simulations, and all pairs of chunks are looked at.
         let chunks = best.len() as u64;
-        let look = 2 + chunks * chunks / (4 * passes(problem)).max(1);
+        let look = 2 + chunks * chunks / (4 * problem.pipeline.passes()).max(1);
         while left > 0 {
             left = left.saturating_sub(look);
             let from = &best;

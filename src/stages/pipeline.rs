@@ -119,6 +119,13 @@ impl Pipeline {
         Self { schedule: Some(shape.schedule), ..pipeline }
     }
 
+    /// Passes of a step on all chunks together.
+    #[must_use]
+    pub fn passes(&self) -> u64 {
+        let each = if self.split_backward { 3 } else { 2 };
+        each * self.rank_of_chunk.len() as u64 * self.micro_batches
+    }
+
     /// One forward, one backward; also one stage alone.
     #[must_use]
     pub fn one_f_one_b(ranks: u32, micro_batches: u64) -> Self {

@@ -1043,6 +1043,7 @@ fn what_may_be_missing_is_said_or_refused() {
         ),
         (format!("MB=1\n[ -f x ] && MB=4\n{start} {COMMAND}\n"), "line 2: whether MB is set"),
         (format!("{start} {COMMAND} --attention-backend unfused\n"), "predicted with fused attention"),
+        (format!("{start} {COMMAND} --grad-reduce-in-bf16\n"), "predicted with gradients of 32 bits"),
         (format!("{start} {COMMAND} \\\n"), "line 1: the text ends in a continuation line"),
     ] {
         let imported = import_given(&text, given).unwrap_or_else(|error| panic!("{error}\n{text}"));

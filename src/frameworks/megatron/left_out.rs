@@ -41,7 +41,7 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
         }
     }
     for (flag, what) in SWITCHES {
-        if f.on(flag) {
+        if f.given.contains_key(*flag) {
             assumed.push(format!("{flag}: {what}"));
         }
     }

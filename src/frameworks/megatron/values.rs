@@ -17,7 +17,8 @@ const SWITCHES: &str = "
     --deterministic-mode --disable-bf16-reduced-precision-matmul --dist-ckpt-optim-fully-reshardable
     --dist-ckpt-save-pre-mcore-014 --distribute-saved-activations --eod-mask-loss
     --exit-on-missing-checkpoint --exit-signal-handler --exit-signal-handler-for-dataloader
-    --exit-signal-handler-for-training --finetune --init-method-xavier-uniform
+    --exit-signal-handler-for-training --finetune --fp8-param-gather --grad-reduce-in-bf16
+    --init-method-xavier-uniform
     --init-model-with-meta-device --is-hybrid-model --load-main-params-from-ckpt
     --log-device-memory-used --log-energy --log-max-attention-logit --log-memory-to-tensorboard
     --log-num-zeros-in-grad --log-params-norm --log-progress --log-straggler --log-throughput

@@ -58,6 +58,9 @@ fn experts_of_the_deepspeed_fork_are_read() {
     assert_eq!((layout.tensor_parallel, layout.dispatcher), (4, Some(Dispatcher::AllToAll)));
     assert_eq!(imported.unknown, []);
     assert!(!imported.assumed.iter().any(|note| note.contains("refuses")), "{:?}", imported.assumed);
+    // A switch in Megatron-LM; here it takes a value.
+    let profiled = read(" --profile pt").unwrap();
+    assert!(profiled.assumed.iter().any(|note| note.contains("--profile: what profiling costs")));
 
     let (layers, moe) = experts(&read(" --expert-interval 4 --topk 2 --mlp-type residual").unwrap());
     assert_eq!(layers, [4, 8, 12, 16, 20, 24, 28, 32]);

@@ -9,7 +9,8 @@
 //! * [`dp`]: what the search calls: exact for one chunk per rank, in microseconds; for several chunks
 //!   a short list of good splits.
 //! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
-//! * `chains`: what every split over several chunks per rank takes at least, with proof.
+//! * `chains`: what every split takes at least, with proof, several chunks per rank or with traffic at both ends of
+//!   the step (`ends`).
 //! * `descent`: a fast split found by simulation; `walk`: every split that no chain rules out.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
@@ -21,6 +22,8 @@ pub mod chains;
 mod chunked;
 mod descent;
 pub mod dp;
+#[cfg(feature = "milp")]
+mod ends;
 pub mod layout;
 mod loads;
 #[cfg(feature = "milp")]
@@ -141,8 +144,8 @@ pub struct Fixed {
     pub optional: bool,
 }
 
-/// Time after the last backward pass of the first rank: its data-parallel reduction as far as it stays
-/// exposed, as the largest of lines over the layers of that rank (and zero).
+/// Time before the first or after the last pass of a rank: its data-parallel traffic as far as it stays exposed, as
+/// the largest of lines over the layers of that rank (and zero).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tail {
     /// The lines.
@@ -168,6 +171,27 @@ impl Tail {
         };
         self.lines.iter().map(line).max().unwrap_or(0)
     }
+
+    /// One that is both of a rank, one after the other.
+    #[must_use]
+    pub fn plus(&self, other: &Self) -> Self {
+        let sum = |a: &Line, b: &Line| Line {
+            constant: a.constant + b.constant,
+            per_layer: a.per_layer.iter().zip(&b.per_layer).map(|(a, b)| a + b).collect(),
+        };
+        let sum = &sum;
+        let lines = self.lines.iter().flat_map(|a| other.lines.iter().map(move |b| sum(a, b)));
+        Self { lines: lines.collect() }
+    }
+}
+
+/// Data-parallel traffic at both ends of a step that the passes of its own rank do not hide.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Ends {
+    /// By rank: weights gathered before its first pass, counted from the beginning of the step.
+    pub gathers: Vec<Tail>,
+    /// By rank: gradients reduced after its last pass.
+    pub reduces: Vec<Tail>,
 }
 
 /// What is to be balanced.

@@ -97,13 +97,15 @@ pub struct Chain {
     pub weight: Vec<i64>,
     /// How often the latency between ranks is paid.
     pub hops: u64,
+    /// The rank that its last pass ends.
+    pub end: u32,
 }
 
 impl Chain {
     /// A chain of no passes through so many chunks.
     #[must_use]
     pub fn none(chunks: usize) -> Self {
-        Self { forward: vec![0; chunks], backward: vec![0; chunks], weight: vec![0; chunks], hops: 0 }
+        Self { forward: vec![0; chunks], backward: vec![0; chunks], weight: vec![0; chunks], hops: 0, end: 0 }
     }
 
     /// What it takes.
@@ -600,19 +602,19 @@ impl Simulator {
     }
 
     /// The chain that takes as long as the schedule itself: of the interleaved schedule of several chunks per rank, or
-    /// of one that splits backward passes.
-    pub fn longest_chain(&mut self, shape: Shape, load: Load<'_>) -> Chain {
+    /// of one that splits backward passes. Where something comes `after` the last pass of a rank (nothing on ranks
+    /// beyond its length), that counts for where the schedule ends, and not for the chain.
+    pub fn longest_chain(&mut self, shape: Shape, load: Load<'_>, after: &[Picos]) -> Chain {
         if shape.schedule.splits_backward() {
-            return self.longest_listed_chain(shape, load);
+            return self.longest_listed_chain(shape, load, after);
         }
         let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
         self.follow(shape, load, u64::MAX, true);
-        let makespan = self.ends.iter().copied().max().unwrap_or_default();
         let (total, last, group) = (m * v, p - 1, shape.group() as usize);
-        let mut chain = Chain::none(p * v);
-        let Some(mut r) = self.ends.iter().position(|&end| end == makespan) else { return chain };
+        let mut r = self.last_rank(after);
+        let mut chain = Chain { end: r as u32, ..Chain::none(p * v) };
         // Forward and backward passes of rank `r` up to the pass that is looked at, and when it ends.
-        let (mut forwards, mut backwards, mut end) = (total, total, makespan.0);
+        let (mut forwards, mut backwards, mut end) = (total, total, self.ends[r].0);
         let warm = |r: usize| (2 * (last - r) + (v - 1) * group + 1).min(total);
         while forwards + backwards > 0 {
             let is_forward = backwards == 0 || forwards == warm(r) + backwards;
@@ -666,14 +668,19 @@ impl Simulator {
         chain
     }
 
+    /// The first of the ranks that end last, with what comes after their passes.
+    fn last_rank(&self, after: &[Picos]) -> usize {
+        let end = |r: usize| self.ends[r] + after.get(r).copied().unwrap_or_default();
+        (0..self.ends.len()).rev().max_by_key(|&r| end(r)).unwrap_or(0)
+    }
+
     /// [`Simulator::longest_chain`] of the lists of [`zero_bubble_lists`].
-    fn longest_listed_chain(&mut self, shape: Shape, load: Load<'_>) -> Chain {
+    fn longest_listed_chain(&mut self, shape: Shape, load: Load<'_>, after: &[Picos]) -> Chain {
         let m = shape.micro_batches as usize;
         let n = (shape.ranks * shape.virtual_stages) as usize;
         self.follow(shape, load, u64::MAX, true);
-        let mut chain = Chain::none(n);
-        let makespan = self.ends.iter().copied().max().unwrap_or_default();
-        let Some(mut r) = self.ends.iter().position(|&end| end == makespan) else { return chain };
+        let mut r = self.last_rank(after);
+        let mut chain = Chain { end: r as u32, ..Chain::none(n) };
         // Places of forward passes and of backward passes for inputs in the lists of their ranks.
         let mut places = vec![[0_u32; 2]; n * m];
         for list in &self.lists {
@@ -681,7 +688,7 @@ impl Simulator {
                 places[k as usize * m + j as usize][usize::from(pass == Pass::Input)] = at as u32;
             }
         }
-        let (mut end, mut left) = (makespan.0, self.lists[r].len());
+        let (mut end, mut left) = (self.ends[r].0, self.lists[r].len());
         while left > 0 {
             let (pass, k, j) = self.lists[r][left - 1];
             let (k, j) = (k as usize, j as usize);
@@ -1101,11 +1108,17 @@ mod tests {
             let (f, b) = (picos(&times[..n]), picos(&times[50..50 + n]));
             let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(x) };
             let mut simulator = Simulator::default();
-            let chain = simulator.longest_chain(shape, load);
+            let chain = simulator.longest_chain(shape, load, &[]);
             prop_assert_eq!(chain.length(load), simulator.run(shape, load));
+            let after = picos(&times[40..40 + p as usize]);
+            let longest = simulator.longest_chain(shape, load, &after);
+            let last = simulator.ends.iter().zip(&after).map(|(end, after)| *end + *after).max();
+            let end = longest.end as usize;
+            prop_assert_eq!(Some(longest.length(load) + after[end]), last);
             let (f, b) = (picos(&other[..n]), picos(&other[50..50 + n]));
             let load = Load { forward: &f, backward: &b, weight: &b, hop: Picos(x) };
             prop_assert!(chain.length(load) <= simulator.run(shape, load));
+            prop_assert!(longest.length(load) <= simulator.ends[end]);
         }
 
         #[test]
@@ -1127,11 +1140,19 @@ mod tests {
                 let makespan = simulator.run(shape, load);
                 match &chain {
                     None => {
-                        let longest = simulator.longest_chain(shape, load);
+                        let longest = simulator.longest_chain(shape, load, &[]);
                         prop_assert_eq!(longest.length(load), makespan);
-                        chain = Some(longest);
+                        // Whatever rank it ends on.
+                        let end = times[0] as usize % p as usize;
+                        let after: Vec<Picos> = (0..=end).map(|r| Picos(u64::from(r == end) << 40)).collect();
+                        let to_end = simulator.longest_chain(shape, load, &after);
+                        prop_assert_eq!((to_end.end as usize, to_end.length(load)), (end, simulator.ends[end]));
+                        chain = Some((longest, to_end));
                     }
-                    Some(chain) => prop_assert!(chain.length(load) <= makespan),
+                    Some((longest, to_end)) => {
+                        prop_assert!(longest.length(load) <= makespan);
+                        prop_assert!(to_end.length(load) <= simulator.ends[to_end.end as usize]);
+                    }
                 }
             }
         }

@@ -16,7 +16,8 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{
-    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Way, Weights,
+    self, Block, Choice, Ends, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Way,
+    Weights,
 };
 use crate::units::{Bytes, Picos};
 
@@ -484,59 +485,67 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
     f
 }
 
-/// What the data-parallel traffic of the first rank adds to every step of a balancing problem, at least: its gather
-/// before its first pass, which starts the step, and its reduction after its last, which ends it. Recomputation, which
-/// hides more of the reduction, is that of `ways` at most. None where the first rank does not end the step.
+/// What the data-parallel traffic of every rank takes at least at both ends of every step of a balancing problem.
+/// Recomputation, which hides more of the reduction, is that of `ways` at most.
 #[must_use]
-pub fn first_rank_tail(
+pub fn ends(
     layout: &Layout,
     problem: &Problem,
     TablesOf { cell, sharding, .. }: TablesOf<'_>,
     ways: &[Way],
-) -> Option<Tail> {
-    if layout.schedule.splits_backward() {
-        return None;
-    }
+) -> Ends {
     let modes: Vec<usize> = ways.iter().flat_map(|&way| problem.modes_of(way)).collect();
     let extra = |q: usize| modes.iter().map(|&mode| problem.modes[mode].extra[q]).max().unwrap_or_default();
-    // Forward and backward passes beside layers, and of a layer of each kind: no shorter than what hides traffic.
-    let own = || problem.pipeline.orders[0].chunks.iter().map(|&k| &problem.fixed[k as usize]);
-    let beside = [own().map(|f| f.forward).sum(), own().map(|f| f.backward).sum()];
     let layer = |(q, kind): (usize, &Kind)| [kind.forward, kind.backward + extra(q)];
     let layers: Vec<[Picos; 2]> = problem.kinds.iter().enumerate().map(layer).collect();
-    let mut ends = cell.embedding.parameters;
-    if layout.pipeline_parallel == 1 {
-        ends = ends.plus(&cell.head.parameters, 1);
-    }
+    let last = problem.chunks() - 1;
     let (floor, hidden) = (sharding.exposed_floor, sharding.hidden_share);
-    let lines = |of: fn(&OncePerStep) -> Picos, latency: Picos, (floor, hidden): (f64, f64), pass: usize| {
+    let tail = |rank: usize, of: fn(&OncePerStep) -> Picos, pass: usize| {
+        let (latency, floor, hidden) = if pass == 0 {
+            (sharding.latency.1, floor.1, hidden.1)
+        } else {
+            (sharding.latency.0, floor.0, hidden.0)
+        };
+        let own = || problem.pipeline.orders[rank].chunks.iter().map(|&k| k as usize);
+        let mut ends = LocalParameters::default();
+        if own().any(|k| k == 0) {
+            ends = ends.plus(&cell.embedding.parameters, 1);
+        }
+        if own().any(|k| k == last) {
+            ends = ends.plus(&cell.head.parameters, 1);
+            if layout.rank_of_chunk(0) as usize != rank {
+                ends = ends.plus(&cell.tied_copy, 1);
+            }
+        }
+        // Forward or backward passes beside layers, and of a layer of each kind: no shorter than what hides traffic.
+        let fixed = own().map(|k| &problem.fixed[k]);
+        let beside = fixed.map(|fixed| if pass == 0 { fixed.forward } else { fixed.backward }).sum();
         let traffic = |parameters: &LocalParameters| of(&once_per_step(sharding, parameters));
+        let any_layer = own().any(|k| problem.least(k) > 0)
+            && cell.layers.iter().all(|layer| traffic(&layer.parameters) > Picos::ZERO);
+        let certain = any_layer || traffic(&ends) > Picos::ZERO;
         // What stays exposed is the larger of a share of the traffic and of what is left behind a window.
         let shares = [(floor + sharding.interference, 0.0), (1.0 + sharding.interference, hidden)];
         let line = |(share, hidden): (f64, f64)| {
             // Without latency, which is paid once; a picosecond each for rounding.
-            let least = |parameters: &LocalParameters, window: [Picos; 2]| {
+            let least = |parameters: &LocalParameters, window: Picos| {
                 let all = traffic(parameters).saturating_sub(latency).saturating_sub(Picos(1));
-                (all.0 as f64 * share - window[pass].0 as f64 * hidden).floor() as i64 - 1
+                (all.0 as f64 * share - window.0 as f64 * hidden).floor() as i64 - 1
             };
-            let once = if traffic(&ends) > Picos::ZERO { latency.scale(share).0 as i64 } else { 0 };
+            let once = if certain { latency.scale(share).0 as i64 } else { 0 };
             let layers = cell.layers.iter().zip(&layers);
             Line {
                 constant: once + least(&ends, beside),
-                per_layer: layers.map(|(layer, &window)| least(&layer.parameters, window)).collect(),
+                per_layer: layers.map(|(layer, window)| least(&layer.parameters, window[pass])).collect(),
             }
         };
-        if hidden > 0.0 { shares.map(line).to_vec() } else { vec![line((1.0, 0.0))] }
+        Tail { lines: if hidden > 0.0 { shares.map(line).to_vec() } else { vec![line((1.0, 0.0))] } }
     };
-    let reduces = lines(|once| once.reduce, sharding.latency.0, (floor.0, hidden.0), 1);
-    let gathers = lines(|once| once.gather, sharding.latency.1, (floor.1, hidden.1), 0);
-    let sum = |a: &Line, b: &Line| Line {
-        constant: a.constant + b.constant,
-        per_layer: a.per_layer.iter().zip(&b.per_layer).map(|(a, b)| a + b).collect(),
-    };
-    let sum = &sum;
-    let lines = reduces.iter().flat_map(|reduce| gathers.iter().map(move |gather| sum(reduce, gather)));
-    Some(Tail { lines: lines.collect() })
+    let ranks = 0..problem.pipeline.orders.len();
+    Ends {
+        gathers: ranks.clone().map(|rank| tail(rank, |once| once.gather, 0)).collect(),
+        reduces: ranks.map(|rank| tail(rank, |once| once.reduce, 1)).collect(),
+    }
 }
 
 /// Distinct weight shapes of a cell; dummy weight gradients are pooled by shape.

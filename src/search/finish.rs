@@ -5,13 +5,15 @@ use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
-use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, first_rank_tail};
+use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, ends};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
 use super::{Found, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Shape;
+#[cfg(feature = "milp")]
+use crate::cost::step::StepItem;
 use crate::cost::step::{predict, shape};
 use crate::plan::{Layout, Plan};
 #[cfg(feature = "milp")]
@@ -29,6 +31,10 @@ const TOLERATED: f64 = 0.049;
 /// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
 #[cfg(feature = "milp")]
 const MANY_CHUNKS: u32 = 64;
+
+/// Share of a step up to which data-parallel traffic outside of passes does not make certificates better.
+#[cfg(feature = "milp")]
+const LITTLE_TRAFFIC: f64 = 1e-3;
 
 /// Ranks of a pipeline with one chunk each up to which the integer programme takes a fraction of a second; beyond, about
 /// a second, and only the best plan is worth that.
@@ -109,10 +115,10 @@ impl Search<'_> {
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);
-        let tailed = || {
+        let traffic = || {
             let (mut relaxation, mut ways) = (Relaxation::default(), Vec::new());
             relaxation.ways(problem, floor.passes(settled.time), &mut ways);
-            Problem { tail: first_rank_tail(&layout, problem, tables, &ways), ..problem.clone() }
+            ends(&layout, problem, tables, &ways)
         };
         #[cfg(not(feature = "milp"))]
         let (shown, _) = (None, (verify, known));
@@ -129,7 +135,11 @@ impl Search<'_> {
             {
                 verified = self.verify(&layout, &balancing, chain, tables, &mut scratch);
             }
-            let tailed = tailed();
+            // The first rank is the last to end, unless weight gradients are left for then.
+            let ends = traffic();
+            let tail = || ends.gathers[0].plus(&ends.reduces[0]);
+            let tail = (!layout.schedule.splits_backward()).then(tail);
+            let tailed = Problem { tail, ..problem.clone() };
             if let Balanced::Found(chain) = scratch.balancer.solve(&tailed, SplitObjective::Chain, None) {
                 bound = bound.max(chain);
             }
@@ -139,12 +149,18 @@ impl Search<'_> {
             bound = [least, relaxed].into_iter().flatten().fold(bound, Picos::max);
         }
         #[cfg(feature = "milp")]
-        if layout.virtual_stages > 1 || layout.schedule.splits_backward() && layout.pipeline_parallel > 1 {
-            // Chains of passes say more than ranks do.
+        if layout.virtual_stages > 1
+            || layout.pipeline_parallel > 1
+                && (layout.schedule.splits_backward()
+                    || bound < floor.passes(settled.time.scale(1.0 / (1.0 + TOLERATED))))
+        {
+            // Chains of passes say more than ranks do, and know what all ranks gather and reduce.
             if let Some(best) = verify
                 && problem.check().is_ok()
             {
-                let tailed = tailed();
+                let exposed = [StepItem::WeightGather, StepItem::GradientReduction];
+                let exposed = exposed.iter().map(|&item| prediction.times.0[item as usize]).sum::<Picos>();
+                let ends = (exposed > settled.time.scale(LITTLE_TRAFFIC)).then(traffic);
                 let plan = settled.plan.chunks();
                 let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
                 let within = |share: f64| floor.passes(settled.time.scale(1.0 / (1.0 + share)));
@@ -152,6 +168,7 @@ impl Search<'_> {
                     shape: shape(&layout),
                     layers: &layers,
                     recompute: balancing.choice(plan[0].recompute),
+                    ends: ends.as_ref(),
                     passes: floor.passes(settled.time),
                     enough: within(if best || layout.chunk_count() <= MANY_CHUNKS {
                         CERTIFIED
@@ -160,7 +177,7 @@ impl Search<'_> {
                     }),
                     tolerable: within(TOLERATED),
                 };
-                let (least, shows) = chains::least_makespan(&tailed, judged, known);
+                let (least, shows) = chains::least_makespan(problem, judged, known);
                 bound = bound.max(least);
                 shown = Some(shows);
             }

@@ -101,6 +101,6 @@ fn moves(
     }
     let Evaluation { forward, backward, .. } = &scratch.evaluation;
     let load = Load { forward, backward, weight: backward, hop };
-    let chain = scratch.simulator.longest_chain(shape(layout), load);
+    let chain = scratch.simulator.longest_chain(shape(layout), load, &[]);
     shorter_chains(&chain, legal, TRIALS)
 }

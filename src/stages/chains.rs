@@ -1,5 +1,5 @@
-//! What every placement of layers takes at least, several chunks per rank or with split backward passes: the linear
-//! programme over the chains of passes of the schedule.
+//! What every placement of layers takes at least, several chunks per rank, with split backward passes or with traffic at
+//! both ends of the step ([`super::ends`]): the linear programme over the chains of passes of the schedule.
 //!
 //! A schedule of fixed lists takes as long as its longest chain of passes, and a chain's length is linear in the
 //! layers of the chunks. So the least makespan is the least `peak` that no chain exceeds. There are too many chains
@@ -19,9 +19,10 @@ use std::collections::HashSet;
 use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 
 use super::caps::{self, Caps};
+use super::ends::{Margins, Weights};
 use super::relax::Relaxation;
 use super::walk::{self, Shown, Walk};
-use super::{Assignment, Block, Choice, Evaluation, Problem, Way, evaluate};
+use super::{Assignment, Block, Choice, Ends, Evaluation, Problem, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
@@ -79,7 +80,9 @@ pub struct Judged<'a> {
     pub layers: &'a [u32],
     /// What all of them recompute.
     pub recompute: Choice,
-    /// Its passes, tail included: nothing above is of interest.
+    /// What ranks gather before their passes and reduce behind them, where that is to count.
+    pub ends: Option<&'a Ends>,
+    /// Its passes, with what comes before and behind them: nothing above is of interest.
     pub passes: Picos,
     /// From here on a bound need not be the highest.
     pub enough: Picos,
@@ -96,8 +99,8 @@ pub struct Known {
     reached: f64,
 }
 
-/// A time that no assignment of a problem goes below, tail included, and that is not above the judged one's; with what
-/// it shows of problems of the same shape.
+/// A time that no assignment of a problem goes below, with what comes before and behind its passes, and that is not above
+/// the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
 #[must_use]
 pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
     let mut ways = Vec::new();
@@ -141,17 +144,8 @@ pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Know
     (quick.max(search.least_of_all(&families, judged.tolerable)), known)
 }
 
-/// How much of the peak chains make up in the answer to a programme, and lines of the tail: no split is faster than
-/// chains are on average, whatever their weights (the programme's dual).
-#[derive(Debug, Clone)]
-struct Weights {
-    /// Of the first so many chains.
-    chains: Vec<f64>,
-    lines: Vec<f64>,
-}
-
-/// Forward passes, whole backward passes and weight gradients, by chunk.
-type Times = [Vec<f64>; 3];
+/// Forward passes, whole backward passes and weight gradients, by chunk; and reductions behind passes, by rank.
+type Times = [Vec<f64>; 4];
 
 /// Ways to recompute, each with what is known of it.
 type Family = Vec<(Picos, Way)>;
@@ -187,10 +181,13 @@ struct Search<'a> {
 
 impl<'a> Search<'a> {
     fn new(problem: &'a Problem, judged: Judged<'a>, known: Option<&Known>) -> Self {
-        let chains = known.map_or_else(|| listed(problem), |known| known.chains.clone());
+        let mut chains = known.map_or_else(|| listed(problem, false), |known| known.chains.clone());
         let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
         let started = known.is_some();
-        let known = chains.iter().cloned().collect();
+        let mut known: HashSet<Chain> = chains.iter().cloned().collect();
+        if judged.ends.is_some() && !problem.pipeline.split_backward {
+            chains.extend(listed(problem, true).into_iter().filter(|chain| known.insert(chain.clone())));
+        }
         Self {
             problem,
             judged,
@@ -219,7 +216,7 @@ impl<'a> Search<'a> {
         let Some(floor) = open.iter().map(|(floor, _)| *floor).min() else { return least };
         let ways: Vec<Way> = open.iter().map(|(_, way)| *way).collect();
         // Where nothing fits, nothing is below.
-        let bound = self.least(&Programme::new(self.problem, &ways), floor, enough);
+        let bound = self.least(&Programme::new(self.problem, self.judged, &ways), floor, enough);
         let bound = bound.map_or(least, |bound| bound.min(least));
         if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 {
             return bound;
@@ -241,7 +238,7 @@ impl<'a> Search<'a> {
         let many = programme.many();
         let rounds = if many && self.whole == 0 { FEW_ROUNDS } else { ROUNDS };
         if self.looks_for_chains() && !std::mem::replace(&mut self.started, true) {
-            let even = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+            let even = |times: &[f64]| times.iter().sum::<f64>() / times.len().max(1) as f64;
             self.look_along(&centre.clone().map(|times| vec![even(&times); times.len()]));
             self.look(&centre);
         }
@@ -344,10 +341,10 @@ impl<'a> Search<'a> {
             problem.fixed.iter().enumerate().map(|(k, fixed)| (problem.least(k), !fixed.closed)).collect();
         let unit = programme.time_unit;
         let mut lowest = ceiling;
-        let peak = |lowest: Picos| (lowest.saturating_sub(programme.least_tail())).0 as f64 / unit;
         let row = |chain: &Chain, lowest: Picos| {
-            let (most, each) = programme.by_layer(programme.row(chain));
-            walk::Row { most: most + peak(lowest), each, lowers: true }
+            let (most, each) = programme.by_layer(programme.sum(chain));
+            let longest = lowest.saturating_sub(programme.least_margin(chain.end));
+            walk::Row { most: most + longest.0 as f64 / unit, each, lowers: true }
         };
         let mut rows: Vec<walk::Row> = Vec::new();
         for weights in &self.weights {
@@ -362,7 +359,7 @@ impl<'a> Search<'a> {
         let Self { simulator, known, chains, steps, .. } = self;
         let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
             let least = programme.passes_of(split);
-            let [mut forward, mut backward, weight] =
+            let [mut forward, mut backward, weight, after] =
                 least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
             match programme.fit(split) {
                 Fit::Open => {}
@@ -370,7 +367,8 @@ impl<'a> Search<'a> {
                 Fit::As(known) => (forward, backward) = (known.forward, known.backward),
             }
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
-            let time = simulator.run(shape, load) + programme.tail_of(split);
+            let makespan = simulator.run(shape, load);
+            let time = programme.step_of(split, makespan, &simulator.starts, &simulator.ends);
             if time < lowest {
                 let by = (lowest - time).0 as f64 / unit;
                 lowest = time;
@@ -380,7 +378,7 @@ impl<'a> Search<'a> {
             if chains.len() >= MANY_CHAINS * problem.chunks() {
                 return Shown::Nothing;
             }
-            let chain = simulator.longest_chain(shape, load);
+            let chain = simulator.longest_chain(shape, load, &after);
             if !known.insert(chain.clone()) {
                 return Shown::Nothing;
             }
@@ -418,7 +416,7 @@ impl<'a> Search<'a> {
         }
         for chunk in 0..self.problem.chunks() {
             let mut times = times.clone();
-            times.iter_mut().for_each(|times| times[chunk] *= LONGER);
+            times[..3].iter_mut().for_each(|times| times[chunk] *= LONGER);
             self.look(&times);
         }
     }
@@ -433,7 +431,7 @@ impl<'a> Search<'a> {
                     .map(|(from, to)| from + share * (to - from))
                     .collect::<Vec<f64>>()
             };
-            self.look(&[between(0), between(1), between(2)]);
+            self.look(&[between(0), between(1), between(2), between(3)]);
         }
     }
 
@@ -445,10 +443,10 @@ impl<'a> Search<'a> {
 
     /// Adds the longest chain at some durations.
     fn look(&mut self, times: &Times) {
-        let [forward, backward, weight] =
+        let [forward, backward, weight, after] =
             times.each_ref().map(|times| times.iter().map(|&t| Picos(t.max(0.0) as u64)).collect::<Vec<_>>());
         let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: self.problem.hop };
-        let chain = self.simulator.longest_chain(self.judged.shape, load);
+        let chain = self.simulator.longest_chain(self.judged.shape, load, &after);
         if self.known.insert(chain.clone()) {
             self.chains.push(chain);
         }
@@ -456,8 +454,8 @@ impl<'a> Search<'a> {
 }
 
 /// The chains that a balancing problem has by rank: through its work, its first backward pass and its last forward
-/// pass ([`super::Pipeline::chain_and_bound`]).
-fn listed(problem: &Problem) -> Vec<Chain> {
+/// pass ([`super::Pipeline::chain_and_bound`]): to the end of the first rank, or `short` to that of the rank itself.
+fn listed(problem: &Problem, short: bool) -> Vec<Chain> {
     let pipeline = &*problem.pipeline;
     let (n, m) = (problem.chunks(), pipeline.micro_batches);
     let changes = |to: usize| {
@@ -472,12 +470,11 @@ fn listed(problem: &Problem) -> Vec<Chain> {
         order.chunks.iter().for_each(|&k| work.backward[k as usize] += m);
         work.hops = changes(first);
         if pipeline.split_backward {
-            list.push(work);
+            list.push(Chain { end: pipeline.rank_of_chunk[first], ..work });
             continue;
         }
         work.backward[..first].fill(1);
         work.hops *= 2;
-        list.push(work);
         let hops = 2 * changes(n - 1) - changes(last) + changes(first);
         let mut turn = Chain { forward: vec![1; n], hops, ..Chain::none(n) };
         turn.backward[last..].iter_mut().for_each(|n| *n += 1);
@@ -492,7 +489,15 @@ fn listed(problem: &Problem) -> Vec<Chain> {
                 chain.backward[k as usize] += weights.backward;
             }
         }
-        list.extend([turn, mirror]);
+        let mut own = [work, turn, mirror];
+        if short {
+            for chain in &mut own {
+                chain.backward[..first].iter_mut().for_each(|n| *n -= 1);
+                chain.hops -= changes(first);
+                chain.end = pipeline.rank_of_chunk[first];
+            }
+        }
+        list.extend(own);
     }
     list
 }
@@ -532,9 +537,9 @@ enum Fit {
 
 /// Layers that count as one sort: a run, or where order is given up all of a kind.
 #[derive(Debug, Clone, Copy)]
-struct Sort {
-    kind: usize,
-    count: u32,
+pub(super) struct Sort {
+    pub kind: usize,
+    pub count: u32,
     /// Passes of one layer, recomputed as little as the way allows, and its weight gradients.
     forward: f64,
     backward: f64,
@@ -546,19 +551,21 @@ struct Sort {
 }
 
 /// A row: a sum of columns that stays below a number.
-type Row = (f64, Vec<(usize, f64)>);
+pub(super) type Row = (f64, Vec<(usize, f64)>);
 
 /// The programme of a family of ways to recompute, without its chains. Columns are layers by chunk and sort, of these those
-/// recomputed wholly, then the peak, the tail and what else there is.
-struct Programme<'a> {
-    problem: &'a Problem,
-    sorts: Vec<Sort>,
+/// recomputed wholly, then the end of all passes and reductions, the wait for weights, ends and reductions of ranks
+/// ([`super::ends`]) and what else there is.
+pub(super) struct Programme<'a> {
+    pub problem: &'a Problem,
+    pub sorts: Vec<Sort>,
+    pub margins: Option<Margins<'a>>,
     block: bool,
     ordered: bool,
     /// Ways to recompute that it stands for.
     ways: Vec<Way>,
     /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
-    time_unit: f64,
+    pub time_unit: f64,
     byte_unit: f64,
     /// Transient of any layer, at least.
     transient: u64,
@@ -566,7 +573,7 @@ struct Programme<'a> {
 
 impl<'a> Programme<'a> {
     /// The programme of some ways to recompute: every layer as cheap as in any of them.
-    fn new(problem: &'a Problem, ways: &[Way]) -> Self {
+    fn new(problem: &'a Problem, judged: Judged<'a>, ways: &[Way]) -> Self {
         let block: Option<Block> = problem.block.filter(|_| ways == [Way::Block]);
         let modes: Vec<usize> = match block {
             Some(block) => vec![usize::from(block.rest)],
@@ -607,8 +614,9 @@ impl<'a> Programme<'a> {
         let transients = block.map(|block| usize::from(block.full)).into_iter().chain(modes.iter().copied());
         let transients = transients
             .flat_map(|mode| sorts.iter().map(move |sort| problem.modes[mode].transient[sort.kind].0));
-        Self {
+        let mut programme = Self {
             problem,
+            margins: None,
             block: block.is_some(),
             ordered,
             ways: ways.to_vec(),
@@ -616,11 +624,19 @@ impl<'a> Programme<'a> {
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
             transient: transients.min().unwrap_or(0),
             sorts,
+        };
+        if let Some(ends) = judged.ends {
+            let [forward, backward, ..] = programme.passes_of(judged.layers);
+            let counts = programme.by_rank(judged.layers);
+            let returns = !judged.shape.schedule.splits_backward();
+            let margins = Margins::new(ends, [&forward, &backward], problem.hop, &counts, returns);
+            programme.margins = Some(margins);
         }
+        programme
     }
 
     /// Column of the layers of a sort on a chunk.
-    fn layers(&self, chunk: usize, sort: usize) -> usize {
+    pub(super) fn layers(&self, chunk: usize, sort: usize) -> usize {
         chunk * self.sorts.len() + sort
     }
 
@@ -629,7 +645,8 @@ impl<'a> Programme<'a> {
         self.problem.chunks() * self.sorts.len() + self.layers(chunk, sort)
     }
 
-    fn peak(&self) -> usize {
+    /// Column of the end of all passes and reductions.
+    pub(super) fn flush(&self) -> usize {
         self.problem.chunks() * self.sorts.len() * if self.block { 2 } else { 1 }
     }
 
@@ -641,8 +658,9 @@ impl<'a> Programme<'a> {
         self.problem.chunks() > MANY_CHUNKS
     }
 
-    fn tail(&self) -> usize {
-        self.peak() + 1
+    /// Column of the wait for weights.
+    pub(super) fn wait(&self) -> usize {
+        self.flush() + 1
     }
 
     /// A value of the objective as a bound.
@@ -663,6 +681,10 @@ impl<'a> Programme<'a> {
                 own[2] += sort.weight;
             }
             times.iter_mut().zip(own).for_each(|(times, own)| times.push(own));
+        }
+        if self.margins.is_some() {
+            let counts = self.by_rank(layers);
+            times[3] = self.reductions(|rank, kind| f64::from(counts[rank][kind]));
         }
         times
     }
@@ -703,11 +725,25 @@ impl<'a> Programme<'a> {
             }
             times.iter_mut().zip(own).for_each(|(times, own)| times.push(own));
         }
+        let orders = &self.problem.pipeline.orders;
+        let layers =
+            |chunk: &u32, at: usize| values.get(self.layers(*chunk as usize, at)).copied().unwrap_or(0.0);
+        times[3] = self.reductions(|rank, kind| {
+            let sorts = self.sorts.iter().enumerate().filter(|(_, sort)| sort.kind == kind);
+            sorts.map(|(at, _)| orders[rank].chunks.iter().map(|k| layers(k, at)).sum::<f64>()).sum()
+        });
         times
     }
 
-    /// A chain is not longer than the peak.
+    /// A chain is over by the end of its rank.
     fn row(&self, chain: &Chain) -> Row {
+        let (most, mut terms) = self.sum(chain);
+        terms.push((self.end(chain.end as usize), -1.0));
+        (most, terms)
+    }
+
+    /// What a chain takes: a sum over layers, below a number less a constant.
+    pub(super) fn sum(&self, chain: &Chain) -> Row {
         let unit = self.time_unit;
         // What all chunks share counts for the whole model, which is the same for all splits.
         let shared = |counts: &[u64]| counts.iter().copied().min().unwrap_or(0);
@@ -736,11 +772,10 @@ impl<'a> Programme<'a> {
                 }
             }
         }
-        terms.push((self.peak(), -1.0));
         (-constant / unit, terms)
     }
 
-    /// The model with so many chains, its first rows; then come the lines of the tail.
+    /// The model with so many chains, its first rows; then come the margins.
     fn model(&self, chains: &[Chain], whole: Option<Whole>) -> Option<(Model, Vec<Col>)> {
         let problem = self.problem;
         let mut stated = RowProblem::default();
@@ -754,14 +789,11 @@ impl<'a> Programme<'a> {
                 }
             }
         }
-        // Peak and tail.
-        columns.push(stated.add_column(1.0, 0.0..));
-        columns.push(stated.add_column(1.0, 0.0..));
+        columns.extend([stated.add_column(1.0, 0.0..), stated.add_column(1.0, 0.0..)]);
+        let ends = self.margins.as_ref().map_or(0, Margins::columns);
+        columns.extend((0..ends).map(|_| stated.add_column(0.0, 0.0..)));
         let mut rows: Vec<Row> = chains.iter().map(|chain| self.row(chain)).collect();
-        rows.extend(self.lines().map(|(least, terms)| {
-            let exposed = terms.into_iter().chain([(self.tail(), -1.0)]);
-            (-least, exposed.collect())
-        }));
+        rows.extend(self.margins());
         rows.extend(self.memory());
         for (chunk, fixed) in problem.fixed.iter().enumerate() {
             let all = (0..self.sorts.len()).map(|at| (self.layers(chunk, at), -1.0)).collect();
@@ -788,7 +820,7 @@ impl<'a> Programme<'a> {
         }
         if let Some(Whole { ceiling, caps, .. }) = &whole {
             let most = ceiling.0 as f64 / self.time_unit;
-            stated.add_row(..=most, [(columns[self.peak()], 1.0), (columns[self.tail()], 1.0)]);
+            stated.add_row(..=most, [(columns[self.flush()], 1.0), (columns[self.wait()], 1.0)]);
             for (rank, order) in problem.pipeline.orders.iter().enumerate() {
                 for at in 0..self.sorts.len() {
                     let span = caps.of(rank)[at];
@@ -886,18 +918,6 @@ impl<'a> Programme<'a> {
         own.chain([(least, all)]).collect()
     }
 
-    /// Lines of the tail: what it takes at least, and what layers add to that.
-    fn lines(&self) -> impl Iterator<Item = Row> {
-        self.problem.tail.iter().flat_map(|tail| &tail.lines).map(move |line| {
-            let own = self.problem.pipeline.orders[0].chunks.iter().flat_map(|&chunk| {
-                self.sorts.iter().enumerate().map(move |(at, sort)| {
-                    (self.layers(chunk as usize, at), line.per_layer[sort.kind] as f64 / self.time_unit)
-                })
-            });
-            (line.constant as f64 / self.time_unit, own.collect())
-        })
-    }
-
     /// Sort of every layer.
     fn order(&self) -> Vec<u8> {
         let runs = self.problem.runs.iter().enumerate();
@@ -917,7 +937,7 @@ impl<'a> Programme<'a> {
         for (at, n) in terms {
             if at < layers {
                 each[at] += n;
-            } else if self.block && at < self.peak() {
+            } else if self.block && at < self.flush() {
                 // A layer that is recomputed wholly may count less.
                 each[at - layers] += n.min(0.0);
             }
@@ -925,44 +945,22 @@ impl<'a> Programme<'a> {
         (most, each)
     }
 
-    /// The least tail of any split.
-    fn least_tail(&self) -> Picos {
-        let lines = self.problem.tail.iter().flat_map(|tail| &tail.lines);
-        let least = lines.map(|line| {
-            let layers =
-                self.sorts.iter().map(|sort| i64::from(sort.count) * line.per_layer[sort.kind].min(0));
-            line.constant + layers.sum::<i64>()
-        });
-        Picos(least.max().and_then(|least| u64::try_from(least).ok()).unwrap_or(0))
+    /// Layers of each kind by rank.
+    fn by_rank(&self, split: &[u32]) -> Vec<Vec<u32>> {
+        let problem = self.problem;
+        let mut counts = vec![vec![0; problem.kinds.len()]; problem.pipeline.orders.len()];
+        let mut order = problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
+        for (&n, &rank) in split.iter().zip(&problem.pipeline.rank_of_chunk) {
+            order.by_ref().take(n as usize).for_each(|kind| counts[rank as usize][kind] += 1);
+        }
+        counts
     }
 
-    /// The tail of a split.
-    fn tail_of(&self, split: &[u32]) -> Picos {
-        let Some(tail) = &self.problem.tail else { return Picos::ZERO };
-        let mut counts = vec![0; self.problem.kinds.len()];
-        let mut order =
-            self.problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
-        for (chunk, &n) in split.iter().enumerate() {
-            for kind in order.by_ref().take(n as usize) {
-                counts[kind] += u32::from(self.problem.pipeline.rank_of_chunk[chunk] == 0);
-            }
-        }
-        Picos(tail.at(&counts))
-    }
-
-    /// What chains and lines weigh in an answer: of its rows' duals those of the `first` chains, of the lines, and of
-    /// chains stated later.
-    fn weights(&self, duals: &[f64], first: usize, later: &[f64]) -> Weights {
-        let shares = |duals: &mut dyn Iterator<Item = &f64>, all: bool| {
-            let weights: Vec<f64> = duals.map(|dual| dual.abs()).collect();
-            let sum: f64 = weights.iter().sum();
-            let unit = if all || sum > 1.0 { sum } else { 1.0 };
-            weights.into_iter().map(|weight| if unit > 0.0 { weight / unit } else { 0.0 }).collect()
-        };
-        Weights {
-            chains: shares(&mut duals[..first].iter().chain(later), true),
-            lines: shares(&mut duals[first..].iter().take(self.lines().count()), false),
-        }
+    /// What a split takes, with what comes before and behind its passes.
+    fn step_of(&self, split: &[u32], makespan: Picos, starts: &[Picos], ends: &[Picos]) -> Picos {
+        let Some(margins) = &self.margins else { return makespan };
+        let (wait, flush) = margins.of(&self.by_rank(split), starts, ends);
+        wait + flush
     }
 
     /// What chains of such weights take on average whatever the split, and what each layer adds by chunk and sort.
@@ -970,15 +968,12 @@ impl<'a> Programme<'a> {
         let problem = self.problem;
         let mut least = 0.0;
         let mut each = vec![0.0; problem.chunks() * self.sorts.len()];
-        let rows = chains.iter().map(|chain| {
-            let (most, terms) = self.row(chain);
-            (-most, terms)
-        });
-        let weighted = rows.zip(&weights.chains).chain(self.lines().zip(&weights.lines));
-        for ((constant, terms), weight) in weighted.filter(|(_, weight)| **weight > 0.0) {
-            least += weight * constant;
+        let rows = chains.iter().map(|chain| self.sum(chain)).zip(weights.chains.iter().copied());
+        let margins = self.margins().into_iter().zip(self.balanced(chains, weights));
+        for ((most, terms), weight) in rows.chain(margins).filter(|(_, weight)| *weight > 0.0) {
+            least -= weight * most;
             for (at, n) in terms {
-                // Columns beyond are layers recomputed wholly, perhaps none, and the peak.
+                // Columns beyond are layers recomputed wholly, perhaps none, and those that do not count.
                 if let Some(each) = each.get_mut(at) {
                     *each += weight * n;
                 }
@@ -1014,8 +1009,11 @@ impl<'a> Programme<'a> {
         let fewest = |chunks: &[u32]| chunks.iter().map(|&k| problem.least(k as usize)).sum();
         let counts = self.sorts.iter().map(|sort| sort.count).collect();
         let mut caps = Caps::new(counts, orders.iter().map(|order| fewest(order.chunks.as_slice())));
-        let peak = ceiling.0 as f64 / self.time_unit;
-        let chains = chains.iter().map(|chain| self.row(chain)).map(|(most, terms)| (most + peak, terms));
+        let chains = chains.iter().map(|chain| {
+            let (most, terms) = self.sum(chain);
+            let longest = ceiling.saturating_sub(self.least_margin(chain.end));
+            (most + longest.0 as f64 / self.time_unit, terms)
+        });
         let by_rank = |row: Row| {
             let (most, by_chunk) = self.by_layer(row);
             let mut each = Vec::with_capacity(orders.len() * self.sorts.len());

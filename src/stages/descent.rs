@@ -194,6 +194,6 @@ impl<'a> Passes<'a> {
         self.place(split);
         let Self { problem, shape, simulator, times: [forward, backward, weight], .. } = self;
         let load = Load { forward, backward, weight, hop: problem.hop };
-        simulator.longest_chain(*shape, load)
+        simulator.longest_chain(*shape, load, &[])
     }
 }

@@ -13,8 +13,8 @@ use autoplan::cost::schedule::{Load, Shape, Simulator};
 use autoplan::plan::Schedule;
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{
-    Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective, Outcome,
-    Pipeline, Problem, Run, Tail, Violation, evaluate,
+    Assignment, Balancer, Block, Choice, Ends, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective,
+    Outcome, Pipeline, Problem, Run, Tail, Violation, evaluate,
 };
 use autoplan::units::{Bytes, Picos};
 use oracle::Random;
@@ -240,6 +240,52 @@ fn dynamic_programme_equals_brute_force() {
 
 /// Simulated time of an assignment with its data-parallel tail.
 fn simulated(problem: &Problem, shape: Shape, split: &[u32], evaluation: &Evaluation) -> u64 {
+    let (simulator, makespan) = simulation(problem, shape, split, evaluation);
+    assert_eq!(simulator.ends.iter().map(|end| end.0).max(), Some(makespan));
+    makespan + evaluation.tail.0
+}
+
+/// What ranks gather before their passes holds up the step, and what they reduce behind them ends it.
+fn with_traffic(
+    problem: &Problem,
+    shape: Shape,
+    (split, evaluation): (&[u32], &Evaluation),
+    ends: &Ends,
+) -> u64 {
+    let (simulator, makespan) = simulation(problem, shape, split, evaluation);
+    let layers = problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
+    let chunks = split.iter().enumerate().flat_map(|(k, &n)| (0..n).map(move |_| shape.rank_of(k as u32)));
+    let placed: Vec<(u32, usize)> = chunks.zip(layers).collect();
+    let exposed = |tail: &Tail, rank: usize| {
+        let own = |line: &Line| -> i64 {
+            placed.iter().filter(|at| at.0 as usize == rank).map(|at| line.per_layer[at.1]).sum()
+        };
+        tail.lines.iter().map(|line| line.constant + own(line)).fold(0, i64::max) as u64
+    };
+    let ranks = || 0..shape.ranks as usize;
+    let wait = |r: usize| exposed(&ends.gathers[r], r).saturating_sub(simulator.starts[r].0);
+    let flush = |r: usize| exposed(&ends.reduces[r], r) + simulator.ends[r].0;
+    ranks().map(wait).max().unwrap() + ranks().map(flush).max().unwrap().max(makespan)
+}
+
+/// Some traffic of every rank, about as long as some layers' passes.
+fn traffic(random: &mut Random, problem: &Problem) -> Ends {
+    let most = 2 * problem.kinds.iter().map(|kind| kind.forward.0 + kind.backward.0).max().unwrap_or(1);
+    let mut tails = || {
+        let scale = random.within(0, 3) * most;
+        let mut number = || random.within(0, scale) as i64;
+        let mut line = |share: i64| Line {
+            constant: number() / share - number() / 4,
+            per_layer: problem.kinds.iter().map(|_| number() / share - number() / 8).collect(),
+        };
+        let mut tail = || Tail { lines: [1, 3].map(&mut line).to_vec() };
+        problem.pipeline.orders.iter().map(|_| tail()).collect()
+    };
+    Ends { gathers: tails(), reduces: tails() }
+}
+
+/// A simulation of the schedule, and its makespan.
+fn simulation(problem: &Problem, shape: Shape, split: &[u32], evaluation: &Evaluation) -> (Simulator, u64) {
     let mut layers = problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
     let chunks = problem.fixed.iter().zip(split);
     let weight = chunks.map(|(fixed, &n)| {
@@ -252,7 +298,9 @@ fn simulated(problem: &Problem, shape: Shape, split: &[u32], evaluation: &Evalua
         weight: &weight,
         hop: problem.hop,
     };
-    Simulator::default().run(shape, load).0 + evaluation.tail.0
+    let mut simulator = Simulator::default();
+    let makespan = simulator.run(shape, load).0;
+    (simulator, makespan)
 }
 
 /// Of ranks with one or two chunks, a schedule that splits backward passes.
@@ -282,6 +330,16 @@ fn chunks_of_split_passes(seed: u64) -> (Problem, Shape) {
     let (ranks, micro_batches) = (random.within(2, 4) as u32, random.within(1, 12) as u32);
     let shape = splitting(&mut random, ranks, micro_batches);
     let layers = random.within(6, 11) as u32;
+    (random_chunks(&mut random, shape, layers), shape)
+}
+
+/// The same of one chunk per rank.
+fn single_chunks(seed: u64) -> (Problem, Shape) {
+    let mut random = Random(seed ^ 0x51e1);
+    let (ranks, micro_batches) = (random.within(2, 5) as u32, random.within(1, 8) as u32);
+    let schedule = if random.chance(80) { Schedule::OneFOneB } else { Schedule::GPipe };
+    let shape = Shape { schedule, ranks, virtual_stages: 1, micro_batches };
+    let layers = random.within(u64::from(ranks), 12) as u32;
     (random_chunks(&mut random, shape, layers), shape)
 }
 
@@ -386,12 +444,6 @@ fn roomy_of(random: &mut Random, shape: Shape, varied: bool) -> Problem {
     if varied && random.chance(50) {
         runs = (0..layers).map(|at| Run { kind: (at % 2) as u8, count: 1 }).collect();
     }
-    let tail = (varied && random.chance(50)).then(|| Tail {
-        lines: vec![Line {
-            constant: us(head).0 as i64,
-            per_layer: vec![us(layer).0 as i64, us(other).0 as i64],
-        }],
-    });
     let no_mode = Mode {
         extra: [Picos::ZERO; 2].into_iter().collect(),
         kept: [Bytes::ZERO; 2].into_iter().collect(),
@@ -413,7 +465,7 @@ fn roomy_of(random: &mut Random, shape: Shape, varied: bool) -> Problem {
         limit: Bytes(1),
         hop,
         min_layers: 1,
-        tail,
+        tail: None,
     }
 }
 

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 
 use super::oracle::{self, Random};
 use super::{
-    chunks_of_split_passes, fastest_of_all, one_chunk_per_rank, random_problem, realistic, roomy,
-    roomy_of_split_passes, several_chunks, simulated,
+    chunks_of_split_passes, one_chunk_per_rank, random_problem, realistic, roomy, roomy_of_split_passes,
+    several_chunks, simulated, single_chunks, traffic, with_traffic,
 };
 
 /// Value by the integer programme; none if it proves that nothing fits.
@@ -98,6 +98,7 @@ fn nothing_is_faster_than_the_chains_say() {
                 shape,
                 layers: &assignment.layers,
                 recompute: assignment.recompute[0],
+                ends: None,
                 passes: Picos(passes),
                 enough: Picos(enough),
                 tolerable: Picos(tolerable),
@@ -133,18 +134,81 @@ fn nothing_is_faster_than_the_chains_say() {
     assert!(gaps.len() > 150 && fractions < 0.1 && whole < 0.5 * fractions, "{said}");
 }
 
+/// The same where ranks gather before their passes and reduce behind them.
+#[test]
+fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
+    let gaps: Vec<[f64; 2]> = (0..360_u64)
+        .into_par_iter()
+        .filter_map(|seed| {
+            let (problem, shape) = match seed % 3 {
+                0 => several_chunks(seed),
+                1 => chunks_of_split_passes(seed),
+                _ => single_chunks(seed),
+            };
+            let mut random = Random(seed ^ 0x7a11);
+            let (ends, others) = (traffic(&mut random, &problem), traffic(&mut random, &problem));
+            let (mut least, mut without, mut judged, mut seen) = (u64::MAX, u64::MAX, None, 0);
+            oracle::every_assignment(&problem, |assignment, evaluation| {
+                let layers = assignment.layers.as_slice();
+                let time = with_traffic(&problem, shape, (layers, evaluation), &ends);
+                without = without.min(simulated(&problem, shape, layers, evaluation));
+                least = least.min(time);
+                seen += 1;
+                if random.within(1, seen) == 1 {
+                    judged = Some((assignment.clone(), time));
+                }
+            });
+            let (assignment, passes) = judged?;
+            let judged = |ends, passes: u64, tolerable: u64| Judged {
+                shape,
+                layers: &assignment.layers,
+                recompute: assignment.recompute[0],
+                ends,
+                passes: Picos(passes),
+                enough: Picos(passes),
+                tolerable: Picos(tolerable),
+            };
+            let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None);
+            let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None);
+            for tolerable in [0, passes - passes / 20, passes] {
+                for known in [None, Some(&known), Some(&bare)] {
+                    let bound = least_makespan(&problem, judged(Some(&ends), passes, tolerable), known).0.0;
+                    assert!(bound <= least, "seed {seed}: {bound} > {least}");
+                }
+            }
+            let bound = |ends| least_makespan(&problem, judged(ends, least, least), None).0.0;
+            let gap = |bound: u64| least as f64 / bound.max(1) as f64 - 1.0;
+            Some([gap(bound(None).min(without)), gap(bound(Some(&ends)))])
+        })
+        .collect();
+    let mean = |at: usize| gaps.iter().map(|gap| gap[at]).sum::<f64>() / gaps.len() as f64;
+    let said =
+        format!("{} problems, mean gap without traffic {:.3}, with it {:.3}", gaps.len(), mean(0), mean(1));
+    println!("{said}");
+    assert!(gaps.len() > 200 && mean(1) < 0.3 * mean(0), "{said}");
+}
+
 /// Where all splits can be walked through, the least time is that of the fastest: not less, whatever layers alternate and
-/// whatever follows the first rank's passes.
+/// whatever comes before and behind ranks' passes.
 #[test]
 fn walks_end_with_the_fastest_of_all_splits() {
     (0..120_u64).into_par_iter().for_each(|seed| {
         let (problem, shape) = if seed % 4 == 3 { roomy_of_split_passes(seed) } else { roomy(seed, true) };
-        let fastest = fastest_of_all(&problem, shape);
+        let ends = (seed % 2 == 0).then(|| traffic(&mut Random(seed), &problem));
+        let mut fastest = u64::MAX;
+        oracle::every_assignment(&problem, |assignment, evaluation| {
+            let layers = assignment.layers.as_slice();
+            fastest = fastest.min(match &ends {
+                Some(ends) => with_traffic(&problem, shape, (layers, evaluation), ends),
+                None => simulated(&problem, shape, layers, evaluation),
+            });
+        });
         let above = Picos(fastest + fastest / 12);
         let judged = Judged {
             shape,
             layers: &problem.even_layers(),
             recompute: Choice::Mode(0),
+            ends: ends.as_ref(),
             passes: above,
             enough: above,
             tolerable: above,

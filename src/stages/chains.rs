@@ -21,7 +21,7 @@ use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 use super::caps::{self, Caps};
 use super::ends::{Margins, Weights};
 use super::relax::Relaxation;
-use super::walk::{self, Shown, Walk};
+use super::walk::{self, Chunks, Shown, Walk};
 use super::{Assignment, Block, Choice, Ends, Evaluation, Problem, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
@@ -269,7 +269,10 @@ impl<'a> Search<'a> {
             if round == 0 {
                 rows = duals.len();
             }
-            weights = Some(programme.weights(duals, first, &duals[rows..]));
+            let shown = programme.weights(duals, first, &duals[rows..]);
+            // Whole layers in order take no less than fractions of them.
+            bound = bound.max(programme.weighted(&self.chains, &shown));
+            weights = Some(shown);
             let stalls = self.whole == 0 && round > 0 && bound < before.scale(1.0 + LITTLE);
             if bound >= enough || round == rounds || stalls || !self.looks_for_chains() {
                 break;
@@ -329,16 +332,15 @@ impl<'a> Search<'a> {
     /// The least time of all splits, if a walk sees or rules out all; above `ceiling` it need not be the highest.
     fn walk(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
         let (problem, shape) = (self.problem, self.judged.shape);
-        // Every row begins with a sum over pairs of chunks.
+        // Every row begins with a table by chunk and layer.
         let (rows, count) = (self.chains.len() as u64, problem.chunks() as u64);
-        let begin = rows * count * count * programme.sorts.len() as u64 / WEIGHTS_PER_STEP;
+        let begin = 2 * rows * count * u64::from(problem.layer_count()) / WEIGHTS_PER_STEP;
         if self.steps <= begin {
             return None;
         }
         self.steps -= begin;
         let order = programme.order();
-        let chunks: Vec<(u32, bool)> =
-            problem.fixed.iter().enumerate().map(|(k, fixed)| (problem.least(k), !fixed.closed)).collect();
+        let chunks = Chunks { order: &order, sorts: programme.sorts.len(), least: &programme.fewest() };
         let unit = programme.time_unit;
         let mut lowest = ceiling;
         let row = |chain: &Chain, lowest: Picos| {
@@ -357,7 +359,7 @@ impl<'a> Search<'a> {
         // Simulated once, and once more for its chain.
         let each = (2 * problem.pipeline.passes() / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
-        let end = Walk::new(&order, programme.sorts.len(), &chunks, &rows, each).run(steps, &mut |split| {
+        let end = Walk::new(chunks, &rows, each).run(steps, &mut |split| {
             let least = programme.passes_of(split);
             let [mut forward, mut backward, weight, after] =
                 least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
@@ -930,6 +932,12 @@ impl<'a> Programme<'a> {
         layers.collect()
     }
 
+    /// By chunk, the fewest layers, and whether it takes any.
+    fn fewest(&self) -> Vec<(u32, bool)> {
+        let fixed = self.problem.fixed.iter().enumerate();
+        fixed.map(|(k, fixed)| (self.problem.least(k), !fixed.closed)).collect()
+    }
+
     /// A row with what a layer counts at least, by chunk and sort, whether recomputed or not.
     fn by_layer(&self, (most, terms): Row) -> (f64, Vec<f64>) {
         let layers = self.problem.chunks() * self.sorts.len();
@@ -982,23 +990,12 @@ impl<'a> Programme<'a> {
         (least, each)
     }
 
-    /// What chains of such weights take at least on average, however layers are placed.
+    /// What chains of such weights take at least on average, in any split.
     fn weighted(&self, chains: &[Chain], weights: &Weights) -> Picos {
-        let problem = self.problem;
         let (mut least, each) = self.average(chains, weights);
-        // Every layer where it adds least; chunks that must hold some pay the difference.
-        let open = || (0..problem.chunks()).filter(|&chunk| !problem.fixed[chunk].closed);
-        let cheapest =
-            |at: usize| open().map(|chunk| each[self.layers(chunk, at)]).fold(f64::INFINITY, f64::min);
-        let cheapest: Vec<f64> = (0..self.sorts.len()).map(cheapest).collect();
-        for (sort, cheapest) in self.sorts.iter().zip(&cheapest) {
-            least += f64::from(sort.count) * cheapest;
-        }
-        for chunk in open() {
-            let more =
-                cheapest.iter().enumerate().map(|(at, cheapest)| each[self.layers(chunk, at)] - cheapest);
-            least += f64::from(problem.least(chunk)) * more.fold(f64::INFINITY, f64::min);
-        }
+        let (order, chunks) = (self.order(), self.fewest());
+        let chunks = Chunks { order: &order, sorts: self.sorts.len(), least: &chunks };
+        least += chunks.lightest(&each)[0];
         self.picos(least)
     }
 

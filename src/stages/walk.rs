@@ -2,7 +2,7 @@
 //! is faster where fractions of layers say too little.
 //!
 //! A row is a sum over layers, each with the weight of its chunk and sort, that must not exceed a number. After some
-//! chunks are filled, the layers that are left weigh at least what they would on the lightest of the other chunks.
+//! chunks are filled, the layers that are left weigh at least what they do in the lightest split over the other chunks.
 
 /// A sum over layers that stays below a number.
 #[derive(Debug, Clone)]
@@ -36,31 +36,68 @@ pub(super) enum End {
 
 /// Rows that may be added on the way.
 const MORE_ROWS: usize = 192;
+/// Numbers of the table of lightest splits, 16 MB of them: there is no room for more rows.
+const MOST_NUMBERS: usize = 2 << 20;
 /// Rows that are looked at together.
 const LANES: usize = 8;
 
+/// Chunks that are filled in model order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunks<'a> {
+    /// Sort of every layer, and how many sorts there are.
+    pub order: &'a [u8],
+    pub sorts: usize,
+    /// By chunk: the fewest layers, and whether it takes any.
+    pub least: &'a [(u32, bool)],
+}
+
+impl Chunks<'_> {
+    /// What the lightest split weighs that puts the layers from each on into the chunks from each on, by chunk and layer;
+    /// infinite where there is none. `each` is as in [`Row::each`].
+    pub fn lightest(&self, each: &[f64]) -> Vec<f64> {
+        let (layers, count) = (self.order.len(), self.least.len());
+        let width = layers + 1;
+        let mut table = vec![f64::INFINITY; (count + 1) * width];
+        table[count * width + layers] = 0.0;
+        let weight = |k: usize, layer: usize| each[k * self.sorts + usize::from(self.order[layer])];
+        // The same where a chunk has its fewest layers already.
+        let mut more = vec![0.0; width];
+        for (k, &(least, open)) in self.least.iter().enumerate().rev() {
+            let (own, after) = table[k * width..].split_at_mut(width);
+            if !open {
+                own.copy_from_slice(&after[..width]);
+                continue;
+            }
+            more[layers] = after[layers];
+            for layer in (0..layers).rev() {
+                more[layer] = after[layer].min(weight(k, layer) + more[layer + 1]);
+            }
+            let least = least as usize;
+            for layer in 0..width.saturating_sub(least) {
+                let fewest: f64 = (layer..layer + least).map(|layer| weight(k, layer)).sum();
+                own[layer] = fewest + more[layer + least];
+            }
+        }
+        table
+    }
+}
+
 /// Which splits there are.
 pub(super) struct Walk<'a> {
-    sorts: usize,
-    /// Sort of every layer.
-    order: &'a [u8],
-    /// By chunk: the fewest layers, and whether it takes any.
-    least: Vec<u32>,
-    open: Vec<bool>,
+    chunks: Chunks<'a>,
+    /// By chunk: the next that takes layers.
+    next_open: Vec<Option<usize>>,
     /// Fewest layers of all chunks from each on.
     reserved: Vec<u32>,
-    /// By position and sort: layers from there on.
-    left: Vec<f64>,
     /// Rows, and how many there is room for.
     rows: usize,
     room: usize,
     most: Vec<f64>,
     lowers: Vec<f64>,
-    /// By chunk, sort and row: what a layer weighs there, and the least that it weighs from there on.
+    /// By chunk, sort and row: what a layer weighs there.
     each: Vec<f64>,
-    lightest: Vec<f64>,
-    /// By chunk and row: what the fewest layers of chunks from there on weigh beyond that.
-    beyond: Vec<f64>,
+    /// By chunk, layer and row: [`Chunks::lightest`].
+    rest: Vec<f64>,
     /// By chunk and row: what the layers before it weigh.
     before: Vec<f64>,
     /// By chunk: the row that ruled it out last.
@@ -72,36 +109,29 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Splits of layers of the sorts of `order` into chunks with the fewest layers of each and whether it takes any; rows
-    /// hold for all of them. To see a complete split takes as long as `each_split` steps.
-    pub fn new(order: &'a [u8], sorts: usize, chunks: &[(u32, bool)], rows: &[Row], each_split: u64) -> Self {
-        let count = chunks.len();
-        let room = (rows.len() + MORE_ROWS).next_multiple_of(LANES);
+    /// Splits of layers into chunks; rows hold for all of them. To see a complete split takes as long as `each_split` steps.
+    pub fn new(chunks: Chunks<'a>, rows: &[Row], each_split: u64) -> Self {
+        let (count, sorts, layers) = (chunks.least.len(), chunks.sorts, chunks.order.len());
+        let splits = (count + 1) * (layers + 1);
+        let room = (rows.len() + MORE_ROWS).min(MOST_NUMBERS / splits).max(1).next_multiple_of(LANES);
         let mut reserved = vec![0; count + 1];
-        for k in (0..count).rev() {
-            reserved[k] = reserved[k + 1] + chunks[k].0;
-        }
-        let mut left = vec![0.0; (order.len() + 1) * sorts];
-        for at in (0..order.len()).rev() {
-            for sort in 0..sorts {
-                let own = f64::from(u8::from(usize::from(order[at]) == sort));
-                left[at * sorts + sort] = left[(at + 1) * sorts + sort] + own;
-            }
+        let mut next_open = vec![None; count];
+        let mut next = None;
+        for (k, &(least, open)) in chunks.least.iter().enumerate().rev() {
+            reserved[k] = reserved[k + 1] + least;
+            next_open[k] = next;
+            next = if open { Some(k) } else { next };
         }
         let mut walk = Self {
-            sorts,
-            order,
-            least: chunks.iter().map(|chunk| chunk.0).collect(),
-            open: chunks.iter().map(|chunk| chunk.1).collect(),
+            chunks,
+            next_open,
             reserved,
-            left,
             rows: 0,
             room,
             most: vec![f64::INFINITY; room],
             lowers: vec![0.0; room],
             each: vec![0.0; count * sorts * room],
-            lightest: vec![0.0; (count + 1) * sorts * room],
-            beyond: vec![0.0; (count + 1) * room],
+            rest: vec![0.0; splits * room],
             before: vec![0.0; (count + 1) * room],
             recent: vec![0; count + 1],
             split: vec![0; count],
@@ -114,7 +144,7 @@ impl<'a> Walk<'a> {
 
     /// Sees every split that no row rules out, in at most so many steps, of which it leaves the rest.
     pub fn run(&mut self, steps: &mut u64, seen: &mut impl FnMut(&[u32]) -> Shown) -> End {
-        if self.reserved[0] as usize > self.order.len() {
+        if self.reserved[0] as usize > self.chunks.order.len() {
             return End::Complete;
         }
         self.steps = *steps;
@@ -128,34 +158,19 @@ impl<'a> Walk<'a> {
         if self.rows == self.room {
             return;
         }
-        let (r, room, sorts, chunks) = (self.rows, self.room, self.sorts, self.least.len());
+        let (r, room, Chunks { order, sorts, least }) = (self.rows, self.room, self.chunks);
         self.rows += 1;
         self.most[r] = row.most;
         self.lowers[r] = f64::from(u8::from(row.lowers));
-        for sort in 0..sorts {
-            let mut lightest = f64::INFINITY;
-            for k in (0..chunks).rev() {
-                let at = k * sorts + sort;
-                self.each[at * room + r] = row.each[at];
-                if self.open[k] {
-                    lightest = lightest.min(row.each[at]);
-                }
-                self.lightest[at * room + r] = if lightest.is_finite() { lightest } else { 0.0 };
-            }
+        for (at, &weight) in row.each.iter().enumerate() {
+            self.each[at * room + r] = weight;
         }
-        for k in 0..chunks {
-            let mut sum = 0.0;
-            for chunk in (k..chunks).filter(|&chunk| self.least[chunk] > 0) {
-                let more = |sort: usize| {
-                    row.each[chunk * sorts + sort] - self.lightest[(k * sorts + sort) * room + r]
-                };
-                sum += f64::from(self.least[chunk]) * (0..sorts).map(more).fold(f64::INFINITY, f64::min);
-            }
-            self.beyond[k * room + r] = sum;
+        for (at, &weight) in self.chunks.lightest(&row.each).iter().enumerate() {
+            self.rest[at * room + r] = weight;
         }
         // In the middle of a walk: what is placed so far.
-        let mut order = self.order.iter();
-        for k in 0..chunks {
+        let mut order = order.iter();
+        for k in 0..least.len() {
             let own = order.by_ref().take(self.split[k] as usize);
             let own: f64 = own.map(|&sort| row.each[k * sorts + usize::from(sort)]).sum();
             self.before[(k + 1) * room + r] = self.before[k * room + r] + own;
@@ -164,34 +179,21 @@ impl<'a> Walk<'a> {
 
     /// A row that is broken however the chunks from `k` on are filled with the layers from `from` on.
     fn rules_out(&mut self, k: usize, from: usize) -> Option<usize> {
-        let (room, sorts) = (self.room, self.sorts);
-        let left = &self.left[from * sorts..][..sorts];
-        let lightest = &self.lightest[k * sorts * room..][..sorts * room];
-        let (before, beyond) = (&self.before[k * room..][..room], &self.beyond[k * room..][..room]);
-        let over = |r: usize| {
-            let rest: f64 = left.iter().enumerate().map(|(sort, n)| n * lightest[sort * room + r]).sum();
-            before[r] + beyond[r] + rest > self.most[r]
-        };
+        let room = self.room;
+        let before = &self.before[k * room..][..room];
+        let rest = &self.rest[(k * (self.chunks.order.len() + 1) + from) * room..][..room];
+        let over = |r: usize| before[r] + rest[r] > self.most[r];
         if over(self.recent[k]) {
             return Some(self.recent[k]);
         }
         for first in (0..self.rows.next_multiple_of(LANES)).step_by(LANES) {
-            let mut sums = [0.0; LANES];
-            for lane in 0..LANES {
-                sums[lane] = before[first + lane] + beyond[first + lane] - self.most[first + lane];
+            let mut any = false;
+            for lane in first..first + LANES {
+                any |= over(lane);
             }
-            for (sort, n) in left.iter().enumerate() {
-                let lightest = &lightest[sort * room + first..][..LANES];
-                for lane in 0..LANES {
-                    sums[lane] += n * lightest[lane];
-                }
-            }
-            if sums.iter().any(|sum| *sum > 0.0) {
-                let found = (first..first + LANES).find(|&r| over(r));
-                if let Some(found) = found {
-                    self.recent[k] = found;
-                    return Some(found);
-                }
+            if any && let Some(found) = (first..first + LANES).find(|&r| over(r)) {
+                self.recent[k] = found;
+                return Some(found);
             }
         }
         None
@@ -199,14 +201,15 @@ impl<'a> Walk<'a> {
 
     /// Fills the chunks from `k` on with the layers from `from` on; false if it was stopped.
     fn fill(&mut self, k: usize, from: usize, seen: &mut impl FnMut(&[u32]) -> Shown) -> bool {
-        let (room, sorts, chunks) = (self.room, self.sorts, self.least.len());
-        let last = k + 1 == chunks;
-        let most = if self.open[k] { (self.order.len() - from) as u32 - self.reserved[k + 1] } else { 0 };
+        let (room, Chunks { order, sorts, least }) = (self.room, self.chunks);
+        let last = k + 1 == least.len();
+        let (least, open) = least[k];
+        let most = if open { (order.len() - from) as u32 - self.reserved[k + 1] } else { 0 };
         self.before.copy_within(k * room..(k + 1) * room, (k + 1) * room);
         for n in 0..=most {
             self.split[k] = n;
             let to = from + n as usize;
-            if n >= self.least[k] && (!last || to == self.order.len()) {
+            if n >= least && (!last || to == order.len()) {
                 if self.steps == 0 {
                     return false;
                 }
@@ -229,19 +232,19 @@ impl<'a> Walk<'a> {
                             return false;
                         }
                     }
-                    // More layers here, where they weigh no less than elsewhere, break it as well.
+                    // More layers here, where they weigh no less than next to it, break it as well: from any split that
+                    // has one more, that can be moved there.
                     Some(row) => {
-                        let heavy = |at: usize| {
-                            self.each[at * room + row] >= self.lightest[(at + sorts) * room + row]
-                        };
-                        if !last && (k * sorts..(k + 1) * sorts).all(heavy) {
+                        let weight = |k: usize, sort: usize| self.each[(k * sorts + sort) * room + row];
+                        let heavy = |next| (0..sorts).all(|sort| weight(k, sort) >= weight(next, sort));
+                        if self.next_open[k].is_some_and(heavy) {
                             break;
                         }
                     }
                 }
             }
             if n < most {
-                let at = k * sorts + usize::from(self.order[to]);
+                let at = k * sorts + usize::from(order[to]);
                 let own = &self.each[at * room..][..self.rows];
                 let before = &mut self.before[(k + 1) * room..][..self.rows];
                 before.iter_mut().zip(own).for_each(|(before, own)| *before += own);
@@ -313,15 +316,23 @@ mod tests {
             let rows: Vec<Row> = (0..1 + random.below(12)).map(|_| row(&mut random)).collect();
             let mut splits = Vec::new();
             every_split(&chunks, order.len() as u32, &mut Vec::new(), &mut splits);
+            let whole = Chunks { order: &order, sorts, least: &chunks };
+            for row in &rows {
+                let sums = splits.iter().map(|split| sum(row, &order, sorts, split));
+                assert_eq!(whole.lightest(&row.each)[0], sums.fold(f64::INFINITY, f64::min), "seed {seed}");
+            }
             let fits = |row: &Row, split: &[u32], less: f64| {
                 let most = row.most - if row.lowers { less } else { 0.0 };
                 sum(row, &order, sorts, split) <= most
             };
             let mut seen = Vec::new();
-            let end = Walk::new(&order, sorts, &chunks, &rows, 1).run(&mut 1_000_000, &mut |split| {
-                seen.push(split.to_vec());
-                Shown::Nothing
-            });
+            let end = Walk::new(Chunks { order: &order, sorts, least: &chunks }, &rows, 1).run(
+                &mut 1_000_000,
+                &mut |split| {
+                    seen.push(split.to_vec());
+                    Shown::Nothing
+                },
+            );
             assert_eq!(end, End::Complete);
             let breaks_none = |split: &&Vec<u32>| rows.iter().all(|row| fits(row, split, 0.0));
             let expected: Vec<Vec<u32>> = splits.iter().filter(breaks_none).cloned().collect();
@@ -331,18 +342,22 @@ mod tests {
 
             // On the way: rows that the split breaks, and numbers that fall.
             let (mut some, mut added, mut less) = (Vec::new(), Vec::new(), 0.0);
-            let end = Walk::new(&order, sorts, &chunks, &rows, 1).run(&mut 1_000_000, &mut |split| {
-                some.push(split.to_vec());
-                if random.below(2) == 0 {
-                    less += 1.0;
-                    return Shown::Lower(1.0);
-                }
-                let mut more = row(&mut random);
-                more.most = sum(&more, &order, sorts, split) - 1.0;
-                // What was lowered before does not concern it.
-                added.push(Row { most: more.most + if more.lowers { less } else { 0.0 }, ..more.clone() });
-                Shown::Row(more)
-            });
+            let end = Walk::new(Chunks { order: &order, sorts, least: &chunks }, &rows, 1).run(
+                &mut 1_000_000,
+                &mut |split| {
+                    some.push(split.to_vec());
+                    if random.below(2) == 0 {
+                        less += 1.0;
+                        return Shown::Lower(1.0);
+                    }
+                    let mut more = row(&mut random);
+                    more.most = sum(&more, &order, sorts, split) - 1.0;
+                    // What was lowered before does not concern it.
+                    added
+                        .push(Row { most: more.most + if more.lowers { less } else { 0.0 }, ..more.clone() });
+                    Shown::Row(more)
+                },
+            );
             assert_eq!(end, End::Complete);
             for split in splits.iter().filter(|split| !some.contains(split)) {
                 let mut all = rows.iter().chain(&added);
@@ -357,10 +372,13 @@ mod tests {
     #[test]
     fn a_walk_stops_after_its_steps() {
         let (mut steps, mut seen) = (1_000, 0);
-        let end = Walk::new(&[0; 12], 1, &[(0, true); 10], &[], 32).run(&mut steps, &mut |_| {
-            seen += 1;
-            Shown::Nothing
-        });
+        let end = Walk::new(Chunks { order: &[0; 12], sorts: 1, least: &[(0, true); 10] }, &[], 32).run(
+            &mut steps,
+            &mut |_| {
+                seen += 1;
+                Shown::Nothing
+            },
+        );
         assert_eq!((end, steps), (End::Stopped, 0));
         assert!(seen > 10 && seen < 1_000, "{seen}");
     }

@@ -16,6 +16,7 @@ mod ranks;
 mod run;
 mod state;
 mod undecided;
+mod wrappers;
 
 use calls::{file_key, in_folder};
 pub use launches::program;
@@ -303,8 +304,12 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
     let mut launches = found.into_iter();
     let Some(first) = launches.next() else {
         notes.append(&mut shell.not_started);
-        return Err(ImportError { notes, ..no_command(text, bare) });
+        let error = shell.unfollowed.take().unwrap_or_else(|| no_command(text, bare));
+        return Err(ImportError { notes, ..error });
     };
+    if let Some(ImportError { line, message, .. }) = shell.unfollowed.take() {
+        notes.push(format!("line {line}: {message}"));
+    }
     let texts = |l: &Launch| l.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
     if let Some(other) = launches.find(|l| texts(l) != texts(&first)) {
         let line = other.script.as_ref().map_or(1, |w| w.line);

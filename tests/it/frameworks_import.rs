@@ -15,6 +15,7 @@ use autoplan::spec::job::{Optimizer, Precision};
 use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
 
 mod forks;
+mod wrappers;
 
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
 

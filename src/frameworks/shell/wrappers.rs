@@ -6,13 +6,13 @@ use super::{UNKNOWN, Word, as_value, shown};
 
 /// A program that starts another command.
 struct Wrapper {
-    names: &'static [&'static str],
+    names: &'static str,
     /// The words of which one must follow for a command to be started: `conda run`.
-    verbs: &'static [&'static str],
+    verbs: &'static str,
     /// Options whose value may be the next word.
-    valued: &'static [&'static str],
+    valued: &'static str,
     /// Options without a value.
-    switches: &'static [&'static str],
+    switches: &'static str,
     /// Words between the options and the command: a duration, a host.
     operands: usize,
     kind: Kind,
@@ -44,226 +44,131 @@ pub(super) enum Wrapped {
 
 const WRAPPERS: &[Wrapper] = &[
     Wrapper {
-        names: &["conda", "mamba", "micromamba"],
-        verbs: &["run"],
-        valued: &["-n", "--name", "-p", "--prefix", "-r", "--root-prefix"],
-        switches: &[
-            "-v",
-            "--verbose",
-            "--no-capture-output",
-            "--live-stream",
-            "--dev",
-            "--debug-wrapper-scripts",
-        ],
+        names: "conda mamba micromamba",
+        verbs: "run",
+        valued: "-n --name -p --prefix -r --root-prefix",
+        switches: "-v --verbose --no-capture-output --live-stream --dev --debug-wrapper-scripts",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["numactl"],
-        verbs: &[],
-        valued: &[
-            "-N",
-            "--cpunodebind",
-            "-m",
-            "--membind",
-            "-C",
-            "--physcpubind",
-            "-i",
-            "--interleave",
-            "-p",
-            "--preferred",
-        ],
-        switches: &["-l", "--localalloc", "-a", "--all", "-b", "--balancing"],
+        names: "numactl",
+        verbs: "",
+        valued: "-N --cpunodebind -m --membind -C --physcpubind -i --interleave -p --preferred",
+        switches: "-l --localalloc -a --all -b --balancing",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["timeout"],
-        verbs: &[],
-        valued: &["-s", "--signal", "-k", "--kill-after"],
-        switches: &["--preserve-status", "--foreground", "-v", "--verbose"],
+        names: "timeout",
+        verbs: "",
+        valued: "-s --signal -k --kill-after",
+        switches: "--preserve-status --foreground -v --verbose",
         operands: 1,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["stdbuf"],
-        verbs: &[],
-        valued: &["-i", "--input", "-o", "--output", "-e", "--error"],
-        switches: &[],
+        names: "stdbuf",
+        verbs: "",
+        valued: "-i --input -o --output -e --error",
+        switches: "",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["nohup", "unbuffer", "time"],
-        verbs: &[],
-        valued: &["-o", "--output", "-f", "--format"],
-        switches: &["-a", "--append", "-p", "--portability", "-v", "--verbose"],
+        names: "nohup unbuffer time",
+        verbs: "",
+        valued: "-o --output -f --format",
+        switches: "-a --append -p --portability -v --verbose",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["setsid"],
-        verbs: &[],
-        valued: &[],
-        switches: &["-c", "--ctty", "-f", "--fork", "-w", "--wait"],
+        names: "setsid",
+        verbs: "",
+        valued: "",
+        switches: "-c --ctty -f --fork -w --wait",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["nice", "ionice"],
-        verbs: &[],
-        valued: &["-n", "--adjustment", "-c", "--class", "--classdata"],
-        switches: &["-t", "--ignore"],
+        names: "nice ionice",
+        verbs: "",
+        valued: "-n --adjustment -c --class --classdata",
+        switches: "-t --ignore",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["taskset"],
-        verbs: &[],
-        valued: &[],
-        switches: &["-c", "--cpu-list", "-a", "--all-tasks"],
+        names: "taskset",
+        verbs: "",
+        valued: "",
+        switches: "-c --cpu-list -a --all-tasks",
         operands: 1,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["flock"],
-        verbs: &[],
-        valued: &["-w", "--wait", "--timeout", "-E", "--conflict-exit-code"],
-        switches: &[
-            "-n",
-            "--nonblock",
-            "-x",
-            "-e",
-            "--exclusive",
-            "-s",
-            "--shared",
-            "-o",
-            "--close",
-            "-F",
-            "--no-fork",
-        ],
+        names: "flock",
+        verbs: "",
+        valued: "-w --wait --timeout -E --conflict-exit-code",
+        switches: "-n --nonblock -x -e --exclusive -s --shared -o --close -F --no-fork",
         operands: 1,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["sshpass"],
-        verbs: &[],
-        valued: &["-p", "-f", "-d"],
-        switches: &["-e"],
+        names: "sshpass",
+        verbs: "",
+        valued: "-p -f -d",
+        switches: "-e",
         operands: 0,
         kind: Kind::Here,
     },
     Wrapper {
-        names: &["ssh"],
-        verbs: &[],
-        valued: &[
-            "-B", "-b", "-c", "-D", "-E", "-e", "-F", "-I", "-i", "-J", "-L", "-l", "-m", "-O", "-o", "-P",
-            "-p", "-Q", "-R", "-S", "-W", "-w",
-        ],
-        switches: &[
-            "-4", "-6", "-A", "-a", "-C", "-f", "-g", "-K", "-k", "-n", "-q", "-T", "-t", "-v", "-X", "-x",
-            "-Y", "-y",
-        ],
+        names: "ssh",
+        verbs: "",
+        valued: "-B -b -c -D -E -e -F -I -i -J -L -l -m -O -o -P -p -Q -R -S -W -w",
+        switches: "-4 -6 -A -a -C -f -g -K -k -n -q -T -t -v -X -x -Y -y",
         operands: 1,
         kind: Kind::Elsewhere,
     },
     Wrapper {
-        names: &["pdsh"],
-        verbs: &[],
-        valued: &["-w", "-x", "-R", "-l", "-t", "-u", "-f", "-g", "-X", "-P", "-o"],
-        switches: &["-S", "-N", "-b", "-A", "-a", "-i"],
+        names: "pdsh",
+        verbs: "",
+        valued: "-w -x -R -l -t -u -f -g -X -P -o",
+        switches: "-S -N -b -A -a -i",
         operands: 0,
         kind: Kind::Elsewhere,
     },
     Wrapper {
-        names: &["clush"],
-        verbs: &[],
-        valued: &[
-            "-w",
-            "-x",
-            "-g",
-            "-X",
-            "-l",
-            "-f",
-            "-t",
-            "-u",
-            "-o",
-            "-O",
-            "-m",
-            "-R",
-            "--hostfile",
-            "--options",
-        ],
-        switches: &["-a", "-b", "-B", "-L", "-N", "-q", "-S", "-v", "-n", "-D", "-G"],
+        names: "clush",
+        verbs: "",
+        valued: "-w -x -g -X -l -f -t -u -o -O -m -R --hostfile --options",
+        switches: "-a -b -B -L -N -q -S -v -n -D -G",
         operands: 0,
         kind: Kind::Elsewhere,
     },
     Wrapper {
-        names: &["pssh", "parallel-ssh"],
-        verbs: &[],
-        valued: &[
-            "-h",
-            "--hosts",
-            "-H",
-            "--host",
-            "-l",
-            "--user",
-            "-p",
-            "--par",
-            "-o",
-            "--outdir",
-            "-e",
-            "--errdir",
-            "-t",
-            "--timeout",
-            "-O",
-            "--option",
-            "-x",
-            "--extra-args",
-            "-X",
-            "--extra-arg",
-        ],
-        switches: &[
-            "-i",
-            "--inline",
-            "-v",
-            "--verbose",
-            "-A",
-            "--askpass",
-            "-P",
-            "--print",
-            "--inline-stdout",
-        ],
+        names: "pssh parallel-ssh",
+        verbs: "",
+        valued: "-h --hosts -H --host -l --user -p --par -o --outdir -e --errdir -t --timeout -O \
+            --option -x --extra-args -X --extra-arg",
+        switches: "-i --inline -v --verbose -A --askpass -P --print --inline-stdout",
         operands: 0,
         kind: Kind::Elsewhere,
     },
     Wrapper {
-        names: &["tmux"],
-        verbs: &["new-session", "new", "new-window", "neww", "split-window", "splitw"],
-        valued: &["-s", "-n", "-t", "-c", "-e", "-F", "-x", "-y", "-f", "-l"],
-        switches: &["-d", "-A", "-D", "-P", "-X", "-h", "-v", "-b", "-k"],
+        names: "tmux",
+        verbs: "new-session new new-window neww split-window splitw",
+        valued: "-s -n -t -c -e -F -x -y -f -l",
+        switches: "-d -A -D -P -X -h -v -b -k",
         operands: 0,
         kind: Kind::Terminal,
     },
     Wrapper {
-        names: &["xargs"],
-        verbs: &[],
-        valued: &[
-            "-I",
-            "--replace",
-            "-n",
-            "--max-args",
-            "-P",
-            "--max-procs",
-            "-L",
-            "--max-lines",
-            "-a",
-            "--arg-file",
-            "-d",
-            "-E",
-            "-s",
-        ],
-        switches: &["-r", "--no-run-if-empty", "-t", "--verbose", "-0", "--null", "-x", "--exit"],
+        names: "xargs",
+        verbs: "",
+        valued: "-I --replace -n --max-args -P --max-procs -L --max-lines -a --arg-file -d -E -s",
+        switches: "-r --no-run-if-empty -t --verbose -0 --null -x --exit",
         operands: 0,
         kind: Kind::Input,
     },
@@ -337,7 +242,7 @@ pub(super) fn unfollowed(fields: &[Word]) -> Option<String> {
     let trains = may_train(&fields[1..]);
     let verb = |wrapper: &&Wrapper| {
         let word = fields.get(1).map_or("", |word| word.text.as_str());
-        wrapper.verbs.is_empty() || wrapper.verbs.contains(&word)
+        wrapper.verbs.is_empty() || holds(wrapper.verbs, word)
     };
     let known = wrapper(first).filter(verb).map(|wrapper| wrapper.command(fields));
     let starts = known.is_some() || OTHERS.contains(&name);
@@ -379,8 +284,13 @@ pub(super) fn is_closed(launcher: &[Word]) -> bool {
     launcher.iter().any(|word| CLOSED.contains(&program(&word.text))) || launcher.windows(2).any(logs_in)
 }
 
+/// Whether a list of words has one.
+fn holds(list: &str, word: &str) -> bool {
+    list.split_whitespace().any(|known| known == word)
+}
+
 fn wrapper(word: &Word) -> Option<&'static Wrapper> {
-    WRAPPERS.iter().find(|wrapper| wrapper.names.contains(&program(&word.text)))
+    WRAPPERS.iter().find(|wrapper| holds(wrapper.names, program(&word.text)))
 }
 
 impl Wrapper {
@@ -389,7 +299,7 @@ impl Wrapper {
         let mut at = 1;
         if !self.verbs.is_empty() {
             let verb = fields.get(1).map_or("", |word| word.text.as_str());
-            if !self.verbs.contains(&verb) {
+            if !holds(self.verbs, verb) {
                 return Err(verb.to_owned());
             }
             at = 2;
@@ -419,25 +329,25 @@ impl Wrapper {
         if text == "--" {
             return Some(1);
         }
-        if self.valued.contains(&text) {
+        if holds(self.valued, text) {
             return Some(2);
         }
-        let glued = |name: &&str| match text.strip_prefix(*name) {
+        let glued = |name: &str| match text.strip_prefix(name) {
             Some(rest) => name.len() == 2 || rest.starts_with('='),
             None => false,
         };
         let letters = &text[1..];
-        let bundled = |letter: char| self.switches.contains(&format!("-{letter}").as_str());
+        let bundled = |letter: char| holds(self.switches, &format!("-{letter}"));
         // `-bw HOSTS`
         if let Some(last) = letters.chars().next_back().filter(|_| !letters.starts_with('-'))
-            && self.valued.contains(&format!("-{last}").as_str())
+            && holds(self.valued, &format!("-{last}"))
             && letters[..letters.len() - last.len_utf8()].chars().all(bundled)
         {
             return Some(2);
         }
-        let number = self.names.contains(&"nice") && letters.parse::<u8>().is_ok();
-        let known = self.switches.contains(&text)
-            || self.valued.iter().any(|name| glued(name))
+        let number = holds(self.names, "nice") && letters.parse::<u8>().is_ok();
+        let known = holds(self.switches, text)
+            || self.valued.split_whitespace().any(glued)
             || letters.chars().all(bundled)
             || number;
         known.then_some(1)

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::accelerate;
 use super::parse::{Raw, parse_inside};
 use super::ranks::host_file;
 use super::run::{Run, Shell};
 use super::state::{Status, unknown};
 use super::wrappers::{Wrapped, is_closed, may_train, text_behind, unfollowed, without_wrappers, wrapped};
-use super::{ImportError, Launch, TELLING, Word, as_value, assignment, is_unknown, shown};
+use super::{ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown};
 
 /// Most training commands that are told apart: one is expected.
 const MOST_LAUNCHES: usize = 64;
@@ -107,9 +108,17 @@ impl Shell<'_> {
         let mut environment = if closed { BTreeMap::new() } else { self.environment() };
         environment.extend(launch.environment);
         let hosts = host_file(&launch.launcher).map(str::to_owned).and_then(|path| self.text_at(&path));
+        let accelerate = accelerate::options(&launch.launcher).map(|options| {
+            let text = options.get("config_file").map(|word| {
+                let key = self.key_of(&word.text).ok_or_else(|| format!("its path {UNTOLD}"))?;
+                self.text_of_file(&key)
+            });
+            Told::new(options, text)
+        });
         let launch = Launch {
             environment,
             hosts,
+            accelerate,
             written: self.state.written.clone(),
             folder: self.state.folder.clone(),
             ..launch
@@ -240,8 +249,9 @@ impl Shell<'_> {
         let script = fields.iter().position(|w| w.text.ends_with(".py"));
         let Some(at) = script.or_else(|| unnamed_script(fields)) else { return Ok(None) };
         let flags = fields[at + 1..].iter().any(|w| w.text.starts_with("--") || is_unknown(&w.text));
-        let launches =
-            |w: &Word| ["python", "torchrun", "deepspeed"].iter().any(|l| program(&w.text).starts_with(l));
+        let launches = |w: &Word| {
+            ["python", "torchrun", "deepspeed", "accelerate"].iter().any(|l| program(&w.text).starts_with(l))
+        };
         if !flags && !fields[..at].iter().any(launches) {
             return Ok(None);
         }

@@ -1,6 +1,6 @@
 //! Programs that start the training command: the same words reach it through each of them.
 
-use autoplan::frameworks::shell::{Launch, no_files, read_launch};
+use autoplan::frameworks::shell::{Handed, Launch, no_files, read_launch};
 
 fn read(text: &str) -> Launch {
     read_launch(text, &no_files).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -125,4 +125,105 @@ fn programs_that_are_not_followed_are_named() {
     }
     // What installs starts nothing.
     assert!(read("conda install deepspeed\ntorchrun x.py --n 1").notes.is_empty());
+}
+
+#[test]
+fn accelerate_says_ranks_and_configurations() {
+    let files = |path: &str| match path {
+        "zero.yaml" => {
+            Ok("deepspeed_config:\n  gradient_accumulation_steps: 4\n  offload_optimizer_device: cpu\n  \
+                           zero_stage: 3\ndistributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 16\n"
+                .to_owned())
+        }
+        "file.yaml" => Ok("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  \
+                           deepspeed_config_file: conf/ds.json\n"
+            .to_owned()),
+        "fsdp.yaml" => Ok("distributed_type: FSDP\nnum_processes: 8\n".to_owned()),
+        "broken.yaml" => Ok("a: [1\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    let read = |text: &str| {
+        let launch = read_launch(text, &files).unwrap_or_else(|error| panic!("{text}: {error}"));
+        (launch.ranks(text).unwrap(), launch.deepspeed_config().unwrap())
+    };
+    let file = |path: &str| Some(Handed::File(path.to_owned()));
+    for (text, expected) in [
+        (
+            "accelerate launch --use_deepspeed --deepspeed_config_file ds.json --num_machines 4 --num_processes 32 t.py",
+            (Some(32), file("ds.json")),
+        ),
+        ("accelerate launch --config_file file.yaml t.py --n 1", (Some(8), file("conf/ds.json"))),
+        // Options count before the file.
+        (
+            "accelerate launch --config-file=file.yaml --num-processes=64 --deepspeed-config-file x.json t.py",
+            (Some(64), file("x.json")),
+        ),
+        ("accelerate launch --config_file file.yaml --num_processes $N t.py", (None, file("conf/ds.json"))),
+        // The script's own is what the trainer reads.
+        ("accelerate launch --config_file file.yaml t.py --deepspeed own.json", (Some(8), file("own.json"))),
+        ("accelerate launch --num_processes 32 t.py --num-layers 2", (Some(32), None)),
+    ] {
+        assert_eq!(read(text), expected, "{text}");
+    }
+    let (ranks, made) = read("accelerate launch --config_file zero.yaml --offload_param_device nvme t.py");
+    let Some(Handed::Made(made)) = made else { panic!("{made:?}") };
+    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    let zero = &made["zero_optimization"];
+    assert_eq!(
+        (ranks, &zero["stage"], &made["gradient_accumulation_steps"]),
+        (Some(16), &3.into(), &4.into())
+    );
+    assert_eq!(
+        (&zero["offload_optimizer"]["device"], &zero["offload_param"]["device"]),
+        (&"cpu".into(), &"nvme".into())
+    );
+    assert_eq!(made["train_micro_batch_size_per_gpu"], "auto");
+    for (text, part) in [
+        ("accelerate launch --config_file gone.yaml t.py", "`gone.yaml`: not read: there is no such file"),
+        ("accelerate launch --config_file broken.yaml t.py", "`broken.yaml`: line 2: this is no YAML"),
+        ("accelerate launch --config_file fsdp.yaml t.py", "Accelerate without DeepSpeed"),
+        ("accelerate launch --multi_gpu --config_file file.yaml t.py", "Accelerate without DeepSpeed"),
+        (
+            "accelerate launch --use_deepspeed --zero_stage two t.py",
+            "zero_stage takes a whole number, found `two`",
+        ),
+    ] {
+        let error = read_launch(text, &files).unwrap_err();
+        assert!(error.line == 1 && error.message.contains(part), "{text}: {error}");
+    }
+}
+
+#[test]
+fn manifests_are_read_with_their_variables() {
+    let job = "apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n      initContainers:\n        - command: [python, other.py, --n, \"3\"]\n      containers:\n        - name: train\n";
+    let list = "          env:\n            - {name: SIZE, value: \"8\"}\n            - name: TOKEN\n              valueFrom: {secretKeyRef: {name: x, key: y}}\n          command: [torchrun, --nnodes, \"2\", --nproc-per-node=8]\n          args:\n            - x.py\n            - --n\n            - $(SIZE)\n            - --rank=$(JOB_COMPLETION_INDEX)-$(TOKEN)-$(LEFT)-$$(SIZE)\n";
+    let text = format!("{job}{list}");
+    let launch = read(&text);
+    assert_eq!(arguments(&launch), ["--n", "8", "--rank=\u{fffc}-\u{fffc}-$(LEFT)-$(SIZE)"]);
+    assert_eq!((launch.ranks(&text), launch.arguments[1].line), (Ok(Some(16)), 18));
+    assert_eq!(launch.environment.get("SIZE").map(String::as_str), Some("8"));
+    // A script in a block, on its own lines.
+    let block = "          command: [\"/bin/bash\", \"-c\"]\n          args:\n            - |\n              N=8\n              torchrun --nproc-per-node 8 \\\n                x.py --n $N\n";
+    let text = format!("{job}{block}");
+    let launch = read(&text);
+    assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(8))));
+    assert_eq!(launch.script.unwrap().line, 15);
+    // Another kind's controller says how many nodes there are.
+    let text = text.replace("kind: Job", "kind: PyTorchJob");
+    assert_eq!(read(&text).ranks(&text), Ok(None));
+    let error = read_launch("apiVersion: v1\nkind: [Job\n", &no_files).unwrap_err();
+    assert!(error.line == 3 && error.message.contains("no YAML"), "{error}");
+    let error = read_launch("apiVersion: v1\nkind: Service\n", &no_files).unwrap_err();
+    assert!(error.message.contains("no training command"), "{error}");
+}
+
+#[test]
+fn torchrun_takes_numbers_from_its_variables() {
+    for (text, ranks) in [
+        ("export PET_NNODES=4 PET_NPROC_PER_NODE=8; torchrun x.py --n 1", Some(32)),
+        ("export PET_NNODES=4; torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),
+        ("export PET_NNODES=$(hostname); torchrun --nproc-per-node 8 x.py --n 1", None),
+    ] {
+        assert_eq!(read(text).ranks(text), Ok(ranks), "{text}");
+    }
 }

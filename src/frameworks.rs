@@ -17,6 +17,7 @@ mod nearest;
 pub mod profile;
 pub mod shell;
 pub mod torchtitan;
+mod yaml;
 
 use std::fmt;
 

@@ -20,13 +20,13 @@ use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::{one_line, sequence_of_header};
 use crate::frameworks::megatron::import as megatron;
 use crate::frameworks::profile::Profile;
-use crate::frameworks::shell::{Launch, READABLE, is_unknown, read_launch_with, shown};
+use crate::frameworks::shell::{Handed, Launch, READABLE, is_manifest, is_unknown, read_launch_with, shown};
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
 use crate::spec::cluster::Architecture;
 use crate::spec::hf::import_with_notes;
-use crate::spec::job::Job;
+use crate::spec::job::{Job, Precision};
 use crate::spec::model::Model;
 use crate::spec::saved::SavedPlan;
 use crate::spec::{self, Machine, ron_options};
@@ -262,6 +262,15 @@ fn flags_of(launch: &Launch) -> Settings {
     flags
 }
 
+/// The number format that `accelerate launch` is told.
+fn mixed_precision(launch: &Launch) -> Option<Precision> {
+    match launch.accelerate.as_ref()?.get("mixed_precision").ok()??.text.as_str() {
+        "bf16" => Some(Precision::Bf16),
+        "fp16" => Some(Precision::Fp16),
+        _ => None,
+    }
+}
+
 /// Constants of the training script that is written beside a configuration, where a launch starts that one.
 fn constants_of(script: &Path, launch: &Launch) -> Settings {
     let name = launch.script.as_ref().map(|word| word.text.as_str());
@@ -313,10 +322,15 @@ impl Launched {
     ) -> Result<Self, Failure> {
         let source = path.display().to_string();
         let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-        if matches!(extension, "py" | "yaml" | "yml" | "toml") {
-            return Err(Failure::Usage(format!("{source}: a .{extension} file is not read; {READABLE}")));
+        let not_read =
+            || Failure::Usage(format!("{source}: a .{extension} file of this kind is not read; {READABLE}"));
+        if matches!(extension, "py" | "toml") {
+            return Err(not_read());
         }
         let text = spec::read_text(path)?;
+        if matches!(extension, "yaml" | "yml") && !is_manifest(&text) {
+            return Err(not_read());
+        }
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
         if first.starts_with("==> ") && first.ends_with(" <==") {
             return Err(Failure::Usage(format!(
@@ -325,7 +339,7 @@ impl Launched {
         }
         if kind == Kind::Launch
             && let Ok(launch) = read_launch_with(&text, &args.words, &|name| sourced(path, name))
-            && let Some(config) = launch.deepspeed_config()
+            && let Ok(Some(config)) = launch.deepspeed_config()
         {
             return Self::handed_on(path, &text, &launch, &config, (gpus, seq_len), args);
         }
@@ -399,7 +413,7 @@ impl Launched {
         script: &Path,
         text: &str,
         launch: &Launch,
-        config: &str,
+        config: &Handed,
         (gpus, seq_len): (Option<u32>, Option<u32>),
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
@@ -407,20 +421,44 @@ impl Launched {
         let of_line = |line: usize, message: String| Failure::Usage(format!("{source}:{line}: {message}"));
         let ranks = launch.ranks(text).map_err(|e| of_line(e.line, e.message))?;
         let line = launch.script.as_ref().map_or(1, |word| word.line);
-        let shown = one_line(&shown(config));
-        let (held, written, key) = launch
-            .text_of(config, &|name| sourced(script, name))
-            .map_err(|why| of_line(line, format!("`{shown}` is not read: {why}")))?;
+        let (held, written, path, told) = match config {
+            Handed::File(config) => {
+                let shown = one_line(&shown(config));
+                let (held, written, key) = launch
+                    .text_of(config, &|name| sourced(script, name))
+                    .map_err(|why| of_line(line, format!("`{shown}` is not read: {why}")))?;
+                let path = match written {
+                    Some(line) => format!("{source}: `{shown}`, which line {line} writes"),
+                    None => script.parent().unwrap_or(Path::new("")).join(&key).display().to_string(),
+                };
+                let told = match (written, is_unknown(config)) {
+                    (Some(line), _) => {
+                        format!(
+                            "the script hands `{shown}` to DeepSpeed, as line {line} writes it; lines are its"
+                        )
+                    }
+                    (None, true) => {
+                        format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its")
+                    }
+                    (None, false) => {
+                        format!("the script hands {path} to DeepSpeed, which is read; lines are its")
+                    }
+                };
+                (held, written, path, told)
+            }
+            Handed::Made(text) => {
+                let told =
+                    "DeepSpeed's configuration is what Accelerate makes of its own settings".to_owned();
+                (text.clone(), None, format!("{source}: the configuration that Accelerate makes"), told)
+            }
+        };
         if let Some(line) = written.filter(|_| is_unknown(&held)) {
             let text = "part of what this writes is known only when the script runs; variables can be given behind `--`";
             return Err(of_line(line, text.to_owned()));
         }
-        let path = match written {
-            Some(line) => format!("{source}: `{shown}`, which line {line} writes"),
-            None => script.parent().unwrap_or(Path::new("")).join(&key).display().to_string(),
-        };
         let (mut trainer, others) =
             deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
+        trainer.precision = trainer.precision.or(mixed_precision(launch));
         let mut beside = flags_of(launch);
         beside.extend(constants_of(script, launch));
         if let Some(on) = beside.get(SCRIPT_RECOMPUTES) {
@@ -436,15 +474,7 @@ impl Launched {
             });
         }
         notes.extend(launch.disagreements(text));
-        notes.push(match (written, is_unknown(config)) {
-            (Some(line), _) => {
-                format!("the script hands `{shown}` to DeepSpeed, as line {line} writes it; lines are its")
-            }
-            (None, true) => {
-                format!("the script hands `{shown}` to DeepSpeed: taken to be {path}; lines are its")
-            }
-            (None, false) => format!("the script hands {path} to DeepSpeed, which is read; lines are its"),
-        });
+        notes.push(told);
         let read =
             Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), (trainer, beside), args);
         let mut read = read.inspect_err(|_| print(&notes))?;
@@ -466,6 +496,14 @@ impl Launched {
             (gpus, ranks.filter(|ranks| gpus.is_some_and(|gpus| gpus != *ranks)))
         {
             notes.push(format!("{gpus} GPUs as given, not the {ranks} ranks that the launcher starts"));
+        }
+        let is_settings = |word: &&str| [".yaml", ".yml", ".toml"].iter().any(|end| word.ends_with(end));
+        let settings = launch.arguments.iter().map(|word| word.text.as_str());
+        for file in settings.filter(is_settings) {
+            let file = one_line(&shown(file));
+            notes.push(format!(
+                "`{file}` is handed to the training script and not read: batches, lengths and adapters that it sets are left out"
+            ));
         }
         if !others.is_empty() {
             notes.push(format!("flags of the training script are not understood: {}", others.join(" ")));

@@ -2,11 +2,13 @@
 //! functions, here-documents, commands in strings, other files by `source`. Nothing is executed; what only a
 //! running shell knows stays unknown.
 
+mod accelerate;
 mod arithmetic;
 mod builtins;
 mod calls;
 mod conditions;
 mod expand;
+mod kubernetes;
 mod launches;
 mod loops;
 mod parse;
@@ -16,8 +18,11 @@ mod ranks;
 mod run;
 mod state;
 mod undecided;
+mod wrappers;
 
+pub use accelerate::{Handed, Told};
 use calls::{file_key, in_folder};
+pub use kubernetes::is_manifest;
 pub use launches::program;
 pub use printed::Written;
 use printed::held;
@@ -68,6 +73,8 @@ pub struct Launch {
     pub written: BTreeMap<String, Arc<Written>>,
     /// The folder in which it is started, from the script's; empty: that one.
     pub folder: String,
+    /// What `accelerate launch` is told, where that is the launcher.
+    pub accelerate: Option<Told>,
     /// What the launcher's file of hosts holds.
     pub hosts: Option<String>,
     /// A file that could have set any variable was not read.
@@ -77,14 +84,15 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// The DeepSpeed configuration that a script hands on, by its path as the script says it, where the model is not
-    /// told by flags.
-    #[must_use]
-    pub fn deepspeed_config(&self) -> Option<String> {
+    /// The DeepSpeed configuration that a script or its launcher hands on, where the model is not told by flags.
+    ///
+    /// # Errors
+    /// What the launcher is told cannot be read.
+    pub fn deepspeed_config(&self) -> Result<Option<Handed>, ImportError> {
         let words = &self.arguments;
         let name = |word: &Word| word.text.split('=').next().unwrap_or_default().to_owned();
         if words.iter().any(|w| TELLING.contains(&name(w).as_str())) {
-            return None;
+            return Ok(None);
         }
         // Before the second, which is a switch beside the first.
         let value = ["--deepspeed_config", "--deepspeed"].into_iter().find_map(|flag| {
@@ -92,8 +100,10 @@ impl Launch {
             let value = words[at].text.split_once('=').map(|(_, value)| value);
             value.or_else(|| words.get(at + 1).map(|w| w.text.as_str())).filter(|v| !v.starts_with('-'))
         });
-        let path = value?;
-        (path.ends_with(".json") && file_key(path, None).is_some()).then(|| path.to_owned())
+        match value.filter(|path| path.ends_with(".json") && file_key(path, None).is_some()) {
+            Some(path) => Ok(Some(Handed::File(path.to_owned()))),
+            None => self.accelerate.as_ref().map_or(Ok(None), Told::deepspeed),
+        }
     }
 
     /// What a file holds that the script names, the line on which the script writes it if it does, and its path from
@@ -198,6 +208,16 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
         let arguments = words.into_iter().map(|text| Word { text, line: 1 }).collect();
         return Ok(Launch { arguments, ..Launch::default() });
     }
+    if is_manifest(text) {
+        if let Some(word) = started_with.first() {
+            let text = format!("a manifest is no script, so nothing can be handed to it: `{}`", shown(word));
+            return Err(ImportError::new(1, text));
+        }
+        let mut shell = run::Shell::new(files);
+        shell.script = text.split('\n').map(str::to_owned).collect();
+        shell.manifest(text)?;
+        return launch_found(shell, text);
+    }
     let list = argument_list(text);
     let commands = if list.is_some() { Vec::new() } else { parse::parse(text)? };
     let mut shell = run::Shell::new(files);
@@ -252,6 +272,11 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
     if shell.found.is_empty() && shell.perhaps.is_empty() && shell.arguments.is_empty() {
         shell.scripts_in_documents()?;
     }
+    launch_found(shell, text)
+}
+
+/// The one training command that a script starts.
+fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError> {
     let unread = shell.unread;
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let mut notes = std::mem::take(&mut shell.notes);
@@ -288,23 +313,30 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
         return Err(ImportError::new(word.line, text));
     }
     let bare = found.iter().find(|l| l.arguments.is_empty()).and_then(|l| l.script.clone());
-    found.retain(|l| !l.arguments.is_empty());
+    found.retain(|l| !l.arguments.is_empty() || l.deepspeed_config() != Ok(None));
     let tells = |l: &Launch| {
         l.arguments.iter().any(|w| TELLING.contains(&w.text.split('=').next().unwrap_or_default()))
     };
     if found.iter().any(tells) {
         // Scripts that prepare data are started in the same way.
         found.retain(tells);
-    } else if found.iter().all(|l| l.deepspeed_config().is_none())
-        && let Some(error) = elsewhere(text)
-    {
-        return Err(error);
+    } else {
+        let configurations: Result<Vec<_>, _> = found.iter().map(Launch::deepspeed_config).collect();
+        if configurations?.iter().all(Option::is_none)
+            && let Some(error) = elsewhere(text)
+        {
+            return Err(error);
+        }
     }
     let mut launches = found.into_iter();
     let Some(first) = launches.next() else {
         notes.append(&mut shell.not_started);
-        return Err(ImportError { notes, ..no_command(text, bare) });
+        let error = shell.unfollowed.take().unwrap_or_else(|| no_command(text, bare));
+        return Err(ImportError { notes, ..error });
     };
+    if let Some(ImportError { line, message, .. }) = shell.unfollowed.take() {
+        notes.push(format!("line {line}: {message}"));
+    }
     let texts = |l: &Launch| l.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
     if let Some(other) = launches.find(|l| texts(l) != texts(&first)) {
         let line = other.script.as_ref().map_or(1, |w| w.line);
@@ -334,14 +366,16 @@ fn argument_list(text: &str) -> Option<Vec<parse::Raw>> {
 }
 
 /// What launches can be read, for messages.
-pub const READABLE: &str =
-    "read are launch scripts of Megatron-LM and Megatron-DeepSpeed, DeepSpeed configurations and saved plans";
+pub const READABLE: &str = "read are launch scripts and Kubernetes manifests of Megatron-LM and Megatron-DeepSpeed, DeepSpeed configurations and saved plans";
 
 /// The launcher of a framework whose settings stand in other files, if a script starts one.
 fn elsewhere(text: &str) -> Option<ImportError> {
     const ELSEWHERE: &[(&str, &str)] = &[
         ("torchtitan.train", "torchtitan, whose settings stand in a configuration of its own"),
-        ("accelerate launch", "Accelerate, whose settings stand in a YAML file and a Python script"),
+        (
+            "accelerate launch",
+            "Accelerate without DeepSpeed, whose settings stand in a YAML file and a Python script",
+        ),
         ("run_train.py --config-file", "nanotron, whose settings stand in a YAML file"),
     ];
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with('#'));

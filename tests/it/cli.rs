@@ -586,7 +586,7 @@ fn launch_scripts_of_every_framework_are_read_or_say_what_is() {
         ("deepspeed", None),
         ("megatron-deepspeed", None),
         ("torchtitan", Some("torchtitan, whose settings stand in a configuration of its own")),
-        ("accelerate", Some("Accelerate, whose settings stand in a YAML file")),
+        ("accelerate", Some("Accelerate without DeepSpeed, whose settings stand in a YAML file")),
         ("bridge", Some("autoplan_recipe.py is started without flags")),
     ] {
         let output = small(&["--framework", framework, "--format", "ron"]);

@@ -6,7 +6,7 @@ use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Change, Destination, Format, Settings, export, write};
 use autoplan::frameworks::megatron::flag_rules::{FLAG_RULES, in_the_way};
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
-use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
+use autoplan::frameworks::shell::{Handed, ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
@@ -15,6 +15,7 @@ use autoplan::spec::job::{Optimizer, Precision};
 use autoplan::spec::model::{Block, FeedForward, Mixer, Model, Position, PositionScaling, RouterScore};
 
 mod forks;
+mod wrappers;
 
 use crate::frameworks_cases::{Question, Random, Wild, models, question};
 
@@ -91,10 +92,15 @@ fn thousands_of_plans_survive_export_and_import() {
             continue;
         }
         let format = if done % 2 == 0 { Format::Args } else { Format::Script };
-        let to = if done % 3 == 0 { Destination::Slurm } else { Destination::Framework(Target::Megatron) };
+        let to = match done % 5 {
+            0 => Destination::Slurm,
+            1 => Destination::Kubernetes,
+            _ => Destination::Framework(Target::Megatron),
+        };
         // Models that Megatron's command line cannot say are refused; the others come back whole.
         let Ok(files) = export(to, &question.request(format)) else { continue };
-        let gpus = (format == Format::Args).then_some(question.job.gpus);
+        let says_no_ranks = format == Format::Args && to != Destination::Kubernetes;
+        let gpus = says_no_ranks.then_some(question.job.gpus);
         let imported = import(&files[0].text, &question.model.name, gpus)
             .unwrap_or_else(|error| panic!("{error}\n{}", files[0].text));
         compare(&question, &imported, &files[0].text, shown);
@@ -155,11 +161,11 @@ fn both_spellings_hand_a_configuration_on() {
     ] {
         let launch =
             read_launch(&format!("deepspeed --num_gpus 8 train.py {flags} --lr 1"), &no_files).unwrap();
-        assert_eq!(launch.deepspeed_config().as_deref(), Some("ds.json"), "{flags}");
+        assert_eq!(launch.deepspeed_config(), Ok(Some(Handed::File("ds.json".to_owned()))), "{flags}");
         assert_eq!(launch.ranks(""), Ok(Some(8)));
     }
     let launch = read_launch("torchrun pretrain_gpt.py --deepspeed --num-layers 2", &no_files).unwrap();
-    assert_eq!(launch.deepspeed_config(), None);
+    assert_eq!(launch.deepspeed_config(), Ok(None));
 }
 
 #[test]
@@ -536,7 +542,7 @@ fn what_a_configuration_leaves_to_the_trainer_comes_from_its_flags() {
 --per_device_train_batch_size 2 --gradient-accumulation-steps=16 --model_max_length 2048 \
 --gradient_checkpointing True --deepspeed ds.json --lr 1e-5";
     let launch = read_launch(script, &no_files).unwrap();
-    assert_eq!(launch.deepspeed_config().as_deref(), Some("ds.json"));
+    assert_eq!(launch.deepspeed_config(), Ok(Some(Handed::File("ds.json".to_owned()))));
     let (trainer, others) = deepspeed::Trainer::read(&launch).unwrap();
     assert_eq!(others, ["--model_name_or_path", "--lr"]);
     let models = models();

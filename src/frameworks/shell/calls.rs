@@ -6,6 +6,7 @@ use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
 use super::run::{Run, Shell};
 use super::state::{Branch, Flow, Status, known};
+use super::wrappers::{is_closed, without_wrappers};
 use super::{UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
 /// Most files that a script may source, counted as often as it does.
@@ -161,7 +162,13 @@ impl Shell<'_> {
     }
 
     /// A script that is started, with only what is exported: a file beside this one. None where it cannot be read.
-    pub(super) fn script(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Option<Status>> {
+    pub(super) fn script(
+        &mut self,
+        path: &str,
+        arguments: &[Word],
+        launcher: &[Word],
+        line: usize,
+    ) -> Run<Option<Status>> {
         let (path, list) = match self.followed(path, line) {
             Ok(followed) => followed,
             Err(reason) => {
@@ -175,16 +182,26 @@ impl Shell<'_> {
         };
         self.sources.push(path);
         let arguments = arguments.iter().map(|w| w.text.clone()).collect();
-        let status = self.child(Some(arguments), &list)?;
+        let status = self.child(launcher, Some(arguments), &list)?;
         self.sources.pop();
         Ok(Some(status))
     }
 
-    /// Runs commands as a program of their own does.
-    pub(super) fn child(&mut self, arguments: Option<Vec<String>>, list: &List) -> Run<Status> {
+    /// Runs commands as a program of their own does, which a launcher tells of variables.
+    pub(super) fn child(
+        &mut self,
+        launcher: &[Word],
+        arguments: Option<Vec<String>>,
+        list: &List,
+    ) -> Run<Status> {
+        let (closed, told) = (is_closed(launcher), self.handed_on(launcher));
+        self.unread |= closed;
         self.nested(|shell| {
             shell.subshell(|shell| {
-                shell.state.variables.retain(|_, variable| variable.exported);
+                shell.state.variables.retain(|_, variable| variable.exported && !closed);
+                for (name, value) in told {
+                    shell.set(&name, value);
+                }
                 shell.state.functions.clear();
                 shell.state.frames.clear();
                 shell.state.options = Default::default();
@@ -204,7 +221,7 @@ impl Shell<'_> {
     ) -> Run<Status> {
         let text = as_value(text);
         let list = parse_inside(&text, self.places_of(&text, line))?;
-        self.launched_by(launcher, |shell| shell.child(arguments, &list))
+        self.launched_by(launcher, |shell| shell.child(launcher, arguments, &list))
     }
 
     /// The script's lines of those of a text that begins on a line of it; that line for all where the text stands
@@ -238,7 +255,7 @@ impl Shell<'_> {
         let status = run(self)?;
         let (found, perhaps) = (found.min(self.found.len()), perhaps.min(self.perhaps.len()));
         for launch in self.found[found..].iter_mut().chain(&mut self.perhaps[perhaps..]) {
-            launch.launcher.splice(0..0, launcher.iter().cloned());
+            launch.launcher.splice(0..0, without_wrappers(launcher));
         }
         Ok(status)
     }

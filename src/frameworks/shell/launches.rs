@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use super::accelerate;
 use super::parse::{Raw, parse_inside};
 use super::ranks::host_file;
 use super::run::{Run, Shell};
-use super::state::Status;
-use super::{Launch, TELLING, Word, as_value, assignment, is_unknown, shown};
+use super::state::{Status, unknown};
+use super::wrappers::{Wrapped, is_closed, may_train, text_behind, unfollowed, without_wrappers, wrapped};
+use super::{ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown};
 
 /// Most training commands that are told apart: one is expected.
 const MOST_LAUNCHES: usize = 64;
@@ -16,6 +18,19 @@ impl Shell<'_> {
     pub(super) fn program(&mut self, fields: &[Word], document: Option<usize>) -> Run<Status> {
         let Some((first, arguments)) = fields.split_first() else { return Ok(Some(0)) };
         let name = program(&first.text).to_owned();
+        match wrapped(fields) {
+            Some(Wrapped::Command(at)) => return self.program(&fields[at..], document),
+            Some(Wrapped::Text(text)) => {
+                self.script_text(&text.text, text.line, &fields[..1], None)?;
+                self.print(None);
+                return Ok(None);
+            }
+            Some(Wrapped::Input { at, mark }) if may_train(&fields[at..]) => {
+                let fields = self.with_input(&fields[at..], mark.as_deref());
+                return self.program(&fields, document);
+            }
+            _ => {}
+        }
         let texts: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
         let given = self.state.input.clone().filter(|_| document.is_some());
         if let Some(done) = self.known_program(&name, &texts, first.line) {
@@ -28,6 +43,7 @@ impl Shell<'_> {
             return Ok(done.status);
         }
         if QUIET.contains(&name.as_str()) {
+            self.not_followed(fields);
             self.print(None);
             return Ok(None);
         }
@@ -40,6 +56,7 @@ impl Shell<'_> {
             self.arguments.extend(fields.iter().cloned());
             return Ok(Some(0));
         }
+        let before = self.found.len() + self.perhaps.len();
         match self.training_command(fields)? {
             Some(launch) => {
                 self.start(launch);
@@ -53,19 +70,55 @@ impl Shell<'_> {
                 self.document(&text, line, fields)?;
                 self.unknown_program(&name, &texts, first.line);
             }
-            None => self.unknown_program(&name, &texts, first.line),
+            None => {
+                if self.found.len() + self.perhaps.len() == before {
+                    self.not_followed(fields);
+                }
+                self.unknown_program(&name, &texts, first.line);
+            }
         }
         Ok(None)
     }
 
+    /// Remembers a program that may start training in a way that is not followed.
+    fn not_followed(&mut self, fields: &[Word]) {
+        if let Some((text, first)) = unfollowed(fields).zip(fields.first()) {
+            self.unfollowed.get_or_insert_with(|| ImportError::new(first.line, text));
+        }
+    }
+
+    /// A command with the lines of its input in the place of a mark, else their words behind it.
+    fn with_input(&mut self, fields: &[Word], mark: Option<&str>) -> Vec<Word> {
+        let input = self.state.input.take().filter(|text| text.trim().lines().count() == 1);
+        let line = fields.first().map_or(1, |word| word.line);
+        let Some(mark) = mark else {
+            let words = input.as_deref().and_then(shlex::split).unwrap_or_else(|| vec![unknown()]);
+            let behind = words.into_iter().map(|text| Word { text, line });
+            return fields.iter().cloned().chain(behind).collect();
+        };
+        let line_of_input = input.as_deref().map_or_else(unknown, |text| text.trim().to_owned());
+        let replaced = |word: &Word| Word { text: word.text.replace(mark, &line_of_input), line: word.line };
+        fields.iter().map(replaced).collect()
+    }
+
     /// Notes a training command, once.
     fn start(&mut self, launch: Launch) {
-        let mut environment = self.environment();
+        let closed = is_closed(&launch.launcher);
+        self.unread |= closed;
+        let mut environment = if closed { BTreeMap::new() } else { self.environment() };
         environment.extend(launch.environment);
         let hosts = host_file(&launch.launcher).map(str::to_owned).and_then(|path| self.text_at(&path));
+        let accelerate = accelerate::options(&launch.launcher).map(|options| {
+            let text = options.get("config_file").map(|word| {
+                let key = self.key_of(&word.text).ok_or_else(|| format!("its path {UNTOLD}"))?;
+                self.text_of_file(&key)
+            });
+            Told::new(options, text)
+        });
         let launch = Launch {
             environment,
             hosts,
+            accelerate,
             written: self.state.written.clone(),
             folder: self.state.folder.clone(),
             ..launch
@@ -101,9 +154,9 @@ impl Shell<'_> {
         }
         let (found, perhaps) = (self.found.len(), self.perhaps.len());
         let (path, line) = (fields[at].text.clone(), fields[at].line);
-        let Some(status) = self.script(&path, &fields[at + 1..], line)? else { return Ok(None) };
+        let Some(status) = self.script(&path, &fields[at + 1..], launcher, line)? else { return Ok(None) };
         let added = self.found.iter_mut().skip(found).chain(self.perhaps.iter_mut().skip(perhaps));
-        let before: Vec<Word> = launcher.iter().filter(|w| !is_shell(w)).map(clean).collect();
+        let before: Vec<Word> = without_wrappers(launcher).into_iter().filter(|w| !is_shell(w)).collect();
         added.for_each(|launch| drop(launch.launcher.splice(0..0, before.iter().cloned())));
         Ok(Some(status))
     }
@@ -143,8 +196,33 @@ impl Shell<'_> {
         }
         // Any other text, such as a Python program, is no script.
         let Ok(list) = parse_inside(&text, self.places_of(&text, line)) else { return Ok(()) };
-        self.launched_by(launcher, |shell| shell.child(None, &list))?;
+        self.launched_by(launcher, |shell| shell.child(launcher, None, &list))?;
         Ok(())
+    }
+
+    /// Variables that a launcher hands on: `srun --export=ALL,NAME=value`, `mpirun -x NAME=value`, `docker run -e NAME=value`,
+    /// `env NAME=value`; with no value those that are set here.
+    pub(super) fn handed_on(&self, launcher: &[Word]) -> BTreeMap<String, String> {
+        let own = self.environment();
+        let mut all = BTreeMap::new();
+        for (at, word) in launcher.iter().enumerate() {
+            let next = launcher.get(at + 1).map_or("", |next| next.text.as_str());
+            let list = match word.text.split_once('=') {
+                Some(("--export" | "--env", list)) => list,
+                _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => next,
+                _ => "",
+            };
+            let named = launcher[at + 1..].iter().map_while(|w| w.text.split_once('='));
+            let by_env = named.filter(|_| program(&word.text) == "env");
+            let said = list.split(',').filter_map(|one| match one.split_once('=') {
+                Some(pair) => Some(pair),
+                None => own.get_key_value(one).map(|(name, value)| (name.as_str(), value.as_str())),
+            });
+            for (name, value) in said.chain(by_env) {
+                all.insert(name.to_owned(), as_value(value));
+            }
+        }
+        all
     }
 
     /// Splits a command at its training script, if it starts one.
@@ -160,7 +238,7 @@ impl Shell<'_> {
                 text.strip_prefix("--wrap=").map(|inner| (at, Word { text: inner.to_owned(), line: w.line }))
             }
         });
-        if let Some((at, inner)) = wrapped {
+        if let Some((at, inner)) = wrapped.or_else(|| text_behind(fields)) {
             // Behind the text stand the name that it goes by and its arguments.
             let behind = fields.get(at + 3..).filter(|_| fields[at].text.ends_with('c'));
             let behind = behind.map(|words| words.iter().map(|w| w.text.clone()).collect());
@@ -171,16 +249,17 @@ impl Shell<'_> {
         let script = fields.iter().position(|w| w.text.ends_with(".py"));
         let Some(at) = script.or_else(|| unnamed_script(fields)) else { return Ok(None) };
         let flags = fields[at + 1..].iter().any(|w| w.text.starts_with("--") || is_unknown(&w.text));
-        let launches =
-            |w: &Word| ["python", "torchrun", "deepspeed"].iter().any(|l| program(&w.text).starts_with(l));
+        let launches = |w: &Word| {
+            ["python", "torchrun", "deepspeed", "accelerate"].iter().any(|l| program(&w.text).starts_with(l))
+        };
         if !flags && !fields[..at].iter().any(launches) {
             return Ok(None);
         }
         Ok(Some(Launch {
-            launcher: fields[..at].iter().map(clean).collect(),
+            launcher: without_wrappers(&fields[..at]),
             script: Some(clean(&fields[at])),
             arguments: fields[at + 1..].iter().map(clean).collect(),
-            environment: handed_on(&fields[..at]),
+            environment: self.handed_on(&fields[..at]),
             ..Launch::default()
         }))
     }
@@ -202,6 +281,21 @@ const LAUNCHERS: &[&str] = &[
     "stdbuf",
     "singularity",
     "apptainer",
+    "enroot",
+    "shifter",
+    "sarus",
+    "ch-run",
+    "docker",
+    "podman",
+    "kubectl",
+    "env",
+    "nsys",
+    "ncu",
+    "jsrun",
+    "aprun",
+    "flux",
+    "uv",
+    "poetry",
 ];
 
 /// Programs that start no training, whatever they are told of.
@@ -244,26 +338,6 @@ const QUIET: &[&str] = &[
     "nano",
     "history",
 ];
-
-/// Variables that a launcher hands on: `srun --export=ALL,NAME=value`, `mpirun -x NAME=value`, `docker run -e NAME=value`,
-/// `env NAME=value`.
-fn handed_on(launcher: &[Word]) -> BTreeMap<String, String> {
-    let mut all = BTreeMap::new();
-    for (at, word) in launcher.iter().enumerate() {
-        let next = launcher.get(at + 1).map_or("", |next| next.text.as_str());
-        let list = match word.text.split_once('=') {
-            Some(("--export" | "--env", list)) => list,
-            _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => next,
-            _ => "",
-        };
-        let named = launcher[at + 1..].iter().map_while(|w| w.text.split_once('='));
-        let by_env = named.filter(|_| program(&word.text) == "env");
-        for (name, value) in list.split(',').filter_map(|one| one.split_once('=')).chain(by_env) {
-            all.insert(name.to_owned(), as_value(value));
-        }
-    }
-    all
-}
 
 /// Where a script stands that is told by the flags of a training command behind it: a module behind `-m`, or a word of
 /// which nothing is known.

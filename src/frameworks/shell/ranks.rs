@@ -33,23 +33,28 @@ impl Said {
 }
 
 impl Launch {
-    /// Ranks that the launcher starts: torchrun's nodes times processes, Slurm's tasks, or `WORLD_SIZE`. `text` is
-    /// the script's.
+    /// Ranks that the launcher starts: Accelerate's processes, torchrun's nodes times processes, Slurm's tasks, or
+    /// `WORLD_SIZE`. `text` is the script's.
     ///
     /// # Errors
     /// A number of nodes or processes that is none.
     pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
+        if let Some(told) = &self.accelerate {
+            // Where its file is not read, the number may be given otherwise.
+            let processes = told.get("num_processes").unwrap_or_default();
+            return processes.map_or(Ok(None), |word| Ok(read("--num_processes", word)?.number()));
+        }
         let torch = self.names_torch() || self.names_deepspeed();
         if torch { self.ranks_of_torch(text) } else { self.ranks_of_tasks(text) }
     }
 
     fn ranks_of_torch(&self, text: &str) -> Result<Option<u32>, ImportError> {
         let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
-        let per_node = self.option(&PER_NODE)?.or_read(gpus);
+        let per_node = self.option(&PER_NODE)?.or(self.variable("PET_NPROC_PER_NODE")?).or_read(gpus);
         if self.names(&["--include", "--exclude", "-i", "-e"]) && self.names_deepspeed() {
             return Ok(self.included());
         }
-        let nodes = self.option(&NODES)?;
+        let nodes = self.option(&NODES)?.or(self.variable("PET_NNODES")?);
         if nodes == Said::Not && self.names(&["--hostfile", "-H"]) {
             let Some(slots) = self.hosts.as_deref().and_then(slots) else { return Ok(None) };
             return Ok(match (per_node, u32::try_from(slots.len())) {
@@ -112,6 +117,15 @@ impl Launch {
         values.last().map_or(Ok(Said::Not), |(name, value)| read(name, value))
     }
 
+    /// A number that torchrun takes from the environment where no option says it (`torch/distributed/argparse_util.py`).
+    fn variable(&self, name: &str) -> Result<Said, ImportError> {
+        let Some(value) = self.environment.get(name).filter(|_| self.names_torch()) else {
+            return Ok(Said::Not);
+        };
+        let line = self.launcher.first().map_or(1, |word| word.line);
+        read(name, &Word { text: value.clone(), line })
+    }
+
     /// All values of an option of the launcher, each with the name that it goes by there.
     fn values_of<'n>(&self, names: &[&'n str]) -> Vec<(&'n str, Word)> {
         let values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
@@ -150,6 +164,9 @@ impl Launch {
     /// script's.
     #[must_use]
     pub fn disagreements(&self, text: &str) -> Vec<String> {
+        if self.accelerate.is_some() {
+            return Vec::new();
+        }
         let torch = self.names_torch() || self.names_deepspeed();
         // An option that lists hosts or GPUs says the rest as well.
         if self.names_deepspeed() && self.names(&["--include", "--exclude", "-i", "-e"]) {

@@ -57,6 +57,8 @@ pub(super) struct Shell<'f> {
     pub(super) documents: Vec<(String, usize, State)>,
     /// Scripts that are started and cannot be followed, for people.
     pub(super) not_started: Vec<String>,
+    /// The first program that may start training in a way that is not followed.
+    pub(super) unfollowed: Option<ImportError>,
     /// Training commands.
     pub(super) found: Vec<Launch>,
     /// Those that may not run.
@@ -103,6 +105,7 @@ impl<'f> Shell<'f> {
             arguments: Vec::new(),
             unread: false,
             not_started: Vec::new(),
+            unfollowed: None,
             notes: Vec::new(),
         }
     }

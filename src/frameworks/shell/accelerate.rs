@@ -1,0 +1,127 @@
+//! What `accelerate launch` is told by its options and, where they say nothing, by the file that they name
+//! (`accelerate/commands/launch.py` `_validate_launch_command`), and the DeepSpeed configuration that it makes of that
+//! (`accelerate/utils/dataclasses.py` `DeepSpeedPlugin`).
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use super::super::yaml;
+use super::launches::program;
+use super::{ImportError, Word};
+
+/// Switches that each pick another way to train than the file's.
+const MODES: [&str; 6] = ["cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"];
+
+/// What it is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Told {
+    options: BTreeMap<String, Word>,
+    file: BTreeMap<String, Word>,
+    /// Why the file is not read.
+    fault: Option<ImportError>,
+}
+
+/// The options of `accelerate launch` among the words of a launcher, by their names with underscores.
+pub(super) fn options(launcher: &[Word]) -> Option<BTreeMap<String, Word>> {
+    let at = launcher.iter().position(|word| program(&word.text) == "accelerate")?;
+    let words = launcher.get(at + 1..).filter(|words| words.first().is_some_and(|w| w.text == "launch"))?;
+    let mut options = BTreeMap::new();
+    for (at, word) in words.iter().enumerate() {
+        let Some(option) = word.text.strip_prefix("--") else { continue };
+        let next = words.get(at + 1).map_or("", |next| next.text.as_str());
+        let (name, value) = option.split_once('=').unwrap_or((option, next));
+        options.insert(name.replace('-', "_"), Word { text: value.to_owned(), line: word.line });
+    }
+    Some(options)
+}
+
+impl Told {
+    /// `text` is what the file of the options holds, or why it is not read.
+    pub(super) fn new(options: BTreeMap<String, Word>, text: Option<Result<String, String>>) -> Self {
+        let mut told = Self { options, file: BTreeMap::new(), fault: None };
+        let Some((path, text)) = told.options.get("config_file").cloned().zip(text) else { return told };
+        let of_file =
+            |fault: String| ImportError::new(path.line, format!("`{}`: {fault}", super::shown(&path.text)));
+        let documents = text.map_err(|why| of_file(format!("not read: {why}"))).and_then(|text| {
+            yaml::documents(&text).map_err(|e| of_file(format!("line {}: {}", e.line, e.message)))
+        });
+        match documents {
+            Err(fault) => told.fault = Some(fault),
+            Ok(documents) => {
+                let top = documents.iter().flat_map(|node| node.entries());
+                for (name, node) in top {
+                    let inner = node.entries().iter().filter(|_| name == "deepspeed_config");
+                    for (name, node) in inner.chain([&(name.clone(), node.clone())]) {
+                        if let Some(text) = node.text() {
+                            let word = Word { text: text.to_owned(), line: path.line };
+                            told.file.insert(name.clone(), word);
+                        }
+                    }
+                }
+            }
+        }
+        told
+    }
+
+    /// A setting, of the options before the file's.
+    ///
+    /// # Errors
+    /// The file that would say it is not read.
+    pub fn get(&self, name: &str) -> Result<Option<&Word>, ImportError> {
+        match (self.options.get(name).or_else(|| self.file.get(name)), &self.fault) {
+            (None, Some(fault)) => Err(fault.clone()),
+            (word, _) => Ok(word.filter(|word| word.text != "none")),
+        }
+    }
+
+    fn uses_deepspeed(&self) -> Result<bool, ImportError> {
+        if MODES.iter().any(|mode| self.options.contains_key(*mode)) {
+            return Ok(self.options.contains_key("use_deepspeed"));
+        }
+        Ok(self.get("distributed_type")?.is_some_and(|kind| kind.text == "DEEPSPEED"))
+    }
+
+    /// The configuration that DeepSpeed is told; none where something else trains.
+    ///
+    /// # Errors
+    /// As [`Told::get`]; numbers that are none.
+    pub fn deepspeed(&self) -> Result<Option<Handed>, ImportError> {
+        if !self.uses_deepspeed()? {
+            return Ok(None);
+        }
+        if let Some(path) = self.get("deepspeed_config_file")? {
+            return Ok(Some(Handed::File(path.text.clone())));
+        }
+        let number = |name: &str| {
+            let Some(word) = self.get(name)? else { return Ok(None) };
+            let text = format!("{name} takes a whole number, found `{}`", super::shown(&word.text));
+            word.text.parse::<u32>().map(Some).map_err(|_| ImportError::new(word.line, text))
+        };
+        let place = |name: &str| -> Result<Value, ImportError> {
+            let device = self.get(name)?.map_or("none", |word| word.text.as_str());
+            Ok(json!({ "device": device }))
+        };
+        let accumulation = number("gradient_accumulation_steps")?.map_or(json!("auto"), |steps| json!(steps));
+        let text = json!({
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": accumulation,
+            "zero_optimization": {
+                "stage": number("zero_stage")?.unwrap_or(2),
+                "offload_optimizer": place("offload_optimizer_device")?,
+                "offload_param": place("offload_param_device")?,
+            },
+        });
+        Ok(Some(Handed::Made(text.to_string())))
+    }
+}
+
+/// A DeepSpeed configuration as a launch hands it on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Handed {
+    /// A file, by its path as the launch says it.
+    File(String),
+    /// What Accelerate makes of its own settings.
+    Made(String),
+}

@@ -1,0 +1,229 @@
+//! Programs that start the training command: the same words reach it through each of them.
+
+use autoplan::frameworks::shell::{Handed, Launch, no_files, read_launch};
+
+fn read(text: &str) -> Launch {
+    read_launch(text, &no_files).unwrap_or_else(|error| panic!("{text}: {error}"))
+}
+
+fn arguments(launch: &Launch) -> Vec<&str> {
+    launch.arguments.iter().map(|word| word.text.as_str()).collect()
+}
+
+#[test]
+fn commands_behind_other_programs_are_read() {
+    let train = "torchrun --nnodes 4 --nproc-per-node 8 x.py --n 8";
+    for start in [
+        "conda run -n env",
+        "conda run --no-capture-output --name=env",
+        "micromamba run -p /opt/env",
+        "nohup",
+        "env A=b",
+        "time",
+        "/usr/bin/time -v",
+        "numactl -N 0 --membind=0",
+        "numactl -N0 -m0",
+        "stdbuf -oL -e 0",
+        "timeout -k 5 10h",
+        "timeout --signal=INT 10",
+        "nice -n 10",
+        "nice -10 ionice -c3",
+        "taskset -c 0-7",
+        "flock -n /tmp/lock",
+        "setsid -f",
+        "singularity exec --nv --bind /data:/data image.sif",
+        "apptainer exec --nv image.sif",
+        "docker run --gpus all --rm -v /a:/b image",
+        "podman run --rm image",
+        "enroot start --rw image",
+        "srun --container-image=image.sqsh --container-mounts=/a:/b",
+        "srun -N 4 timeout 10 conda run -n env",
+        "ssh -o StrictHostKeyChecking=no -p 22 host",
+        "sshpass -p word ssh host",
+        "pdsh -R ssh -w host[1-4]",
+        "clush -bw host[1-4]",
+        "parallel-ssh -h hosts -i",
+        "echo host | xargs -I{} ssh {}",
+        "cat hosts | xargs -P 4 -n1 -I% ssh %",
+    ] {
+        let text = format!("{start} {train}");
+        let launch = read(&text);
+        assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(32))), "{text}");
+    }
+    // The same as a text for another shell.
+    for start in [
+        "ssh host",
+        "for h in a b; do ssh me@$h",
+        "pdsh -w a,b",
+        "tmux new-session -d -s x",
+        "tmux neww",
+        "su me -c",
+        "script -q -c",
+    ] {
+        let end = if start.starts_with("for") { "; done" } else { "" };
+        let text = format!("N=8\n{start} \"cd /work && {}\"{end}", train.replace("--n 8", "--n $N"));
+        let launch = read(&text);
+        assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(32))), "{text}");
+    }
+}
+
+#[test]
+fn options_of_wrappers_say_no_ranks() {
+    for start in
+        ["numactl -N 0 -m 0", "flock -n /tmp/lock", "nice -n 3", "conda run -n env", "ionice -n 7 -c 2"]
+    {
+        let text = format!("srun -N 4 --ntasks-per-node 8 {start} python x.py --n 8");
+        assert_eq!(read(&text).ranks(&text), Ok(Some(32)), "{text}");
+        let text = format!("{start} python x.py --n 8");
+        assert_eq!(read(&text).ranks(&text), Ok(None), "{text}");
+    }
+}
+
+#[test]
+fn lines_of_the_input_are_arguments() {
+    let text = "echo \"--n 8\" | xargs torchrun x.py --m 2";
+    assert_eq!(arguments(&read(text)), ["--m", "2", "--n", "8"]);
+    let text = "xargs torchrun x.py --m 2 < list";
+    assert_eq!(arguments(&read(text)), ["--m", "2", "\u{fffc}"]);
+    // What is not started is not read.
+    assert!(read_launch("ls | xargs rm x.py", &no_files).is_err());
+}
+
+#[test]
+fn other_hosts_and_containers_know_what_they_are_told() {
+    let told = |text: &str| read(text).environment.get("A").cloned();
+    for (text, value) in [
+        ("export A=1; ssh host 'torchrun x.py --n $A'", None),
+        ("export A=1; ssh host \"A=2 torchrun x.py --n 1\"", Some("2")),
+        ("export A=1; docker run image torchrun x.py --n 1", None),
+        ("export A=1; docker run -e A image torchrun x.py --n 1", Some("1")),
+        ("docker run -e A=2 image bash -c 'torchrun x.py --n $A'", Some("2")),
+        ("export A=1; apptainer exec image torchrun x.py --n 1", Some("1")),
+        ("export A=1; timeout 5 torchrun x.py --n 1", Some("1")),
+    ] {
+        assert_eq!(told(text).as_deref(), value, "{text}");
+    }
+    assert_eq!(arguments(&read("docker run -e A=2 image bash -c 'torchrun x.py --n $A'")), ["--n", "2"]);
+    assert_eq!(arguments(&read("export A=1; ssh host 'torchrun x.py --n $A'")), ["--n", "\u{fffc}"]);
+}
+
+#[test]
+fn programs_that_are_not_followed_are_named() {
+    for (start, name) in [
+        ("conda run --cwd /x", "conda` with `--cwd"),
+        ("clush --picky -w a", "clush` with `--picky"),
+        ("parallel -j 4", "parallel"),
+        ("tmux send-keys -t x", "tmux"),
+    ] {
+        let text = format!("\n{start} \"torchrun x.py --n 1\" C-m");
+        let error = read_launch(&text, &no_files).unwrap_err();
+        assert!(error.line == 2 && error.message.contains(name), "{text}: {error}");
+        assert!(error.message.contains("give the training command alone"), "{error}");
+        // Beside one that is read it is a note.
+        let both = read(&format!("{text}\ntorchrun x.py --n 1"));
+        assert!(both.notes.iter().any(|note| note.starts_with("line 2") && note.contains(name)), "{both:?}");
+    }
+    // What installs starts nothing.
+    assert!(read("conda install deepspeed\ntorchrun x.py --n 1").notes.is_empty());
+}
+
+#[test]
+fn accelerate_says_ranks_and_configurations() {
+    let files = |path: &str| match path {
+        "zero.yaml" => {
+            Ok("deepspeed_config:\n  gradient_accumulation_steps: 4\n  offload_optimizer_device: cpu\n  \
+                           zero_stage: 3\ndistributed_type: DEEPSPEED\nnum_machines: 2\nnum_processes: 16\n"
+                .to_owned())
+        }
+        "file.yaml" => Ok("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  \
+                           deepspeed_config_file: conf/ds.json\n"
+            .to_owned()),
+        "fsdp.yaml" => Ok("distributed_type: FSDP\nnum_processes: 8\n".to_owned()),
+        "broken.yaml" => Ok("a: [1\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    let read = |text: &str| {
+        let launch = read_launch(text, &files).unwrap_or_else(|error| panic!("{text}: {error}"));
+        (launch.ranks(text).unwrap(), launch.deepspeed_config().unwrap())
+    };
+    let file = |path: &str| Some(Handed::File(path.to_owned()));
+    for (text, expected) in [
+        (
+            "accelerate launch --use_deepspeed --deepspeed_config_file ds.json --num_machines 4 --num_processes 32 t.py",
+            (Some(32), file("ds.json")),
+        ),
+        ("accelerate launch --config_file file.yaml t.py --n 1", (Some(8), file("conf/ds.json"))),
+        // Options count before the file.
+        (
+            "accelerate launch --config-file=file.yaml --num-processes=64 --deepspeed-config-file x.json t.py",
+            (Some(64), file("x.json")),
+        ),
+        ("accelerate launch --config_file file.yaml --num_processes $N t.py", (None, file("conf/ds.json"))),
+        // The script's own is what the trainer reads.
+        ("accelerate launch --config_file file.yaml t.py --deepspeed own.json", (Some(8), file("own.json"))),
+        ("accelerate launch --num_processes 32 t.py --num-layers 2", (Some(32), None)),
+    ] {
+        assert_eq!(read(text), expected, "{text}");
+    }
+    let (ranks, made) = read("accelerate launch --config_file zero.yaml --offload_param_device nvme t.py");
+    let Some(Handed::Made(made)) = made else { panic!("{made:?}") };
+    let made: serde_json::Value = serde_json::from_str(&made).unwrap();
+    let zero = &made["zero_optimization"];
+    assert_eq!(
+        (ranks, &zero["stage"], &made["gradient_accumulation_steps"]),
+        (Some(16), &3.into(), &4.into())
+    );
+    assert_eq!(
+        (&zero["offload_optimizer"]["device"], &zero["offload_param"]["device"]),
+        (&"cpu".into(), &"nvme".into())
+    );
+    assert_eq!(made["train_micro_batch_size_per_gpu"], "auto");
+    for (text, part) in [
+        ("accelerate launch --config_file gone.yaml t.py", "`gone.yaml`: not read: there is no such file"),
+        ("accelerate launch --config_file broken.yaml t.py", "`broken.yaml`: line 2: this is no YAML"),
+        ("accelerate launch --config_file fsdp.yaml t.py", "Accelerate without DeepSpeed"),
+        ("accelerate launch --multi_gpu --config_file file.yaml t.py", "Accelerate without DeepSpeed"),
+        (
+            "accelerate launch --use_deepspeed --zero_stage two t.py",
+            "zero_stage takes a whole number, found `two`",
+        ),
+    ] {
+        let error = read_launch(text, &files).unwrap_err();
+        assert!(error.line == 1 && error.message.contains(part), "{text}: {error}");
+    }
+}
+
+#[test]
+fn manifests_are_read_with_their_variables() {
+    let job = "apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n      initContainers:\n        - command: [python, other.py, --n, \"3\"]\n      containers:\n        - name: train\n";
+    let list = "          env:\n            - {name: SIZE, value: \"8\"}\n            - name: TOKEN\n              valueFrom: {secretKeyRef: {name: x, key: y}}\n          command: [torchrun, --nnodes, \"2\", --nproc-per-node=8]\n          args:\n            - x.py\n            - --n\n            - $(SIZE)\n            - --rank=$(JOB_COMPLETION_INDEX)-$(TOKEN)-$(LEFT)-$$(SIZE)\n";
+    let text = format!("{job}{list}");
+    let launch = read(&text);
+    assert_eq!(arguments(&launch), ["--n", "8", "--rank=\u{fffc}-\u{fffc}-$(LEFT)-$(SIZE)"]);
+    assert_eq!((launch.ranks(&text), launch.arguments[1].line), (Ok(Some(16)), 18));
+    assert_eq!(launch.environment.get("SIZE").map(String::as_str), Some("8"));
+    // A script in a block, on its own lines.
+    let block = "          command: [\"/bin/bash\", \"-c\"]\n          args:\n            - |\n              N=8\n              torchrun --nproc-per-node 8 \\\n                x.py --n $N\n";
+    let text = format!("{job}{block}");
+    let launch = read(&text);
+    assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(8))));
+    assert_eq!(launch.script.unwrap().line, 15);
+    // Another kind's controller says how many nodes there are.
+    let text = text.replace("kind: Job", "kind: PyTorchJob");
+    assert_eq!(read(&text).ranks(&text), Ok(None));
+    let error = read_launch("apiVersion: v1\nkind: [Job\n", &no_files).unwrap_err();
+    assert!(error.line == 3 && error.message.contains("no YAML"), "{error}");
+    let error = read_launch("apiVersion: v1\nkind: Service\n", &no_files).unwrap_err();
+    assert!(error.message.contains("no training command"), "{error}");
+}
+
+#[test]
+fn torchrun_takes_numbers_from_its_variables() {
+    for (text, ranks) in [
+        ("export PET_NNODES=4 PET_NPROC_PER_NODE=8; torchrun x.py --n 1", Some(32)),
+        ("export PET_NNODES=4; torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),
+        ("export PET_NNODES=$(hostname); torchrun --nproc-per-node 8 x.py --n 1", None),
+    ] {
+        assert_eq!(read(text).ranks(text), Ok(ranks), "{text}");
+    }
+}

@@ -172,9 +172,12 @@ impl Tail {
         self.lines.iter().map(line).max().unwrap_or(0)
     }
 
-    /// One that is both of a rank, one after the other.
+    /// One that is no more than both of a rank together.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
+        if self.lines.is_empty() || other.lines.is_empty() {
+            return Self { lines: [self.lines.as_slice(), &other.lines].concat() };
+        }
         let sum = |a: &Line, b: &Line| Line {
             constant: a.constant + b.constant,
             per_layer: a.per_layer.iter().zip(&b.per_layer).map(|(a, b)| a + b).collect(),
@@ -187,11 +190,23 @@ impl Tail {
 
 /// Data-parallel traffic at both ends of a step that the passes of its own rank do not hide.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Ends {
+pub struct Traffic {
     /// By rank: weights gathered before its first pass, counted from the beginning of the step.
     pub gathers: Vec<Tail>,
     /// By rank: gradients reduced after its last pass.
     pub reduces: Vec<Tail>,
+}
+
+impl Traffic {
+    /// Whether it is of so many ranks and kinds of layers.
+    #[must_use]
+    pub fn is_of(&self, ranks: usize, kinds: usize) -> bool {
+        let of = |tails: &[Tail]| {
+            let mut lines = tails.iter().flat_map(|tail| &tail.lines);
+            tails.len() == ranks && lines.all(|line| line.per_layer.len() == kinds)
+        };
+        of(&self.gathers) && of(&self.reduces)
+    }
 }
 
 /// What is to be balanced.

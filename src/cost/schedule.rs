@@ -97,7 +97,7 @@ pub struct Chain {
     pub weight: Vec<i64>,
     /// How often the latency between ranks is paid.
     pub hops: u64,
-    /// The rank that its last pass ends.
+    /// The rank whose last pass it ends with.
     pub end: u32,
 }
 
@@ -601,9 +601,9 @@ impl Simulator {
         true
     }
 
-    /// The chain that takes as long as the schedule itself: of the interleaved schedule of several chunks per rank, or
-    /// of one that splits backward passes. Where something comes `after` the last pass of a rank (nothing on ranks
-    /// beyond its length), that counts for where the schedule ends, and not for the chain.
+    /// The chain that takes as long as the rank that ends last: of the interleaved schedule of several chunks per rank, or
+    /// of one that splits backward passes. What comes `after` the passes of ranks, nothing on those that it does not list,
+    /// decides which rank that is, and is no part of the chain.
     pub fn longest_chain(&mut self, shape: Shape, load: Load<'_>, after: &[Picos]) -> Chain {
         if shape.schedule.splits_backward() {
             return self.longest_listed_chain(shape, load, after);

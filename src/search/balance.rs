@@ -16,7 +16,7 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{
-    self, Block, Choice, Ends, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Way,
+    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Traffic, Way,
     Weights,
 };
 use crate::units::{Bytes, Picos};
@@ -488,12 +488,12 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
 /// What the data-parallel traffic of every rank takes at least at both ends of every step of a balancing problem.
 /// Recomputation, which hides more of the reduction, is that of `ways` at most.
 #[must_use]
-pub fn ends(
+pub fn traffic(
     layout: &Layout,
     problem: &Problem,
     TablesOf { cell, sharding, .. }: TablesOf<'_>,
     ways: &[Way],
-) -> Ends {
+) -> Traffic {
     let modes: Vec<usize> = ways.iter().flat_map(|&way| problem.modes_of(way)).collect();
     let extra = |q: usize| modes.iter().map(|&mode| problem.modes[mode].extra[q]).max().unwrap_or_default();
     let layer = |(q, kind): (usize, &Kind)| [kind.forward, kind.backward + extra(q)];
@@ -520,16 +520,16 @@ pub fn ends(
         // Forward or backward passes beside layers, and of a layer of each kind: no shorter than what hides traffic.
         let fixed = own().map(|k| &problem.fixed[k]);
         let beside = fixed.map(|fixed| if pass == 0 { fixed.forward } else { fixed.backward }).sum();
-        let traffic = |parameters: &LocalParameters| of(&once_per_step(sharding, parameters));
+        let all = |parameters: &LocalParameters| of(&once_per_step(sharding, parameters));
         let any_layer = own().any(|k| problem.least(k) > 0)
-            && cell.layers.iter().all(|layer| traffic(&layer.parameters) > Picos::ZERO);
-        let certain = any_layer || traffic(&ends) > Picos::ZERO;
+            && cell.layers.iter().all(|layer| all(&layer.parameters) > Picos::ZERO);
+        let certain = any_layer || all(&ends) > Picos::ZERO;
         // What stays exposed is the larger of a share of the traffic and of what is left behind a window.
         let shares = [(floor + sharding.interference, 0.0), (1.0 + sharding.interference, hidden)];
         let line = |(share, hidden): (f64, f64)| {
             // Without latency, which is paid once; a picosecond each for rounding.
             let least = |parameters: &LocalParameters, window: Picos| {
-                let all = traffic(parameters).saturating_sub(latency).saturating_sub(Picos(1));
+                let all = all(parameters).saturating_sub(latency).saturating_sub(Picos(1));
                 (all.0 as f64 * share - window.0 as f64 * hidden).floor() as i64 - 1
             };
             let once = if certain { latency.scale(share).0 as i64 } else { 0 };
@@ -542,7 +542,7 @@ pub fn ends(
         Tail { lines: if hidden > 0.0 { shares.map(line).to_vec() } else { vec![line((1.0, 0.0))] } }
     };
     let ranks = 0..problem.pipeline.orders.len();
-    Ends {
+    Traffic {
         gathers: ranks.clone().map(|rank| tail(rank, |once| once.gather, 0)).collect(),
         reduces: ranks.map(|rank| tail(rank, |once| once.reduce, 1)).collect(),
     }

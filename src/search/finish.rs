@@ -1,11 +1,12 @@
 //! What is said of the plans that are printed.
 
+use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
 
 use rayon::prelude::*;
 
-use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, ends};
+use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, traffic};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
@@ -115,11 +116,11 @@ impl Search<'_> {
         let problem = &balancing.problem;
         let floor = self.once(&sharding, &priced.parameters, u64::from(layout.pipeline_parallel));
         let mut bound = self.least_makespan(&layout, &priced, hop);
-        let traffic = || {
+        let traffic = LazyCell::new(|| {
             let (mut relaxation, mut ways) = (Relaxation::default(), Vec::new());
             relaxation.ways(problem, floor.passes(settled.time), &mut ways);
-            ends(&layout, problem, tables, &ways)
-        };
+            traffic(&layout, problem, tables, &ways)
+        });
         #[cfg(not(feature = "milp"))]
         let (shown, _) = (None, (verify, known));
         #[cfg(feature = "milp")]
@@ -136,8 +137,7 @@ impl Search<'_> {
                 verified = self.verify(&layout, &balancing, chain, tables, &mut scratch);
             }
             // The first rank is the last to end, unless weight gradients are left for then.
-            let ends = traffic();
-            let tail = || ends.gathers[0].plus(&ends.reduces[0]);
+            let tail = || traffic.gathers[0].plus(&traffic.reduces[0]);
             let tail = (!layout.schedule.splits_backward()).then(tail);
             let tailed = Problem { tail, ..problem.clone() };
             if let Balanced::Found(chain) = scratch.balancer.solve(&tailed, SplitObjective::Chain, None) {
@@ -149,18 +149,22 @@ impl Search<'_> {
             bound = [least, relaxed].into_iter().flatten().fold(bound, Picos::max);
         }
         #[cfg(feature = "milp")]
+        let exposed: Picos = [StepItem::WeightGather, StepItem::GradientReduction]
+            .iter()
+            .map(|&item| prediction.times.0[item as usize])
+            .sum();
+        #[cfg(feature = "milp")]
+        let much = exposed > settled.time.scale(LITTLE_TRAFFIC);
+        #[cfg(feature = "milp")]
         if layout.virtual_stages > 1
             || layout.pipeline_parallel > 1
                 && (layout.schedule.splits_backward()
-                    || bound < floor.passes(settled.time.scale(1.0 / (1.0 + TOLERATED))))
+                    || much && bound < floor.passes(settled.time.scale(1.0 / (1.0 + TOLERATED))))
         {
             // Chains of passes say more than ranks do, and know what all ranks gather and reduce.
             if let Some(best) = verify
                 && problem.check().is_ok()
             {
-                let exposed = [StepItem::WeightGather, StepItem::GradientReduction];
-                let exposed = exposed.iter().map(|&item| prediction.times.0[item as usize]).sum::<Picos>();
-                let ends = (exposed > settled.time.scale(LITTLE_TRAFFIC)).then(traffic);
                 let plan = settled.plan.chunks();
                 let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
                 let within = |share: f64| floor.passes(settled.time.scale(1.0 / (1.0 + share)));
@@ -168,7 +172,7 @@ impl Search<'_> {
                     shape: shape(&layout),
                     layers: &layers,
                     recompute: balancing.choice(plan[0].recompute),
-                    ends: ends.as_ref(),
+                    traffic: much.then(|| &*traffic),
                     passes: floor.passes(settled.time),
                     enough: within(if best || layout.chunk_count() <= MANY_CHUNKS {
                         CERTIFIED

@@ -2,7 +2,7 @@
 //! both ends of the step ([`super::ends`]): the linear programme over the chains of passes of the schedule.
 //!
 //! A schedule of fixed lists takes as long as its longest chain of passes, and a chain's length is linear in the
-//! layers of the chunks. So the least makespan is the least `peak` that no chain exceeds. There are too many chains
+//! layers of the chunks. So the least makespan is the least time that no chain exceeds. There are too many chains
 //! to list; those that matter are found as cutting planes (Kelley 1960): between the answer to the chains known so
 //! far and the split that is to be judged, schedules are simulated, and their longest chains added. Where that leaves
 //! too much open, chunks hold whole numbers of layers: splits that no chain rules out are walked through
@@ -19,10 +19,10 @@ use std::collections::HashSet;
 use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 
 use super::caps::{self, Caps};
-use super::ends::{Margins, Weights};
+use super::ends::{Duals, Margins};
 use super::relax::Relaxation;
 use super::walk::{self, Chunks, Shown, Walk};
-use super::{Assignment, Block, Choice, Ends, Evaluation, Problem, Way, evaluate};
+use super::{Assignment, Block, Choice, Evaluation, Problem, Traffic, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
@@ -68,8 +68,9 @@ const FEW_NODES: i32 = 1;
 const SECONDS: f64 = 10.0;
 /// What is reached of a plan's time, but for this, is enough for the next of the same shape.
 const LESS: f64 = 2e-3;
-/// Bounds are lowered by more than HiGHS' tolerances.
-const SHRINK: f64 = 1.0 - 1e-7;
+/// HiGHS' tolerance of reduced costs; bounds are lowered by more.
+const TOLERANCE: f64 = 1e-7;
+const SHRINK: f64 = 1.0 - TOLERANCE;
 
 /// What is to be judged.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +82,7 @@ pub struct Judged<'a> {
     /// What all of them recompute.
     pub recompute: Choice,
     /// What ranks gather before their passes and reduce behind them, where that is to count.
-    pub ends: Option<&'a Ends>,
+    pub traffic: Option<&'a Traffic>,
     /// Its passes, with what comes before and behind them: nothing above is of interest.
     pub passes: Picos,
     /// From here on a bound need not be the highest.
@@ -94,15 +95,17 @@ pub struct Judged<'a> {
 #[derive(Debug, Clone)]
 pub struct Known {
     chains: Vec<Chain>,
-    weights: Vec<Weights>,
+    weights: Vec<Duals>,
     /// Share of the judged time that the bound was, without programmes over whole layers.
     reached: f64,
 }
 
-/// A time that no assignment of a problem goes below, with what comes before and behind its passes, and that is not above
+/// A time that no step of an assignment of a problem goes below, with what comes before and behind its passes, and that is not above
 /// the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
 #[must_use]
 pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
+    let of_problem = |traffic: &&Traffic| traffic.is_of(problem.pipeline.orders.len(), problem.kinds.len());
+    let judged = Judged { traffic: judged.traffic.filter(of_problem), ..judged };
     let mut ways = Vec::new();
     let mut relaxation = Relaxation::default();
     relaxation.ways(problem, judged.passes, &mut ways);
@@ -168,7 +171,7 @@ struct Search<'a> {
     chains: Vec<Chain>,
     known: HashSet<Chain>,
     /// Of the latest programmes' answers.
-    weights: Vec<Weights>,
+    weights: Vec<Duals>,
     /// Whether the first schedules are simulated.
     started: bool,
     /// Programmes over whole layers that may still be solved.
@@ -185,7 +188,7 @@ impl<'a> Search<'a> {
         let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
         let started = known.is_some();
         let mut known: HashSet<Chain> = chains.iter().cloned().collect();
-        if judged.ends.is_some() && !problem.pipeline.split_backward {
+        if judged.traffic.is_some() && !problem.pipeline.split_backward {
             chains.extend(listed(problem, true).into_iter().filter(|chain| known.insert(chain.clone())));
         }
         Self {
@@ -353,9 +356,10 @@ impl<'a> Search<'a> {
             let (least, each) = programme.average(&self.chains, weights);
             rows.push(walk::Row { most: ceiling.0 as f64 / unit - least, each, lowers: true });
         }
-        rows.extend(self.chains.iter().map(|chain| row(chain, ceiling)));
         let memory = programme.memory().into_iter().map(|row| programme.by_layer(row));
         rows.extend(memory.map(|(most, each)| walk::Row { most: most + BYTE_SLACK, each, lowers: false }));
+        // The latest say most, and there may not be room for all.
+        rows.extend(self.chains.iter().rev().map(|chain| row(chain, ceiling)));
         // Simulated once, and once more for its chain.
         let each = (2 * problem.pipeline.passes() / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
@@ -366,7 +370,7 @@ impl<'a> Search<'a> {
             match programme.fit(split) {
                 Fit::Open => {}
                 Fit::Never => return Shown::Nothing,
-                Fit::As(known) => (forward, backward) = (known.forward, known.backward),
+                Fit::As(costs) => (forward, backward) = (costs.forward, costs.backward),
             }
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
             let makespan = simulator.run(shape, load);
@@ -622,16 +626,17 @@ impl<'a> Programme<'a> {
             block: block.is_some(),
             ordered,
             ways: ways.to_vec(),
-            time_unit: (busy / 1e4).max(1.0),
+            // Where traffic takes longest, it is what numbers are measured by.
+            time_unit: (busy.max(judged.traffic.map_or(0.0, |_| judged.passes.0 as f64)) / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
             transient: transients.min().unwrap_or(0),
             sorts,
         };
-        if let Some(ends) = judged.ends {
+        if let Some(traffic) = judged.traffic {
             let [forward, backward, ..] = programme.passes_of(judged.layers);
             let counts = programme.by_rank(judged.layers);
-            let returns = !judged.shape.schedule.splits_backward();
-            let margins = Margins::new(ends, [&forward, &backward], problem.hop, &counts, returns);
+            let returns = !problem.pipeline.split_backward;
+            let margins = Margins::new(traffic, [&forward, &backward], problem.hop, &counts, returns);
             programme.margins = Some(margins);
         }
         programme
@@ -667,7 +672,9 @@ impl<'a> Programme<'a> {
 
     /// A value of the objective as a bound.
     fn picos(&self, value: f64) -> Picos {
-        Picos((value.max(0.0) * SHRINK * self.time_unit) as u64)
+        // Every column that is as large as the answer may be off by the tolerance.
+        let columns = 1 + self.margins.as_ref().map_or(0, Margins::columns);
+        Picos((value.max(0.0) * (1.0 - TOLERANCE * columns as f64) * self.time_unit) as u64)
     }
 
     /// Passes of all chunks of a split, as little recomputed as the way allows.
@@ -711,7 +718,7 @@ impl<'a> Programme<'a> {
         fitting.map_or(Fit::Never, Fit::As)
     }
 
-    /// The same at an answer.
+    /// [`Programme::passes_of`] an answer.
     fn passes_at(&self, values: &[f64]) -> Times {
         let mut times = Times::default();
         for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
@@ -744,7 +751,7 @@ impl<'a> Programme<'a> {
         (most, terms)
     }
 
-    /// What a chain takes: a sum over layers, below a number less a constant.
+    /// What layers add to a chain, and less what it takes whatever they are.
     pub(super) fn sum(&self, chain: &Chain) -> Row {
         let unit = self.time_unit;
         // What all chunks share counts for the whole model, which is the same for all splits.
@@ -795,7 +802,7 @@ impl<'a> Programme<'a> {
         let ends = self.margins.as_ref().map_or(0, Margins::columns);
         columns.extend((0..ends).map(|_| stated.add_column(0.0, 0.0..)));
         let mut rows: Vec<Row> = chains.iter().map(|chain| self.row(chain)).collect();
-        rows.extend(self.margins());
+        rows.extend(self.margin_rows());
         rows.extend(self.memory());
         for (chunk, fixed) in problem.fixed.iter().enumerate() {
             let all = (0..self.sorts.len()).map(|at| (self.layers(chunk, at), -1.0)).collect();
@@ -972,12 +979,12 @@ impl<'a> Programme<'a> {
     }
 
     /// What chains of such weights take on average whatever the split, and what each layer adds by chunk and sort.
-    fn average(&self, chains: &[Chain], weights: &Weights) -> (f64, Vec<f64>) {
+    fn average(&self, chains: &[Chain], weights: &Duals) -> (f64, Vec<f64>) {
         let problem = self.problem;
         let mut least = 0.0;
         let mut each = vec![0.0; problem.chunks() * self.sorts.len()];
         let rows = chains.iter().map(|chain| self.sum(chain)).zip(weights.chains.iter().copied());
-        let margins = self.margins().into_iter().zip(self.balanced(chains, weights));
+        let margins = self.margin_rows().into_iter().zip(self.balanced(chains, weights));
         for ((most, terms), weight) in rows.chain(margins).filter(|(_, weight)| *weight > 0.0) {
             least -= weight * most;
             for (at, n) in terms {
@@ -991,7 +998,7 @@ impl<'a> Programme<'a> {
     }
 
     /// What chains of such weights take at least on average, in any split.
-    fn weighted(&self, chains: &[Chain], weights: &Weights) -> Picos {
+    fn weighted(&self, chains: &[Chain], weights: &Duals) -> Picos {
         let (mut least, each) = self.average(chains, weights);
         let (order, chunks) = (self.order(), self.fewest());
         let chunks = Chunks { order: &order, sorts: self.sorts.len(), least: &chunks };

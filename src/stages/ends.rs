@@ -1,6 +1,6 @@
 //! What ranks gather before their first pass and reduce after their last, beside the chains of a programme.
 //!
-//! With columns for the end of the last pass `E` of every rank that matters, its reduction `R`, the end of all
+//! With columns for the end of the last pass `E` of every rank up to the deepest that matters, the reductions `R`, the end of all
 //! reductions `F` and the wait for weights `G`, a step takes at least `F + G`, and
 //!
 //! - a chain of passes to the end of rank `r` is not longer than `E[r]`,
@@ -9,17 +9,17 @@
 //! - what rank `r` gathers, less the forward passes before its first, is not above `G`.
 
 use super::chains::{Programme, Row};
-use super::{Ends, Line, Tail};
+use super::{Line, Tail, Traffic};
 use crate::cost::schedule::Chain;
 use crate::units::Picos;
 
-/// A rank is stated where what it adds to a step would, were it this much more, matter to the split that is judged.
+/// A rank is stated where its traffic would, were it so many times as much, matter to the split that is judged.
 const MORE: f64 = 1.5;
 
 /// Ranks whose traffic may matter.
 #[derive(Debug, Clone)]
 pub(super) struct Margins<'a> {
-    pub ends: &'a Ends,
+    pub traffic: &'a Traffic,
     gathering: Vec<usize>,
     reducing: Vec<usize>,
     /// Whether the last backward pass of a rank waits for that of the next.
@@ -29,7 +29,7 @@ pub(super) struct Margins<'a> {
 impl<'a> Margins<'a> {
     /// Those of a split with such forward and backward passes and layers of each kind by rank.
     pub fn new(
-        ends: &'a Ends,
+        traffic: &'a Traffic,
         [forward, backward]: [&[f64]; 2],
         hop: Picos,
         counts: &[Vec<u32>],
@@ -40,18 +40,18 @@ impl<'a> Margins<'a> {
         // Chunk `r` is the first of rank `r`.
         let before =
             |passes: &[f64], rank: usize| passes[..rank].iter().map(|pass| pass + hop.0 as f64).sum::<f64>();
-        let first = exposed(&ends.reduces, 0);
+        let first = exposed(&traffic.reduces, 0);
         let late = |&rank: &usize| {
-            let own = exposed(&ends.reduces, rank) * MORE;
+            let own = exposed(&traffic.reduces, rank) * MORE;
             if returns { own > first + before(backward, rank) } else { own > 0.0 }
         };
-        let waits = |&rank: &usize| exposed(&ends.gathers, rank) * MORE > before(forward, rank);
+        let waits = |&rank: &usize| exposed(&traffic.gathers, rank) * MORE > before(forward, rank);
         let gathering = (0..ranks).filter(waits).collect();
         let mut reducing: Vec<usize> = (1..ranks).filter(late).collect();
         if first > 0.0 || !reducing.is_empty() {
             reducing.insert(0, 0);
         }
-        Self { ends, gathering, reducing, returns }
+        Self { traffic, gathering, reducing, returns }
     }
 
     /// The last rank whose end has a column.
@@ -67,17 +67,17 @@ impl<'a> Margins<'a> {
     /// The wait for weights of a split that starts so, and the end of all its reductions where passes end so.
     pub fn of(&self, counts: &[Vec<u32>], starts: &[Picos], ends: &[Picos]) -> (Picos, Picos) {
         let exposed = |tail: (&Tail, &Vec<u32>)| Picos(tail.0.at(tail.1));
-        let gathers = self.ends.gathers.iter().zip(counts).map(exposed).zip(starts);
-        let reduces = self.ends.reduces.iter().zip(counts).map(exposed).zip(ends);
+        let gathers = self.traffic.gathers.iter().zip(counts).map(exposed).zip(starts);
+        let reduces = self.traffic.reduces.iter().zip(counts).map(exposed).zip(ends);
         let wait = gathers.map(|(gather, start)| gather.saturating_sub(*start)).max();
         (wait.unwrap_or_default(), reduces.map(|(reduce, end)| reduce + *end).max().unwrap_or_default())
     }
 }
 
-/// What chains, and the rows of [`Programme::margins`], weigh in the answer to a programme: no split is faster than they
+/// What chains, and the rows of [`Programme::margin_rows`], weigh in the answer to a programme: no split is faster than they
 /// are on average (the programme's dual).
 #[derive(Debug, Clone)]
-pub(super) struct Weights {
+pub(super) struct Duals {
     /// Of the first so many chains; together 1.
     pub chains: Vec<f64>,
     pub margins: Vec<f64>,
@@ -94,7 +94,7 @@ impl Programme<'_> {
 
     /// Rows of ranks' ends and traffic, in this order: passes that return through the ranks, reductions after the ends
     /// of ranks, lines of reductions, lines of gathers.
-    pub(super) fn margins(&self) -> Vec<Row> {
+    pub(super) fn margin_rows(&self) -> Vec<Row> {
         let Some(margins) = &self.margins else { return Vec::new() };
         let mut rows = Vec::new();
         let Some(deepest) = margins.deepest() else { return self.gathers(margins) };
@@ -112,11 +112,11 @@ impl Programme<'_> {
         for rank in 0..=deepest {
             let own = margins.reducing.iter().position(|&other| other == rank);
             let own = own.map(|at| (reduction(at), 1.0));
-            let ends = [(self.end(rank), 1.0), (self.flush(), -1.0)];
-            rows.push((0.0, ends.into_iter().chain(own).collect()));
+            let last = [(self.end(rank), 1.0), (self.flush(), -1.0)];
+            rows.push((0.0, last.into_iter().chain(own).collect()));
         }
         for (at, &rank) in margins.reducing.iter().enumerate() {
-            for line in &margins.ends.reduces[rank].lines {
+            for line in &margins.traffic.reduces[rank].lines {
                 let (most, mut terms) = self.line(rank, line);
                 terms.push((reduction(at), -1.0));
                 rows.push((most, terms));
@@ -126,14 +126,14 @@ impl Programme<'_> {
         rows
     }
 
-    /// The last of these rows.
+    /// Lines of gathers, of [`Programme::margin_rows`].
     fn gathers(&self, margins: &Margins) -> Vec<Row> {
         let mut rows = Vec::new();
         for &rank in &margins.gathering {
             let mut before = Chain { hops: rank as u64, ..Chain::none(self.problem.chunks()) };
             before.forward[..rank].fill(1);
             let (least, before) = self.sum(&before);
-            for line in &margins.ends.gathers[rank].lines {
+            for line in &margins.traffic.gathers[rank].lines {
                 let (most, mut terms) = self.line(rank, line);
                 terms.extend(before.iter().map(|&(at, n)| (at, -n)));
                 terms.push((self.wait(), -1.0));
@@ -154,7 +154,8 @@ impl Programme<'_> {
         (-(line.constant as f64) / self.time_unit, terms.collect())
     }
 
-    /// What follows the passes of any split at least, after a chain to the end of a rank.
+    /// What a step of any split takes at least beside a chain to the end of a rank: what the first rank gathers before, and
+    /// that rank reduces behind.
     pub(super) fn least_margin(&self, end: u32) -> Picos {
         let Some(margins) = &self.margins else { return Picos::ZERO };
         let least = |tail: &Tail| {
@@ -166,7 +167,7 @@ impl Programme<'_> {
             let most = tail.lines.iter().map(line).max().and_then(|least| u64::try_from(least).ok());
             Picos(most.unwrap_or(0))
         };
-        least(&margins.ends.gathers[0]) + least(&margins.ends.reduces[end as usize])
+        least(&margins.traffic.gathers[0]) + least(&margins.traffic.reduces[end as usize])
     }
 
     /// Exposed reductions of ranks with so many layers, by rank and kind.
@@ -179,15 +180,15 @@ impl Programme<'_> {
             };
             tail.lines.iter().map(line).fold(0.0, f64::max)
         };
-        margins.ends.reduces.iter().enumerate().map(exposed).collect()
+        margins.traffic.reduces.iter().enumerate().map(exposed).collect()
     }
 
     /// What rows weigh in an answer: of its duals those of the `first` chains, of the margins, and of chains stated later.
-    pub(super) fn weights(&self, duals: &[f64], first: usize, later: &[f64]) -> Weights {
+    pub(super) fn weights(&self, duals: &[f64], first: usize, later: &[f64]) -> Duals {
         let sum: f64 = duals[..first].iter().chain(later).map(|dual| dual.abs()).sum();
         let share = |dual: &f64| if sum > 0.0 { dual.abs() / sum } else { 0.0 };
-        let margins = self.margins().len();
-        Weights {
+        let margins = self.margin_rows().len();
+        Duals {
             chains: duals[..first].iter().chain(later).map(share).collect(),
             margins: duals[first..].iter().take(margins).map(share).collect(),
         }
@@ -195,7 +196,7 @@ impl Programme<'_> {
 
     /// Weights of the margins with which, beside those of the chains, no column of theirs counts: what rounding, or
     /// another problem's ranks, leave over is not taken.
-    pub(super) fn balanced(&self, chains: &[Chain], weights: &Weights) -> Vec<f64> {
+    pub(super) fn balanced(&self, chains: &[Chain], weights: &Duals) -> Vec<f64> {
         let Some(margins) = &self.margins else { return Vec::new() };
         let mut given = weights.margins.iter().map(|weight| weight.max(0.0)).chain(std::iter::repeat(0.0));
         let mut balanced = Vec::new();
@@ -225,10 +226,10 @@ impl Programme<'_> {
             take(deepest + 1, 0.0, &mut Vec::new());
             balanced.extend(&arrives);
             for &rank in &margins.reducing {
-                take(margins.ends.reduces[rank].lines.len(), arrives[rank], &mut balanced);
+                take(margins.traffic.reduces[rank].lines.len(), arrives[rank], &mut balanced);
             }
         }
-        let gathers = margins.gathering.iter().map(|&rank| margins.ends.gathers[rank].lines.len()).sum();
+        let gathers = margins.gathering.iter().map(|&rank| margins.traffic.gathers[rank].lines.len()).sum();
         take(gathers, 1.0, &mut balanced);
         balanced
     }

@@ -19,7 +19,7 @@ pub(super) struct Row {
 pub(super) enum Shown {
     /// Nothing that rules out others.
     Nothing,
-    /// A row that it breaks, or nearly does.
+    /// A row that other splits like it break.
     Row(Row),
     /// From here on the numbers of rows that it concerns are lower by so much.
     Lower(f64),
@@ -109,7 +109,7 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Splits of layers into chunks; rows hold for all of them. To see a complete split takes as long as `each_split` steps.
+    /// Splits of layers into chunks; rows hold for all of them, the first of them where there is no room for all. To see a complete split takes as long as `each_split` steps.
     pub fn new(chunks: Chunks<'a>, rows: &[Row], each_split: u64) -> Self {
         let (count, sorts, layers) = (chunks.least.len(), chunks.sorts, chunks.order.len());
         let splits = (count + 1) * (layers + 1);
@@ -138,7 +138,8 @@ impl<'a> Walk<'a> {
             steps: 0,
             each_split,
         };
-        rows.iter().for_each(|row| walk.add(row));
+        let stated = rows.len().min(room.saturating_sub(MORE_ROWS / 2).max(LANES));
+        rows[..stated.min(rows.len())].iter().for_each(|row| walk.add(row));
         walk
     }
 

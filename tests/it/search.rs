@@ -549,7 +549,7 @@ impl Observer for Patience {
 
 /// No split of a printed plan's layers that anyone finds is faster than its certificate says: neither random ones nor
 /// those that a walk from the plan's own leads to, downhill. Even splits are far from the best, so that certificates
-/// cannot lean on the plan itself. Batches are small, so that what the first rank gathers and reduces counts; kinds of
+/// cannot lean on the plan itself. Batches are small, so that what ranks gather and reduce counts; kinds of
 /// layers alternate in some models.
 #[test]
 fn no_split_is_faster_than_its_certificate_allows() {

@@ -13,8 +13,8 @@ use autoplan::cost::schedule::{Load, Shape, Simulator};
 use autoplan::plan::Schedule;
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{
-    Assignment, Balancer, Block, Choice, Ends, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective,
-    Outcome, Pipeline, Problem, Run, Tail, Violation, evaluate,
+    Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective, Outcome,
+    Pipeline, Problem, Run, Tail, Traffic, Violation, evaluate,
 };
 use autoplan::units::{Bytes, Picos};
 use oracle::Random;
@@ -250,7 +250,7 @@ fn with_traffic(
     problem: &Problem,
     shape: Shape,
     (split, evaluation): (&[u32], &Evaluation),
-    ends: &Ends,
+    traffic: &Traffic,
 ) -> u64 {
     let (simulator, makespan) = simulation(problem, shape, split, evaluation);
     let layers = problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
@@ -263,13 +263,13 @@ fn with_traffic(
         tail.lines.iter().map(|line| line.constant + own(line)).fold(0, i64::max) as u64
     };
     let ranks = || 0..shape.ranks as usize;
-    let wait = |r: usize| exposed(&ends.gathers[r], r).saturating_sub(simulator.starts[r].0);
-    let flush = |r: usize| exposed(&ends.reduces[r], r) + simulator.ends[r].0;
+    let wait = |r: usize| exposed(&traffic.gathers[r], r).saturating_sub(simulator.starts[r].0);
+    let flush = |r: usize| exposed(&traffic.reduces[r], r) + simulator.ends[r].0;
     ranks().map(wait).max().unwrap() + ranks().map(flush).max().unwrap().max(makespan)
 }
 
 /// Some traffic of every rank, about as long as some layers' passes.
-fn traffic(random: &mut Random, problem: &Problem) -> Ends {
+fn some_traffic(random: &mut Random, problem: &Problem) -> Traffic {
     let most = 2 * problem.kinds.iter().map(|kind| kind.forward.0 + kind.backward.0).max().unwrap_or(1);
     let mut tails = || {
         let scale = random.within(0, 3) * most;
@@ -281,7 +281,7 @@ fn traffic(random: &mut Random, problem: &Problem) -> Ends {
         let mut tail = || Tail { lines: [1, 3].map(&mut line).to_vec() };
         problem.pipeline.orders.iter().map(|_| tail()).collect()
     };
-    Ends { gathers: tails(), reduces: tails() }
+    Traffic { gathers: tails(), reduces: tails() }
 }
 
 /// A simulation of the schedule, and its makespan.
@@ -411,7 +411,7 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
 }
 
 /// A small pipeline with memory for any split and nothing to recompute, whose micro-batches do not divide among its
-/// ranks. If `varied`, kinds of layers may alternate, and the first rank may have a tail.
+/// ranks. If `varied`, kinds of layers may alternate.
 fn roomy(seed: u64, varied: bool) -> (Problem, Shape) {
     let mut random = Random(seed ^ 0x0dd);
     let (ranks, virtual_stages) = [(3, 2), (3, 3), (2, 3), (2, 4), (4, 2)][random.within(0, 4) as usize];

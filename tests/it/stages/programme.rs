@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use super::oracle::{self, Random};
 use super::{
     chunks_of_split_passes, one_chunk_per_rank, random_problem, realistic, roomy, roomy_of_split_passes,
-    several_chunks, simulated, single_chunks, traffic, with_traffic,
+    several_chunks, simulated, single_chunks, some_traffic, with_traffic,
 };
 
 /// Value by the integer programme; none if it proves that nothing fits.
@@ -80,8 +80,9 @@ fn nothing_is_faster_than_the_chains_say() {
     let gaps: Vec<[f64; 2]> = (0..240_u64)
         .into_par_iter()
         .filter_map(|seed| {
-            let (problem, shape) =
+            let (mut problem, shape) =
                 if seed % 3 == 2 { chunks_of_split_passes(seed) } else { several_chunks(seed) };
+            problem.tail = None;
             let mut random = Random(seed);
             let (mut least, mut judged, mut seen) = (u64::MAX, None, 0);
             oracle::every_assignment(&problem, |assignment, evaluation| {
@@ -98,7 +99,7 @@ fn nothing_is_faster_than_the_chains_say() {
                 shape,
                 layers: &assignment.layers,
                 recompute: assignment.recompute[0],
-                ends: None,
+                traffic: None,
                 passes: Picos(passes),
                 enough: Picos(enough),
                 tolerable: Picos(tolerable),
@@ -140,17 +141,19 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
     let gaps: Vec<[f64; 2]> = (0..360_u64)
         .into_par_iter()
         .filter_map(|seed| {
-            let (problem, shape) = match seed % 3 {
+            let (mut problem, shape) = match seed % 3 {
                 0 => several_chunks(seed),
                 1 => chunks_of_split_passes(seed),
                 _ => single_chunks(seed),
             };
+            problem.tail = None;
             let mut random = Random(seed ^ 0x7a11);
-            let (ends, others) = (traffic(&mut random, &problem), traffic(&mut random, &problem));
+            let (traffic, others) =
+                (some_traffic(&mut random, &problem), some_traffic(&mut random, &problem));
             let (mut least, mut without, mut judged, mut seen) = (u64::MAX, u64::MAX, None, 0);
             oracle::every_assignment(&problem, |assignment, evaluation| {
                 let layers = assignment.layers.as_slice();
-                let time = with_traffic(&problem, shape, (layers, evaluation), &ends);
+                let time = with_traffic(&problem, shape, (layers, evaluation), &traffic);
                 without = without.min(simulated(&problem, shape, layers, evaluation));
                 least = least.min(time);
                 seen += 1;
@@ -159,11 +162,11 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
                 }
             });
             let (assignment, passes) = judged?;
-            let judged = |ends, passes: u64, tolerable: u64| Judged {
+            let judged = |traffic, passes: u64, tolerable: u64| Judged {
                 shape,
                 layers: &assignment.layers,
                 recompute: assignment.recompute[0],
-                ends,
+                traffic,
                 passes: Picos(passes),
                 enough: Picos(passes),
                 tolerable: Picos(tolerable),
@@ -172,13 +175,14 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
             let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None);
             for tolerable in [0, passes - passes / 20, passes] {
                 for known in [None, Some(&known), Some(&bare)] {
-                    let bound = least_makespan(&problem, judged(Some(&ends), passes, tolerable), known).0.0;
+                    let bound =
+                        least_makespan(&problem, judged(Some(&traffic), passes, tolerable), known).0.0;
                     assert!(bound <= least, "seed {seed}: {bound} > {least}");
                 }
             }
-            let bound = |ends| least_makespan(&problem, judged(ends, least, least), None).0.0;
+            let bound = |traffic| least_makespan(&problem, judged(traffic, least, least), None).0.0;
             let gap = |bound: u64| least as f64 / bound.max(1) as f64 - 1.0;
-            Some([gap(bound(None).min(without)), gap(bound(Some(&ends)))])
+            Some([gap(bound(None).min(without)), gap(bound(Some(&traffic)))])
         })
         .collect();
     let mean = |at: usize| gaps.iter().map(|gap| gap[at]).sum::<f64>() / gaps.len() as f64;
@@ -194,12 +198,12 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
 fn walks_end_with_the_fastest_of_all_splits() {
     (0..120_u64).into_par_iter().for_each(|seed| {
         let (problem, shape) = if seed % 4 == 3 { roomy_of_split_passes(seed) } else { roomy(seed, true) };
-        let ends = (seed % 2 == 0).then(|| traffic(&mut Random(seed), &problem));
+        let traffic = (seed % 2 == 0).then(|| some_traffic(&mut Random(seed), &problem));
         let mut fastest = u64::MAX;
         oracle::every_assignment(&problem, |assignment, evaluation| {
             let layers = assignment.layers.as_slice();
-            fastest = fastest.min(match &ends {
-                Some(ends) => with_traffic(&problem, shape, (layers, evaluation), ends),
+            fastest = fastest.min(match &traffic {
+                Some(traffic) => with_traffic(&problem, shape, (layers, evaluation), traffic),
                 None => simulated(&problem, shape, layers, evaluation),
             });
         });
@@ -208,7 +212,7 @@ fn walks_end_with_the_fastest_of_all_splits() {
             shape,
             layers: &problem.even_layers(),
             recompute: Choice::Mode(0),
-            ends: ends.as_ref(),
+            traffic: traffic.as_ref(),
             passes: above,
             enough: above,
             tolerable: above,

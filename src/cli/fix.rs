@@ -2,6 +2,7 @@
 
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
+use crate::frameworks::export::inexpressible;
 use crate::frameworks::{Capabilities, Target};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
@@ -187,10 +188,15 @@ pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
     ];
     for (name, axis, offers) in degrees {
         if !offers(has) && least(axis) > 1 {
+            let machine = (&task.machine.cluster, &task.machine.accelerator);
+            let has_model = |other: &Target| inexpressible(*other, &task.model, &task.job, machine).is_none();
             let others =
                 Target::ALL.into_iter().filter(|other| other.exports() && offers(other.capabilities()));
-            let others: Vec<&str> = others.map(Target::name).collect();
-            lines.push(format!("{target} has {name}=1 alone; more have {}", others.join(", ")));
+            let others: Vec<&str> = others.filter(has_model).map(Target::name).collect();
+            lines.push(match others.as_slice() {
+                [] => format!("{target} has {name}=1 alone; no framework with more has {}", task.model.name),
+                others => format!("{target} has {name}=1 alone; more have {}", others.join(", ")),
+            });
         }
     }
     for (name, axis) in [("ep", &r.expert_parallel), ("etp", &r.expert_tensor_parallel)] {

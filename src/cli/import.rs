@@ -457,7 +457,7 @@ impl Launched {
             return Err(of_line(line, text.to_owned()));
         }
         let (mut trainer, others) =
-            deepspeed::Trainer::read(launch).map_err(|e| of_line(e.line, e.message))?;
+            deepspeed::Trainer::read(launch, text).map_err(|e| of_line(e.line, e.message))?;
         trainer.precision = trainer.precision.or(mixed_precision(launch));
         let mut beside = flags_of(launch);
         beside.extend(constants_of(script, launch));

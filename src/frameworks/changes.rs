@@ -81,16 +81,6 @@ pub const TRAINER_RECOMPUTES: &str = "--gradient_checkpointing";
 /// Before the name of a constant of the training script that is written beside a configuration.
 pub const SCRIPT: &str = "train.py ";
 
-/// Constants of that script on which a plan depends.
-const CONSTANTS: [&str; 6] = [
-    "ACCUMULATION",
-    "MICRO_BATCH_SIZE",
-    "RECOMPUTE",
-    "REPLICA_RANKS",
-    "SEQUENCE_LENGTH",
-    "SEQUENCE_PARALLEL",
-];
-
 /// The constant that says how long sequences are.
 pub const SCRIPT_SEQUENCE: &str = "train.py SEQUENCE_LENGTH";
 
@@ -102,6 +92,16 @@ pub const SCRIPT_SEQUENCE_PARALLEL: &str = "train.py SEQUENCE_PARALLEL";
 
 /// The constant by which it recomputes.
 pub const SCRIPT_RECOMPUTES: &str = "train.py RECOMPUTE";
+
+/// Constants of that script on which a plan depends, as this program names them.
+const CONSTANTS: [&str; 6] = [
+    "train.py ACCUMULATION",
+    "train.py REPLICA_RANKS",
+    SCRIPT_MICRO_BATCH,
+    SCRIPT_RECOMPUTES,
+    SCRIPT_SEQUENCE,
+    SCRIPT_SEQUENCE_PARALLEL,
+];
 
 /// A statement by which it recomputes where it has no constant for it.
 const RECOMPUTES: &str = "model.gradient_checkpointing_enable()";
@@ -635,8 +635,9 @@ pub fn settings_of_json(text: &str) -> Settings {
 pub fn settings_of_script(text: &str) -> Settings {
     let mut all = Settings::new();
     for line in text.lines() {
-        if let Some((name, value)) = line.split_once(" = ").filter(|(name, _)| CONSTANTS.contains(name)) {
-            all.insert(format!("{SCRIPT}{name}"), value.trim().to_owned());
+        let set = line.split_once(" = ").map(|(name, value)| (format!("{SCRIPT}{name}"), value));
+        if let Some((name, value)) = set.filter(|(name, _)| CONSTANTS.contains(&name.as_str())) {
+            all.insert(name, value.trim().to_owned());
         } else if line.strip_prefix("    ") == Some(RECOMPUTES) {
             all.insert(format!("{SCRIPT}{RECOMPUTES}"), String::new());
         }

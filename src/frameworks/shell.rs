@@ -11,6 +11,7 @@ mod expand;
 mod kubernetes;
 mod launches;
 mod loops;
+mod origins;
 mod parse;
 mod patterns;
 mod printed;
@@ -24,11 +25,13 @@ pub use accelerate::{Handed, Told};
 use calls::{file_key, in_folder};
 pub use kubernetes::is_manifest;
 pub use launches::program;
+pub use origins::Origin;
+pub(super) use origins::untold_value;
 pub use printed::Written;
 use printed::held;
 use ranks::{Said, gpus_of_header, header};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 /// Why a launch could not be read, with the line at which it shows (counted from 1).
@@ -79,6 +82,10 @@ pub struct Launch {
     pub hosts: Option<String>,
     /// A file that could have set any variable was not read.
     pub unread: bool,
+    /// Lines of flags that may or may not be set, none of which says degrees, shapes or batches.
+    pub perhaps_set: Vec<usize>,
+    /// Variables and arguments that are used and that nothing sets.
+    pub unset: BTreeSet<String>,
     /// What was decided without knowing it, for people.
     pub notes: Vec<String>,
 }
@@ -103,6 +110,22 @@ impl Launch {
         match value.filter(|path| path.ends_with(".json") && file_key(path, None).is_some()) {
             Some(path) => Ok(Some(Handed::File(path.to_owned()))),
             None => self.accelerate.as_ref().map_or(Ok(None), Told::deepspeed),
+        }
+    }
+
+    /// Takes out the words for flags that may or may not be set and change neither degrees nor the model, and says so.
+    fn leave_out_harmless(&mut self) {
+        let harmless = self.arguments.iter().filter(|word| is_harmless(&word.text));
+        self.perhaps_set = harmless.map(|word| word.line).collect();
+        self.arguments.retain(|word| !is_harmless(&word.text));
+        for word in &mut self.arguments {
+            word.text = word.text.replace(HARMLESS, "");
+        }
+        if let Some(line) = self.perhaps_set.first() {
+            self.notes.push(format!(
+                "line {line}: flags that may or may not be set are left out: none of them says degrees of parallelism, sizes of \
+                 the model or the batch"
+            ));
         }
     }
 
@@ -136,6 +159,9 @@ pub(super) const UNTOLD: &str = "is known only when the script runs";
 
 /// Stands for text that only a running shell knows.
 const UNKNOWN: char = '\u{fffc}';
+
+/// Behind [`UNKNOWN`]: it stands for flags that may or may not be set, none of which says degrees, shapes or batches.
+const HARMLESS: char = '\u{fff9}';
 
 /// Stands for a variable that the script does not set: unknown as a value, empty in a test.
 const UNSET: char = '\u{fffb}';
@@ -195,6 +221,13 @@ fn assignment(word: &str) -> Option<(&str, &str)> {
 /// # Errors
 /// As [`read_launch`].
 pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> Result<Launch, ImportError> {
+    let mut launch = launch_of(text, started_with, files)?;
+    launch.leave_out_harmless();
+    Ok(launch)
+}
+
+/// As [`read_launch_with`], with words for what may or may not be set.
+fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launch, ImportError> {
     if text.trim_start().starts_with('[')
         && let Ok(words) = serde_json::from_str::<Vec<String>>(text)
     {
@@ -278,6 +311,7 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
 /// The one training command that a script starts.
 fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError> {
     let unread = shell.unread;
+    let unset = std::mem::take(&mut shell.unset);
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let mut notes = std::mem::take(&mut shell.notes);
     // What may not run counts where nothing else does.
@@ -302,6 +336,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
             environment,
             notes,
             unread,
+            unset,
             ..Launch::default()
         });
     }
@@ -343,7 +378,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
         let error = ImportError::new(line, "a second training command differs from the first; expected one");
         return Err(ImportError { notes, ..error });
     }
-    Ok(Launch { notes, unread, ..first })
+    Ok(Launch { notes, unread, unset, ..first })
 }
 
 /// The words of a text that holds variables, perhaps a script, and flags, and no command.
@@ -405,7 +440,16 @@ fn no_command(text: &str, bare: Option<Word>) -> ImportError {
 /// A word for people: what only a running shell knows is `$…`.
 #[must_use]
 pub fn shown(text: &str) -> String {
-    as_value(text).replace(UNKNOWN, "$…")
+    as_value(text).replace(HARMLESS, "").replace(UNKNOWN, "$…")
+}
+
+/// Whether a word stands for nothing but flags that say no degrees, shapes or batches.
+fn is_harmless(text: &str) -> bool {
+    let mut rest = text;
+    while let Some(behind) = rest.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix(HARMLESS)) {
+        rest = behind;
+    }
+    rest.is_empty() && !text.is_empty()
 }
 
 /// Whether a word holds something that only a running shell knows.

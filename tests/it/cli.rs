@@ -961,6 +961,15 @@ fn deepspeed_stages_are_those_of_megatron_deepspeed() {
     assert_eq!(output.status.code(), Some(1));
     let told = "deepspeed has pp=1 alone; more have megatron, bridge, megatron-deepspeed, torchtitan";
     assert!(stdout(&output).contains(told), "{}", stdout(&output));
+    // Only frameworks that have the model are named.
+    for (model, told) in [
+        ("mixtral-8x22b", "deepspeed has pp=1 alone; more have megatron, bridge\n"),
+        ("gemma2-27b", "deepspeed has pp=1 alone; no framework with more has Gemma 2 27B\n"),
+    ] {
+        let job = [&["plan", model][..], &job[1..], &["deepspeed"]].concat();
+        let output = stdout(&autoplan(&job));
+        assert!(output.contains(told), "{output}");
+    }
     let output = autoplan(&[&["plan"][..], &job, &["megatron-deepspeed", "--format", "ron"]].concat());
     let plan = path("plan.ron");
     std::fs::write(&plan, output.stdout).unwrap();

@@ -657,4 +657,17 @@ fn multipliers_are_kept_as_unstated() {
     assert_eq!(unstated(gpt), ["scale_attn_weights false"]);
     let gpt = gpt.replace("false", "true");
     assert_eq!(unstated(&gpt), none);
+    // Against the defaults of Transformers' classes: 1/16 of Cohere's logits, caps of 30 and 50 of Gemma 2, none of Gemma 3.
+    for (name, expected) in [
+        ("command-r-35b", &[][..]),
+        ("command-r-plus-104b", &["logit_scale 0.8333333333333334"]),
+        ("command-r7b", &["logit_scale 0.25"]),
+        ("gemma2-27b", &[]),
+        ("gemma3-1b", &[]),
+    ] {
+        let text = std::fs::read_to_string(format!("tests/hf/{name}.json")).unwrap();
+        assert_eq!(unstated(&text), expected, "{name}");
+    }
+    let gemma = std::fs::read_to_string("tests/hf/gemma2-9b.json").unwrap().replace("50.0", "20.0");
+    assert_eq!(unstated(&gemma), ["attn_logit_softcapping 20"]);
 }

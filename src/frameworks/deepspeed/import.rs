@@ -4,7 +4,7 @@
 use crate::frameworks::hf::HfModel;
 use crate::frameworks::megatron::flags::{misspelt, real_number, whole_number};
 use crate::frameworks::megatron::other_jobs::ADAPTERS;
-use crate::frameworks::shell::{ImportError, Launch, UNTOLD, is_unknown, shown};
+use crate::frameworks::shell::{ImportError, Launch, is_unknown, shown, untold_value};
 use crate::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use crate::layers::Layers;
 use crate::plan::{Chunk, ContextComm, Dispatcher, Layout, Place, Plan, Recompute};
@@ -49,11 +49,11 @@ impl Trainer {
     /// Sequences of a micro-batch unless it is told (transformers/training_args.py per_device_train_batch_size).
     const MICRO_BATCH: u32 = 8;
 
-    /// Reads the trainer's flags of a launch; also gives those that are none of these.
+    /// Reads the trainer's flags of a launch, whose script is `text`; also gives those that are none of these.
     ///
     /// # Errors
     /// A value that is no number where one is due.
-    pub fn read(launch: &Launch) -> Result<(Self, Vec<String>), ImportError> {
+    pub fn read(launch: &Launch, text: &str) -> Result<(Self, Vec<String>), ImportError> {
         let mut trainer = Self::default();
         let mut others = Vec::new();
         // What says whether adapters are trained counts before what says how large they are.
@@ -68,19 +68,18 @@ impl Trainer {
             let next = words.get(at + 1).map(|w| w.text.as_str()).filter(|w| !w.starts_with('-'));
             let value = glued.or(next);
             let number = || -> Result<Option<u32>, ImportError> {
-                let Some(text) = value else { return Ok(None) };
-                if is_unknown(text) {
-                    let message = format!(
-                        "the value of {name} (`{}`) {UNTOLD}; write it out or give it behind `--`",
-                        shown(text)
-                    );
+                let Some(value) = value else { return Ok(None) };
+                if is_unknown(value) {
+                    let origin = launch.origin_of(text, word.line, name);
+                    let message = untold_value(name, value, origin.as_ref());
                     return Err(ImportError::new(word.line, message));
                 }
-                let number = whole_number(text).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
-                let message = || format!("{name} takes a whole number from 1, found `{}`", shown(text));
+                let number = whole_number(value).and_then(|n| u32::try_from(n).ok()).filter(|n| *n > 0);
+                let message = || format!("{name} takes a whole number from 1, found `{}`", shown(value));
                 number.map(Some).ok_or_else(|| ImportError::new(word.line, message()))
             };
             let on = value
+                .filter(|text| !is_unknown(text))
                 .is_none_or(|text| matches!(text.to_lowercase().as_str(), "true" | "1" | "yes" | "t" | "y"));
             match name.replace('-', "_").as_str() {
                 "__per_device_train_batch_size" => trainer.micro_batch_size = number()?,

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
-use super::super::shell::{HANDED, ImportError, Launch, UNTOLD, Word, is_unknown, shown};
+use super::super::shell::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown, untold_value};
 use super::values::neutral;
 
 /// The switch that Megatron-DeepSpeed's commands have.
@@ -65,6 +65,12 @@ pub(super) struct Flags {
     pub(super) asked: BTreeSet<String>,
     /// Line of flags that only a running shell knows.
     left_out: Option<usize>,
+    /// There are flags that may or may not be set and say no degrees.
+    perhaps_set: bool,
+    /// Where the values come from that only a running shell knows.
+    origins: BTreeMap<String, Origin>,
+    /// What stands on lines of the command that nothing sets.
+    unset: BTreeMap<usize, Origin>,
     /// Lines of what only a running shell knows behind flags that take no value.
     pub(super) behind_switches: Vec<usize>,
     /// The first value behind a flag that takes none.
@@ -210,6 +216,12 @@ impl Flags {
             }
         }
         let given = map.clone();
+        let unknown = given.iter().filter(|(_, (values, _))| values.iter().any(|value| is_unknown(value)));
+        let origins = unknown
+            .filter_map(|(name, (_, line))| Some((name.clone(), launch.origin_of(text, *line, name)?)))
+            .collect();
+        let unset = arguments.iter().filter(|word| is_unknown(&word.text));
+        let unset = unset.filter_map(|word| Some((word.line, launch.unset_on(text, word.line)?))).collect();
         // Before there was a granularity, a method alone meant that whole layers are recomputed.
         let method = |w: &&Word| w.text.split('=').next() == Some("--activations-checkpoint-method");
         let said = ["--recompute-granularity", "--recompute-activations", "--checkpoint-activations"];
@@ -226,6 +238,9 @@ impl Flags {
             map,
             asked: BTreeSet::new(),
             left_out,
+            perhaps_set: !launch.perhaps_set.is_empty(),
+            origins,
+            unset,
             behind_switches: Vec::new(),
             spare: None,
             line,
@@ -239,7 +254,7 @@ impl Flags {
 
     /// Whether there are flags that only a running shell knows.
     pub(super) fn leaves_out(&self) -> bool {
-        self.left_out.is_some() || !self.behind_switches.is_empty()
+        self.left_out.is_some() || self.perhaps_set || !self.behind_switches.is_empty()
     }
 
     /// Refuses a command of which a part is unknown that could hold its degrees.
@@ -251,7 +266,11 @@ impl Flags {
             Some(line) if !degrees.iter().any(|name| self.given.contains_key(*name)) => {
                 let text = "part of the command is known only when the script runs, and the degrees of parallelism may be \
                             in it";
-                Err(ImportError::new(line, format!("{text}. {HANDED}")))
+                let remedy = match self.unset.get(&line) {
+                    Some(origin) => format!("{text}: {}", origin.remedy()),
+                    None => format!("{text}. {HANDED}"),
+                };
+                Err(ImportError::new(line, remedy))
             }
             _ => Ok(()),
         }
@@ -335,11 +354,7 @@ impl Flags {
             ));
         }
         if let Some(value) = values.iter().find(|v| is_unknown(v)) {
-            let text = format!(
-                "the value of {name} (`{}`) {UNTOLD}; write it out or give it behind `--`",
-                shown(value)
-            );
-            return Err(ImportError::new(line, text));
+            return Err(ImportError::new(line, untold_value(name, value, self.origins.get(name))));
         }
         Ok(Some((values, line)))
     }

@@ -19,8 +19,7 @@ const OTHER_WORK: &[(&[&str], &str)] = &[
 const TRAINS: &[&str] = &["train", "pretrain", "posttrain", "finetune", "sft"];
 
 /// Why a launch that trains adapters is refused.
-pub(in crate::frameworks) const ADAPTERS: &str =
-    "the training of adapters is not read from scripts; `plan` has --lora RANK";
+pub(in crate::frameworks) const ADAPTERS: &str = "the training of adapters is not read from scripts; `autoplan plan --lora RANK` plans it for bridge, deepspeed and accelerate";
 
 /// Flags of programs whatever their name.
 const OTHER_FLAGS: &[(&str, &str)] = &[

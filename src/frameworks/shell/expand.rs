@@ -345,7 +345,10 @@ impl Shell<'_> {
             name => self.content(name, expansion.index),
         };
         self.with_default(&expansion, set.as_deref(), quoted).unwrap_or_else(|| match set {
-            None => UNSET.to_string(),
+            None => {
+                self.is_unset(name);
+                UNSET.to_string()
+            }
             Some(value)
                 if rest.is_empty()
                     || rest.starts_with([':', '?']) && rest.trim_start_matches(':').starts_with('?') =>

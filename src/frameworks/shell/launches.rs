@@ -175,8 +175,8 @@ impl Shell<'_> {
         let arguments = if script.is_some() { &rest[1..] } else { rest };
         let script = script.and_then(|word| Some(Word { text: word.bare()?, line: word.line }));
         let arguments = self.all_fields(arguments).iter().map(clean).collect();
-        let (environment, notes) = (self.texts_of_variables(), self.notes);
-        Launch { script, arguments, environment, notes, ..Launch::default() }
+        let (environment, notes, unset) = (self.texts_of_variables(), self.notes, self.unset);
+        Launch { script, arguments, environment, notes, unset, ..Launch::default() }
     }
 
     /// Where nothing starts training, what was printed or written may be what is to be started.

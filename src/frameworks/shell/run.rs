@@ -1,7 +1,7 @@
 //! Follows a parsed script as far as its text decides: lists, pipes, branches, loops, functions, other files. No
 //! program is started; what only a running shell knows stays unknown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::parse::{Arm, ArmEnd, Command, Input, Link, List, Output, Part, Pipe, Raw, Streams};
@@ -69,6 +69,8 @@ pub(super) struct Shell<'f> {
     pub(super) beside: BTreeMap<String, String>,
     /// A file that could have set anything was not read.
     pub(super) unread: bool,
+    /// Variables and arguments that are used and that nothing sets.
+    pub(super) unset: BTreeSet<String>,
     /// What was decided without knowing, for people.
     pub(super) notes: Vec<String>,
 }
@@ -104,6 +106,7 @@ impl<'f> Shell<'f> {
             perhaps: Vec::new(),
             arguments: Vec::new(),
             unread: false,
+            unset: BTreeSet::new(),
             not_started: Vec::new(),
             unfollowed: None,
             notes: Vec::new(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::parse::{Command, Link, List, Pipe};
 use super::printed::Written;
 use super::run::{LONGEST, Shell};
-use super::{UNKNOWN, UNSET, Word};
+use super::{HARMLESS, UNKNOWN, UNSET, Word, is_harmless};
 
 /// The status of a command; none where only a running shell knows it.
 pub(super) type Status = Option<u8>;
@@ -93,9 +93,13 @@ pub(super) fn unknown() -> String {
     UNKNOWN.to_string()
 }
 
+/// Most variables that are remembered as set by nothing.
+const MOST_UNSET: usize = 4096;
+
 /// Whether nothing is known of a text, not even whether it is one word. What is quoted is: it stands there twice.
 pub(super) fn loose(text: &str) -> bool {
-    let mut chars = text.trim().chars();
+    let text = text.trim();
+    let mut chars = text.strip_suffix(HARMLESS).unwrap_or(text).chars();
     matches!((chars.next(), chars.next()), (Some(UNKNOWN | UNSET), None))
 }
 
@@ -192,7 +196,12 @@ impl State {
 fn joined_variables(one: Option<&Arc<Variable>>, two: Option<&Arc<Variable>>) -> Arc<Variable> {
     let (Some(one), Some(two)) = (one, two) else {
         let set = one.or(two).map(|v| Variable::clone(v)).unwrap_or_default();
-        let value = if set.value == Value::Unset { Value::Unset } else { Value::Text(unknown()) };
+        let value = match set.value {
+            Value::Unset => Value::Unset,
+            Value::Text(text) => Value::Text(joined_texts("", &text)),
+            Value::Array(members) => joined_arrays(&BTreeMap::new(), &members),
+            Value::Table(_) => Value::Text(unknown()),
+        };
         return Arc::new(Variable { value, ..set });
     };
     if Arc::ptr_eq(one, two) || one == two {
@@ -215,7 +224,7 @@ fn joined_variables(one: Option<&Arc<Variable>>, two: Option<&Arc<Variable>>) ->
 /// The words that two texts begin and end with, and something unknown between them.
 fn joined_texts(one: &str, two: &str) -> String {
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    joined_words(&words(one), &words(two), |a, b| a == b, unknown()).join(" ")
+    joined_words(&words(one), &words(two), String::as_str, |text| text).join(" ")
 }
 
 fn joined_arrays(one: &BTreeMap<i64, Word>, two: &BTreeMap<i64, Word>) -> Value {
@@ -226,18 +235,43 @@ fn joined_arrays(one: &BTreeMap<i64, Word>, two: &BTreeMap<i64, Word>) -> Value 
     let words = |array: &BTreeMap<i64, Word>| array.values().cloned().collect::<Vec<_>>();
     let (one, two) = (words(one), words(two));
     let line = one.iter().chain(&two).map(|w| w.line).max().unwrap_or(0);
-    let between = Word { text: unknown(), line };
-    array_of(joined_words(&one, &two, |a, b| a.text == b.text, between))
+    array_of(joined_words(&one, &two, |word| &word.text, |text| Word { text, line }))
 }
 
-fn joined_words<T: Clone>(one: &[T], two: &[T], same: impl Fn(&T, &T) -> bool, between: T) -> Vec<T> {
-    let start = one.iter().zip(two).take_while(|(a, b)| same(a, b)).count();
+fn joined_words<T: Clone>(one: &[T], two: &[T], text: fn(&T) -> &str, word: impl Fn(String) -> T) -> Vec<T> {
+    let same = |(a, b): &(&T, &T)| text(a) == text(b);
+    let start = one.iter().zip(two).take_while(same).count();
     let (whole, one, two) = (one, &one[start..], &two[start..]);
-    let end = one.iter().rev().zip(two.iter().rev()).take_while(|(a, b)| same(a, b)).count();
-    let differs = one.len() > end || two.len() > end;
+    let end = one.iter().rev().zip(two.iter().rev()).take_while(same).count();
     let (head, tail) = (&whole[..start], &one[one.len() - end..]);
-    head.iter().cloned().chain(differs.then_some(between)).chain(tail.iter().cloned()).collect()
+    let ways = [&one[..one.len() - end], &two[..two.len() - end]];
+    let differs = ways.iter().any(|way| !way.is_empty());
+    let flags_follow = tail.first().is_none_or(|next| text(next).starts_with("--"));
+    let harmless = flags_follow && ways.iter().all(|way| harmless(way.iter().map(text)));
+    let between = if harmless { format!("{UNKNOWN}{HARMLESS}") } else { unknown() };
+    head.iter().cloned().chain(differs.then(|| word(between))).chain(tail.iter().cloned()).collect()
 }
+
+/// Whether words are whole flags of which none says degrees of parallelism, the shape of the model or the batch.
+fn harmless<'w>(words: impl Iterator<Item = &'w str>) -> bool {
+    let mut within = false;
+    for word in words.filter(|word| !is_harmless(word)) {
+        let name = word.split('=').next().unwrap_or_default();
+        if loose(word) || name.starts_with("--") && SHAPING.split_whitespace().any(|part| name.contains(part))
+        {
+            return false;
+        }
+        within |= name.starts_with("--");
+        if !within {
+            return false;
+        }
+    }
+    true
+}
+
+/// Parts of the names of flags that say degrees, shapes, batches or which framework trains.
+const SHAPING: &str = "parallel size num- num_ layer expert head seq length batch pattern group vocab token deepspeed \
+    zero fsdp rank lora glu untie latent bias norm moe mtp mamba position rotary rope spec";
 
 /// Members in their order.
 pub(super) fn array_of(words: Vec<Word>) -> Value {
@@ -300,12 +334,23 @@ fn is_surrounding(name: &str, slurm: bool) -> bool {
 }
 
 impl Shell<'_> {
+    /// Remembers what is used and set by nothing.
+    pub(super) fn is_unset(&mut self, name: &str) {
+        if self.unset.len() < MOST_UNSET {
+            self.unset.insert(name.to_owned());
+        }
+    }
+
     /// The text of a variable or of one member; none where it is not set.
     pub(super) fn content(&mut self, name: &str, index: Option<&str>) -> Option<String> {
         let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
             return match name {
                 "PWD" => Some(self.working_folder()),
-                name => (self.state.anything || is_surrounding(name, self.slurm)).then(unknown),
+                name if self.state.anything || is_surrounding(name, self.slurm) => Some(unknown()),
+                name => {
+                    self.is_unset(name);
+                    None
+                }
             };
         };
         match &variable.value {

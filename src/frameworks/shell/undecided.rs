@@ -200,7 +200,15 @@ fn add_command(command: &Command, flags: &mut Vec<(usize, String)>) {
 fn add_words(words: &[Raw], flags: &mut Vec<(usize, String)>) {
     for word in words {
         add_words(word.members.as_deref().unwrap_or_default(), flags);
-        let Some(text) = word.plain() else { continue };
+        // Variables within are no flags of this branch.
+        let text: String = word
+            .parts
+            .iter()
+            .map(|part| match part {
+                Part::Text { text, .. } => text.as_str(),
+                _ => " ",
+            })
+            .collect();
         let said = assignment(word).and_then(|one| text.split_once('=').map(|(_, value)| (one.name, value)));
         // Numbers that are set here decide what is known elsewhere.
         if let Some((name, value)) = &said
@@ -209,7 +217,8 @@ fn add_words(words: &[Raw], flags: &mut Vec<(usize, String)>) {
             flags.push((word.line, name.clone()));
         }
         let text = said.as_ref().map_or(text.as_str(), |(_, value)| value);
-        let pieces = text.split_whitespace().filter(|piece| piece.starts_with("--") && piece.len() > 2);
+        let pieces = text.split_whitespace().map(|piece| piece.trim_end_matches('='));
+        let pieces = pieces.filter(|piece| piece.starts_with("--") && piece.len() > 2);
         flags.extend(pieces.take(MOST_NAMED).map(|piece| (word.line, piece.to_owned())));
     }
 }

@@ -170,13 +170,8 @@ const GEMMA2: Decoder = Decoder {
     kv_heads: KvHeads::Default(4),
     norms: 4,
     window: Window::Pattern(2, Some(4096)),
-    harmless: &[
-        "hidden_act",
-        "query_pre_attn_scalar",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "sliding_window_size",
-    ],
+    harmless: &["hidden_act", "query_pre_attn_scalar", "sliding_window_size"],
+    beside: &[("attn_logit_softcapping", Value::Whole(50)), ("final_logit_softcapping", Value::Whole(30))],
     ..GEMMA
 };
 
@@ -186,13 +181,8 @@ const GEMMA3: Decoder = Decoder {
     positions: 131_072,
     rope: (1e6, 1.0),
     window: Window::Pattern(6, Some(4096)),
-    harmless: &[
-        "hidden_act",
-        "query_pre_attn_scalar",
-        "attn_logit_softcapping",
-        "final_logit_softcapping",
-        "rope_local_base_freq",
-    ],
+    harmless: &["hidden_act", "query_pre_attn_scalar", "rope_local_base_freq"],
+    beside: &[("attn_logit_softcapping", Value::Null), ("final_logit_softcapping", Value::Null)],
     ..GEMMA2
 };
 
@@ -474,7 +464,7 @@ const COHERE: Decoder = Decoder {
     parallel: true,
     tied: true,
     positions: 8192,
-    harmless: &["logit_scale"],
+    beside: &[("logit_scale", Value::Number(0.0625))],
     off: &["layer_norm_bias"],
     ..LLAMA
 };
@@ -484,7 +474,6 @@ const COHERE2: Decoder = Decoder {
     qk_norm: QkNorms::Never,
     window: Window::Pattern(4, Some(4096)),
     harmless: &[
-        "logit_scale",
         "order_of_interleaved_layers",
         "position_embedding_type",
         "use_parallel_embedding",

@@ -1,0 +1,87 @@
+//! Which variable an unknown value comes from, for messages: found in the script's text and not carried along.
+
+use super::{Launch, UNTOLD, assignment, shown};
+
+/// Most variables that are followed from one to the next.
+const MOST_STEPS: usize = 8;
+
+/// Where an unknown value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Origin {
+    /// The word as the script has it: `$TP`.
+    pub word: String,
+    /// The variable or argument that nothing sets.
+    unset: Option<String>,
+}
+
+/// That a flag's value is known only when the script runs, and how it can be given.
+pub(in crate::frameworks) fn untold_value(flag: &str, value: &str, origin: Option<&Origin>) -> String {
+    match origin {
+        Some(origin) => format!("the value of {flag} (`{}`) {UNTOLD}; {}", origin.word, origin.remedy()),
+        None => {
+            format!("the value of {flag} (`{}`) {UNTOLD}; write it out or give it behind `--`", shown(value))
+        }
+    }
+}
+
+impl Origin {
+    /// How the value can be given, as the end of a sentence.
+    pub(in crate::frameworks) fn remedy(&self) -> String {
+        match &self.unset {
+            Some(name) if name.bytes().all(|b| b.is_ascii_digit()) => format!(
+                "nobody gives the script its argument {name}: write it out, or give the script's arguments behind `--`"
+            ),
+            Some(name) => format!(
+                "nothing sets `{name}`: write it out, or give it behind `--`, as in `-- {name}=VALUE`"
+            ),
+            None => "write it out or give it behind `--`".to_owned(),
+        }
+    }
+}
+
+impl Launch {
+    /// Where the value of a flag comes from that stands on a line of the script.
+    #[must_use]
+    pub fn origin_of(&self, text: &str, line: usize, flag: &str) -> Option<Origin> {
+        let own = text.lines().nth(line.checked_sub(1)?)?;
+        let part = |c: char| c.is_ascii_alphanumeric() || "-_".contains(c);
+        let (at, _) = own.match_indices(flag).find(|(at, _)| !own[at + flag.len()..].starts_with(part))?;
+        let behind = own[at + flag.len()..].trim_start_matches([' ', '\t', '=', '"', '\'']);
+        let word =
+            behind.split([' ', '\t', '"', '\'', '\\', ')', ';']).next().filter(|word| word.contains('$'))?;
+        Some(Origin { word: word.to_owned(), unset: self.unset_in(word, text, MOST_STEPS) })
+    }
+
+    /// The first variable of a line of the script that nothing sets.
+    #[must_use]
+    pub fn unset_on(&self, text: &str, line: usize) -> Option<Origin> {
+        let own = text.lines().nth(line.checked_sub(1)?)?;
+        let unset = self.unset_in(own, text, MOST_STEPS)?;
+        Some(Origin { word: format!("${unset}"), unset: Some(unset) })
+    }
+
+    /// The first variable named in a text that nothing sets, or that what it names is set to.
+    fn unset_in(&self, words: &str, text: &str, steps: usize) -> Option<String> {
+        names_in(words).find_map(|name| {
+            if self.unset.contains(name) {
+                return Some(name.to_owned());
+            }
+            let mut values = text.lines().rev().filter_map(|line| {
+                let line = line.trim_start();
+                let line = line.strip_prefix("export ").or(line.strip_prefix("local ")).unwrap_or(line);
+                assignment(line).filter(|(own, _)| *own == name)
+            });
+            let (_, value) = values.next().filter(|_| steps > 0)?;
+            self.unset_in(value, text, steps - 1)
+        })
+    }
+}
+
+/// Names behind `$` and `${`.
+fn names_in(text: &str) -> impl Iterator<Item = &str> {
+    text.split('$').skip(1).filter_map(|rest| {
+        let rest = rest.trim_start_matches(['{', '(']);
+        let end = rest.find(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        Some(&rest[..end]).filter(|name| !name.is_empty())
+    })
+}

@@ -274,6 +274,8 @@ impl Shell<'_> {
     /// What stands behind a word that changes nothing here.
     fn prefixed(&mut self, prefix: &str, words: &[Raw]) -> Run<Status> {
         let mut words = words;
+        // What the command is not to know of what is exported here: all, or some names.
+        let (mut clean, mut without) = (prefix == "sudo", Vec::new());
         while let Some(option) =
             words.first().and_then(Raw::plain).filter(|w| w.starts_with('-') && w.len() > 1)
         {
@@ -286,7 +288,17 @@ impl Shell<'_> {
                 (prefix, option.as_str()),
                 ("sudo", "-u" | "-g" | "-H") | ("nice", "-n") | ("env", "-u" | "-C" | "-S") | ("exec", "-a")
             ) && option != "-H";
+            match (prefix, option.as_str()) {
+                ("env", "-i" | "--ignore-environment") | ("exec", "-c") => clean = true,
+                ("sudo", option) if option == "-E" || option.starts_with("--preserve-env") => clean = false,
+                ("env", "-u") => without.extend(words.get(1).and_then(Raw::plain)),
+                ("env", option) => without.extend(option.strip_prefix("--unset=").map(str::to_owned)),
+                _ => {}
+            }
             words = words.get(1 + usize::from(valued)..).unwrap_or_default();
+        }
+        if prefix == "env" && words.first().and_then(Raw::plain).is_some_and(|word| word == "-") {
+            (clean, words) = (true, &words[1..]);
         }
         if words.is_empty() {
             if prefix == "env" {
@@ -294,7 +306,17 @@ impl Shell<'_> {
             }
             return Ok(Some(0));
         }
-        let status = self.simple(words)?;
+        let status = if clean || !without.is_empty() {
+            self.subshell(|shell| {
+                let names: Vec<String> = shell.state.variables.keys().cloned().collect();
+                for name in names.iter().filter(|name| clean || without.contains(name)) {
+                    shell.mark(name, |variable| variable.exported = false);
+                }
+                shell.simple(words)
+            })?
+        } else {
+            self.simple(words)?
+        };
         if prefix == "exec" && self.flow == Flow::Next {
             self.flow = Flow::Exit;
         }

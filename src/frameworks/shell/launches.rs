@@ -7,7 +7,9 @@ use super::parse::{Raw, parse_inside};
 use super::ranks::host_file;
 use super::run::{Run, Shell};
 use super::state::{Status, unknown};
-use super::wrappers::{Wrapped, is_closed, may_train, text_behind, unfollowed, without_wrappers, wrapped};
+use super::wrappers::{
+    Wrapped, is_closed, is_container, may_train, text_behind, unfollowed, without_wrappers, wrapped,
+};
 use super::{ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown};
 
 /// Most training commands that are told apart: one is expected.
@@ -205,11 +207,22 @@ impl Shell<'_> {
     pub(super) fn handed_on(&self, launcher: &[Word]) -> BTreeMap<String, String> {
         let own = self.environment();
         let mut all = BTreeMap::new();
+        let closed = is_closed(launcher);
+        if is_container(launcher) {
+            let told = own.iter().filter_map(|(name, value)| {
+                let name =
+                    name.strip_prefix("APPTAINERENV_").or_else(|| name.strip_prefix("SINGULARITYENV_"))?;
+                Some((name.to_owned(), value.clone()))
+            });
+            all.extend(told);
+        }
         for (at, word) in launcher.iter().enumerate() {
             let next = launcher.get(at + 1).map_or("", |next| next.text.as_str());
             let list = match word.text.split_once('=') {
                 Some(("--export" | "--env", list)) => list,
                 _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => next,
+                // `docker run -eNAME=value`.
+                Some((option, _)) if closed && option.starts_with("-e") => &word.text[2..],
                 _ => "",
             };
             let named = launcher[at + 1..].iter().map_while(|w| w.text.split_once('='));

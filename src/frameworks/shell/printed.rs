@@ -124,8 +124,9 @@ impl Shell<'_> {
     fn printf(&mut self, words: &[String]) -> Done {
         let (name, words) = match words {
             [option, name, words @ ..] if option == "-v" => (Some(name), words),
-            words => (None, words.strip_prefix(&["--".to_owned()]).unwrap_or(words)),
+            words => (None, words),
         };
+        let words = words.strip_prefix(&["--".to_owned()]).unwrap_or(words);
         let text = words.split_first().and_then(|(form, values)| formatted(form, values));
         match name {
             None => Done::well(text),

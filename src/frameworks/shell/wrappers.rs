@@ -192,6 +192,12 @@ const CLOSED: &[&str] = &[
     "oc",
 ];
 
+/// Programs whose commands know what is exported here, unless an option says otherwise.
+const CONTAINERS: &[&str] = &["apptainer", "singularity"];
+
+/// Such options.
+const CLEANING: &[&str] = &["--cleanenv", "-e", "--containall", "-C"];
+
 /// What the command that starts with these words starts in turn; none where it is no wrapper or not followed.
 pub(super) fn wrapped(fields: &[Word]) -> Option<Wrapped> {
     let wrapper = wrapper(fields.first()?)?;
@@ -281,7 +287,22 @@ pub(super) fn is_closed(launcher: &[Word]) -> bool {
     let logs_in = |pair: &[Word]| {
         program(&pair[0].text) == "su" && matches!(pair[1].text.as_str(), "-" | "-l" | "--login")
     };
-    launcher.iter().any(|word| CLOSED.contains(&program(&word.text))) || launcher.windows(2).any(logs_in)
+    let exports = |list: &str| list.split(',').any(|one| one == "ALL");
+    let names_all = |(at, word): (usize, &Word)| match word.text.as_str() {
+        "--export" => launcher.get(at + 1).is_none_or(|list| exports(&list.text)),
+        text => text.strip_prefix("--export=").is_none_or(exports),
+    };
+    let starts = |names: &[&str]| launcher.iter().any(|word| names.contains(&program(&word.text)));
+    let cleans = |word: &Word| CLEANING.contains(&word.text.as_str());
+    starts(CLOSED)
+        || launcher.windows(2).any(logs_in)
+        || starts(&["srun", "sbatch", "salloc"]) && !launcher.iter().enumerate().all(names_all)
+        || is_container(launcher) && launcher.iter().any(cleans)
+}
+
+/// Whether these words start a command in a container that knows what is exported here, unless told otherwise.
+pub(super) fn is_container(launcher: &[Word]) -> bool {
+    launcher.iter().any(|word| CONTAINERS.contains(&program(&word.text)))
 }
 
 /// Whether a list of words has one.

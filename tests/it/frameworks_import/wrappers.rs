@@ -100,6 +100,19 @@ fn other_hosts_and_containers_know_what_they_are_told() {
         ("docker run -e A=2 image bash -c 'torchrun x.py --n $A'", Some("2")),
         ("export A=1; apptainer exec image torchrun x.py --n 1", Some("1")),
         ("export A=1; timeout 5 torchrun x.py --n 1", Some("1")),
+        ("docker run -eA=2 image torchrun x.py --n 1", Some("2")),
+        ("export A=1; apptainer exec --cleanenv image torchrun x.py --n 1", None),
+        ("export APPTAINERENV_A=3; apptainer exec --cleanenv image torchrun x.py --n 1", Some("3")),
+        ("export A=1; srun --export=NONE bash -c 'torchrun x.py --n 1'", None),
+        ("export A=1; srun --export=ALL,B=2 bash -c 'torchrun x.py --n 1'", Some("1")),
+        ("export A=1 B=2; srun --export A,B bash -c 'torchrun x.py --n 1'", Some("1")),
+        ("export A=1; env -u A torchrun x.py --n $A", None),
+        ("export A=1; env --unset=B torchrun x.py --n 1", Some("1")),
+        ("export A=1; env -i B=2 torchrun x.py --n 1", None),
+        ("export A=1; env - A=2 torchrun x.py --n 1", Some("2")),
+        ("export A=1; sudo torchrun x.py --n 1", None),
+        ("export A=1; sudo -E torchrun x.py --n 1", Some("1")),
+        ("export A=1; exec -c torchrun x.py --n 1", None),
     ] {
         assert_eq!(told(text).as_deref(), value, "{text}");
     }

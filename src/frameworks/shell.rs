@@ -412,6 +412,10 @@ fn elsewhere(text: &str) -> Option<ImportError> {
             "Accelerate without DeepSpeed, whose settings stand in a YAML file and a Python script",
         ),
         ("run_train.py --config-file", "nanotron, whose settings stand in a YAML file"),
+        ("--config-name", "a program of Hydra's such as NeMo's, whose settings stand in YAML files"),
+        ("llamafactory-cli train", "LLaMA-Factory, whose settings stand in a YAML file"),
+        ("axolotl train", "Axolotl, whose settings stand in a YAML file"),
+        ("swift sft", "ms-swift, whose flags name a model of Hugging Face's"),
     ];
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with('#'));
     lines.find_map(|(number, line)| {

@@ -119,7 +119,7 @@ fn imported(
     if !f.is_fork() {
         values::check(&mut f, text, assumed)?;
     }
-    let read = of_flags(&mut f, given, (launch, files), world, assumed);
+    let read = of_flags(&mut f, given, (launch, text, files), world, assumed);
     if read.is_err() {
         // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
         // come to.
@@ -136,7 +136,7 @@ fn imported(
 fn of_flags(
     f: &mut Flags,
     given: Given,
-    (launch, files): (&Launch, &Files),
+    (launch, text_of_script, files): (&Launch, &str, &Files),
     world: Option<u32>,
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
@@ -147,9 +147,13 @@ fn of_flags(
         }
         (_, Some(gpus)) | (Some(gpus), None) => gpus,
         (None, None) => {
+            let text = "the launcher does not say how many ranks it starts: give the number of GPUs (--gpus)";
             return Err(ImportError::new(
                 f.line,
-                "the launcher does not say how many ranks it starts: give the number of GPUs (--gpus)",
+                match launch.origin_of_ranks(text_of_script) {
+                    Some(origin) => format!("{text}; of `{}` {}", origin.word, origin.remedy()),
+                    None => text.to_owned(),
+                },
             ));
         }
     };

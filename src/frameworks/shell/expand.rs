@@ -235,6 +235,13 @@ impl Shell<'_> {
         if let Some(name) = expression.strip_prefix('!').and_then(|rest| rest.strip_suffix("[@]")) {
             return Some(self.keys(name));
         }
+        // `R='A[@]'; "${!R}"`
+        if let Some(name) = expression.strip_prefix('!').filter(|name| !name.is_empty()) {
+            let target = self.content(name, None).filter(|text| known(text) && text.ends_with(']'))?;
+            return Some(target)
+                .filter(|target| !target.starts_with('!'))
+                .and_then(|target| self.members(&target));
+        }
         let expansion = Expansion::of(expression);
         if !expansion.is_whole() {
             return None;
@@ -329,7 +336,7 @@ impl Shell<'_> {
         }
         if let Some(name) = expression.strip_prefix('!').filter(|n| !n.is_empty()) {
             let target = self.content(name, None).filter(|text| known(text));
-            let is_name = |t: &String| t.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            let is_name = |t: &String| t.chars().all(|c| c.is_ascii_alphanumeric() || "_[]@*".contains(c));
             return match target.filter(is_name) {
                 Some(target) => self.within(|shell| shell.value(&target, quoted)),
                 None => unknown(),
@@ -346,7 +353,9 @@ impl Shell<'_> {
         };
         self.with_default(&expansion, set.as_deref(), quoted).unwrap_or_else(|| match set {
             None => {
-                self.is_unset(name);
+                if name.bytes().all(|b| b.is_ascii_digit()) {
+                    self.is_unset(name);
+                }
                 UNSET.to_string()
             }
             Some(value)

@@ -10,7 +10,9 @@ use super::state::{Status, unknown};
 use super::wrappers::{
     Wrapped, is_closed, is_container, may_train, text_behind, unfollowed, without_wrappers, wrapped,
 };
-use super::{ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown};
+use super::{
+    HANDED, ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown,
+};
 
 /// Most training commands that are told apart: one is expected.
 const MOST_LAUNCHES: usize = 64;
@@ -252,6 +254,11 @@ impl Shell<'_> {
             }
         });
         if let Some((at, inner)) = wrapped.or_else(|| text_behind(fields)) {
+            if shown(&inner.text) == "$…" {
+                let text =
+                    format!("the commands that `{}` is given {UNTOLD}. {HANDED}", shown(&fields[at].text));
+                self.unfollowed.get_or_insert_with(|| ImportError::new(inner.line, text));
+            }
             // Behind the text stand the name that it goes by and its arguments.
             let behind = fields.get(at + 3..).filter(|_| fields[at].text.ends_with('c'));
             let behind = behind.map(|words| words.iter().map(|w| w.text.clone()).collect());
@@ -332,7 +339,6 @@ const QUIET: &[&str] = &[
     "wc",
     "sort",
     "cut",
-    "tr",
     "jq",
     "md5sum",
     "du",

@@ -36,6 +36,31 @@ impl Done {
     }
 }
 
+/// What `tr` makes of a text where its sets are plain characters; none otherwise.
+fn translated(text: &str, words: &[String]) -> Option<String> {
+    let plain = |set: &String| {
+        let set = set.replace("\\n", "\n").replace("\\t", "\t");
+        (!set.contains(['[', '-', '\\'])).then(|| set.chars().collect::<Vec<_>>())
+    };
+    match words {
+        [option, set] if option == "-d" => {
+            let set = plain(set)?;
+            Some(text.chars().filter(|c| !set.contains(c)).collect())
+        }
+        [from, to] if !from.starts_with('-') => {
+            let (from, to) = (plain(from)?, plain(to)?);
+            // The last of the second set stands for all that it lacks, and of a character given twice the last counts.
+            let last = *to.last()?;
+            let new = |c: char| {
+                let at = from.iter().rposition(|own| *own == c)?;
+                Some(to.get(at).copied().unwrap_or(last))
+            };
+            Some(text.chars().map(|c| new(c).unwrap_or(c)).collect())
+        }
+        _ => None,
+    }
+}
+
 /// Programs that change the files they are told of in ways that are not followed.
 const EDITORS: &[&str] = &[
     "perl", "ruby", "awk", "gawk", "ed", "ex", "vim", "patch", "dos2unix", "truncate", "sponge", "python",
@@ -75,6 +100,18 @@ impl Shell<'_> {
                 Done { status: text.as_ref().map(|_| 0), text }
             }
             "sed" => return Some(self.sed(words, line)),
+            // Whole numbers without a scale are divided as the shell divides them.
+            "bc" if words.is_empty() => {
+                let plain =
+                    |text: &String| text.chars().all(|c| c.is_ascii_digit() || "+-*/%() \n".contains(c));
+                let sum =
+                    self.state.input.take().filter(|text| plain(text) && text.trim().lines().count() == 1);
+                Done::well(sum.and_then(|sum| self.sum(&sum)).map(|number| format!("{number}\n")))
+            }
+            "tr" => {
+                let text = self.state.input.take().filter(|text| known(text));
+                Done::well(text.and_then(|text| translated(&text, words)))
+            }
             "tee" => {
                 let text = self.state.input.take();
                 let append =

@@ -1,7 +1,7 @@
 //! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
 
 use super::launches::program;
-use super::{HANDED, ImportError, Launch, Word, is_unknown, shown};
+use super::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown};
 
 /// A number that a launch may say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +87,16 @@ impl Launch {
         Ok(nodes.times(per_node))
     }
 
+    /// What a number of nodes or processes comes from that only a running shell knows. `text` is the script's.
+    #[must_use]
+    pub fn origin_of_ranks(&self, text: &str) -> Option<Origin> {
+        let names = NODES.iter().chain(&PER_NODE).chain(&OF_TASKS);
+        names.into_iter().find_map(|name| {
+            let (_, value) = self.values_of(&[name]).pop().filter(|(_, value)| is_unknown(&value.text))?;
+            self.origin_of(text, value.line, name)
+        })
+    }
+
     /// A program of that name, or a module behind `-m`: an image of a container may be named after either.
     fn names_torch(&self) -> bool {
         let module = self.launcher.windows(2).any(|w| w[0].text == "-m" && w[1].text.starts_with("torch."));
@@ -148,6 +158,8 @@ impl Launch {
 /// Names of the options of torchrun and DeepSpeed.
 const NODES: [&str; 3] = ["--nnodes", "--num_nodes", "--num-nodes"];
 const PER_NODE: [&str; 4] = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
+/// Names of those of Accelerate, Slurm and MPI that count processes.
+const OF_TASKS: [&str; 5] = ["--num_processes", "--ntasks", "--ntasks-per-node", "-n", "-np"];
 /// Names of Slurm's.
 const OF_SLURM: [(&str, &[&str]); 4] = [
     ("nodes", &["--nodes", "-N"]),

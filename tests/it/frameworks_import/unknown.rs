@@ -32,6 +32,11 @@ fn variables_that_nothing_sets_are_named_with_the_way_to_give_them() {
         let message = &error.message;
         assert!(error.line == line && message.contains(word) && message.contains(remedy), "{error}\n{text}");
     }
+    let text = format!("torchrun --nnodes ${{NODES}} --nproc-per-node 8 pretrain_gpt.py {COMMAND}\n");
+    let error = import_given(&text, Given { name: "x", ..Given::default() }).unwrap_err();
+    assert!(error.message.contains("(--gpus); of `${NODES}` nothing sets `NODES`"), "{error}");
+    let error = import(&format!("srun bash -c \"$CMD\" # {COMMAND}\n")).unwrap_err();
+    assert!(error.line == 1 && error.message.contains("the commands that `-c` is given"), "{error}");
     // As the message says.
     let text = with("", "$TP");
     let words = ["TP=8".to_owned()];

@@ -294,7 +294,7 @@ impl Shell<'_> {
             }
             return Ok(Some(0));
         }
-        let status = self.simple(words)?;
+        let status = self.nested(|shell| shell.simple(words))?;
         if prefix == "exec" && self.flow == Flow::Next {
             self.flow = Flow::Exit;
         }

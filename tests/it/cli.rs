@@ -739,6 +739,39 @@ fn a_deepspeed_configuration_is_explained() {
     assert_eq!(value["global_batch_size"], 1024);
 }
 
+/// A launch of Accelerate with DeepSpeed says ranks, configuration and number format; a manifest says the whole plan.
+#[test]
+fn launches_of_accelerate_and_manifests_are_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let yaml = "deepspeed_config:\n  zero_stage: 3\n  gradient_accumulation_steps: 4\ndistributed_type: DEEPSPEED\n\
+                mixed_precision: fp16\nnum_machines: 2\nnum_processes: 16\n";
+    std::fs::write(path("zero3.yaml"), yaml).unwrap();
+    let script = "#!/bin/bash\nHERE=$(dirname \"$0\")\naccelerate launch --config_file \"$HERE/zero3.yaml\" train.py \
+                  recipe.yaml --per_device_train_batch_size 2\n";
+    std::fs::write(path("launch.sh"), script).unwrap();
+    let import = ["import", "deepspeed", &path("launch.sh"), "--model", "llama3.1-8b", "-s", "4096"];
+    let output = autoplan(&import);
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(value["name"], "tp1 pp1 vp1 cp1 ep1 dp16 mb2 ga4 zero3 rc-none");
+    assert_eq!((&value["gpus"], &value["precision"]), (&16.into(), &"fp16".into()));
+    assert!(stderr(&output).contains("`recipe.yaml` is handed to the training script and not read"));
+    let output = autoplan(&["explain", &path("zero3.yaml"), "--cluster", "dgx-h100"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("a .yaml file of this kind is not read"), "{}", stderr(&output));
+
+    let job =
+        ["plan", "llama3.2-3b", "dgx-h100", "-g", "32", "-b", "128", "-s", "8192", "--fix", "pp=2,tp=2"];
+    let plan = path("plan.ron");
+    std::fs::write(&plan, stdout(&autoplan(&[&job[..], &["--format", "ron"]].concat()))).unwrap();
+    let manifest = path("job.yaml");
+    std::fs::write(&manifest, stdout(&autoplan(&["export", &plan, "--to", "kubernetes"]))).unwrap();
+    let own = stdout(&autoplan(&["explain", &plan, "--alone"]));
+    let read = stdout(&autoplan(&["explain", &manifest, "--cluster", "dgx-h100", "--alone"]));
+    assert_eq!((read.lines().nth(1), read.lines().nth(3)), (own.lines().nth(1), own.lines().nth(3)));
+    assert!(own.lines().nth(1).is_some_and(|line| line.starts_with("tp2 pp2")), "{own}");
+}
+
 /// What a launch or a saved plan says itself is asked for in vain, and nobody is left to believe otherwise.
 #[test]
 fn options_that_would_change_nothing_are_refused() {

@@ -306,17 +306,18 @@ impl Shell<'_> {
             }
             return Ok(Some(0));
         }
-        let status = if clean || !without.is_empty() {
-            self.subshell(|shell| {
+        let status = self.nested(|shell| {
+            if !clean && without.is_empty() {
+                return shell.simple(words);
+            }
+            shell.subshell(|shell| {
                 let names: Vec<String> = shell.state.variables.keys().cloned().collect();
                 for name in names.iter().filter(|name| clean || without.contains(name)) {
                     shell.mark(name, |variable| variable.exported = false);
                 }
                 shell.simple(words)
-            })?
-        } else {
-            self.simple(words)?
-        };
+            })
+        })?;
         if prefix == "exec" && self.flow == Flow::Next {
             self.flow = Flow::Exit;
         }

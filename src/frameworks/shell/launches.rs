@@ -20,10 +20,13 @@ const MOST_LAUNCHES: usize = 64;
 impl Shell<'_> {
     /// Runs a program as far as it matters: one that prints or writes, another script, training.
     pub(super) fn program(&mut self, fields: &[Word], document: Option<usize>) -> Run<Status> {
+        let mut fields = fields;
+        while let Some(Wrapped::Command(at)) = wrapped(fields) {
+            fields = &fields[at..];
+        }
         let Some((first, arguments)) = fields.split_first() else { return Ok(Some(0)) };
         let name = program(&first.text).to_owned();
         match wrapped(fields) {
-            Some(Wrapped::Command(at)) => return self.program(&fields[at..], document),
             Some(Wrapped::Text(text)) => {
                 self.script_text(&text.text, text.line, &fields[..1], None)?;
                 self.print(None);
@@ -31,7 +34,7 @@ impl Shell<'_> {
             }
             Some(Wrapped::Input { at, mark }) if may_train(&fields[at..]) => {
                 let fields = self.with_input(&fields[at..], mark.as_deref());
-                return self.program(&fields, document);
+                return self.nested(|shell| shell.program(&fields, document));
             }
             _ => {}
         }

@@ -90,6 +90,16 @@ fn lines_of_the_input_are_arguments() {
 }
 
 #[test]
+fn wrappers_within_wrappers_end() {
+    let many = format!("{} torchrun x.py --n 8", "timeout 1 ".repeat(100_000));
+    assert_eq!(arguments(&read(&many)), ["--n", "8"]);
+    for start in ["xargs ", "ssh host ", "nice ", "exec "] {
+        let text = format!("{} torchrun x.py --n 8", start.repeat(10_000));
+        assert!(read_launch(&text, &no_files).is_err(), "{start}");
+    }
+}
+
+#[test]
 fn other_hosts_and_containers_know_what_they_are_told() {
     let told = |text: &str| read(text).environment.get("A").cloned();
     for (text, value) in [

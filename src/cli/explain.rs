@@ -240,6 +240,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             let architecture = Some(machine.accelerator.architecture);
             let sizes = (gpus, args.job.seq_len);
             let mut launched = Launched::read(path, kind, sizes, architecture, &args.launch)?;
+            launched.note_nodes(&machine);
             launched.print_notes();
             read = json!({ "assumed": launched.assumed, "not_understood": launched.unknown });
             ramp = ramp.or(launched.ramp);

@@ -309,6 +309,8 @@ pub(crate) struct Launched {
     pub assumed: Vec<String>,
     /// Settings as the launch has them.
     pub settings: Settings,
+    /// Ranks on every node, where the launcher says so.
+    pub ranks_per_node: Option<u32>,
 }
 
 impl Launched {
@@ -360,8 +362,18 @@ impl Launched {
         })?;
         let length = seq_len.is_some().then_some("--seq-len");
         own_job(&source, "a launch", &length.into_iter().chain(args.beside_flags()).collect::<Vec<_>>())?;
-        let megatron::Imported { target, profile, model, job, plan, ramp, unknown, assumed, mut settings } =
-            imported;
+        let megatron::Imported {
+            target,
+            profile,
+            model,
+            job,
+            plan,
+            ramp,
+            unknown,
+            assumed,
+            mut settings,
+            ranks_per_node,
+        } = imported;
         // Its engine is told by a configuration as well.
         if target == Target::MegatronDeepSpeed
             && let Some(config) = settings.get("--deepspeed_config")
@@ -370,7 +382,8 @@ impl Launched {
         {
             settings.extend(settings_of_json(&held));
         }
-        Ok(Self { target, profile, model, job, plan, ramp, unknown, assumed, settings })
+        let ranks_per_node = ranks_per_node.filter(|_| gpus.is_none());
+        Ok(Self { target, profile, model, job, plan, ramp, unknown, assumed, settings, ranks_per_node })
     }
 
     /// Reads a DeepSpeed configuration, with what the trainer is told and the settings of the script beside it.
@@ -405,7 +418,8 @@ impl Launched {
         settings.extend(beside);
         let target = deepspeed::target(&plan);
         let profile = target.profile_name();
-        Ok(Self { target, profile, model, job, plan, ramp: None, unknown, assumed, settings })
+        let (ramp, ranks_per_node) = (None, None);
+        Ok(Self { target, profile, model, job, plan, ramp, unknown, assumed, settings, ranks_per_node })
     }
 
     /// Reads the DeepSpeed configuration that a script hands on.
@@ -509,7 +523,8 @@ impl Launched {
             notes.push(format!("flags of the training script are not understood: {}", others.join(" ")));
         }
         notes.append(&mut read.assumed);
-        Ok(Self { assumed: notes, ..read })
+        let per_node = launch.ranks_per_node(text).map_err(|e| of_line(e.line, e.message))?;
+        Ok(Self { assumed: notes, ranks_per_node: per_node.filter(|_| gpus.is_none()), ..read })
     }
 
     /// What was filled in and what was not understood, on stderr.
@@ -517,6 +532,18 @@ impl Launched {
         print(&self.assumed);
         for (line, flag) in &self.unknown {
             anstream::eprintln!("note: line {line}: not understood, and left out of the prediction: {flag}");
+        }
+    }
+
+    /// Notes where the nodes of a machine are used otherwise than the launch uses its own.
+    pub(crate) fn note_nodes(&mut self, machine: &Machine) {
+        let (gpus, per_node) = (self.job.gpus, machine.cluster.gpus_per_node);
+        if let Some(ranks) = self.ranks_per_node.filter(|ranks| *ranks < per_node && gpus > *ranks) {
+            self.assumed.push(format!(
+                "the launch starts {ranks} ranks on every node, and is predicted with all {per_node} GPUs of fewer nodes of {}, \
+                 between which there is less traffic",
+                machine.cluster.name
+            ));
         }
     }
 
@@ -530,6 +557,12 @@ impl Launched {
             let most = machine.cluster.max_gpus.map_or(String::new(), |most| format!(", {most} at most"));
             return Err(Failure::Usage(format!(
                 "the launch starts {gpus} ranks, but {} has nodes of {per_node} GPUs{most}; --gpus says another number",
+                machine.cluster.name
+            )));
+        }
+        if let Some(ranks) = self.ranks_per_node.filter(|ranks| *ranks > per_node) {
+            return Err(Failure::Usage(format!(
+                "the launch starts {ranks} ranks on every node, but {} has nodes of {per_node} GPUs; --gpus says another number",
                 machine.cluster.name
             )));
         }
@@ -574,7 +607,9 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         _ => LaunchFormat::Ron,
     });
     let architecture = machine.as_ref().map(|machine| machine.accelerator.architecture);
-    let launched = Launched::read(&args.file, kind, (args.gpus, args.seq_len), architecture, &args.launch)?;
+    let sizes = (args.gpus, args.seq_len);
+    let mut launched = Launched::read(&args.file, kind, sizes, architecture, &args.launch)?;
+    machine.iter().for_each(|machine| launched.note_nodes(machine));
     launched.print_notes();
     let text = match (format, machine) {
         (LaunchFormat::Ron, None) => {
@@ -591,8 +626,7 @@ fn launch(args: &FileArgs, kind: Kind) -> Result<Ending, Failure> {
         }
         (LaunchFormat::Model, _) => model_text(&launched.model)?,
         (LaunchFormat::Json, _) => {
-            let Launched { target, profile, model, job, plan, ramp, unknown, assumed, settings: _ } =
-                &launched;
+            let Launched { target, profile, model, job, plan, ramp, unknown, assumed, .. } = &launched;
             let stages: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
             let value = json!({
                 "name": plan.to_string(), "framework": target.name(), "profile": profile, "plan": plan.layout(), "stages": stages,

@@ -100,8 +100,8 @@ pub struct Known {
     reached: f64,
 }
 
-/// A time that no step of an assignment of a problem goes below, with what comes before and behind its passes, and that is not above
-/// the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
+/// A time that no step of an assignment of a problem goes below, with what comes before and behind its passes, and that
+/// is not above the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
 #[must_use]
 pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
     let of_problem = |traffic: &&Traffic| traffic.is_of(problem.pipeline.orders.len(), problem.kinds.len());

@@ -109,7 +109,8 @@ pub(super) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Splits of layers into chunks; rows hold for all of them, the first of them where there is no room for all. To see a complete split takes as long as `each_split` steps.
+    /// Splits of layers into chunks; rows hold for all of them, the first of them where there is no room for all. To see a
+    /// complete split takes as long as `each_split` steps.
     pub fn new(chunks: Chunks<'a>, rows: &[Row], each_split: u64) -> Self {
         let (count, sorts, layers) = (chunks.least.len(), chunks.sorts, chunks.order.len());
         let splits = (count + 1) * (layers + 1);
@@ -138,8 +139,8 @@ impl<'a> Walk<'a> {
             steps: 0,
             each_split,
         };
-        let stated = rows.len().min(room.saturating_sub(MORE_ROWS / 2).max(LANES));
-        rows[..stated.min(rows.len())].iter().for_each(|row| walk.add(row));
+        let stated = room.saturating_sub(MORE_ROWS / 2).max(LANES);
+        rows.iter().take(stated).for_each(|row| walk.add(row));
         walk
     }
 
@@ -327,13 +328,10 @@ mod tests {
                 sum(row, &order, sorts, split) <= most
             };
             let mut seen = Vec::new();
-            let end = Walk::new(Chunks { order: &order, sorts, least: &chunks }, &rows, 1).run(
-                &mut 1_000_000,
-                &mut |split| {
-                    seen.push(split.to_vec());
-                    Shown::Nothing
-                },
-            );
+            let end = Walk::new(whole, &rows, 1).run(&mut 1_000_000, &mut |split| {
+                seen.push(split.to_vec());
+                Shown::Nothing
+            });
             assert_eq!(end, End::Complete);
             let breaks_none = |split: &&Vec<u32>| rows.iter().all(|row| fits(row, split, 0.0));
             let expected: Vec<Vec<u32>> = splits.iter().filter(breaks_none).cloned().collect();
@@ -343,22 +341,18 @@ mod tests {
 
             // On the way: rows that the split breaks, and numbers that fall.
             let (mut some, mut added, mut less) = (Vec::new(), Vec::new(), 0.0);
-            let end = Walk::new(Chunks { order: &order, sorts, least: &chunks }, &rows, 1).run(
-                &mut 1_000_000,
-                &mut |split| {
-                    some.push(split.to_vec());
-                    if random.below(2) == 0 {
-                        less += 1.0;
-                        return Shown::Lower(1.0);
-                    }
-                    let mut more = row(&mut random);
-                    more.most = sum(&more, &order, sorts, split) - 1.0;
-                    // What was lowered before does not concern it.
-                    added
-                        .push(Row { most: more.most + if more.lowers { less } else { 0.0 }, ..more.clone() });
-                    Shown::Row(more)
-                },
-            );
+            let end = Walk::new(whole, &rows, 1).run(&mut 1_000_000, &mut |split| {
+                some.push(split.to_vec());
+                if random.below(2) == 0 {
+                    less += 1.0;
+                    return Shown::Lower(1.0);
+                }
+                let mut more = row(&mut random);
+                more.most = sum(&more, &order, sorts, split) - 1.0;
+                // What was lowered before does not concern it.
+                added.push(Row { most: more.most + if more.lowers { less } else { 0.0 }, ..more.clone() });
+                Shown::Row(more)
+            });
             assert_eq!(end, End::Complete);
             for split in splits.iter().filter(|split| !some.contains(split)) {
                 let mut all = rows.iter().chain(&added);

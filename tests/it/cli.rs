@@ -772,6 +772,56 @@ fn launches_of_accelerate_and_manifests_are_explained() {
     assert!(own.lines().nth(1).is_some_and(|line| line.starts_with("tp2 pp2")), "{own}");
 }
 
+/// Ranks per node that are not the machine's: fewer are a note, more cannot start, and given GPUs count before both.
+#[test]
+fn ranks_per_node_are_compared_with_the_machine() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("launch.sh");
+    let job = [
+        "plan",
+        "llama3.2-3b",
+        "dgx-h100",
+        "-g",
+        "8",
+        "-b",
+        "64",
+        "-s",
+        "4096",
+        "--fix",
+        "tp=8",
+        "--format",
+        "ron",
+    ];
+    let plan = folder.path().join("plan.ron");
+    std::fs::write(&plan, stdout(&autoplan(&job))).unwrap();
+    let export = ["export", plan.to_str().unwrap(), "--to", "megatron", "--format", "args"];
+    let arguments = stdout(&autoplan(&export));
+    let arguments: Vec<&str> = arguments.lines().filter(|line| line.starts_with("--")).collect();
+    let launch = |nodes: u32, ranks: u32| {
+        let arguments = arguments.join(" \\\n");
+        format!(
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --nnodes {nodes} --nproc_per_node {ranks} pretrain_gpt.py \\\n{arguments}\n"
+        )
+    };
+    let explain = |more: &[&str]| {
+        let path = script.to_str().unwrap();
+        autoplan(&[&["explain", path, "--cluster", "dgx-h100", "--alone"], more].concat())
+    };
+    for (nodes, ranks, note, code) in [
+        (1, 8, None, 0),
+        (2, 4, Some("4 ranks on every node, and is predicted with all 8 GPUs of fewer nodes"), 0),
+        (1, 16, Some("16 ranks on every node, but"), 2),
+    ] {
+        std::fs::write(&script, launch(nodes, ranks)).unwrap();
+        let output = explain(&[]);
+        assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
+        assert_eq!(note.is_some(), stderr(&output).contains("on every node"), "{}", stderr(&output));
+        assert!(note.is_none_or(|note| stderr(&output).contains(note)), "{}", stderr(&output));
+    }
+    let output = explain(&["-g", "16"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
 /// What a launch or a saved plan says itself is asked for in vain, and nobody is left to believe otherwise.
 #[test]
 fn options_that_would_change_nothing_are_refused() {

@@ -50,6 +50,8 @@ pub struct Imported {
     pub assumed: Vec<String>,
     /// Flags and variables of the environment as the launch has them, with their values.
     pub settings: Settings,
+    /// Ranks on every node, where the launcher says so.
+    pub ranks_per_node: Option<u32>,
 }
 
 /// Modules whose graphs are modelled.
@@ -305,7 +307,9 @@ fn of_flags(
         })
         .collect();
     unknown.sort();
-    Ok(Imported { target, profile, model, job, plan, ramp, unknown, assumed: Vec::new(), settings })
+    let ranks_per_node = launch.ranks_per_node(text_of_script)?;
+    let assumed = Vec::new();
+    Ok(Imported { target, profile, model, job, plan, ramp, unknown, assumed, settings, ranks_per_node })
 }
 
 /// Flags that a rule of the framework is about, the most telling first.

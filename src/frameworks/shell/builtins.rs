@@ -276,6 +276,8 @@ impl Shell<'_> {
         let mut words = words;
         // What the command is not to know of what is exported here: all, or some names.
         let (mut clean, mut without) = (prefix == "sudo", Vec::new());
+        // Its own files may keep some.
+        self.unread |= prefix == "sudo";
         while let Some(option) =
             words.first().and_then(Raw::plain).filter(|w| w.starts_with('-') && w.len() > 1)
         {

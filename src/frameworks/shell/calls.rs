@@ -195,10 +195,13 @@ impl Shell<'_> {
         list: &List,
     ) -> Run<Status> {
         let (closed, told) = (is_closed(launcher), self.handed_on(launcher));
-        self.unread |= closed;
+        // Its lines are not read.
+        let more = launcher.iter().any(|word| word.text.starts_with("--env-file"));
+        self.unread |= closed || more;
         self.nested(|shell| {
             shell.subshell(|shell| {
                 shell.state.variables.retain(|_, variable| variable.exported && !closed);
+                shell.state.anything |= more;
                 for (name, value) in told {
                     shell.set(&name, value);
                 }

@@ -227,7 +227,9 @@ impl Shell<'_> {
                 Some(("--export" | "--env", list)) => list,
                 _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => next,
                 // `docker run -eNAME=value`.
-                Some((option, _)) if closed && option.starts_with("-e") => &word.text[2..],
+                Some((option, _)) if closed && option.starts_with("-e") => {
+                    word.text[2..].trim_start_matches('=')
+                }
                 _ => "",
             };
             let named = launcher[at + 1..].iter().map_while(|w| w.text.split_once('='));

@@ -49,8 +49,7 @@ impl Launch {
     }
 
     fn ranks_of_torch(&self, text: &str) -> Result<Option<u32>, ImportError> {
-        let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
-        let per_node = self.option(&PER_NODE)?.or(self.variable("PET_NPROC_PER_NODE")?).or_read(gpus);
+        let per_node = self.torch_per_node(text)?;
         if self.names(&["--include", "--exclude", "-i", "-e"]) && self.names_deepspeed() {
             return Ok(self.included());
         }
@@ -65,6 +64,27 @@ impl Launch {
         }
         let of_slurm = self.option(&["-N", "--nodes"])?.or_read(header(text, &["--nodes", "-N"]));
         Ok(nodes.or_read(of_slurm).times(per_node))
+    }
+
+    fn torch_per_node(&self, text: &str) -> Result<Said, ImportError> {
+        let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
+        Ok(self.option(&PER_NODE)?.or(self.variable("PET_NPROC_PER_NODE")?).or_read(gpus))
+    }
+
+    /// How many ranks the launcher starts on every node, where it says so. `text` is the script's.
+    ///
+    /// # Errors
+    /// A number that is none.
+    pub fn ranks_per_node(&self, text: &str) -> Result<Option<u32>, ImportError> {
+        if self.accelerate.is_some() || self.is_mpi() {
+            return Ok(None);
+        }
+        let said = if self.names_torch() || self.names_deepspeed() {
+            self.torch_per_node(text)?
+        } else {
+            self.option(&["--ntasks-per-node"])?.or_read(header(text, &["--ntasks-per-node"]))
+        };
+        Ok(said.number())
     }
 
     fn ranks_of_tasks(&self, text: &str) -> Result<Option<u32>, ImportError> {

@@ -210,9 +210,20 @@ pub(super) fn wrapped(fields: &[Word]) -> Option<Wrapped> {
             let text = rest.iter().map(|word| word.text.as_str()).collect::<Vec<_>>().join(" ");
             Wrapped::Text(Word { text, line: rest[0].line })
         }
-        Kind::Input => Wrapped::Input { at, mark: mark(&fields[1..at]) },
+        Kind::Input => {
+            let mark = mark(&fields[1..at]);
+            let splits = |word: &Word| SPLITTING.iter().any(|option| word.text.starts_with(option));
+            if mark.is_none() && fields[1..at].iter().any(splits) {
+                return None;
+            }
+            Wrapped::Input { at, mark }
+        }
     })
 }
+
+/// Options with which the words of `xargs`'s input are others, or start several commands.
+const SPLITTING: &[&str] =
+    &["-n", "--max-args", "-L", "--max-lines", "-d", "--delimiter", "-0", "--null", "-a", "--arg-file"];
 
 /// What `xargs -I MARK` puts the lines of its input in the place of.
 fn mark(options: &[Word]) -> Option<String> {
@@ -293,11 +304,11 @@ pub(super) fn is_closed(launcher: &[Word]) -> bool {
         text => text.strip_prefix("--export=").is_none_or(exports),
     };
     let starts = |names: &[&str]| launcher.iter().any(|word| names.contains(&program(&word.text)));
-    let cleans = |word: &Word| CLEANING.contains(&word.text.as_str());
+    let mut behind_container = launcher.iter().skip_while(|word| !CONTAINERS.contains(&program(&word.text)));
     starts(CLOSED)
         || launcher.windows(2).any(logs_in)
         || starts(&["srun", "sbatch", "salloc"]) && !launcher.iter().enumerate().all(names_all)
-        || is_container(launcher) && launcher.iter().any(cleans)
+        || behind_container.any(|word| CLEANING.contains(&word.text.as_str()))
 }
 
 /// Whether these words start a command in a container that knows what is exported here, unless told otherwise.

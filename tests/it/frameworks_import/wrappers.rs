@@ -87,6 +87,14 @@ fn lines_of_the_input_are_arguments() {
     assert_eq!(arguments(&read(text)), ["--m", "2", "\u{fffc}"]);
     // What is not started is not read.
     assert!(read_launch("ls | xargs rm x.py", &no_files).is_err());
+    // Several commands, or words parted otherwise.
+    for text in ["echo 2 4 | xargs -n1 torchrun x.py --n", "printf 'a,b' | xargs -d, torchrun x.py --n 2"] {
+        let error = read_launch(text, &no_files).expect_err("not followed");
+        assert!(error.message.contains("`xargs`"), "{text}: {error}");
+    }
+    // What stands in a file of variables is not known here.
+    let text = "docker run --env-file list image bash -c 'torchrun x.py --n ${A:-1}'";
+    assert_eq!(arguments(&read(text)), ["--n", "\u{fffc}"]);
 }
 
 #[test]
@@ -123,6 +131,8 @@ fn other_hosts_and_containers_know_what_they_are_told() {
         ("export A=1; sudo torchrun x.py --n 1", None),
         ("export A=1; sudo -E torchrun x.py --n 1", Some("1")),
         ("export A=1; exec -c torchrun x.py --n 1", None),
+        ("export A=1; srun -e err -C gpu apptainer exec image torchrun x.py --n 1", Some("1")),
+        ("docker run -e=A=2 image torchrun x.py --n 1", Some("2")),
     ] {
         assert_eq!(told(text).as_deref(), value, "{text}");
     }

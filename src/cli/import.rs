@@ -433,7 +433,7 @@ impl Launched {
     ) -> Result<Self, Failure> {
         let source = script.display();
         let of_line = |line: usize, message: String| Failure::Usage(format!("{source}:{line}: {message}"));
-        let ranks = launch.ranks(text).map_err(|e| of_line(e.line, e.message))?;
+        let ranks = launch.ranks().map_err(|e| of_line(e.line, e.message))?;
         let line = launch.script.as_ref().map_or(1, |word| word.line);
         let (held, written, path, told) = match config {
             Handed::File(config) => {
@@ -487,7 +487,7 @@ impl Launched {
                 Some(tokens)
             });
         }
-        notes.extend(launch.disagreements(text));
+        notes.extend(launch.disagreements());
         notes.push(told);
         let read =
             Self::configuration(&held, path.clone(), (gpus.or(ranks), seq_len), (trainer, beside), args);
@@ -523,7 +523,7 @@ impl Launched {
             notes.push(format!("flags of the training script are not understood: {}", others.join(" ")));
         }
         notes.append(&mut read.assumed);
-        let per_node = launch.ranks_per_node(text).map_err(|e| of_line(e.line, e.message))?;
+        let per_node = launch.ranks_per_node().map_err(|e| of_line(e.line, e.message))?;
         Ok(Self { assumed: notes, ranks_per_node: per_node.filter(|_| gpus.is_none()), ..read })
     }
 

@@ -29,7 +29,6 @@ pub use origins::Origin;
 pub(super) use origins::untold_value;
 pub use printed::Written;
 use printed::held;
-use ranks::{Said, gpus_of_header, header};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -80,6 +79,8 @@ pub struct Launch {
     pub accelerate: Option<Told>,
     /// What the launcher's file of hosts holds.
     pub hosts: Option<String>,
+    /// The script that holds Slurm's header, where one does.
+    pub header: Option<String>,
     /// A file that could have set any variable was not read.
     pub unread: bool,
     /// Lines of flags that may or may not be set, none of which says degrees, shapes or batches.
@@ -275,21 +276,7 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
             "line {line}: the text ends in a continuation line, `{last}`: is the rest cut off?"
         ));
     }
-    shell.slurm = text.lines().any(|line| line.trim_start().starts_with("#SBATCH"));
-    for (variable, said) in [
-        ("SLURM_NNODES", header(text, &["--nodes", "-N"])),
-        ("SLURM_JOB_NUM_NODES", header(text, &["--nodes", "-N"])),
-        ("SLURM_NTASKS", header(text, &["--ntasks", "-n"])),
-        ("SLURM_NTASKS_PER_NODE", header(text, &["--ntasks-per-node"])),
-        ("SLURM_GPUS_ON_NODE", gpus_of_header(text)),
-        ("SLURM_GPUS_PER_NODE", gpus_of_header(text)),
-    ] {
-        match said {
-            Said::Number(number) => shell.set(variable, number.to_string()),
-            Said::Unread => shell.set(variable, UNKNOWN.to_string()),
-            Said::Not => {}
-        }
-    }
+    shell.begin_job(&[], text)?;
     let mut arguments = started_with;
     while let Some((word, rest)) = arguments.split_first()
         && let Some((name, value)) = assignment(word)
@@ -331,6 +318,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
         return Ok(Launch {
             script,
             arguments,
+            header: shell.header,
             written,
             folder,
             environment,

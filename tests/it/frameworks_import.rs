@@ -163,7 +163,7 @@ fn both_spellings_hand_a_configuration_on() {
         let launch =
             read_launch(&format!("deepspeed --num_gpus 8 train.py {flags} --lr 1"), &no_files).unwrap();
         assert_eq!(launch.deepspeed_config(), Ok(Some(Handed::File("ds.json".to_owned()))), "{flags}");
-        assert_eq!(launch.ranks(""), Ok(Some(8)));
+        assert_eq!(launch.ranks(), Ok(Some(8)));
     }
     let launch = read_launch("torchrun pretrain_gpt.py --deepspeed --num-layers 2", &no_files).unwrap();
     assert_eq!(launch.deepspeed_config(), Ok(None));
@@ -868,7 +868,7 @@ fn training_commands_read_and_are_handed_arguments() {
     // An image of a container does not start torchrun, which would start a rank on each GPU.
     let text =
         "srun --ntasks 4 --gpus-per-node 8 apptainer exec nvcr.io/nvidia/pytorch:24.05 python x.py --n 8";
-    assert_eq!(read_launch(text, &no_files).unwrap().ranks(text), Ok(Some(4)));
+    assert_eq!(read_launch(text, &no_files).unwrap().ranks(), Ok(Some(4)));
 }
 
 #[test]
@@ -978,7 +978,7 @@ fn images_are_no_launchers() {
     let header = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=8\n";
     let image = "--container-image=nvcr.io/nvidia/pytorch:24.01-py3";
     let text = format!("#!/bin/bash\n{header}srun {image} python x.py --n 1\n");
-    assert_eq!(read_launch(&text, &no_files).unwrap().ranks(&text), Ok(Some(8)));
+    assert_eq!(read_launch(&text, &no_files).unwrap().ranks(), Ok(Some(8)));
 }
 
 #[test]
@@ -994,11 +994,11 @@ fn scripts_that_are_started_are_followed() {
         assert_eq!(texts, ["--n", "8", "--m", "4", "--k", "0"], "{start}");
     }
     let text = "deepspeed --hostfile hosts x.py --n 1";
-    assert_eq!(read_launch(text, &files).unwrap().ranks(text), Ok(Some(16)));
+    assert_eq!(read_launch(text, &files).unwrap().ranks(), Ok(Some(16)));
     for (hosts, ranks) in [("localhost:0,1,2", Some(3)), ("a:0,1@b:3", Some(3)), ("a", None), ("a:0-3", None)]
     {
         let text = format!("deepspeed --include {hosts} x.py --n 1");
-        assert_eq!(read_launch(&text, &files).unwrap().ranks(&text), Ok(ranks), "{hosts}");
+        assert_eq!(read_launch(&text, &files).unwrap().ranks(), Ok(ranks), "{hosts}");
     }
 }
 
@@ -1083,7 +1083,7 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
         "#SBATCH -N 4 -n 32\nsrun python x.py --n 1",
         "#SBATCH -n 32\nsrun python x.py --n 1",
     ] {
-        assert_eq!(read(text).ranks(text).unwrap(), Some(32), "{text}");
+        assert_eq!(read(text).ranks().unwrap(), Some(32), "{text}");
     }
     for (text, ranks) in [
         ("srun -N4 --ntasks-per-node=8 python x.py --n 1", Some(32)),
@@ -1104,10 +1104,10 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
             Some(32),
         ),
     ] {
-        assert_eq!(read(text).ranks(text).unwrap(), ranks, "{text}");
+        assert_eq!(read(text).ranks().unwrap(), ranks, "{text}");
     }
     let text = "torchrun --nproc-per-node=gpu x.py --n 1";
-    assert_eq!(read(text).ranks(text).unwrap(), None);
+    assert_eq!(read(text).ranks().unwrap(), None);
     for text in [
         "srun --export=ALL,A=1 python x.py --n 1",
         "mpirun -np 2 -x A=1 python x.py --n 1",
@@ -1123,7 +1123,7 @@ fn launchers_that_contradict_themselves_are_told_of() {
         "hosts" => Ok("a slots=8\n".repeat(8)),
         other => Err(other.to_owned()),
     };
-    let said = |text: &str| read_launch(text, &files).unwrap().disagreements(text);
+    let said = |text: &str| read_launch(text, &files).unwrap().disagreements();
     for (text, expected) in [
         (
             "#SBATCH --nodes=4\nsrun torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1",

@@ -114,8 +114,8 @@ fn imported(
     (launch, files): (&Launch, &Files),
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
-    let world = launch.ranks(text)?;
-    assumed.extend(launch.disagreements(text));
+    let world = launch.ranks()?;
+    assumed.extend(launch.disagreements());
     other_jobs::trains(launch)?;
     let mut f = Flags::new(launch, text, assumed)?;
     if !f.is_fork() {
@@ -307,7 +307,7 @@ fn of_flags(
         })
         .collect();
     unknown.sort();
-    let ranks_per_node = launch.ranks_per_node(text_of_script)?;
+    let ranks_per_node = launch.ranks_per_node()?;
     let assumed = Vec::new();
     Ok(Imported { target, profile, model, job, plan, ramp, unknown, assumed, settings, ranks_per_node })
 }

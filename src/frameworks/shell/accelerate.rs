@@ -13,6 +13,20 @@ use super::{ImportError, Word};
 /// Switches that each pick another way to train than the file's.
 const MODES: [&str; 6] = ["cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"];
 
+/// Settings of its file that may not stand beside a configuration of DeepSpeed's
+/// (`accelerate/utils/dataclasses.py` `_deepspeed_config_checks`).
+const CONFIGURED: [&str; 9] = [
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+    "mixed_precision",
+];
+
 /// What it is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
@@ -24,8 +38,14 @@ pub struct Told {
 
 /// The options of `accelerate launch` among the words of a launcher, by their names with underscores.
 pub(super) fn options(launcher: &[Word]) -> Option<BTreeMap<String, Word>> {
-    let at = launcher.iter().position(|word| program(&word.text) == "accelerate")?;
-    let words = launcher.get(at + 1..).filter(|words| words.first().is_some_and(|w| w.text == "launch"))?;
+    let module = launcher.iter().position(|word| word.text == "accelerate.commands.launch");
+    let words = match module {
+        Some(at) => &launcher[at..],
+        None => {
+            let at = launcher.iter().position(|word| program(&word.text) == "accelerate")?;
+            launcher.get(at + 1..).filter(|words| words.first().is_some_and(|w| w.text == "launch"))?
+        }
+    };
     let mut options = BTreeMap::new();
     for (at, word) in words.iter().enumerate() {
         let Some(option) = word.text.strip_prefix("--") else { continue };
@@ -91,6 +111,14 @@ impl Told {
             return Ok(None);
         }
         if let Some(path) = self.get("deepspeed_config_file")? {
+            if let Some((name, word)) = self.file.iter().find(|(name, _)| CONFIGURED.contains(&name.as_str()))
+                && !(name == "mixed_precision" && self.options.contains_key(name))
+            {
+                let text = format!(
+                    "Accelerate refuses a file that says {name} beside deepspeed_config_file: say it in DeepSpeed's configuration alone"
+                );
+                return Err(ImportError::new(word.line, text));
+            }
             return Ok(Some(Handed::File(path.text.clone())));
         }
         let number = |name: &str| {

@@ -308,6 +308,10 @@ impl Shell<'_> {
             }
             return Ok(Some(0));
         }
+        // A function of the program's name that calls it by this.
+        let name = words.iter().find(|word| assignment(word).is_none()).and_then(Raw::plain);
+        let name = name.filter(|_| !matches!(prefix, "time" | "do" | "then"));
+        let hidden = name.and_then(|name| self.state.functions.remove_entry(&name));
         let status = self.nested(|shell| {
             if !clean && without.is_empty() {
                 return shell.simple(words);
@@ -320,6 +324,7 @@ impl Shell<'_> {
                 shell.simple(words)
             })
         })?;
+        self.state.functions.extend(hidden);
         if prefix == "exec" && self.flow == Flow::Next {
             self.flow = Flow::Exit;
         }
@@ -336,8 +341,11 @@ impl Shell<'_> {
             "shift" => self.shift(texts.first().map(String::as_str)),
             "set" => self.set_options(&texts),
             "shopt" => {
-                if texts.iter().any(|w| w == "nocasematch") {
-                    self.state.options.ignore_case = texts.iter().any(|w| w == "-s");
+                let named = |name: &str| texts.iter().any(|w| w == name);
+                let (on, options) = (named("-s"), &mut self.state.options);
+                if on || named("-u") {
+                    options.ignore_case = if named("nocasematch") { on } else { options.ignore_case };
+                    options.last_pipe = if named("lastpipe") { on } else { options.last_pipe };
                 }
                 Some(0)
             }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
+use super::ranks::Said;
 use super::run::{Run, Shell};
-use super::state::{Branch, Flow, Status, known};
-use super::wrappers::{is_closed, without_wrappers};
-use super::{UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
+use super::state::{Branch, Flow, Status, known, unknown};
+use super::wrappers::{is_closed, submits, without_wrappers};
+use super::{Launch, UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
 /// Most files that a script may source, counted as often as it does.
 const MOST_FILES: u32 = 64;
@@ -122,8 +123,8 @@ impl Shell<'_> {
         self.text_of_file(&path).is_ok().then_some(true)
     }
 
-    /// The commands of a file that the script asks for, with its path.
-    fn followed(&mut self, path: &str, line: usize) -> Result<(String, List), String> {
+    /// The commands of a file that the script asks for, with its path and its text.
+    fn followed(&mut self, path: &str, line: usize) -> Result<(String, List, String), String> {
         let path = self.path_of(path).ok_or_else(|| format!("its path {UNTOLD}"))?;
         if self.sources.contains(&path) {
             return Err("it asks for itself".to_owned());
@@ -134,12 +135,12 @@ impl Shell<'_> {
         }
         let text = self.text_of_file(&path)?;
         let list = parse_sourced(&text, line).map_err(|e| format!("its line {}: {}", e.line, e.message))?;
-        Ok((path, list))
+        Ok((path, list, text))
     }
 
     /// `source FILE ARGUMENTS`: its commands run here. A file that cannot be followed is named and changes nothing.
     pub(super) fn source(&mut self, path: &str, arguments: &[Word], line: usize) -> Run<Status> {
-        let (path, list) = match self.followed(path, line) {
+        let (path, list, _) = match self.followed(path, line) {
             Ok(followed) => followed,
             Err(reason) => {
                 self.unread |= reason != "it asks for itself";
@@ -169,7 +170,7 @@ impl Shell<'_> {
         launcher: &[Word],
         line: usize,
     ) -> Run<Option<Status>> {
-        let (path, list) = match self.followed(path, line) {
+        let (path, list, text) = match self.followed(path, line) {
             Ok(followed) => followed,
             Err(reason) => {
                 if self.not_started.len() < MOST_NOT_STARTED {
@@ -182,23 +183,24 @@ impl Shell<'_> {
         };
         self.sources.push(path);
         let arguments = arguments.iter().map(|w| w.text.clone()).collect();
-        let status = self.child(launcher, Some(arguments), &list)?;
+        let status = self.child(launcher, Some(arguments), (&list, &text))?;
         self.sources.pop();
         Ok(Some(status))
     }
 
-    /// Runs commands as a program of their own does, which a launcher tells of variables.
+    /// Runs the commands of a text as a program of their own does, which a launcher tells of variables.
     pub(super) fn child(
         &mut self,
         launcher: &[Word],
         arguments: Option<Vec<String>>,
-        list: &List,
+        (list, text): (&List, &str),
     ) -> Run<Status> {
         let (closed, told) = (is_closed(launcher), self.handed_on(launcher));
         // Its lines are not read.
         let more = launcher.iter().any(|word| word.text.starts_with("--env-file"));
         self.unread |= closed || more;
-        self.nested(|shell| {
+        let (submits, outer) = (submits(launcher), self.header.clone());
+        let status = self.nested(|shell| {
             shell.subshell(|shell| {
                 shell.state.variables.retain(|_, variable| variable.exported && !closed);
                 shell.state.anything |= more;
@@ -209,9 +211,33 @@ impl Shell<'_> {
                 shell.state.frames.clear();
                 shell.state.options = Default::default();
                 shell.state.positional = arguments.map(Arc::new);
+                if submits || shell.header.is_none() {
+                    shell.begin_job(launcher, text)?;
+                }
                 shell.list(list)
             })
-        })
+        })?;
+        self.header = outer;
+        Ok(status)
+    }
+
+    /// What a script knows of the Slurm job that its header and the options before it ask for.
+    pub(super) fn begin_job(&mut self, launcher: &[Word], text: &str) -> Run<()> {
+        let asks = text.lines().any(|line| line.trim_start().starts_with("#SBATCH"));
+        if !asks && !submits(launcher) {
+            return Ok(());
+        }
+        let header = Some(text.to_owned());
+        let job = Launch { launcher: launcher.to_vec(), header: header.clone(), ..Launch::default() };
+        self.header = header;
+        for (variable, said) in job.variables_of_job()? {
+            match said {
+                Said::Number(number) => self.set(variable, number.to_string()),
+                Said::Unread => self.set(variable, unknown()),
+                Said::Not => {}
+            }
+        }
+        Ok(())
     }
 
     /// A text that holds a script of its own: where it stands and what starts it is told of its training commands.
@@ -224,7 +250,7 @@ impl Shell<'_> {
     ) -> Run<Status> {
         let text = as_value(text);
         let list = parse_inside(&text, self.places_of(&text, line))?;
-        self.launched_by(launcher, |shell| shell.child(launcher, arguments, &list))
+        self.launched_by(launcher, |shell| shell.child(launcher, arguments, (&list, &text)))
     }
 
     /// The script's lines of those of a text that begins on a line of it; that line for all where the text stands

@@ -20,15 +20,45 @@ pub fn is_manifest(text: &str) -> bool {
 impl Shell<'_> {
     /// Runs the commands of all containers of a manifest.
     pub(super) fn manifest(&mut self, text: &str) -> Run<()> {
-        for document in documents(text)? {
+        let documents = documents(text)?;
+        for document in &documents {
             let kind = document.get("kind").and_then(Node::text).unwrap_or_default().to_owned();
             let mut containers = Vec::new();
-            containers_of(&document, &mut containers);
+            containers_of(document, &mut containers);
             for container in containers {
+                self.mount(document, container, &documents);
                 self.container(container, PLAIN.contains(&kind.as_str()))?;
             }
         }
         Ok(())
+    }
+
+    /// Files that a container sees of the ConfigMaps beside it.
+    fn mount(&mut self, document: &Node, container: &Node, documents: &[Node]) {
+        let mut volumes = Vec::new();
+        lists_of(document, "volumes", &mut volumes);
+        let named = |node: &Node, name: &str| node.get("name").and_then(Node::text) == Some(name);
+        for mount in container.get("volumeMounts").map(Node::members).unwrap_or_default() {
+            let text = |name: &str| mount.get(name).and_then(Node::text);
+            let Some((volume, folder)) = text("name").zip(text("mountPath")) else { continue };
+            let volume = volumes.iter().find(|node| named(node, volume));
+            let Some(source) = volume.and_then(|node| node.get("configMap")) else { continue };
+            let Some(name) = source.get("name").and_then(Node::text) else { continue };
+            let holds = |node: &&Node| {
+                node.get("kind").and_then(Node::text) == Some("ConfigMap")
+                    && node.get("metadata").is_some_and(|about| named(about, name))
+            };
+            let data = documents.iter().find(holds).and_then(|node| node.get("data"));
+            for (key, node) in data.map(Node::entries).unwrap_or_default() {
+                // `subPath` mounts one file under a name of its own.
+                let path = match text("subPath") {
+                    Some(part) if part == key => folder.to_owned(),
+                    Some(_) => continue,
+                    None => format!("{folder}/{key}"),
+                };
+                self.keep(&path, false, node.text().map(str::to_owned), node.line);
+            }
+        }
     }
 
     fn container(&mut self, container: &Node, plain: bool) -> Run<()> {
@@ -42,6 +72,7 @@ impl Shell<'_> {
             // They say how many nodes there are.
             if !plain {
                 shell.set("PET_NNODES", unknown());
+                shell.set("PET_NPROC_PER_NODE", unknown());
                 shell.set("WORLD_SIZE", unknown());
             }
             for (name, value) in variables {
@@ -55,16 +86,22 @@ impl Shell<'_> {
 
 /// The containers below a node, without those that only prepare.
 fn containers_of<'n>(node: &'n Node, all: &mut Vec<&'n Node>) {
+    lists_of(node, "containers", all);
+}
+
+/// The members of all lists of a name below a node.
+fn lists_of<'n>(node: &'n Node, wanted: &str, all: &mut Vec<&'n Node>) {
     match &node.value {
         Value::Map(entries) => {
             for (name, inner) in entries {
-                match name.as_str() {
-                    "containers" => all.extend(inner.members()),
-                    _ => containers_of(inner, all),
+                if name == wanted {
+                    all.extend(inner.members());
+                } else {
+                    lists_of(inner, wanted, all);
                 }
             }
         }
-        Value::List(nodes) => nodes.iter().for_each(|node| containers_of(node, all)),
+        Value::List(nodes) => nodes.iter().for_each(|node| lists_of(node, wanted, all)),
         Value::Text(_) | Value::Null => {}
     }
 }

@@ -8,7 +8,8 @@ use super::ranks::host_file;
 use super::run::{Run, Shell};
 use super::state::{Status, unknown};
 use super::wrappers::{
-    Wrapped, is_closed, is_container, may_train, text_behind, unfollowed, without_wrappers, wrapped,
+    Wrapped, batch_script, is_closed, is_container, may_train, text_behind, unfollowed, without_wrappers,
+    wrapped,
 };
 use super::{
     HANDED, ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown,
@@ -28,7 +29,10 @@ impl Shell<'_> {
         let name = program(&first.text).to_owned();
         match wrapped(fields) {
             Some(Wrapped::Text(text)) => {
+                // What it reads is for the shell there.
+                self.document = document;
                 self.script_text(&text.text, text.line, &fields[..1], None)?;
+                self.document = None;
                 self.print(None);
                 return Ok(None);
             }
@@ -55,6 +59,9 @@ impl Shell<'_> {
             return Ok(None);
         }
         if let Some(status) = self.started_script(fields)? {
+            return Ok(status);
+        }
+        if let Some(status) = self.read_script(fields, document)? {
             return Ok(status);
         }
         if first.text.starts_with("--") {
@@ -125,6 +132,7 @@ impl Shell<'_> {
         let launch = Launch {
             environment,
             hosts,
+            header: self.header.clone(),
             accelerate,
             written: self.state.written.clone(),
             folder: self.state.folder.clone(),
@@ -139,20 +147,17 @@ impl Shell<'_> {
         }
     }
 
-    /// `bash FILE`, `./FILE.sh`, also behind a launcher: followed where the file can be read.
+    /// `bash FILE`, `./FILE.sh`, `sbatch FILE`, also behind a launcher: followed where the file can be read.
     fn started_script(&mut self, fields: &[Word]) -> Run<Option<Status>> {
-        let is_shell = |w: &Word| matches!(program(&w.text), "bash" | "sh" | "zsh");
-        let at = match fields.iter().position(is_shell) {
-            Some(shell) => {
-                let rest = &fields[shell + 1..];
-                if rest.iter().take_while(|w| w.text.starts_with('-')).any(|w| w.text.ends_with('c')) {
-                    return Ok(None);
-                }
-                rest.iter().position(|w| !w.text.starts_with('-')).map(|at| shell + 1 + at)
-            }
-            None => fields.iter().position(|w| w.text.ends_with(".sh")),
+        let at = match (batch_script(fields), fields.iter().position(is_shell)) {
+            (Some(script), _) => Some(script),
+            (None, Some(shell)) => match operand_of_shell(&fields[shell + 1..]) {
+                Operand::File(at) => Some(shell + 1 + at),
+                Operand::Text | Operand::Input(_) => return Ok(None),
+            },
+            (None, None) => fields.iter().position(|w| is_script(&w.text)),
         };
-        let Some(at) = at.filter(|at| fields[*at].text.ends_with(".sh")) else { return Ok(None) };
+        let Some(at) = at.filter(|at| !fields[*at].text.ends_with(".py")) else { return Ok(None) };
         // A launcher has options and numbers before it; anything else may only be told of the file.
         let launcher = &fields[..at];
         let launches = launcher.first().is_none_or(|w| LAUNCHERS.contains(&program(&w.text)) || is_shell(w));
@@ -166,6 +171,16 @@ impl Shell<'_> {
         let before: Vec<Word> = without_wrappers(launcher).into_iter().filter(|w| !is_shell(w)).collect();
         added.for_each(|launch| drop(launch.launcher.splice(0..0, before.iter().cloned())));
         Ok(Some(status))
+    }
+
+    /// `bash`, `bash -s ARGUMENTS`: a shell that reads its script, followed where the text is known.
+    fn read_script(&mut self, fields: &[Word], document: Option<usize>) -> Run<Option<Status>> {
+        let Some(shell) = fields.iter().position(is_shell) else { return Ok(None) };
+        let Operand::Input(at) = operand_of_shell(&fields[shell + 1..]) else { return Ok(None) };
+        let Some(text) = self.state.input.take() else { return Ok(None) };
+        let arguments = fields[shell + 1 + at..].iter().map(|word| word.text.clone()).collect();
+        let line = document.unwrap_or(fields[shell].line);
+        self.script_text(&text, line, &fields[..shell], Some(arguments)).map(Some)
     }
 
     /// The launch that an argument list stands for.
@@ -203,7 +218,7 @@ impl Shell<'_> {
         }
         // Any other text, such as a Python program, is no script.
         let Ok(list) = parse_inside(&text, self.places_of(&text, line)) else { return Ok(()) };
-        self.launched_by(launcher, |shell| shell.child(launcher, None, &list))?;
+        self.launched_by(launcher, |shell| shell.child(launcher, None, (&list, &text)))?;
         Ok(())
     }
 
@@ -272,7 +287,8 @@ impl Shell<'_> {
         }
         // Whatever starts it: a script with flags behind it.
         let script = fields.iter().position(|w| w.text.ends_with(".py"));
-        let Some(at) = script.or_else(|| unnamed_script(fields)) else { return Ok(None) };
+        let found = script.or_else(|| unnamed_script(fields)).or_else(|| module(fields));
+        let Some(at) = found else { return Ok(None) };
         let flags = fields[at + 1..].iter().any(|w| w.text.starts_with("--") || is_unknown(&w.text));
         let launches = |w: &Word| {
             ["python", "torchrun", "deepspeed", "accelerate"].iter().any(|l| program(&w.text).starts_with(l))
@@ -290,6 +306,47 @@ impl Shell<'_> {
     }
 }
 
+fn is_shell(word: &Word) -> bool {
+    matches!(program(&word.text), "bash" | "sh" | "zsh")
+}
+
+/// Whether a word names a script of a shell's.
+fn is_script(text: &str) -> bool {
+    [".sh", ".bash", ".sbatch", ".slurm"].iter().any(|end| text.ends_with(end))
+}
+
+/// What a shell is to run.
+enum Operand {
+    /// A text behind `-c`.
+    Text,
+    /// The file that this word names.
+    File(usize),
+    /// What it reads; its arguments begin with this word.
+    Input(usize),
+}
+
+/// What the words behind a shell say that it is to run.
+fn operand_of_shell(words: &[Word]) -> Operand {
+    let mut reads = false;
+    let mut at = 0;
+    while let Some(option) =
+        words.get(at).map(|word| word.text.as_str()).filter(|text| text.starts_with(['-', '+']))
+    {
+        at += 1;
+        if option == "-" || option == "--" {
+            break;
+        }
+        let letters = if option.starts_with("--") { "" } else { &option[1..] };
+        if letters.contains('c') {
+            return Operand::Text;
+        }
+        reads |= letters.contains('s');
+        // `-o pipefail`
+        at += usize::from(letters.ends_with(['o', 'O']) || matches!(option, "--rcfile" | "--init-file"));
+    }
+    if reads || at >= words.len() { Operand::Input(at.min(words.len())) } else { Operand::File(at) }
+}
+
 /// Here-documents that are remembered.
 const MOST_DOCUMENTS: usize = 16;
 
@@ -297,6 +354,7 @@ const MOST_DOCUMENTS: usize = 16;
 const LAUNCHERS: &[&str] = &[
     "srun",
     "sbatch",
+    "salloc",
     "mpirun",
     "mpiexec",
     "numactl",
@@ -362,6 +420,18 @@ const QUIET: &[&str] = &[
     "nano",
     "history",
 ];
+
+/// Where the module stands that a launcher starts as it would a script.
+fn module(fields: &[Word]) -> Option<usize> {
+    let launches = |w: &Word| {
+        let launchers = ["accelerate", "accelerate.commands.launch", "deepspeed", "torchrun"];
+        launchers.contains(&program(&w.text))
+    };
+    let launcher = fields.iter().position(launches)?;
+    let flag = fields.iter().skip(launcher).position(|w| matches!(w.text.as_str(), "-m" | "--module"))?;
+    let at = launcher + flag + 1;
+    fields.get(at).filter(|w| !w.text.starts_with('-')).map(|_| at)
+}
 
 /// Where a script stands that is told by the flags of a training command behind it: a module behind `-m`, or a word of
 /// which nothing is known.

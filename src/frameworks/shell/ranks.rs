@@ -1,7 +1,11 @@
 //! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
 
+use std::collections::BTreeSet;
+
 use super::launches::program;
+use super::state::{known, loose};
 use super::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown};
+use crate::spec::shipped::nearest;
 
 /// A number that a launch may say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,66 +38,178 @@ impl Said {
 
 impl Launch {
     /// Ranks that the launcher starts: Accelerate's processes, torchrun's nodes times processes, Slurm's tasks, or
-    /// `WORLD_SIZE`. `text` is the script's.
+    /// `WORLD_SIZE`.
     ///
     /// # Errors
-    /// A number of nodes or processes that is none.
-    pub fn ranks(&self, text: &str) -> Result<Option<u32>, ImportError> {
+    /// A number of nodes or processes that is none; more processes on a node than GPUs that they see.
+    pub fn ranks(&self) -> Result<Option<u32>, ImportError> {
         if let Some(told) = &self.accelerate {
             // Where its file is not read, the number may be given otherwise.
             let processes = told.get("num_processes").unwrap_or_default();
             return processes.map_or(Ok(None), |word| Ok(read("--num_processes", word)?.number()));
         }
         let torch = self.names_torch() || self.names_deepspeed();
-        if torch { self.ranks_of_torch(text) } else { self.ranks_of_tasks(text) }
+        if !torch {
+            return self.ranks_of_tasks();
+        }
+        let ranks = if self.names_deepspeed() { self.ranks_of_deepspeed() } else { self.ranks_of_torch() }?;
+        match (self.ranks_per_node()?, self.visible()) {
+            (Some(per_node), Some((who, seen))) if per_node > seen => Err(ImportError::new(
+                self.launcher.first().map_or(1, |word| word.line),
+                format!(
+                    "the launcher starts {per_node} processes on every node, and {who} shows them {seen} GPUs"
+                ),
+            )),
+            _ => Ok(ranks),
+        }
     }
 
-    fn ranks_of_torch(&self, text: &str) -> Result<Option<u32>, ImportError> {
-        let per_node = self.torch_per_node(text)?;
-        if self.names(&["--include", "--exclude", "-i", "-e"]) && self.names_deepspeed() {
-            return Ok(self.included());
-        }
+    fn ranks_of_torch(&self) -> Result<Option<u32>, ImportError> {
         let nodes = self.option(&NODES)?.or(self.variable("PET_NNODES")?);
-        if nodes == Said::Not && self.names(&["--hostfile", "-H"]) {
-            let Some(slots) = self.hosts.as_deref().and_then(slots) else { return Ok(None) };
-            return Ok(match (per_node, u32::try_from(slots.len())) {
-                (Said::Number(n), Ok(hosts)) => hosts.checked_mul(n),
-                (Said::Not, _) => slots.into_iter().try_fold(0, u32::checked_add),
-                _ => None,
-            });
+        let of_slurm = if self.is_told_no_nodes() { Said::Not } else { self.nodes_of_slurm()? };
+        Ok(nodes.or_read(of_slurm).times(self.per_node()?))
+    }
+
+    fn nodes_of_slurm(&self) -> Result<Said, ImportError> {
+        Ok(self.option(&["-N", "--nodes"])?.or_read(self.header(&["--nodes", "-N"])))
+    }
+
+    /// Whether torchrun takes its node for the only one (`torch/distributed/run.py`: the default of --nnodes).
+    fn is_told_no_nodes(&self) -> bool {
+        let said = self.names(&NODES) || self.environment.contains_key("PET_NNODES");
+        self.names_torch() && !said && !self.leaves_words_open()
+    }
+
+    /// Whether torchrun starts one process on every node (`torch/distributed/run.py`: the default of --nproc-per-node).
+    fn is_told_no_processes(&self) -> bool {
+        let said = self.names(&PER_NODE) || self.environment.contains_key("PET_NPROC_PER_NODE");
+        self.names_torch() && !said && !self.leaves_words_open()
+    }
+
+    /// DeepSpeed takes the hosts of its file, or this one, less those that it is told to leave
+    /// (`deepspeed/launcher/runner.py` `parse_resource_filter` and `main`).
+    fn ranks_of_deepspeed(&self) -> Result<Option<u32>, ImportError> {
+        let (per_node, nodes) = (self.per_node()?, self.option(&NODES)?);
+        let own = self.behind_deepspeed();
+        let (names_hosts, filtered) = (own.names(&["--hostfile", "-H"]), own.filters());
+        let hosts = self.hosts.as_deref().and_then(Hosts::read);
+        if let Some(hosts) =
+            hosts.filter(|_| names_hosts && (filtered || nodes == Said::Not || per_node == Said::Not))
+        {
+            let hosts = match own.values_of(&["--include", "-i"]).pop() {
+                Some((_, list)) => hosts.only(&list.text),
+                None => Some(hosts),
+            };
+            let left = own.values_of(&["--exclude", "-e"]).pop();
+            let hosts = left.map_or(hosts.clone(), |(_, list)| hosts?.without(&list.text));
+            return Ok(hosts.and_then(|hosts| hosts.ranks(nodes, per_node)));
         }
-        let of_slurm = self.option(&["-N", "--nodes"])?.or_read(header(text, &["--nodes", "-N"]));
-        Ok(nodes.or_read(of_slurm).times(per_node))
+        if filtered {
+            return Ok(own.included());
+        }
+        if names_hosts && nodes == Said::Not {
+            return Ok(None);
+        }
+        Ok(nodes.or_read(self.nodes_of_slurm()?).times(per_node))
     }
 
-    fn torch_per_node(&self, text: &str) -> Result<Said, ImportError> {
-        let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
-        Ok(self.option(&PER_NODE)?.or(self.variable("PET_NPROC_PER_NODE")?).or_read(gpus))
+    /// Processes that torchrun or DeepSpeed starts on a node.
+    fn per_node(&self) -> Result<Said, ImportError> {
+        let said = self.option(&PER_NODE)?.or(self.variable("PET_NPROC_PER_NODE")?);
+        let visible = self.visible().map_or(Said::Not, |(_, seen)| Said::Number(seen));
+        if self.is_told_no_processes() {
+            return Ok(Said::Number(1));
+        }
+        Ok(said.or_read(visible).or_read(self.gpus_of_slurm()))
     }
 
-    /// How many ranks the launcher starts on every node, where it says so. `text` is the script's.
+    /// GPUs of a node by Slurm's options or header.
+    fn gpus_of_slurm(&self) -> Said {
+        let said = self.values_of(&GPUS_OF_SLURM).pop().map(|(_, value)| gpus_of(&value.text));
+        said.unwrap_or_else(|| self.header(&GPUS_OF_SLURM))
+    }
+
+    /// GPUs of a node that processes see, and what says so.
+    fn visible(&self) -> Option<(&'static str, u32)> {
+        const OF_CUDA: &str = "CUDA_VISIBLE_DEVICES";
+        if let Some(list) = self.environment.get(OF_CUDA) {
+            let devices = list.split(',').map(str::trim);
+            let devices = devices.take_while(|device| !device.is_empty() && *device != "-1").count();
+            return u32::try_from(devices).ok().filter(|_| known(list)).map(|n| (OF_CUDA, n));
+        }
+        let inside = self.launcher.iter().skip_while(|word| !RUNTIMES.contains(&program(&word.text)));
+        let inside = Self { launcher: inside.cloned().collect(), ..Self::default() };
+        let (_, value) = inside.values_of(&["--gpus"]).pop()?;
+        let value = value.text.trim_matches('"');
+        let devices = match value.strip_prefix("device=") {
+            Some(list) => u32::try_from(list.split(',').count()).ok(),
+            None => value.parse().ok(),
+        };
+        devices.filter(|_| known(value)).map(|n| ("--gpus of the container", n))
+    }
+
+    /// Whether a word of the launcher may be any option.
+    fn leaves_words_open(&self) -> bool {
+        self.launcher.iter().any(|word| loose(&word.text))
+    }
+
+    /// Options that torchrun does not know, for people; its parser takes beginnings of names as well.
+    fn strange_options(&self) -> impl Iterator<Item = String> {
+        let own = self.launcher.iter().skip_while(|word| !is_torchrun(&word.text)).skip(1);
+        own.filter(|word| !is_unknown(&word.text)).filter_map(|word| {
+            let name = word.text.strip_prefix("--")?.split('=').next().filter(|name| !name.is_empty())?;
+            let plain = name.replace('_', "-");
+            if OF_TORCHRUN.iter().any(|known| known.starts_with(plain.as_str())) {
+                return None;
+            }
+            let near = nearest(&plain, OF_TORCHRUN.iter().copied());
+            let near = near.first().map_or(String::new(), |near| format!(": did you mean --{near}?"));
+            Some(format!("line {}: torchrun has no option --{}{near}", word.line, shown(name)))
+        })
+    }
+
+    /// How many ranks the launcher starts on every node, where it says so.
     ///
     /// # Errors
     /// A number that is none.
-    pub fn ranks_per_node(&self, text: &str) -> Result<Option<u32>, ImportError> {
+    pub fn ranks_per_node(&self) -> Result<Option<u32>, ImportError> {
         if self.accelerate.is_some() || self.is_mpi() {
             return Ok(None);
         }
         let said = if self.names_torch() || self.names_deepspeed() {
-            self.torch_per_node(text)?
+            self.per_node()?
         } else {
-            self.option(&["--ntasks-per-node"])?.or_read(header(text, &["--ntasks-per-node"]))
+            self.option(&["--ntasks-per-node"])?.or_read(self.header(&["--ntasks-per-node"]))
         };
         Ok(said.number())
     }
 
-    fn ranks_of_tasks(&self, text: &str) -> Result<Option<u32>, ImportError> {
+    /// Variables that Slurm sets for a job by what its header and the options before its script say.
+    pub(super) fn variables_of_job(&self) -> Result<Vec<(&'static str, Said)>, ImportError> {
+        let said = |names: &[&str]| Ok(self.option(names)?.or(self.header(names)));
+        let (nodes, per_node) = (said(&["--nodes", "-N"])?, said(&["--ntasks-per-node"])?);
+        let tasks = said(&["--ntasks", "-n"])?.or(match nodes.times(per_node) {
+            Some(product) if nodes != Said::Not => Said::Number(product),
+            _ => Said::Not,
+        });
+        let gpus = self.gpus_of_slurm();
+        Ok(vec![
+            ("SLURM_NNODES", nodes),
+            ("SLURM_JOB_NUM_NODES", nodes),
+            ("SLURM_NTASKS", tasks),
+            ("SLURM_NPROCS", tasks),
+            ("SLURM_NTASKS_PER_NODE", per_node),
+            ("SLURM_GPUS_ON_NODE", gpus),
+            ("SLURM_GPUS_PER_NODE", gpus),
+        ])
+    }
+
+    fn ranks_of_tasks(&self) -> Result<Option<u32>, ImportError> {
         let mpi = self.is_mpi();
         let tasks = self.option(&["--ntasks", "-n", "-np", "--np"])?;
         let per_node: &[&str] = if mpi { &["-N", "--npernode", "-ppn"] } else { &["--ntasks-per-node"] };
         let per_node = self.option(per_node)?;
-        let all =
-            if per_node == Said::Not { tasks.or_read(header(text, &["--ntasks", "-n"])) } else { tasks };
+        let all = if per_node == Said::Not { tasks.or_read(self.header(&["--ntasks", "-n"])) } else { tasks };
         if all != Said::Not {
             return Ok(all.number());
         }
@@ -101,9 +217,8 @@ impl Launch {
             return Ok(Some(size));
         }
         let nodes = if mpi { Said::Not } else { self.option(&["-N", "--nodes"])? };
-        let nodes = nodes.or_read(header(text, &["--nodes", "-N"]));
-        let gpus = self.option(&["--gpus-per-node"])?.or(gpus_of_header(text));
-        let per_node = per_node.or_read(header(text, &["--ntasks-per-node"])).or(gpus);
+        let nodes = nodes.or_read(self.header(&["--nodes", "-N"]));
+        let per_node = per_node.or_read(self.header(&["--ntasks-per-node"])).or(self.gpus_of_slurm());
         Ok(nodes.times(per_node))
     }
 
@@ -123,8 +238,24 @@ impl Launch {
         module || self.launcher.iter().any(|w| program(&w.text).starts_with("torchrun"))
     }
 
+    /// The words of DeepSpeed's own launcher; those before it are options of others, some of the same names.
+    fn behind_deepspeed(&self) -> Self {
+        let own = self.launcher.iter().skip_while(|word| program(&word.text) != "deepspeed");
+        Self { launcher: own.cloned().collect(), ..Self::default() }
+    }
+
+    /// Whether DeepSpeed is told which hosts or GPUs to take.
+    fn filters(&self) -> bool {
+        self.names(&["--include", "--exclude", "-i", "-e"])
+    }
+
     fn names_deepspeed(&self) -> bool {
         self.launcher.iter().any(|w| program(&w.text) == "deepspeed")
+    }
+
+    /// A number that the header of the job's script says.
+    fn header(&self, names: &[&str]) -> Said {
+        self.header.as_deref().map_or(Said::Not, |text| header(text, names))
     }
 
     /// GPUs that `--include HOST:0,1@HOST:2` lists, where it lists those of every host.
@@ -175,6 +306,57 @@ impl Launch {
     }
 }
 
+/// Whether a word of a launcher starts torchrun, or its module behind `-m`.
+fn is_torchrun(text: &str) -> bool {
+    matches!(text, "torch.distributed.run" | "torch.distributed.launch") || program(text) == "torchrun"
+}
+
+/// Programs that start containers with `--gpus`.
+const RUNTIMES: [&str; 3] = ["docker", "podman", "nvidia-docker"];
+
+/// Slurm's options of the GPUs of a node.
+const GPUS_OF_SLURM: [&str; 2] = ["--gpus-per-node", "--gres"];
+
+/// torchrun's options (`torch/distributed/run.py`, of all versions since 1.9; `torch/distributed/launch.py`).
+const OF_TORCHRUN: &[&str] = &[
+    "nnodes",
+    "nproc-per-node",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "standalone",
+    "max-restarts",
+    "monitor-interval",
+    "start-method",
+    "event-log-handler",
+    "role",
+    "module",
+    "no-python",
+    "run-path",
+    "log-dir",
+    "redirects",
+    "tee",
+    "log-line-prefix-template",
+    "local-ranks-filter",
+    "duplicate-stdout-filters",
+    "duplicate-stderr-filters",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "local-addr",
+    "local-rank",
+    "logs-specs",
+    "logs-dir",
+    "numa-binding",
+    "signals-to-handle",
+    "shutdown-timeout",
+    "virtual-local-rank",
+    "print-completion",
+    "use-env",
+    "help",
+];
+
 /// Names of the options of torchrun and DeepSpeed.
 const NODES: [&str; 3] = ["--nnodes", "--num_nodes", "--num-nodes"];
 const PER_NODE: [&str; 4] = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
@@ -192,23 +374,30 @@ const OF_SLURM: [(&str, &[&str]); 4] = [
 type Source = (String, u32);
 
 impl Launch {
-    /// Numbers that the launcher, Slurm's header and the file of hosts say differently, for people. `text` is the
-    /// script's.
+    /// Numbers that the launcher, Slurm's header and the file of hosts say differently, for people.
     #[must_use]
-    pub fn disagreements(&self, text: &str) -> Vec<String> {
+    pub fn disagreements(&self) -> Vec<String> {
         if self.accelerate.is_some() {
             return Vec::new();
         }
         let torch = self.names_torch() || self.names_deepspeed();
         // An option that lists hosts or GPUs says the rest as well.
-        if self.names_deepspeed() && self.names(&["--include", "--exclude", "-i", "-e"]) {
+        if self.names_deepspeed() && self.behind_deepspeed().filters() {
             return Vec::new();
         }
         let mut notes = Vec::new();
         for names in [&NODES[..], &PER_NODE].into_iter().filter(|_| torch).chain(OF_SLURM.map(|(_, n)| n)) {
             notes.extend(self.said_twice(names));
         }
-        let slurm = |what: &str| self.of_slurm(what, text);
+        let slurm = |what: &str| self.of_slurm(what);
+        notes.extend(self.strange_options());
+        let one =
+            "torchrun is not told how many processes to start on a node (--nproc-per-node): it starts one";
+        notes.extend(self.is_told_no_processes().then(|| one.to_owned()));
+        let alone = slurm("nodes").into_iter().find(|(_, nodes)| *nodes > 1 && self.is_told_no_nodes());
+        notes.extend(alone.map(|(who, nodes)| {
+            format!("{who} says {nodes} nodes, of which torchrun is not told (--nnodes): each of them trains by itself")
+        }));
         if torch {
             let hosts = self.more_nodes_than_hosts();
             notes.extend(differing("nodes", [self.sources(&NODES), slurm("nodes"), hosts].concat()));
@@ -251,18 +440,18 @@ impl Launch {
     }
 
     /// The numbers that `srun` and the header say.
-    fn of_slurm(&self, what: &str, text: &str) -> Vec<Source> {
+    fn of_slurm(&self, what: &str) -> Vec<Source> {
         let names = OF_SLURM.iter().find(|(known, _)| *known == what).map_or(&[][..], |(_, names)| names);
         // mpirun's `-N` counts processes.
         let mut all = if self.is_mpi() { Vec::new() } else { self.sources(names) };
-        let of_header = header(text, names).number();
+        let of_header = self.header(names).number();
         all.extend(of_header.map(|number| (format!("{} of #SBATCH", names.join(" or ")), number)));
         all
     }
 
     /// DeepSpeed takes the first of the hosts in its file: fewer than there are may be meant.
     fn more_nodes_than_hosts(&self) -> Vec<Source> {
-        let hosts = self.hosts.as_deref().and_then(slots).and_then(|slots| u32::try_from(slots.len()).ok());
+        let hosts = self.hosts.as_deref().and_then(Hosts::read).and_then(|hosts| hosts.number());
         let nodes = self.sources(&NODES).first().map(|(_, nodes)| *nodes);
         let fewer = hosts.filter(|hosts| nodes.is_some_and(|nodes| nodes > *hosts));
         fewer.map(|hosts| ("the file of hosts".to_owned(), hosts)).into_iter().collect()
@@ -291,15 +480,80 @@ pub(super) fn host_file(launcher: &[Word]) -> Option<&str> {
     })
 }
 
-/// Slots of the hosts in a file of `NAME slots=N`.
-fn slots(text: &str) -> Option<Vec<u32>> {
-    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    let hosts = lines.filter(|line| !line.is_empty());
-    let slots: Option<Vec<u32>> = hosts
-        .map(|line| line.split_whitespace().find_map(|w| w.strip_prefix("slots="))?.parse().ok())
-        .collect();
-    slots.filter(|slots| !slots.is_empty())
+/// Hosts with the slots of each, of a file of `NAME slots=N`.
+#[derive(Debug, Clone)]
+struct Hosts(Vec<(String, BTreeSet<u32>)>);
+
+impl Hosts {
+    /// None where a line says no slots.
+    fn read(text: &str) -> Option<Self> {
+        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+        let hosts = lines.filter(|line| !line.is_empty()).map(|line| {
+            let mut words = line.split_whitespace();
+            let name = words.next()?.to_owned();
+            let slots =
+                words.find_map(|w| w.strip_prefix("slots="))?.parse().ok().filter(|n| *n <= MOST_SLOTS)?;
+            Some((name, (0..slots).collect()))
+        });
+        hosts.collect::<Option<Vec<_>>>().filter(|hosts| !hosts.is_empty()).map(Self)
+    }
+
+    /// `HOST:0,1@HOST`: the hosts that a filter names, each with the slots that it lists.
+    fn named(list: &str) -> Option<Vec<(&str, BTreeSet<u32>)>> {
+        let hosts = list.split('@').map(|host| {
+            let (name, slots) = host.trim().split_once(':').unwrap_or((host.trim(), ""));
+            let slots = slots.split(',').map(str::trim).filter(|slot| !slot.is_empty());
+            Some((name, slots.map(|slot| slot.parse().ok()).collect::<Option<_>>()?))
+        });
+        hosts.collect()
+    }
+
+    /// None where it names a host or a slot that is not there.
+    fn only(self, list: &str) -> Option<Self> {
+        let mut kept = Vec::new();
+        for (name, slots) in Self::named(list)? {
+            let (_, own) = self.0.iter().find(|(host, _)| host == name)?;
+            let slots = if slots.is_empty() { own.clone() } else { slots };
+            kept.push((name.to_owned(), Some(slots).filter(|slots| slots.is_subset(own))?));
+        }
+        Some(Self(kept))
+    }
+
+    /// None where it names a host or a slot that is not there.
+    fn without(mut self, list: &str) -> Option<Self> {
+        for (name, slots) in Self::named(list)? {
+            let (_, own) = self.0.iter_mut().find(|(host, _)| host == name)?;
+            if !slots.is_subset(own) {
+                return None;
+            }
+            own.retain(|slot| !slots.is_empty() && !slots.contains(slot));
+        }
+        self.0.retain(|(_, slots)| !slots.is_empty());
+        Some(self)
+    }
+
+    fn number(&self) -> Option<u32> {
+        u32::try_from(self.0.len()).ok()
+    }
+
+    /// Ranks on the first hosts, as many as are asked for, and as many on each.
+    fn ranks(self, nodes: Said, per_node: Said) -> Option<u32> {
+        let hosts = match nodes {
+            Said::Not => self.0.len(),
+            Said::Number(nodes) => usize::try_from(nodes).ok()?,
+            Said::Unread => return None,
+        };
+        let slots = self.0.iter().take(hosts).map(|(_, slots)| u32::try_from(slots.len()).ok());
+        match per_node {
+            Said::Unread => None,
+            Said::Number(each) => u32::try_from(slots.len()).ok()?.checked_mul(each),
+            Said::Not => slots.sum(),
+        }
+    }
 }
+
+/// Most slots of a host that are told apart.
+const MOST_SLOTS: u32 = 4096;
 
 /// Reads the value of an option.
 fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
@@ -325,30 +579,28 @@ fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
     Err(ImportError::new(value.line, fault))
 }
 
-/// GPUs of a node by a script's `#SBATCH` lines.
-pub(super) fn gpus_of_header(text: &str) -> Said {
-    header(text, &["--gpus-per-node", "--gres"])
-}
-
 /// A number that a script's `#SBATCH` lines say, the last one that does. They begin their line, end with a comment and
-/// stand before the first command (Slurm's `sbatch/opt.c`), of the script or of one that it hands to `sbatch`.
-pub(super) fn header(text: &str, names: &[&str]) -> Said {
-    let lines = text.lines().scan(true, |open, line| {
+/// stand before the first command (Slurm's `sbatch/opt.c`).
+fn header(text: &str, names: &[&str]) -> Said {
+    let lines = text.lines().take_while(|line| {
         let text = line.trim_start();
-        let comment = text.is_empty() || text.starts_with('#');
-        if !comment {
-            *open = line.contains("sbatch") && line.contains("<<");
-        }
-        Some((comment && *open).then_some(line))
+        text.is_empty() || text.starts_with('#')
     });
-    let lines = lines.flatten().filter_map(|line| line.strip_prefix("#SBATCH"));
+    let lines = lines.filter_map(|line| line.strip_prefix("#SBATCH"));
     let lines = lines.map(|options| options.split_once('#').map_or(options, |(options, _)| options));
     let said = lines.flat_map(|options| names.iter().filter_map(move |name| header_option(options, name)));
-    said.last().map_or(Said::Not, |value| match amount(value) {
+    said.last().map_or(Said::Not, gpus_of)
+}
+
+/// What the value of one of Slurm's options says: a number, or one of GPUs.
+fn gpus_of(value: &str) -> Said {
+    match amount(value) {
         Some(n) => Said::Number(n),
-        None if value.starts_with(|c: char| c.is_ascii_digit() || c == '$') => Said::Unread,
+        None if is_unknown(value) || value.starts_with(|c: char| c.is_ascii_digit() || c == '$') => {
+            Said::Unread
+        }
         None => Said::Not,
-    })
+    }
 }
 
 fn header_option<'t>(options: &'t str, name: &str) -> Option<&'t str> {

@@ -33,8 +33,8 @@ pub(super) struct Shell<'f> {
     pub(super) sourced: u32,
     /// The lines of the script.
     pub(super) script: Vec<String>,
-    /// The script has a Slurm header.
-    pub(super) slurm: bool,
+    /// The script of the Slurm job that this is, if it is one.
+    pub(super) header: Option<String>,
     depth: usize,
     nested: usize,
     /// Expansions inside one another.
@@ -88,7 +88,7 @@ impl<'f> Shell<'f> {
             sources: Vec::new(),
             sourced: 0,
             script: Vec::new(),
-            slurm: false,
+            header: None,
             depth: 0,
             nested: 0,
             expanding: 0,
@@ -214,7 +214,11 @@ impl<'f> Shell<'f> {
             let last = at + 1 == commands.len();
             self.state.input = printed.take();
             self.state.output = if last { kept.clone() } else { Some(Some(String::new())) };
-            let status = self.subshell(|shell| shell.command(command))?;
+            let status = if last && self.state.options.last_pipe {
+                self.command(command)?
+            } else {
+                self.subshell(|shell| shell.command(command))?
+            };
             all = if status == Some(0) { all } else { status };
             if !last {
                 printed = self.state.output.take().flatten();

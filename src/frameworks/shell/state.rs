@@ -41,6 +41,8 @@ pub(super) struct Options {
     pub ignore_case: bool,
     /// `set -o pipefail`
     pub pipe_fails: bool,
+    /// `shopt -s lastpipe`
+    pub last_pipe: bool,
 }
 
 /// Variables that a function hides, by name.
@@ -346,7 +348,7 @@ impl Shell<'_> {
         let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
             return match name {
                 "PWD" => Some(self.working_folder()),
-                name if self.state.anything || is_surrounding(name, self.slurm) => Some(unknown()),
+                name if self.state.anything || is_surrounding(name, self.header.is_some()) => Some(unknown()),
                 name => {
                     self.is_unset(name);
                     None

@@ -174,6 +174,40 @@ const WRAPPERS: &[Wrapper] = &[
     },
 ];
 
+/// `sbatch`: behind its options stand a script, of which it takes a copy, and the script's arguments.
+const BATCH: Wrapper = Wrapper {
+    names: "sbatch",
+    verbs: "",
+    valued: "-A --account --acctg-freq -a --array --batch --bb --bbf -b --begin -D --chdir --cluster-constraint -M \
+        --clusters --comment -C --constraint --container --container-id -S --core-spec --cores-per-socket --cpu-freq \
+        --cpus-per-gpu -c --cpus-per-task --deadline --delay-boot -d --dependency -m --distribution -e --error -x \
+        --exclude --export --export-file --extra -B --extra-node-info --gid --gpu-bind --gpu-freq -G --gpus \
+        --gpus-per-node --gpus-per-socket --gpus-per-task --gres --gres-flags --hint -i --input -J --job-name \
+        --kill-on-invalid-dep -L --licenses --mail-type --mail-user --mcs-label --mem --mem-bind --mem-per-cpu \
+        --mem-per-gpu --mincpus --network -F --nodefile -w --nodelist -N --nodes -n --ntasks --ntasks-per-core \
+        --ntasks-per-gpu --ntasks-per-node --ntasks-per-socket --open-mode -o --output -p --partition --power \
+        --prefer --priority --profile -q --qos --reservation --segment --signal --sockets-per-node --switches \
+        --thread-spec --threads-per-core -t --time --time-min --tmp --tres-bind --tres-per-task --uid \
+        --wait-all-nodes --wckey",
+    switches: "--contiguous --exclusive --get-user-env -H --hold --ignore-pbs --nice -k --no-kill --no-requeue -O \
+        --overcommit -s --oversubscribe --parsable --propagate -Q --quiet --reboot --requeue --spread-job --stepmgr \
+        --test-only --use-min-nodes -v --verbose -W --wait",
+    operands: 0,
+    kind: Kind::Here,
+};
+
+/// Where the script stands that `sbatch` is given; none where that is a text or an option is not known.
+pub(super) fn batch_script(fields: &[Word]) -> Option<usize> {
+    let at = fields.iter().position(|word| program(&word.text) == "sbatch")?;
+    let script = at + BATCH.command(&fields[at..]).ok()?;
+    (script < fields.len()).then_some(script)
+}
+
+/// Whether these words ask Slurm for a job of its own.
+pub(super) fn submits(launcher: &[Word]) -> bool {
+    launcher.iter().any(|word| matches!(program(&word.text), "sbatch" | "salloc"))
+}
+
 /// Programs that take a text for a shell behind `-c` or `--command`.
 const SHELL_TEXTS: &[&str] = &["su", "script", "runuser", "flock", "sg"];
 

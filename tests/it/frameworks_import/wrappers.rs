@@ -48,7 +48,7 @@ fn commands_behind_other_programs_are_read() {
     ] {
         let text = format!("{start} {train}");
         let launch = read(&text);
-        assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(32))), "{text}");
+        assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "8"], Ok(Some(32))), "{text}");
     }
     // The same as a text for another shell.
     for start in [
@@ -63,7 +63,7 @@ fn commands_behind_other_programs_are_read() {
         let end = if start.starts_with("for") { "; done" } else { "" };
         let text = format!("N=8\n{start} \"cd /work && {}\"{end}", train.replace("--n 8", "--n $N"));
         let launch = read(&text);
-        assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(32))), "{text}");
+        assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "8"], Ok(Some(32))), "{text}");
     }
 }
 
@@ -73,9 +73,9 @@ fn options_of_wrappers_say_no_ranks() {
         ["numactl -N 0 -m 0", "flock -n /tmp/lock", "nice -n 3", "conda run -n env", "ionice -n 7 -c 2"]
     {
         let text = format!("srun -N 4 --ntasks-per-node 8 {start} python x.py --n 8");
-        assert_eq!(read(&text).ranks(&text), Ok(Some(32)), "{text}");
+        assert_eq!(read(&text).ranks(), Ok(Some(32)), "{text}");
         let text = format!("{start} python x.py --n 8");
-        assert_eq!(read(&text).ranks(&text), Ok(None), "{text}");
+        assert_eq!(read(&text).ranks(), Ok(None), "{text}");
     }
 }
 
@@ -171,13 +171,21 @@ fn accelerate_says_ranks_and_configurations() {
         "file.yaml" => Ok("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  \
                            deepspeed_config_file: conf/ds.json\n"
             .to_owned()),
+        "both.yaml" => Ok("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  \
+                           deepspeed_config_file: ds.json\n  zero_stage: 3\n"
+            .to_owned()),
+        "mixed.yaml" => {
+            Ok("distributed_type: DEEPSPEED\nnum_processes: 8\nmixed_precision: bf16\ndeepspeed_config:\n  \
+                            deepspeed_config_file: ds.json\n"
+                .to_owned())
+        }
         "fsdp.yaml" => Ok("distributed_type: FSDP\nnum_processes: 8\n".to_owned()),
         "broken.yaml" => Ok("a: [1\n".to_owned()),
         _ => Err("there is no such file".to_owned()),
     };
     let read = |text: &str| {
         let launch = read_launch(text, &files).unwrap_or_else(|error| panic!("{text}: {error}"));
-        (launch.ranks(text).unwrap(), launch.deepspeed_config().unwrap())
+        (launch.ranks().unwrap(), launch.deepspeed_config().unwrap())
     };
     let file = |path: &str| Some(Handed::File(path.to_owned()));
     for (text, expected) in [
@@ -195,6 +203,24 @@ fn accelerate_says_ranks_and_configurations() {
         // The script's own is what the trainer reads.
         ("accelerate launch --config_file file.yaml t.py --deepspeed own.json", (Some(8), file("own.json"))),
         ("accelerate launch --num_processes 32 t.py --num-layers 2", (Some(32), None)),
+        // Modules, and Accelerate as one.
+        (
+            "accelerate launch --config_file file.yaml -m trl.scripts.sft --n 1",
+            (Some(8), file("conf/ds.json")),
+        ),
+        (
+            "accelerate launch --config_file file.yaml --module trl.scripts.sft",
+            (Some(8), file("conf/ds.json")),
+        ),
+        (
+            "python -m accelerate.commands.launch --config_file file.yaml t.py",
+            (Some(8), file("conf/ds.json")),
+        ),
+        // Said by an option, the number format is not the file's.
+        (
+            "accelerate launch --config_file mixed.yaml --mixed_precision bf16 t.py",
+            (Some(8), file("ds.json")),
+        ),
     ] {
         assert_eq!(read(text), expected, "{text}");
     }
@@ -215,6 +241,8 @@ fn accelerate_says_ranks_and_configurations() {
         ("accelerate launch --config_file gone.yaml t.py", "`gone.yaml`: not read: there is no such file"),
         ("accelerate launch --config_file broken.yaml t.py", "`broken.yaml`: line 2: this is no YAML"),
         ("accelerate launch --config_file fsdp.yaml t.py", "Accelerate without DeepSpeed"),
+        ("accelerate launch --config_file both.yaml t.py", "zero_stage beside deepspeed_config_file"),
+        ("accelerate launch --config_file mixed.yaml t.py", "mixed_precision beside deepspeed_config_file"),
         ("accelerate launch --multi_gpu --config_file file.yaml t.py", "Accelerate without DeepSpeed"),
         (
             "accelerate launch --use_deepspeed --zero_stage two t.py",
@@ -233,17 +261,17 @@ fn manifests_are_read_with_their_variables() {
     let text = format!("{job}{list}");
     let launch = read(&text);
     assert_eq!(arguments(&launch), ["--n", "8", "--rank=\u{fffc}-\u{fffc}-$(LEFT)-$(SIZE)"]);
-    assert_eq!((launch.ranks(&text), launch.arguments[1].line), (Ok(Some(16)), 18));
+    assert_eq!((launch.ranks(), launch.arguments[1].line), (Ok(Some(16)), 18));
     assert_eq!(launch.environment.get("SIZE").map(String::as_str), Some("8"));
     // A script in a block, on its own lines.
     let block = "          command: [\"/bin/bash\", \"-c\"]\n          args:\n            - |\n              N=8\n              torchrun --nproc-per-node 8 \\\n                x.py --n $N\n";
     let text = format!("{job}{block}");
     let launch = read(&text);
-    assert_eq!((arguments(&launch), launch.ranks(&text)), (vec!["--n", "8"], Ok(Some(8))));
+    assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "8"], Ok(Some(8))));
     assert_eq!(launch.script.unwrap().line, 15);
     // Another kind's controller says how many nodes there are.
     let text = text.replace("kind: Job", "kind: PyTorchJob");
-    assert_eq!(read(&text).ranks(&text), Ok(None));
+    assert_eq!(read(&text).ranks(), Ok(None));
     let error = read_launch("apiVersion: v1\nkind: [Job\n", &no_files).unwrap_err();
     assert!(error.line == 3 && error.message.contains("no YAML"), "{error}");
     let error = read_launch("apiVersion: v1\nkind: Service\n", &no_files).unwrap_err();
@@ -257,6 +285,189 @@ fn torchrun_takes_numbers_from_its_variables() {
         ("export PET_NNODES=4; torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),
         ("export PET_NNODES=$(hostname); torchrun --nproc-per-node 8 x.py --n 1", None),
     ] {
-        assert_eq!(read(text).ranks(text), Ok(ranks), "{text}");
+        assert_eq!(read(text).ranks(), Ok(ranks), "{text}");
     }
+}
+
+const JOB: &str = "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nsrun python x.py --n ${N:-1} --m ${1:-2} --k $SLURM_NNODES --t $SLURM_NTASKS\n";
+
+fn beside(path: &str) -> Result<String, String> {
+    if path == "job.sbatch" || path == "job" {
+        Ok(JOB.to_owned())
+    } else {
+        Err("there is no such file".to_owned())
+    }
+}
+
+#[test]
+fn jobs_are_read_with_the_options_before_them() {
+    let here = format!("cat > own.slurm <<'X'\n{JOB}X\nsbatch --nodes 2 own.slurm 7");
+    for (text, words, ranks) in [
+        ("sbatch job.sbatch", "--n 1 --m 2 --k 4 --t 32", 32),
+        ("sbatch job", "--n 1 --m 2 --k 4 --t 32", 32),
+        ("bash job", "--n 1 --m 2 --k 4 --t 32", 32),
+        ("sbatch -N2 -J name --exclusive job.sbatch 3", "--n 1 --m 3 --k 2 --t 16", 16),
+        ("N=8 sbatch --nodes=8 job.sbatch", "--n 8 --m 2 --k 8 --t 64", 64),
+        ("export N=8; sbatch --export=NONE job.sbatch", "--n 1 --m 2 --k 4 --t 32", 32),
+        ("sbatch --export=ALL,N=4 job.sbatch", "--n 4 --m 2 --k 4 --t 32", 32),
+        ("sbatch -n 16 --ntasks-per-node=4 job.sbatch", "--n 1 --m 2 --k 4 --t 16", 16),
+        ("cd /work && sbatch --parsable $PWD/job.sbatch || true", "", 0),
+        (here.as_str(), "--n 1 --m 7 --k 2 --t 16", 16),
+    ] {
+        let launch = match read_launch(text, &beside) {
+            Ok(launch) => launch,
+            Err(error) => {
+                // Another folder's file is not this one.
+                assert!(
+                    words.is_empty() && error.notes.iter().any(|n| n.contains("is not followed")),
+                    "{text}: {error:?}"
+                );
+                continue;
+            }
+        };
+        let expected: Vec<&str> = words.split(' ').collect();
+        assert_eq!((arguments(&launch), launch.ranks()), (expected, Ok(Some(ranks))), "{text}");
+    }
+    // A job within a job has the header of its own.
+    let text = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=1\nsbatch job.sbatch\n";
+    assert_eq!(read_launch(text, &beside).unwrap().ranks(), Ok(Some(32)));
+    // What a job is told in a document counts with its variables.
+    let text = "for n in 2; do sbatch <<X\n#!/bin/bash\n#SBATCH --nodes=$n --ntasks-per-node=8\nsrun python x.py --n \\$SLURM_NNODES\nX\ndone";
+    let launch = read(text);
+    assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "2"], Ok(Some(16))));
+}
+
+#[test]
+fn shells_that_read_their_script_run_it() {
+    let train = "torchrun --nproc-per-node 8 x.py --n ${1:-5} --m $A";
+    for text in [
+        format!("A=3\nssh host bash -s 4 <<X\n{}\nX", train.replace("${1", "\\${1")),
+        format!("export A=3\nbash -s -- 4 <<'X'\n{train}\nX"),
+        format!("export A=3\ncat <<'X' | bash -ls 4\n{train}\nX"),
+        format!("export A=3\necho '{train}' | bash -s 4"),
+        format!("ssh host 'A=3 bash -s 4' <<'X'\n{train}\nX"),
+        format!("bash -e -o pipefail <<'X'\nA=3; set 4\n{train}\nX"),
+    ] {
+        let launch = read(&text);
+        assert_eq!(
+            (arguments(&launch), launch.ranks()),
+            (vec!["--n", "4", "--m", "3"], Ok(Some(8))),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn last_commands_of_pipes_are_the_scripts_own_where_it_says_so() {
+    let read = |option: &str| {
+        let launch = read(&format!("{option}\necho 4 | read N\ntorchrun x.py --n ${{N:-2}}"));
+        arguments(&launch).join(" ")
+    };
+    assert_eq!(read("shopt -s lastpipe"), "--n 4");
+    assert_eq!(read("shopt -s lastpipe nocasematch; shopt -u lastpipe"), "--n 2");
+    assert_eq!(read("shopt -q lastpipe"), "--n 2");
+}
+
+#[test]
+fn functions_may_call_what_they_are_named_after() {
+    for prefix in ["command", "env A=b", "exec", "nice -n 3"] {
+        let text = format!(
+            "torchrun() {{ {prefix} torchrun \"$@\" --m 2; }}\ntorchrun --nproc-per-node 8 x.py --n 1"
+        );
+        let launch = read(&text);
+        assert_eq!(
+            (arguments(&launch), launch.ranks()),
+            (vec!["--n", "1", "--m", "2"], Ok(Some(8))),
+            "{text}"
+        );
+    }
+    // The function is still there afterwards.
+    let text = "echo() { command echo 8; }\nA=$(command echo 2)\nB=$(echo 2)\ntorchrun x.py --n $A --m $B";
+    assert_eq!(arguments(&read(text)), ["--n", "2", "--m", "8"]);
+}
+
+#[test]
+fn processes_are_as_many_as_devices_are_seen() {
+    for (text, ranks) in [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 torchrun --nproc-per-node gpu x.py --n 1", Some(4)),
+        ("export CUDA_VISIBLE_DEVICES=0,1; torchrun --nproc-per-node 2 x.py --n 1", Some(2)),
+        ("CUDA_VISIBLE_DEVICES=$D torchrun --nproc-per-node gpu x.py --n 1", None),
+        ("docker run --gpus '\"device=0,1,2\"' image torchrun --nproc-per-node auto x.py --n 1", Some(3)),
+        ("docker run --gpus all image torchrun --nproc-per-node 8 x.py --n 1", Some(8)),
+        // Slurm's option counts those of all nodes.
+        ("srun --gpus 16 -N 2 torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),
+        // Every task may see one of its own.
+        ("export CUDA_VISIBLE_DEVICES=0; srun -N 2 --ntasks-per-node 8 python x.py --n 1", Some(16)),
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_nodes 2 x.py --deepspeed_config x.json", Some(4)),
+    ] {
+        assert_eq!(read(text).ranks(), Ok(ranks), "{text}");
+    }
+    for text in [
+        "\nexport CUDA_VISIBLE_DEVICES=0,1; torchrun --nproc-per-node 4 x.py --n 1",
+        "\nCUDA_VISIBLE_DEVICES=0,1,-1,3 torchrun --nproc-per-node 4 x.py --n 1",
+        "\ndocker run --gpus device=0 image torchrun --nproc-per-node 2 x.py --n 1",
+    ] {
+        let error = read(text).ranks().unwrap_err();
+        assert!(error.line == 2 && error.message.contains("processes on every node"), "{text}: {error}");
+    }
+}
+
+#[test]
+fn torchrun_starts_what_it_does_where_it_is_told_nothing() {
+    let notes = |text: &str| {
+        let launch = read(text);
+        (launch.ranks().unwrap(), launch.disagreements().join("\n"))
+    };
+    let (ranks, said) = notes("torchrun x.py --n 1");
+    assert!(ranks == Some(1) && said.contains("it starts one"), "{said}");
+    let (ranks, said) = notes("torchrun --nprocs_per_node 8 x.py --n 1");
+    assert!(ranks == Some(1) && said.contains("did you mean --nproc-per-node?"), "{said}");
+    let (ranks, said) = notes("srun -N 4 torchrun --nproc-per-node 8 x.py --n 1");
+    assert!(ranks == Some(8) && said.contains("each of them trains by itself"), "{said}");
+    // What only a running shell knows may say it.
+    for text in
+        ["torchrun $OPTIONS x.py --n 1", "export PET_NPROC_PER_NODE=$(nvidia-smi); torchrun x.py --n 1"]
+    {
+        let (ranks, said) = notes(text);
+        assert!(ranks.is_none() && said.is_empty(), "{text}: {said}");
+    }
+    let (ranks, said) = notes("torchrun --standalone --nproc-per 8 --rdzv_id=3 -r 3 x.py --n 1");
+    assert!(ranks.is_some() && !said.contains("no option"), "{said}");
+}
+
+#[test]
+fn deepspeed_takes_the_hosts_of_its_file_that_it_is_not_told_to_leave() {
+    let files = |_: &str| Ok("# hosts\na slots=8\nb slots=8\nc slots=4\n".to_owned());
+    for (options, ranks) in [
+        ("", Some(20)),
+        ("--num_nodes 2", Some(16)),
+        ("--num_gpus 4", Some(12)),
+        ("--include a@b:0,1", Some(10)),
+        ("-i c", Some(4)),
+        ("--exclude b", Some(12)),
+        ("-e a:0,1,2,3@c", Some(12)),
+        ("--include a@b --exclude a:7", Some(15)),
+        ("--exclude d", None),
+        ("--include a:9", None),
+    ] {
+        let text = format!("deepspeed --hostfile hosts {options} x.py --deepspeed_config x.json");
+        let launch = read_launch(&text, &files).unwrap();
+        assert_eq!(launch.ranks(), Ok(ranks), "{text}");
+    }
+    // Options of the same names before it are not its own.
+    let text = "srun -e err.log deepspeed --num_nodes 2 --num_gpus 8 x.py --deepspeed_config x.json";
+    assert_eq!(read(text).ranks(), Ok(Some(16)));
+}
+
+#[test]
+fn manifests_hold_the_scripts_that_they_start() {
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: scripts}\ndata:\n  train.sh: |\n    N=$1\n    torchrun --nproc-per-node 8 x.py --n $N\n---\n";
+    let job = "apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n      containers:\n        - command: [bash, /scripts/train.sh, \"4\"]\n          volumeMounts:\n            - {name: code, mountPath: /scripts}\n      volumes:\n        - name: code\n          configMap: {name: scripts}\n";
+    let launch = read(&format!("{map}{job}"));
+    assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "4"], Ok(Some(8))));
+    let one = job.replace("mountPath: /scripts}", "mountPath: /scripts/train.sh, subPath: train.sh}");
+    assert_eq!(arguments(&read(&format!("{map}{one}"))), ["--n", "4"]);
+    let other = job.replace("name: scripts}", "name: others}");
+    let error = read_launch(&format!("{map}{other}"), &no_files).unwrap_err();
+    assert!(error.notes.iter().any(|note| note.contains("`/scripts/train.sh` is not followed")), "{error:?}");
 }

@@ -428,7 +428,7 @@ pub const CORE_RULES: &[Rule] = &[
     },
     Rule {
         name: "cuda-graphs",
-        source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl",
+        source: "core/transformer/transformer_config.py __post_init__, cuda_graph_impl; core/distributed/fsdp/mcore_fsdp_adapter.py",
         judge: Judge::SetUp,
         reach: Reach::Layout,
         check: |_, c, l| {

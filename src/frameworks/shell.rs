@@ -8,9 +8,12 @@ mod builtins;
 mod calls;
 mod conditions;
 mod expand;
+mod hosts;
+mod jobs;
 mod kubernetes;
 mod launches;
 mod loops;
+mod options;
 mod origins;
 mod parse;
 mod patterns;
@@ -23,12 +26,15 @@ mod wrappers;
 
 pub use accelerate::{Handed, Told};
 use calls::{file_key, in_folder};
+pub use jobs::Job;
+use jobs::of_pbs;
 pub use kubernetes::is_manifest;
 pub use launches::program;
 pub use origins::Origin;
 pub(super) use origins::untold_value;
 pub use printed::Written;
 use printed::held;
+use ranks::values_among;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -79,8 +85,8 @@ pub struct Launch {
     pub accelerate: Option<Told>,
     /// What the launcher's file of hosts holds.
     pub hosts: Option<String>,
-    /// The script that holds Slurm's header, where one does.
-    pub header: Option<String>,
+    /// The Slurm job in which it starts, where one is asked for.
+    pub job: Option<Arc<Job>>,
     /// A file that could have set any variable was not read.
     pub unread: bool,
     /// Lines of flags that may or may not be set, none of which says degrees, shapes or batches.
@@ -109,7 +115,11 @@ impl Launch {
             value.or_else(|| words.get(at + 1).map(|w| w.text.as_str())).filter(|v| !v.starts_with('-'))
         });
         match value.filter(|path| path.ends_with(".json") && file_key(path, None).is_some()) {
-            Some(path) => Ok(Some(Handed::File(path.to_owned()))),
+            Some(path) => {
+                // Its trainer makes the same plugin of it.
+                self.accelerate.as_ref().map_or(Ok(()), Told::leaves_configured)?;
+                Ok(Some(Handed::File(path.to_owned())))
+            }
             None => self.accelerate.as_ref().map_or(Ok(None), Told::deepspeed),
         }
     }
@@ -276,7 +286,13 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
             "line {line}: the text ends in a continuation line, `{last}`: is the rest cut off?"
         ));
     }
-    shell.begin_job(&[], text)?;
+    if let Some(job) = Job::of_script(text) {
+        shell.begin_job(job);
+    }
+    for (_, _, list) in values_among(&of_pbs(&[], text), &["-v"]) {
+        let pairs = list.text.split(',').filter_map(|pair| pair.split_once('='));
+        pairs.for_each(|(name, value)| shell.set(name, value.to_owned()));
+    }
     let mut arguments = started_with;
     while let Some((word, rest)) = arguments.split_first()
         && let Some((name, value)) = assignment(word)
@@ -318,7 +334,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
         return Ok(Launch {
             script,
             arguments,
-            header: shell.header,
+            job: shell.job,
             written,
             folder,
             environment,
@@ -360,13 +376,34 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
     if let Some(ImportError { line, message, .. }) = shell.unfollowed.take() {
         notes.push(format!("line {line}: {message}"));
     }
+    let first = Launch { unread, ..first };
+    let line = first.script.as_ref().map_or(0, |word| word.line);
+    notes.extend(shell.not_started.drain(..).filter(|note| note.starts_with(&format!("line {line}:"))));
+    let files = |l: &Launch| {
+        let paths = l.arguments.iter().map(|w| w.text.rsplit('=').next().unwrap_or_default());
+        let keys = paths.filter_map(|path| file_key(&in_folder(&l.folder, path), None));
+        let written = keys.filter_map(|key| l.written.get(&key).map(|written| written.text.clone()));
+        (written.collect::<Vec<_>>(), l.accelerate.clone())
+    };
     let texts = |l: &Launch| l.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
-    if let Some(other) = launches.find(|l| texts(l) != texts(&first)) {
+    let ranks = |l: &Launch| l.ranks().unwrap_or_default();
+    for other in launches {
+        let other = Launch { unread, ..other };
+        let what = match (texts(&other) == texts(&first), ranks(&first), ranks(&other)) {
+            (true, one, two) if one == two && files(&other) == files(&first) => continue,
+            (true, one, two) if one == two => "a second training command is handed another file".to_owned(),
+            (true, Some(one), Some(two)) => {
+                format!("a second training command starts {two} ranks, the first {one}")
+            }
+            (true, ..) => {
+                "a second training command starts another number of ranks than the first".to_owned()
+            }
+            (false, ..) => "a second training command differs from the first".to_owned(),
+        };
         let line = other.script.as_ref().map_or(1, |w| w.line);
-        let error = ImportError::new(line, "a second training command differs from the first; expected one");
-        return Err(ImportError { notes, ..error });
+        return Err(ImportError { notes, ..ImportError::new(line, format!("{what}; expected one")) });
     }
-    Ok(Launch { notes, unread, unset, ..first })
+    Ok(Launch { notes, unset, ..first })
 }
 
 /// The words of a text that holds variables, perhaps a script, and flags, and no command.
@@ -404,6 +441,9 @@ fn elsewhere(text: &str) -> Option<ImportError> {
         ("llamafactory-cli train", "LLaMA-Factory, whose settings stand in a YAML file"),
         ("axolotl train", "Axolotl, whose settings stand in a YAML file"),
         ("swift sft", "ms-swift, whose flags name a model of Hugging Face's"),
+        ("composer ", "Composer, whose settings stand in a YAML file and a Python script"),
+        ("colossalai run", "Colossal-AI, whose settings stand in a Python script"),
+        ("trainer.devices=", "a program of NeMo's, whose settings are Hydra's"),
     ];
     let mut lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with('#'));
     lines.find_map(|(number, line)| {

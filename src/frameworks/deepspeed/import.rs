@@ -60,7 +60,7 @@ impl Trainer {
         let (mut switch, mut rank): (Option<bool>, bool) = (None, false);
         let mut adapters = None;
         let words = &launch.arguments;
-        for (at, word) in words.iter().enumerate().filter(|(_, word)| word.text.starts_with("--")) {
+        for (at, word) in words.iter().enumerate().filter(|(_, word)| is_flag(&word.text)) {
             let (name, glued) = match word.text.split_once('=') {
                 Some((name, value)) => (name, Some(value)),
                 None => (word.text.as_str(), None),
@@ -110,6 +110,12 @@ impl Trainer {
             None => Ok((trainer, others)),
         }
     }
+}
+
+/// Whether a word is a flag, long or short; negative numbers are none.
+fn is_flag(word: &str) -> bool {
+    word.starts_with("--")
+        || word.starts_with('-') && word[1..].starts_with(|c: char| c.is_ascii_alphabetic())
 }
 
 /// What a configuration says.

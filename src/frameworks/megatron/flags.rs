@@ -107,6 +107,19 @@ fn likeness(found: &str, meant: &str) -> f64 {
     strsim::normalized_damerau_levenshtein(&found.replace('_', "-").to_lowercase(), meant)
 }
 
+/// Flags beside which the model is told elsewhere, and where.
+const ELSEWHERE: &[(&str, &str)] = &[
+    ("--use-checkpoint-args", "its checkpoint says the model (--use-checkpoint-args), and is not read"),
+    (
+        "--model_name_or_path",
+        "the script trains a model of Hugging Face's; such a launch is read where it hands a DeepSpeed configuration on",
+    ),
+    (
+        "--model-name-or-path",
+        "the script trains a model of Hugging Face's; such a launch is read where it hands a DeepSpeed configuration on",
+    ),
+];
+
 /// What a person has to know of flags that were not read.
 pub(super) fn left_out_note(line: usize) -> String {
     format!(
@@ -309,7 +322,9 @@ impl Flags {
                     ImportError::new(line, text)
                 }
                 None => {
-                    ImportError::new(self.line, format!("the command has no {name}: is the script cut off?"))
+                    let said = ELSEWHERE.iter().find(|(flag, _)| self.given.contains_key(*flag));
+                    let why = said.map_or("is the script cut off?", |(_, why)| why);
+                    ImportError::new(self.line, format!("the command has no {name}: {why}"))
                 }
             },
         }

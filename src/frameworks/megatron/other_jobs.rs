@@ -25,6 +25,8 @@ pub(in crate::frameworks) const ADAPTERS: &str = "the training of adapters is no
 const OTHER_FLAGS: &[(&str, &str)] = &[
     // tasks/main.py of Megatron-LM and its forks.
     ("--task", "the program runs a task of its own, no training as it is modelled"),
+    // training/arguments.py load_yaml, in the place of all flags.
+    ("--yaml-cfg", "the settings stand in a YAML file, which is not read"),
     // Generation from a model (megatron/inference, MindSpeed-LLM's inference.py).
     ("--max-new-tokens", "the program generates text"),
     ("--out-seq-length", "the program generates text"),

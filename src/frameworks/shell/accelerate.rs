@@ -102,6 +102,25 @@ impl Told {
         Ok(self.get("distributed_type")?.is_some_and(|kind| kind.text == "DEEPSPEED"))
     }
 
+    /// Refuses a file that says what a configuration of DeepSpeed's has to say.
+    ///
+    /// # Errors
+    /// Such a setting.
+    pub fn leaves_configured(&self) -> Result<(), ImportError> {
+        if !self.uses_deepspeed()? {
+            return Ok(());
+        }
+        let said = |name: &str| !(name == "mixed_precision" && self.options.contains_key(name));
+        let mut settings =
+            self.file.iter().filter(|(name, _)| CONFIGURED.contains(&name.as_str()) && said(name));
+        settings.next().map_or(Ok(()), |(name, word)| {
+            let text = format!(
+                "Accelerate refuses a file that says {name} beside a configuration of DeepSpeed's: say it there alone"
+            );
+            Err(ImportError::new(word.line, text))
+        })
+    }
+
     /// The configuration that DeepSpeed is told; none where something else trains.
     ///
     /// # Errors
@@ -111,14 +130,7 @@ impl Told {
             return Ok(None);
         }
         if let Some(path) = self.get("deepspeed_config_file")? {
-            if let Some((name, word)) = self.file.iter().find(|(name, _)| CONFIGURED.contains(&name.as_str()))
-                && !(name == "mixed_precision" && self.options.contains_key(name))
-            {
-                let text = format!(
-                    "Accelerate refuses a file that says {name} beside deepspeed_config_file: say it in DeepSpeed's configuration alone"
-                );
-                return Err(ImportError::new(word.line, text));
-            }
+            self.leaves_configured()?;
             return Ok(Some(Handed::File(path.text.clone())));
         }
         let number = |name: &str| {

@@ -324,7 +324,9 @@ impl Shell<'_> {
                 shell.simple(words)
             })
         })?;
-        self.state.functions.extend(hidden);
+        if let Some((name, body)) = hidden {
+            self.state.functions.entry(name).or_insert(body);
+        }
         if prefix == "exec" && self.flow == Flow::Next {
             self.flow = Flow::Exit;
         }
@@ -653,18 +655,7 @@ impl Shell<'_> {
         }
     }
 
-    fn options_of_caller(&mut self, words: &[String]) -> Status {
-        if self.state.positional.is_none() && words.len() < 3 {
-            self.assumed = true;
-            return Some(1);
-        }
-        for name in words.get(1).into_iter().map(String::as_str).chain(["OPTARG", "OPTIND"]) {
-            self.forget_name(name);
-        }
-        None
-    }
-
-    fn change_folder(&mut self, how: &str, words: &[String]) -> Status {
+    pub(super) fn change_folder(&mut self, how: &str, words: &[String]) -> Status {
         let path = words.iter().find(|w| !w.starts_with('-') || *w == "-").map(String::as_str);
         let to = match (how, path) {
             ("popd", _) => self.state.folders.pop().unwrap_or_else(unknown),

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use super::jobs::{Job, of_pbs};
 use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
-use super::ranks::Said;
+use super::ranks::values_among;
 use super::run::{Run, Shell};
 use super::state::{Branch, Flow, Status, known, unknown};
-use super::wrappers::{is_closed, submits, without_wrappers};
-use super::{Launch, UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
+use super::wrappers::{is_closed, program_at, without_job, without_wrappers};
+use super::{UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
 /// Most files that a script may source, counted as often as it does.
 const MOST_FILES: u32 = 64;
@@ -182,7 +183,13 @@ impl Shell<'_> {
             }
         };
         self.sources.push(path);
-        let arguments = arguments.iter().map(|w| w.text.clone()).collect();
+        let mut arguments: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
+        // `qsub -F "ARGUMENTS" FILE`
+        if let Some((_, _, own)) = values_among(&of_pbs(launcher, &text), &["-F"]).pop()
+            && program_at(launcher, |name| name == "qsub").is_some()
+        {
+            arguments = shlex::split(&own.text).unwrap_or_else(|| vec![unknown()]);
+        }
         let status = self.child(launcher, Some(arguments), (&list, &text))?;
         self.sources.pop();
         Ok(Some(status))
@@ -195,11 +202,19 @@ impl Shell<'_> {
         arguments: Option<Vec<String>>,
         (list, text): (&List, &str),
     ) -> Run<Status> {
-        let (closed, told) = (is_closed(launcher), self.handed_on(launcher));
-        // Its lines are not read.
-        let more = launcher.iter().any(|word| word.text.starts_with("--env-file"));
+        let job = Job::asked_by(launcher, text);
+        // Options in the header count as those before it do.
+        let mut words = launcher.to_vec();
+        words.extend(job.iter().flat_map(Job::options).cloned());
+        if program_at(launcher, |name| name == "qsub").is_some() {
+            words.extend(of_pbs(launcher, text));
+        }
+        let (closed, told) = (is_closed(&words), self.handed_on(&words));
+        let job = job.or_else(|| Job::of_script(text).filter(|_| self.job.is_none()));
+        // Files of variables that are not read.
+        let more = self.env_files(launcher).is_none();
         self.unread |= closed || more;
-        let (submits, outer) = (submits(launcher), self.header.clone());
+        let outer = self.job.clone();
         let status = self.nested(|shell| {
             shell.subshell(|shell| {
                 shell.state.variables.retain(|_, variable| variable.exported && !closed);
@@ -211,33 +226,25 @@ impl Shell<'_> {
                 shell.state.frames.clear();
                 shell.state.options = Default::default();
                 shell.state.positional = arguments.map(Arc::new);
-                if submits || shell.header.is_none() {
-                    shell.begin_job(launcher, text)?;
+                if let Some(job) = job {
+                    shell.begin_job(job);
                 }
                 shell.list(list)
             })
         })?;
-        self.header = outer;
+        self.job = outer;
         Ok(status)
     }
 
-    /// What a script knows of the Slurm job that its header and the options before it ask for.
-    pub(super) fn begin_job(&mut self, launcher: &[Word], text: &str) -> Run<()> {
-        let asks = text.lines().any(|line| line.trim_start().starts_with("#SBATCH"));
-        if !asks && !submits(launcher) {
-            return Ok(());
+    /// What a script knows of the Slurm job that it is.
+    pub(super) fn begin_job(&mut self, job: Job) {
+        for (variable, value) in job.variables() {
+            self.set(variable, value);
         }
-        let header = Some(text.to_owned());
-        let job = Launch { launcher: launcher.to_vec(), header: header.clone(), ..Launch::default() };
-        self.header = header;
-        for (variable, said) in job.variables_of_job()? {
-            match said {
-                Said::Number(number) => self.set(variable, number.to_string()),
-                Said::Unread => self.set(variable, unknown()),
-                Said::Not => {}
-            }
+        if let Some(folder) = job.text(&["--chdir", "-D"]) {
+            self.change_folder("cd", &[folder]);
         }
-        Ok(())
+        self.job = Some(Arc::new(job));
     }
 
     /// A text that holds a script of its own: where it stands and what starts it is told of its training commands.
@@ -284,7 +291,7 @@ impl Shell<'_> {
         let status = run(self)?;
         let (found, perhaps) = (found.min(self.found.len()), perhaps.min(self.perhaps.len()));
         for launch in self.found[found..].iter_mut().chain(&mut self.perhaps[perhaps..]) {
-            launch.launcher.splice(0..0, without_wrappers(launcher));
+            launch.launcher.splice(0..0, without_wrappers(&without_job(launcher)));
         }
         Ok(status)
     }

@@ -2,6 +2,7 @@
 
 use super::parse::{Part, Quoting, Raw, template};
 use super::patterns::{Place, escaped, replaced, without};
+use super::printed::is_host;
 use super::run::{LONGEST, MOST_DEPTH, Shell};
 use super::state::{Value, known, loose, unknown};
 use super::{UNKNOWN, UNSET, Word, once};
@@ -404,7 +405,7 @@ impl Shell<'_> {
             return self.number_of_arguments();
         }
         let number = match self.members(name) {
-            Some(all) if all.iter().any(|w| w.text.contains([UNKNOWN, UNSET])) => None,
+            Some(all) if all.iter().any(|w| !known(&w.text) && !is_host(&w.text)) => None,
             Some(all) => Some(all.len()),
             None => {
                 let expansion = Expansion::of(name);

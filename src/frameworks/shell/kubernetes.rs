@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use super::super::yaml::{Node, Value, documents};
-use super::Word;
 use super::run::{Run, Shell};
 use super::state::unknown;
+use super::{ImportError, Word};
 
 /// Kinds whose pods know only what their containers are told; controllers of others set torchrun's variables.
 const PLAIN: [&str; 2] = ["Job", "Pod"];
@@ -17,58 +17,59 @@ pub fn is_manifest(text: &str) -> bool {
     begins("apiVersion:") && begins("kind:")
 }
 
+/// Most files of ConfigMaps that containers see, counted for each of them.
+const MOST_MOUNTED: usize = 4096;
+
+/// What the ConfigMaps of a manifest hold, by their names.
+type Maps<'n> = BTreeMap<&'n str, &'n [(String, Node)]>;
+
+fn maps_of(documents: &[Node]) -> Maps<'_> {
+    let maps = documents.iter().filter(|node| text_of(node, "kind") == Some("ConfigMap"));
+    maps.filter_map(|node| Some((text_of(node.get("metadata")?, "name")?, node.get("data")?.entries())))
+        .collect()
+}
+
+fn text_of<'n>(node: &'n Node, name: &str) -> Option<&'n str> {
+    node.get(name).and_then(Node::text)
+}
+
 impl Shell<'_> {
     /// Runs the commands of all containers of a manifest.
     pub(super) fn manifest(&mut self, text: &str) -> Run<()> {
         let documents = documents(text)?;
+        let maps = maps_of(&documents);
+        let mut mounted = 0;
         for document in &documents {
-            let kind = document.get("kind").and_then(Node::text).unwrap_or_default().to_owned();
-            let mut containers = Vec::new();
-            containers_of(document, &mut containers);
-            for container in containers {
-                self.mount(document, container, &documents);
-                self.container(container, PLAIN.contains(&kind.as_str()))?;
+            let plain = text_of(document, "kind").is_some_and(|kind| PLAIN.contains(&kind));
+            let mut pods = Vec::new();
+            pods_of(document, &mut pods);
+            for pod in pods {
+                for container in pod.get("containers").map(Node::members).unwrap_or_default() {
+                    let files = mounts(pod, container, &maps);
+                    mounted += files.len();
+                    if mounted > MOST_MOUNTED {
+                        let text = format!("containers see more than {MOST_MOUNTED} files of ConfigMaps");
+                        return Err(ImportError::new(container.line, text));
+                    }
+                    self.container(container, &files, &maps, plain)?;
+                }
             }
         }
         Ok(())
     }
 
-    /// Files that a container sees of the ConfigMaps beside it.
-    fn mount(&mut self, document: &Node, container: &Node, documents: &[Node]) {
-        let mut volumes = Vec::new();
-        lists_of(document, "volumes", &mut volumes);
-        let named = |node: &Node, name: &str| node.get("name").and_then(Node::text) == Some(name);
-        for mount in container.get("volumeMounts").map(Node::members).unwrap_or_default() {
-            let text = |name: &str| mount.get(name).and_then(Node::text);
-            let Some((volume, folder)) = text("name").zip(text("mountPath")) else { continue };
-            let volume = volumes.iter().find(|node| named(node, volume));
-            let Some(source) = volume.and_then(|node| node.get("configMap")) else { continue };
-            let Some(name) = source.get("name").and_then(Node::text) else { continue };
-            let holds = |node: &&Node| {
-                node.get("kind").and_then(Node::text) == Some("ConfigMap")
-                    && node.get("metadata").is_some_and(|about| named(about, name))
-            };
-            let data = documents.iter().find(holds).and_then(|node| node.get("data"));
-            for (key, node) in data.map(Node::entries).unwrap_or_default() {
-                // `subPath` mounts one file under a name of its own.
-                let path = match text("subPath") {
-                    Some(part) if part == key => folder.to_owned(),
-                    Some(_) => continue,
-                    None => format!("{folder}/{key}"),
-                };
-                self.keep(&path, false, node.text().map(str::to_owned), node.line);
-            }
-        }
-    }
-
-    fn container(&mut self, container: &Node, plain: bool) -> Run<()> {
-        let variables = variables_of(container);
+    fn container(&mut self, container: &Node, files: &[Mounted], maps: &Maps, plain: bool) -> Run<()> {
+        let (variables, open) = variables_of(container, maps);
         let words = ["command", "args"].into_iter().filter_map(|name| container.get(name));
         let words = words.flat_map(|list| list.members().iter());
         let words: Vec<Word> = words
             .filter_map(|node| Some(Word { text: with_variables(node.text()?, &variables), line: node.line }))
             .collect();
+        self.unread |= open;
+        // Other containers see other files.
+        let outer = self.state.written.clone();
         self.subshell(|shell| {
+            shell.state.anything |= open;
             // They say how many nodes there are.
             if !plain {
                 shell.set("PET_NNODES", unknown());
@@ -78,47 +79,108 @@ impl Shell<'_> {
             for (name, value) in variables {
                 shell.set(&name, value);
             }
+            for file in files {
+                shell.keep(&file.path, false, file.node.text().map(str::to_owned), file.node.line);
+                if shell.is_spent() {
+                    break;
+                }
+            }
             shell.program(&words, None)
         })?;
+        self.state.written = outer;
         Ok(())
     }
 }
 
-/// The containers below a node, without those that only prepare.
-fn containers_of<'n>(node: &'n Node, all: &mut Vec<&'n Node>) {
-    lists_of(node, "containers", all);
+/// A file that a container sees.
+struct Mounted<'n> {
+    path: String,
+    node: &'n Node,
 }
 
-/// The members of all lists of a name below a node.
-fn lists_of<'n>(node: &'n Node, wanted: &str, all: &mut Vec<&'n Node>) {
-    match &node.value {
-        Value::Map(entries) => {
-            for (name, inner) in entries {
-                if name == wanted {
-                    all.extend(inner.members());
-                } else {
-                    lists_of(inner, wanted, all);
+/// Files that a container of a pod sees of ConfigMaps.
+fn mounts<'n>(pod: &Node, container: &Node, maps: &Maps<'n>) -> Vec<Mounted<'n>> {
+    let volumes = pod.get("volumes").map(Node::members).unwrap_or_default();
+    let mut files = Vec::new();
+    for mount in container.get("volumeMounts").map(Node::members).unwrap_or_default() {
+        let Some((name, folder)) = text_of(mount, "name").zip(text_of(mount, "mountPath")) else { continue };
+        let volume = volumes.iter().find(|volume| text_of(volume, "name") == Some(name));
+        let Some(source) = volume.and_then(|volume| volume.get("configMap")) else { continue };
+        let data = text_of(source, "name").and_then(|name| maps.get(name)).copied().unwrap_or_default();
+        let items = source.get("items").map(Node::members);
+        for (key, node) in data {
+            // Listed are those that are there at all, each with its name.
+            let name = match items {
+                None => Some(key.as_str()),
+                Some(items) => {
+                    let item = items.iter().find(|item| text_of(item, "key") == Some(key));
+                    item.and_then(|item| text_of(item, "path"))
                 }
+            };
+            // `subPath` mounts one file under a name of its own.
+            let path = match (name, text_of(mount, "subPath")) {
+                (Some(name), None) => format!("{folder}/{name}"),
+                (Some(name), Some(part)) if part == name => folder.to_owned(),
+                _ => continue,
+            };
+            files.push(Mounted { path, node });
+            if files.len() > MOST_MOUNTED {
+                return files;
             }
         }
-        Value::List(nodes) => nodes.iter().for_each(|node| lists_of(node, wanted, all)),
+    }
+    files
+}
+
+/// What holds containers below a node, but for those that only prepare.
+fn pods_of<'n>(node: &'n Node, all: &mut Vec<&'n Node>) {
+    match &node.value {
+        Value::Map(entries) => {
+            if entries.iter().any(|(name, _)| name == "containers") {
+                all.push(node);
+            }
+            let others = entries.iter().filter(|(name, _)| name != "containers");
+            others.for_each(|(_, inner)| pods_of(inner, all));
+        }
+        Value::List(nodes) => nodes.iter().for_each(|node| pods_of(node, all)),
         Value::Text(_) | Value::Null => {}
     }
 }
 
-/// The variables of a container; unknown is what comes from elsewhere, and which of its job's pods this is.
-fn variables_of(container: &Node) -> BTreeMap<String, String> {
+/// The variables of a container, and whether others may set any; unknown is what comes from elsewhere, and which of its
+/// job's pods this is.
+fn variables_of(container: &Node, maps: &Maps) -> (BTreeMap<String, String>, bool) {
     let mut all = BTreeMap::from([("JOB_COMPLETION_INDEX".to_owned(), unknown())]);
+    let mut open = false;
+    for source in container.get("envFrom").map(Node::members).unwrap_or_default() {
+        let prefix = text_of(source, "prefix").unwrap_or_default();
+        let name = source.get("configMapRef").and_then(|map| text_of(map, "name"));
+        match name.and_then(|name| maps.get(name)) {
+            Some(data) => {
+                all.extend(data.iter().map(|(key, node)| {
+                    (format!("{prefix}{key}"), node.text().unwrap_or_default().to_owned())
+                }))
+            }
+            None => open = true,
+        }
+    }
     for variable in container.get("env").map(Node::members).unwrap_or_default() {
-        let Some(name) = variable.get("name").and_then(Node::text) else { continue };
+        let Some(name) = text_of(variable, "name") else { continue };
+        let of_map =
+            variable.get("valueFrom").and_then(|from| from.get("configMapKeyRef")).and_then(|place| {
+                let data = maps.get(text_of(place, "name")?)?;
+                let (_, node) = data.iter().find(|(key, _)| Some(key.as_str()) == text_of(place, "key"))?;
+                node.text().map(str::to_owned)
+            });
         let value = match variable.get("value") {
             Some(node) => with_variables(node.text().unwrap_or_default(), &all),
+            None if of_map.is_some() => of_map.unwrap_or_default(),
             None if variable.get("valueFrom").is_some() => unknown(),
             None => String::new(),
         };
         all.insert(name.to_owned(), value);
     }
-    all
+    (all, open)
 }
 
 /// A text with the values of `$(NAME)`; two dollars stand for one, and a name that is not set stays as it is.

@@ -1,15 +1,17 @@
 //! Which command lines start training, directly or in scripts and texts that they hand on.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::accelerate;
+use super::jobs::Job;
 use super::parse::{Raw, parse_inside};
-use super::ranks::host_file;
+use super::ranks::{host_file, values_among};
 use super::run::{Run, Shell};
 use super::state::{Status, unknown};
 use super::wrappers::{
-    Wrapped, batch_script, is_closed, is_container, may_train, text_behind, unfollowed, without_wrappers,
-    wrapped,
+    Wrapped, batch_script, exported, is_closed, is_container, job_options, may_train, program_at,
+    text_behind, unfollowed, without_job, without_wrappers, wrapped,
 };
 use super::{
     HANDED, ImportError, Launch, TELLING, Told, UNTOLD, Word, as_value, assignment, is_unknown, shown,
@@ -132,7 +134,7 @@ impl Shell<'_> {
         let launch = Launch {
             environment,
             hosts,
-            header: self.header.clone(),
+            job: launch.job.clone().or_else(|| self.job.clone()),
             accelerate,
             written: self.state.written.clone(),
             folder: self.state.folder.clone(),
@@ -160,27 +162,55 @@ impl Shell<'_> {
         let Some(at) = at.filter(|at| !fields[*at].text.ends_with(".py")) else { return Ok(None) };
         // A launcher has options and numbers before it; anything else may only be told of the file.
         let launcher = &fields[..at];
-        let launches = launcher.first().is_none_or(|w| LAUNCHERS.contains(&program(&w.text)) || is_shell(w));
-        if !launches {
+        if !starts_shell(launcher) {
             return Ok(None);
         }
         let (found, perhaps) = (self.found.len(), self.perhaps.len());
         let (path, line) = (fields[at].text.clone(), fields[at].line);
         let Some(status) = self.script(&path, &fields[at + 1..], launcher, line)? else { return Ok(None) };
         let added = self.found.iter_mut().skip(found).chain(self.perhaps.iter_mut().skip(perhaps));
-        let before: Vec<Word> = without_wrappers(launcher).into_iter().filter(|w| !is_shell(w)).collect();
+        let before = without_wrappers(&without_job(launcher)).into_iter();
+        let before: Vec<Word> = before.filter(|w| !is_shell(w)).collect();
         added.for_each(|launch| drop(launch.launcher.splice(0..0, before.iter().cloned())));
         Ok(Some(status))
     }
 
-    /// `bash`, `bash -s ARGUMENTS`: a shell that reads its script, followed where the text is known.
+    /// `bash`, `bash -s ARGUMENTS`, `sbatch`: what reads its script, followed where the text is known.
     fn read_script(&mut self, fields: &[Word], document: Option<usize>) -> Run<Option<Status>> {
-        let Some(shell) = fields.iter().position(is_shell) else { return Ok(None) };
-        let Operand::Input(at) = operand_of_shell(&fields[shell + 1..]) else { return Ok(None) };
-        let Some(text) = self.state.input.take() else { return Ok(None) };
-        let arguments = fields[shell + 1 + at..].iter().map(|word| word.text.clone()).collect();
-        let line = document.unwrap_or(fields[shell].line);
-        self.script_text(&text, line, &fields[..shell], Some(arguments)).map(Some)
+        let batch = program_at(fields, |name| name == "sbatch");
+        let (at, launcher, arguments) = match (batch, fields.iter().position(is_shell)) {
+            (Some(at), None)
+                if job_options(fields).is_some_and(|(options, _)| options.end == fields.len()) =>
+            {
+                (at, fields, &[][..])
+            }
+            (_, Some(shell)) if starts_shell(&fields[..shell]) => {
+                match operand_of_shell(&fields[shell + 1..]) {
+                    Operand::Input(at) => (shell, &fields[..shell], &fields[shell + 1 + at..]),
+                    Operand::Text | Operand::File(_) => return Ok(None),
+                }
+            }
+            _ => return Ok(None),
+        };
+        let wraps = |word: &Word| word.text.starts_with("--wrap");
+        let Some(text) = self.state.input.clone().filter(|_| !fields.iter().any(wraps)) else {
+            return Ok(None);
+        };
+        let line = document.unwrap_or(fields[at].line);
+        let text = as_value(&text);
+        let list = match parse_inside(&text, self.places_of(&text, line)) {
+            Ok(list) => list,
+            Err(error) => {
+                let name = program(&fields[at].text);
+                let what = format!("what `{name}` reads is not followed: {}", error.message);
+                self.unfollowed.get_or_insert(ImportError::new(error.line, what));
+                return Ok(None);
+            }
+        };
+        // Its commands read what is left.
+        self.state.input = None;
+        let arguments = arguments.iter().map(|word| word.text.clone()).collect();
+        self.launched_by(launcher, |shell| shell.child(launcher, Some(arguments), (&list, &text))).map(Some)
     }
 
     /// The launch that an argument list stands for.
@@ -198,7 +228,7 @@ impl Shell<'_> {
         let script = script.and_then(|word| Some(Word { text: word.bare()?, line: word.line }));
         let arguments = self.all_fields(arguments).iter().map(clean).collect();
         let (environment, notes, unset) = (self.texts_of_variables(), self.notes, self.unset);
-        Launch { script, arguments, environment, notes, unset, ..Launch::default() }
+        Launch { script, arguments, environment, notes, unset, job: self.job, ..Launch::default() }
     }
 
     /// Where nothing starts training, what was printed or written may be what is to be started.
@@ -236,28 +266,52 @@ impl Shell<'_> {
             });
             all.extend(told);
         }
+        // Containers that know what is exported here take several behind commas, as Slurm does; others one.
+        let several = is_container(launcher);
+        let of_slurm = exported(launcher).into_iter().flat_map(|list| list.split(','));
+        let of_pbs =
+            program_at(launcher, |name| name == "qsub").map(|at| values_among(&launcher[at..], &["-v"]));
+        let of_pbs: Vec<String> = of_pbs.into_iter().flatten().map(|(_, _, list)| list.text).collect();
+        let files = self.env_files(launcher).unwrap_or_default();
+        let mut pairs: Vec<&str> = of_slurm.collect();
+        pairs.extend(of_pbs.iter().flat_map(|list| list.split(',')));
+        pairs.extend(files.iter().map(String::as_str));
         for (at, word) in launcher.iter().enumerate() {
             let next = launcher.get(at + 1).map_or("", |next| next.text.as_str());
             let list = match word.text.split_once('=') {
-                Some(("--export" | "--env", list)) => list,
-                _ if matches!(word.text.as_str(), "-x" | "-e" | "--env" | "--export") => next,
+                Some(("--env", list)) => list,
+                _ if matches!(word.text.as_str(), "-x" | "-e" | "--env") => next,
                 // `docker run -eNAME=value`.
                 Some((option, _)) if closed && option.starts_with("-e") => {
                     word.text[2..].trim_start_matches('=')
                 }
                 _ => "",
             };
-            let named = launcher[at + 1..].iter().map_while(|w| w.text.split_once('='));
-            let by_env = named.filter(|_| program(&word.text) == "env");
-            let said = list.split(',').filter_map(|one| match one.split_once('=') {
-                Some(pair) => Some(pair),
-                None => own.get_key_value(one).map(|(name, value)| (name.as_str(), value.as_str())),
-            });
-            for (name, value) in said.chain(by_env) {
-                all.insert(name.to_owned(), as_value(value));
+            if several {
+                pairs.extend(list.split(','));
+            } else {
+                pairs.push(list);
             }
+            let named =
+                launcher[at + 1..].iter().map(|w| w.text.as_str()).take_while(|text| text.contains('='));
+            pairs.extend(named.filter(|_| program(&word.text) == "env"));
+        }
+        for pair in pairs {
+            let said = match pair.split_once('=') {
+                Some(pair) => Some(pair),
+                None => own.get_key_value(pair).map(|(name, value)| (name.as_str(), value.as_str())),
+            };
+            all.extend(said.map(|(name, value)| (name.to_owned(), as_value(value))));
         }
         all
+    }
+
+    /// The lines of the files of variables that a container is given; none where one is not known.
+    pub(super) fn env_files(&self, launcher: &[Word]) -> Option<Vec<String>> {
+        let files = values_among(launcher, &["--env-file"]);
+        let texts: Option<Vec<String>> = files.iter().map(|(_, _, path)| self.text_at(&path.text)).collect();
+        let lines = texts?.into_iter().flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>());
+        Some(lines.filter(|line| !line.trim().is_empty() && !line.starts_with('#')).collect())
     }
 
     /// Splits a command at its training script, if it starts one.
@@ -265,7 +319,7 @@ impl Shell<'_> {
         let wrapped = fields.iter().enumerate().find_map(|(at, w)| match w.text.as_str() {
             // `bash -c`, `bash -x -c`, `sh -lc`; but not `python -c`.
             text if text.starts_with('-') && !text.starts_with("--") && text.ends_with('c') => {
-                let shell = fields[..at].iter().any(|w| matches!(program(&w.text), "bash" | "sh" | "zsh"));
+                let shell = fields[..at].iter().any(is_shell);
                 fields.get(at + 1).filter(|_| shell).map(|inner| (at, inner.clone()))
             }
             "--wrap" => fields.get(at + 1).map(|inner| (at, inner.clone())),
@@ -287,7 +341,9 @@ impl Shell<'_> {
         }
         // Whatever starts it: a script with flags behind it.
         let script = fields.iter().position(|w| w.text.ends_with(".py"));
-        let found = script.or_else(|| unnamed_script(fields)).or_else(|| module(fields));
+        let module = module(fields);
+        let script = script.filter(|script| module.is_none_or(|module| *script < module));
+        let found = script.or_else(|| unnamed_script(fields)).or(module);
         let Some(at) = found else { return Ok(None) };
         let flags = fields[at + 1..].iter().any(|w| w.text.starts_with("--") || is_unknown(&w.text));
         let launches = |w: &Word| {
@@ -296,18 +352,26 @@ impl Shell<'_> {
         if !flags && !fields[..at].iter().any(launches) {
             return Ok(None);
         }
+        let launcher = &fields[..at];
         Ok(Some(Launch {
-            launcher: without_wrappers(&fields[..at]),
+            launcher: without_wrappers(&without_job(launcher)),
+            job: Job::asked_by(launcher, "").map(Arc::new),
             script: Some(clean(&fields[at])),
             arguments: fields[at + 1..].iter().map(clean).collect(),
-            environment: self.handed_on(&fields[..at]),
+            environment: self.handed_on(launcher),
             ..Launch::default()
         }))
     }
 }
 
 fn is_shell(word: &Word) -> bool {
-    matches!(program(&word.text), "bash" | "sh" | "zsh")
+    matches!(program(&word.text), "bash" | "sh" | "dash" | "ksh" | "zsh")
+}
+
+/// Whether these words start the script or the shell behind them.
+fn starts_shell(launcher: &[Word]) -> bool {
+    let other = launcher.iter().any(|word| matches!(word.text.as_str(), "--no-python" | "--no_python"));
+    other || launcher.first().is_none_or(|word| LAUNCHERS.contains(&program(&word.text)) || is_shell(word))
 }
 
 /// Whether a word names a script of a shell's.
@@ -429,9 +493,31 @@ fn module(fields: &[Word]) -> Option<usize> {
     };
     let launcher = fields.iter().position(launches)?;
     let flag = fields.iter().skip(launcher).position(|w| matches!(w.text.as_str(), "-m" | "--module"))?;
-    let at = launcher + flag + 1;
-    fields.get(at).filter(|w| !w.text.starts_with('-')).map(|_| at)
+    // It may stand right behind the flag, which is a switch, or behind other options.
+    let mut at = launcher + flag + 1;
+    while let Some(option) =
+        fields.get(at).map(|word| word.text.as_str()).filter(|text| text.starts_with('-'))
+    {
+        at += if option.contains('=') || SWITCHES.contains(&option) { 1 } else { 2 };
+    }
+    (at < fields.len()).then_some(at)
 }
+
+/// Options without a value of torchrun, DeepSpeed and Accelerate that stand beside modules.
+const SWITCHES: &[&str] = &[
+    "--standalone",
+    "--no-python",
+    "--no_python",
+    "--run-path",
+    "--run_path",
+    "--no_local_rank",
+    "--no_ssh",
+    "--force_multi",
+    "--bind_cores_to_rank",
+    "--multi_gpu",
+    "--use_deepspeed",
+    "--use_fsdp",
+];
 
 /// Where a script stands that is told by the flags of a training command behind it: a module behind `-m`, or a word of
 /// which nothing is known.

@@ -12,6 +12,8 @@ pub struct Origin {
     pub word: String,
     /// The variable or argument that nothing sets.
     unset: Option<String>,
+    /// The line and the program whose output it is.
+    by: Option<(usize, String)>,
 }
 
 /// That a flag's value is known only when the script runs, and how it can be given.
@@ -34,6 +36,9 @@ impl Origin {
             Some(name) => format!(
                 "nothing sets `{name}`: write it out, or give it behind `--`, as in `-- {name}=VALUE`"
             ),
+            None if let Some((line, program)) = &self.by => {
+                format!("line {line} takes it from `{program}`, which is not followed: write it out")
+            }
             None => "write it out or give it behind `--`".to_owned(),
         }
     }
@@ -49,7 +54,8 @@ impl Launch {
         let behind = own[at + flag.len()..].trim_start_matches([' ', '\t', '=', '"', '\'']);
         let word =
             behind.split([' ', '\t', '"', '\'', '\\', ')', ';']).next().filter(|word| word.contains('$'))?;
-        Some(Origin { word: word.to_owned(), unset: self.unset_in(word, text, MOST_STEPS) })
+        let unset = self.unset_in(word, text, MOST_STEPS);
+        Some(Origin { word: word.to_owned(), unset, by: program_in(behind, line, text, MOST_STEPS) })
     }
 
     /// The first variable of a line of the script that nothing sets.
@@ -57,7 +63,7 @@ impl Launch {
     pub fn unset_on(&self, text: &str, line: usize) -> Option<Origin> {
         let own = text.lines().nth(line.checked_sub(1)?)?;
         let unset = self.unset_in(own, text, MOST_STEPS)?;
-        Some(Origin { word: format!("${unset}"), unset: Some(unset) })
+        Some(Origin { word: format!("${unset}"), unset: Some(unset), by: None })
     }
 
     /// The first variable named in a text that nothing sets, or that what it names is set to.
@@ -75,6 +81,30 @@ impl Launch {
             self.unset_in(value, text, steps - 1)
         })
     }
+}
+
+/// The program whose output stands first in words on a line, or in what the first variable there is set to.
+fn program_in(words: &str, line: usize, text: &str, steps: usize) -> Option<(usize, String)> {
+    let word = words.trim_start_matches('"');
+    if let Some(command) =
+        word.strip_prefix("$(").or(word.strip_prefix('`')).filter(|rest| !rest.starts_with('('))
+    {
+        let end = |c: char| c.is_whitespace() || "|)`;".contains(c);
+        let program = command
+            .trim_start()
+            .split(end)
+            .next()
+            .filter(|name| !name.is_empty() && !name.starts_with('<'))?;
+        return Some((line, program.rsplit('/').next().unwrap_or(program).to_owned()));
+    }
+    let name = names_in(word.strip_prefix('$').map(|_| word)?).next()?;
+    let set = text.lines().enumerate().filter_map(|(at, own)| {
+        let own = own.trim_start();
+        let own = own.strip_prefix("export ").or(own.strip_prefix("local ")).unwrap_or(own);
+        assignment(own).filter(|(other, _)| *other == name).map(|(_, value)| (at + 1, value))
+    });
+    let (line, value) = set.last().filter(|_| steps > 0)?;
+    program_in(value, line, text, steps - 1)
 }
 
 /// Names behind `$` and `${`.

@@ -1,9 +1,10 @@
 //! What programs print: `cat`, `echo`, `printf`, `seq`, `tee` and `sed` over texts that the script itself holds, and what
 //! they, `cp`, `mv` and `rm` do to files. Any other program's output is unknown, and so are files that it edits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::options::getopt;
 use super::run::{LONGEST, Shell};
 use super::state::{Status, known, unknown};
 use super::{Files, UNKNOWN, UNSET, UNTOLD, as_value, is_unknown};
@@ -61,11 +62,22 @@ fn translated(text: &str, words: &[String]) -> Option<String> {
     }
 }
 
-/// Programs that change the files they are told of in ways that are not followed.
-const EDITORS: &[&str] = &[
-    "perl", "ruby", "awk", "gawk", "ed", "ex", "vim", "patch", "dos2unix", "truncate", "sponge", "python",
-    "python3", "node", "yq", "install", "rsync", "scp", "wget", "curl", "dd", "unzip", "tar",
-];
+/// Most files that a program's text names.
+const MOST_NAMED: usize = 64;
+
+/// Most hosts of a job that are told apart.
+const MOST_HOSTS: u32 = 1 << 16;
+
+/// A word for a host of a job, whose name is not known.
+fn host_name(number: u32) -> String {
+    format!("{UNKNOWN}.{number}")
+}
+
+/// Whether a word is one host of a job.
+pub(super) fn is_host(word: &str) -> bool {
+    let number = word.strip_prefix(UNKNOWN).and_then(|rest| rest.strip_prefix('.'));
+    number.is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
+}
 
 impl Shell<'_> {
     /// What is printed here goes where the output is kept.
@@ -138,24 +150,99 @@ impl Shell<'_> {
                 Done::silent()
             }
             "mkdir" | "chmod" | "chown" | "wait" | "sync" => Done::silent(),
+            "getopt" => {
+                let text = getopt(words);
+                Done { status: text.as_ref().map(|_| 0), text }
+            }
+            "wc" => Done::well(self.counted(words)),
+            "grep" => return self.grep(words),
+            "xargs" if words.is_empty() => {
+                let words =
+                    self.state.input.take().filter(|text| known(text)).and_then(|text| shlex::split(&text));
+                Done::well(words.map(|words| words.join(" ") + "\n"))
+            }
+            // Which hosts these are is not known, but how many are.
+            "scontrol" if matches!(words, [show, what, ..] if show == "show" && what.starts_with("hostname")) =>
+            {
+                let nodes = self.content("SLURM_NNODES", None).and_then(|nodes| nodes.parse::<u32>().ok());
+                let nodes = nodes.filter(|nodes| *nodes <= MOST_HOSTS);
+                Done::well(nodes.map(|nodes| (0..nodes).map(|host| host_name(host) + "\n").collect()))
+            }
             "module" | "date" | "hostname" => Done::well(None),
             _ => return None,
         };
         Some(done)
     }
 
-    /// A program of which nothing is known may change files that it is told of.
+    /// A program of which nothing is known may change files that it is told of, in a text too.
     pub(super) fn unknown_program(&mut self, name: &str, words: &[String], line: usize) {
         self.print(None);
-        self.state.input = None;
-        if EDITORS.iter().any(|editor| name == *editor || name.starts_with("python")) {
-            for path in operands(words) {
-                let path = path.strip_prefix("of=").unwrap_or(path);
-                if path.contains(['.', '/']) && !path.contains(char::is_whitespace) {
-                    self.keep(path, false, None, line);
-                }
+        let program = self.state.input.take();
+        for word in words {
+            let path = word.split_once('=').map_or(word.as_str(), |(_, path)| path);
+            if path.contains(['.', '/']) && !path.contains(char::is_whitespace) && !path.starts_with('-') {
+                self.keep(path, false, None, line);
             }
         }
+        if name.starts_with("python") || matches!(name, "perl" | "ruby" | "node" | "awk") {
+            let texts = words.iter().filter(|word| word.contains(char::is_whitespace) || word.contains('('));
+            let texts: Vec<&String> = texts.chain(&program).collect();
+            let part = |c: char| c.is_ascii_alphanumeric() || "._/-".contains(c);
+            let named: BTreeSet<String> = texts
+                .iter()
+                .flat_map(|text| text.split(|c| !part(c)))
+                .filter(|name| name.trim_matches('.').contains('.') && !name.starts_with('-'))
+                .take(MOST_NAMED)
+                .map(str::to_owned)
+                .collect();
+            named.iter().for_each(|path| self.keep(path, false, None, line));
+        }
+    }
+
+    /// `wc -l`, `-w` or `-c`, of the input or of a file.
+    fn counted(&mut self, words: &[String]) -> Option<String> {
+        let files: Vec<&String> = operands(words).collect();
+        let [option] = options(words).collect::<Vec<_>>()[..] else { return None };
+        let text = self.read_all(&files).filter(|_| files.len() <= 1)?;
+        let number = match option.as_str() {
+            "-l" | "--lines" => text.matches('\n').count(),
+            "-w" | "--words" if known(&text) => text.split_whitespace().count(),
+            "-c" | "--bytes" if known(&text) => text.len(),
+            _ => return None,
+        };
+        Some(files.first().map_or(format!("{number}\n"), |file| format!("{number} {file}\n")))
+    }
+
+    /// `grep` for a plain text, at the start of a line behind `^`; none for other patterns and files of the system.
+    fn grep(&mut self, words: &[String]) -> Option<Done> {
+        let mut all = operands(words);
+        let pattern = all.next()?;
+        let (start, plain) = match pattern.strip_prefix('^') {
+            Some(plain) => (true, plain),
+            None => (false, pattern.as_str()),
+        };
+        let literal = |c: char| c.is_ascii_alphanumeric() || "_#=/ -:,".contains(c);
+        let files: Vec<&String> = all.collect();
+        let apart = files.iter().any(|path| path.starts_with('/') || !known(path));
+        let letters: String = options(words).map(|option| option.trim_start_matches('-')).collect();
+        if !plain.chars().all(literal)
+            || apart
+            || files.len() > 1
+            || !letters.chars().all(|c| "vEFcqh".contains(c))
+        {
+            return None;
+        }
+        let text = self.read_all(&files).filter(|text| known(text))?;
+        let has = |line: &&str| {
+            (if start { line.starts_with(plain) } else { line.contains(plain) }) != letters.contains('v')
+        };
+        let lines: Vec<&str> = text.lines().filter(has).collect();
+        let text = match (letters.contains('q'), letters.contains('c')) {
+            (true, _) => String::new(),
+            (_, true) => format!("{}\n", lines.len()),
+            _ => lines.iter().map(|line| format!("{line}\n")).collect(),
+        };
+        Some(Done { status: Some(u8::from(lines.is_empty())), text: Some(text) })
     }
 
     fn printf(&mut self, words: &[String]) -> Done {

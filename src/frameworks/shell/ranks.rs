@@ -1,9 +1,11 @@
-//! How many ranks a launcher starts: its own options, Slurm's header, a file of hosts, `WORLD_SIZE`.
+//! How many ranks a launcher starts: its own options, those of its Slurm job, a file of hosts, `WORLD_SIZE`.
 
 use std::collections::BTreeSet;
 
-use super::launches::program;
+use super::hosts::{Hosts, slots_listed};
+use super::jobs::{GPUS_PER_NODE, Job, NODES as OF_JOB_NODES, TASKS, TASKS_PER_GPU, TASKS_PER_NODE};
 use super::state::{known, loose};
+use super::wrappers::{program_at, torch_at};
 use super::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown};
 use crate::spec::shipped::nearest;
 
@@ -17,17 +19,17 @@ pub(super) enum Said {
 }
 
 impl Said {
-    fn number(self) -> Option<u32> {
+    pub(super) fn number(self) -> Option<u32> {
         if let Self::Number(n) = self { Some(n) } else { None }
     }
-    fn or(self, other: Self) -> Self {
+    pub(super) fn or(self, other: Self) -> Self {
         if self == Self::Not { other } else { self }
     }
     /// What only a running shell knows may be said elsewhere as well.
     fn or_read(self, other: Self) -> Self {
         if matches!(self, Self::Number(_)) || other == Self::Not { self } else { other }
     }
-    fn times(self, other: Self) -> Option<u32> {
+    pub(super) fn times(self, other: Self) -> Option<u32> {
         match (self, other) {
             (Self::Not, Self::Number(n)) => Some(n),
             (Self::Number(n), Self::Number(m)) => n.checked_mul(m),
@@ -44,103 +46,130 @@ impl Launch {
     /// A number of nodes or processes that is none; more processes on a node than GPUs that they see.
     pub fn ranks(&self) -> Result<Option<u32>, ImportError> {
         if let Some(told) = &self.accelerate {
+            self.see_enough()?;
             // Where its file is not read, the number may be given otherwise.
             let processes = told.get("num_processes").unwrap_or_default();
             return processes.map_or(Ok(None), |word| Ok(read("--num_processes", word)?.number()));
         }
-        let torch = self.names_torch() || self.names_deepspeed();
-        if !torch {
-            return self.ranks_of_tasks();
+        if self.deepspeed().is_some() {
+            return self.ranks_of_deepspeed();
         }
-        let ranks = if self.names_deepspeed() { self.ranks_of_deepspeed() } else { self.ranks_of_torch() }?;
+        if self.torch().is_some() { self.ranks_of_torch() } else { self.ranks_of_tasks() }
+    }
+
+    /// Refuses more processes on a node than GPUs that they see.
+    fn see_enough(&self) -> Result<(), ImportError> {
         match (self.ranks_per_node()?, self.visible()) {
             (Some(per_node), Some((who, seen))) if per_node > seen => Err(ImportError::new(
-                self.launcher.first().map_or(1, |word| word.line),
+                self.line(),
                 format!(
                     "the launcher starts {per_node} processes on every node, and {who} shows them {seen} GPUs"
                 ),
             )),
-            _ => Ok(ranks),
+            _ => Ok(()),
         }
     }
 
     fn ranks_of_torch(&self) -> Result<Option<u32>, ImportError> {
+        self.see_enough()?;
         let nodes = self.option(&NODES)?.or(self.variable("PET_NNODES")?);
         let of_slurm = if self.is_told_no_nodes() { Said::Not } else { self.nodes_of_slurm()? };
         Ok(nodes.or_read(of_slurm).times(self.per_node()?))
     }
 
     fn nodes_of_slurm(&self) -> Result<Said, ImportError> {
-        Ok(self.option(&["-N", "--nodes"])?.or_read(self.header(&["--nodes", "-N"])))
+        Ok(self.option(OF_JOB_NODES)?.or_read(self.of_job(OF_JOB_NODES)))
     }
 
     /// Whether torchrun takes its node for the only one (`torch/distributed/run.py`: the default of --nnodes).
     fn is_told_no_nodes(&self) -> bool {
-        let said = self.names(&NODES) || self.environment.contains_key("PET_NNODES");
-        self.names_torch() && !said && !self.leaves_words_open()
+        self.is_told_nothing_of(&NODES, "PET_NNODES")
     }
 
     /// Whether torchrun starts one process on every node (`torch/distributed/run.py`: the default of --nproc-per-node).
     fn is_told_no_processes(&self) -> bool {
-        let said = self.names(&PER_NODE) || self.environment.contains_key("PET_NPROC_PER_NODE");
-        self.names_torch() && !said && !self.leaves_words_open()
+        self.is_told_nothing_of(&PER_NODE, "PET_NPROC_PER_NODE")
     }
 
-    /// DeepSpeed takes the hosts of its file, or this one, less those that it is told to leave
-    /// (`deepspeed/launcher/runner.py` `parse_resource_filter` and `main`).
+    /// Whether neither an option of torchrun's nor the variable says a number, nor what is not known here could.
+    fn is_told_nothing_of(&self, names: &[&str], variable: &str) -> bool {
+        let said = !self.values_of(names).is_empty() || self.environment.contains_key(variable);
+        let open = self.unread || self.launcher.iter().any(|word| loose(&word.text));
+        self.torch().is_some() && !said && !open
+    }
+
+    /// DeepSpeed takes the hosts of its file, or this one, less those that it is told to leave (`main`).
     fn ranks_of_deepspeed(&self) -> Result<Option<u32>, ImportError> {
-        let (per_node, nodes) = (self.per_node()?, self.option(&NODES)?);
-        let own = self.behind_deepspeed();
-        let (names_hosts, filtered) = (own.names(&["--hostfile", "-H"]), own.filters());
-        let hosts = self.hosts.as_deref().and_then(Hosts::read);
-        if let Some(hosts) =
-            hosts.filter(|_| names_hosts && (filtered || nodes == Said::Not || per_node == Said::Not))
-        {
-            let hosts = match own.values_of(&["--include", "-i"]).pop() {
-                Some((_, list)) => hosts.only(&list.text),
-                None => Some(hosts),
-            };
-            let left = own.values_of(&["--exclude", "-e"]).pop();
-            let hosts = left.map_or(hosts.clone(), |(_, list)| hosts?.without(&list.text));
-            return Ok(hosts.and_then(|hosts| hosts.ranks(nodes, per_node)));
+        let refuse = |why: String| ImportError::new(self.line(), why);
+        let (nodes, each) = (self.option(&NODES)?, self.option(&PER_NODE)?);
+        let filter =
+            |names: &[&str]| values_among(self.own_words(), names).pop().map(|(_, _, word)| word.text);
+        let (included, excluded) = (filter(&["--include", "-i"]), filter(&["--exclude", "-e"]));
+        let beside = match (&included, &excluded) {
+            (Some(_), Some(_)) => Some("--include beside --exclude"),
+            (None, None) => None,
+            _ if (nodes, each) != (Said::Not, Said::Not) => {
+                Some("numbers of nodes or GPUs beside --include or --exclude")
+            }
+            _ => None,
+        };
+        if let Some(what) = beside {
+            return Err(refuse(format!("DeepSpeed refuses {what}")));
         }
-        if filtered {
-            return Ok(own.included());
-        }
-        if names_hosts && nodes == Said::Not {
+        let filter = included.as_ref().or(excluded.as_ref());
+        if filter.is_some_and(|list| !known(list)) {
             return Ok(None);
         }
-        Ok(nodes.or_read(self.nodes_of_slurm()?).times(per_node))
+        if let Some(text) = &self.hosts {
+            let hosts = Hosts::read(text).map_err(refuse)?;
+            if let Some(list) = filter {
+                return hosts.filtered(list, excluded.is_some()).map(Some).map_err(refuse);
+            }
+            let unread = nodes == Said::Unread || each == Said::Unread;
+            return Ok(hosts.first(nodes.number(), each.number()).filter(|_| !unread));
+        }
+        if let Some(list) = filter {
+            return if excluded.is_some() { Ok(None) } else { slots_listed(list).map_err(refuse) };
+        }
+        if nodes == Said::Not && host_file(self.own_words()).is_some() {
+            return Ok(None);
+        }
+        Ok(nodes.or_read(self.nodes_of_slurm()?).times(self.per_node()?))
     }
 
     /// Processes that torchrun or DeepSpeed starts on a node.
     fn per_node(&self) -> Result<Said, ImportError> {
         let said = self.option(&PER_NODE)?.or(self.variable("PET_NPROC_PER_NODE")?);
-        let visible = self.visible().map_or(Said::Not, |(_, seen)| Said::Number(seen));
         if self.is_told_no_processes() {
             return Ok(Said::Number(1));
         }
-        Ok(said.or_read(visible).or_read(self.gpus_of_slurm()))
+        let visible = self.visible().map_or(Said::Not, |(_, seen)| Said::Number(seen));
+        let text = self.values_of(&PER_NODE).pop().map(|(_, word)| word.text);
+        let all = text.is_none_or(|text| matches!(text.as_str(), "gpu" | "auto"));
+        Ok(said.or_read(if all { visible } else { Said::Not }).or_read(self.gpus_of_slurm()))
     }
 
-    /// GPUs of a node by Slurm's options or header.
+    /// GPUs of a node by the options of Slurm's launcher or of its job.
     fn gpus_of_slurm(&self) -> Said {
-        let said = self.values_of(&GPUS_OF_SLURM).pop().map(|(_, value)| gpus_of(&value.text));
-        said.unwrap_or_else(|| self.header(&GPUS_OF_SLURM))
+        let said = self.values_of(GPUS_PER_NODE).pop().map(|(_, value)| amount_of(&value.text));
+        said.unwrap_or_else(|| self.of_job(GPUS_PER_NODE))
     }
 
     /// GPUs of a node that processes see, and what says so.
     fn visible(&self) -> Option<(&'static str, u32)> {
         const OF_CUDA: &str = "CUDA_VISIBLE_DEVICES";
-        if let Some(list) = self.environment.get(OF_CUDA) {
+        if let Some(list) = self.environment.get(OF_CUDA).filter(|list| known(list)) {
             let devices = list.split(',').map(str::trim);
-            let devices = devices.take_while(|device| !device.is_empty() && *device != "-1").count();
-            return u32::try_from(devices).ok().filter(|_| known(list)).map(|n| (OF_CUDA, n));
+            let devices: Vec<_> = devices.take_while(|d| !d.is_empty() && *d != "-1").collect();
+            // One that stands twice hides them all.
+            let distinct = devices.iter().collect::<BTreeSet<_>>().len() == devices.len();
+            return u32::try_from(devices.len()).ok().filter(|_| distinct).map(|n| (OF_CUDA, n));
         }
-        let inside = self.launcher.iter().skip_while(|word| !RUNTIMES.contains(&program(&word.text)));
-        let inside = Self { launcher: inside.cloned().collect(), ..Self::default() };
-        let (_, value) = inside.values_of(&["--gpus"]).pop()?;
-        let value = value.text.trim_matches('"');
+        let runtime = program_at(&self.launcher, |name| RUNTIMES.contains(&name))?;
+        let (_, _, value) = values_among(&self.launcher[runtime..], &["--gpus"]).pop()?;
+        // `"device=0,1",capabilities=utility`
+        let quoted = value.text.strip_prefix('"').and_then(|rest| rest.split('"').next());
+        let value = quoted.unwrap_or(&value.text);
         let devices = match value.strip_prefix("device=") {
             Some(list) => u32::try_from(list.split(',').count()).ok(),
             None => value.parse().ok(),
@@ -148,23 +177,17 @@ impl Launch {
         devices.filter(|_| known(value)).map(|n| ("--gpus of the container", n))
     }
 
-    /// Whether a word of the launcher may be any option.
-    fn leaves_words_open(&self) -> bool {
-        self.launcher.iter().any(|word| loose(&word.text))
-    }
-
-    /// Options that torchrun does not know, for people; its parser takes beginnings of names as well.
+    /// Options that torchrun or DeepSpeed does not know, for people.
     fn strange_options(&self) -> impl Iterator<Item = String> {
-        let own = self.launcher.iter().skip_while(|word| !is_torchrun(&word.text)).skip(1);
-        own.filter(|word| !is_unknown(&word.text)).filter_map(|word| {
+        let (launcher, options) = self.options_known();
+        self.own_words().iter().filter(|word| !is_unknown(&word.text)).filter_map(move |word| {
             let name = word.text.strip_prefix("--")?.split('=').next().filter(|name| !name.is_empty())?;
-            let plain = name.replace('_', "-");
-            if OF_TORCHRUN.iter().any(|known| known.starts_with(plain.as_str())) {
+            if completed(name, options).is_some() {
                 return None;
             }
-            let near = nearest(&plain, OF_TORCHRUN.iter().copied());
+            let near = nearest(name, options.iter().copied());
             let near = near.first().map_or(String::new(), |near| format!(": did you mean --{near}?"));
-            Some(format!("line {}: torchrun has no option --{}{near}", word.line, shown(name)))
+            Some(format!("line {}: {launcher} has no option --{}{near}", word.line, shown(name)))
         })
     }
 
@@ -173,52 +196,56 @@ impl Launch {
     /// # Errors
     /// A number that is none.
     pub fn ranks_per_node(&self) -> Result<Option<u32>, ImportError> {
-        if self.accelerate.is_some() || self.is_mpi() {
+        if let Some(told) = &self.accelerate {
+            let number = |name: &str| {
+                let said = told.get(name).unwrap_or_default().map(|word| read(name, word)).transpose()?;
+                Ok(said.and_then(Said::number))
+            };
+            let (processes, machines) = (number("num_processes")?, number("num_machines")?.unwrap_or(1));
+            return Ok(processes.and_then(|processes| processes.checked_div(machines)));
+        }
+        if self.is_mpi() {
             return Ok(None);
         }
-        let said = if self.names_torch() || self.names_deepspeed() {
+        let said = if self.deepspeed().is_some() && self.hosts.is_some() {
+            self.option(&PER_NODE)?
+        } else if self.torch().is_some() || self.deepspeed().is_some() {
             self.per_node()?
         } else {
-            self.option(&["--ntasks-per-node"])?.or_read(self.header(&["--ntasks-per-node"]))
+            self.option(TASKS_PER_NODE)?.or_read(self.of_job(TASKS_PER_NODE))
         };
         Ok(said.number())
     }
 
-    /// Variables that Slurm sets for a job by what its header and the options before its script say.
-    pub(super) fn variables_of_job(&self) -> Result<Vec<(&'static str, Said)>, ImportError> {
-        let said = |names: &[&str]| Ok(self.option(names)?.or(self.header(names)));
-        let (nodes, per_node) = (said(&["--nodes", "-N"])?, said(&["--ntasks-per-node"])?);
-        let tasks = said(&["--ntasks", "-n"])?.or(match nodes.times(per_node) {
-            Some(product) if nodes != Said::Not => Said::Number(product),
-            _ => Said::Not,
-        });
-        let gpus = self.gpus_of_slurm();
-        Ok(vec![
-            ("SLURM_NNODES", nodes),
-            ("SLURM_JOB_NUM_NODES", nodes),
-            ("SLURM_NTASKS", tasks),
-            ("SLURM_NPROCS", tasks),
-            ("SLURM_NTASKS_PER_NODE", per_node),
-            ("SLURM_GPUS_ON_NODE", gpus),
-            ("SLURM_GPUS_PER_NODE", gpus),
-        ])
-    }
-
     fn ranks_of_tasks(&self) -> Result<Option<u32>, ImportError> {
         let mpi = self.is_mpi();
-        let tasks = self.option(&["--ntasks", "-n", "-np", "--np"])?;
-        let per_node: &[&str] = if mpi { &["-N", "--npernode", "-ppn"] } else { &["--ntasks-per-node"] };
+        if program_at(&self.launcher, |name| name == "jsrun").is_some() {
+            // Resource sets with tasks in each, or tasks alone.
+            let (sets, each) = (self.option(&["-n", "--nrs"])?, self.option(&["-a", "--tasks_per_rs"])?);
+            let all = self.option(&["-p", "--np"])?;
+            return Ok(all.number().or(sets.times(each.or(Said::Number(1)))).filter(|_| all != sets));
+        }
+        let tasks = self.option(&["--ntasks", "--tasks", "-n", "-np", "--np"])?;
+        let per_node: &[&str] = if mpi { &["-N", "--npernode", "-ppn"] } else { TASKS_PER_NODE };
         let per_node = self.option(per_node)?;
-        let all = if per_node == Said::Not { tasks.or_read(self.header(&["--ntasks", "-n"])) } else { tasks };
+        let all = if per_node == Said::Not { tasks.or_read(self.tasks_of_job()) } else { tasks };
+        // The hosts of OpenMPI, each with its slots.
+        let hosts = values_among(&self.launcher, &["-H", "--host", "-host"])
+            .pop()
+            .filter(|_| mpi && all == Said::Not);
+        if let Some((_, _, hosts)) = hosts.filter(|(_, _, hosts)| known(&hosts.text)) {
+            let slots = |host: &str| host.split_once(':').map_or(Some(1), |(_, slots)| slots.parse().ok());
+            return Ok(hosts.text.split(',').map(slots).sum::<Option<u32>>());
+        }
         if all != Said::Not {
             return Ok(all.number());
         }
         if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
             return Ok(Some(size));
         }
-        let nodes = if mpi { Said::Not } else { self.option(&["-N", "--nodes"])? };
-        let nodes = nodes.or_read(self.header(&["--nodes", "-N"]));
-        let per_node = per_node.or_read(self.header(&["--ntasks-per-node"])).or(self.gpus_of_slurm());
+        let nodes = if mpi { Said::Not } else { self.option(OF_JOB_NODES)? };
+        let nodes = nodes.or_read(self.of_job(OF_JOB_NODES));
+        let per_node = per_node.or_read(self.of_job(TASKS_PER_NODE)).or(self.gpus_of_slurm());
         Ok(nodes.times(per_node))
     }
 
@@ -227,49 +254,45 @@ impl Launch {
     pub fn origin_of_ranks(&self, text: &str) -> Option<Origin> {
         let names = NODES.iter().chain(&PER_NODE).chain(&OF_TASKS);
         names.into_iter().find_map(|name| {
-            let (_, value) = self.values_of(&[name]).pop().filter(|(_, value)| is_unknown(&value.text))?;
-            self.origin_of(text, value.line, name)
+            let (written, value) =
+                self.values_of(&[name]).pop().filter(|(_, value)| is_unknown(&value.text))?;
+            self.origin_of(text, value.line, &written)
         })
     }
 
-    /// A program of that name, or a module behind `-m`: an image of a container may be named after either.
-    fn names_torch(&self) -> bool {
-        let module = self.launcher.windows(2).any(|w| w[0].text == "-m" && w[1].text.starts_with("torch."));
-        module || self.launcher.iter().any(|w| program(&w.text).starts_with("torchrun"))
+    fn torch(&self) -> Option<usize> {
+        torch_at(&self.launcher)
     }
 
-    /// The words of DeepSpeed's own launcher; those before it are options of others, some of the same names.
-    fn behind_deepspeed(&self) -> Self {
-        let own = self.launcher.iter().skip_while(|word| program(&word.text) != "deepspeed");
-        Self { launcher: own.cloned().collect(), ..Self::default() }
+    fn deepspeed(&self) -> Option<usize> {
+        program_at(&self.launcher, |name| name == "deepspeed")
     }
 
-    /// Whether DeepSpeed is told which hosts or GPUs to take.
-    fn filters(&self) -> bool {
-        self.names(&["--include", "--exclude", "-i", "-e"])
+    /// The words of torchrun's or DeepSpeed's own; those before them are options of others, some of the same names.
+    fn own_words(&self) -> &[Word] {
+        let at = self.torch().or(self.deepspeed());
+        at.map_or(&[], |at| &self.launcher[at + 1..])
     }
 
-    fn names_deepspeed(&self) -> bool {
-        self.launcher.iter().any(|w| program(&w.text) == "deepspeed")
+    /// The launcher's name, and the options that it knows.
+    fn options_known(&self) -> (&'static str, &'static [&'static str]) {
+        if self.torch().is_some() { ("torchrun", OF_TORCHRUN) } else { ("deepspeed", OF_DEEPSPEED) }
     }
 
-    /// A number that the header of the job's script says.
-    fn header(&self, names: &[&str]) -> Said {
-        self.header.as_deref().map_or(Said::Not, |text| header(text, names))
+    /// The line of the launcher.
+    fn line(&self) -> usize {
+        self.launcher.first().or(self.script.as_ref()).map_or(1, |word| word.line)
     }
 
-    /// GPUs that `--include HOST:0,1@HOST:2` lists, where it lists those of every host.
-    fn included(&self) -> Option<u32> {
-        let (_, said) = self.values_of(&["--include", "-i"]).pop()?;
-        let hosts = said.text.split('@').map(|host| {
-            let (_, slots) = host.split_once(':')?;
-            slots.split(',').map(|slot| slot.trim().parse::<u32>().ok().map(|_| 1)).sum::<Option<u32>>()
-        });
-        hosts.sum()
+    /// Tasks of the Slurm job, where it says a number of them or of those of a GPU.
+    fn tasks_of_job(&self) -> Said {
+        let by_gpu = self.job.as_deref().filter(|job| job.said(TASKS_PER_GPU) != Said::Not);
+        self.of_job(TASKS).or(by_gpu.map_or(Said::Not, Job::tasks))
     }
 
-    fn names(&self, names: &[&str]) -> bool {
-        self.launcher.iter().any(|w| names.contains(&w.text.split('=').next().unwrap_or_default()))
+    /// A number that the Slurm job says.
+    fn of_job(&self, names: &[&str]) -> Said {
+        self.job.as_deref().map_or(Said::Not, |job| job.said(names))
     }
 
     /// The last value of an option of the launcher.
@@ -280,42 +303,74 @@ impl Launch {
 
     /// A number that torchrun takes from the environment where no option says it (`torch/distributed/argparse_util.py`).
     fn variable(&self, name: &str) -> Result<Said, ImportError> {
-        let Some(value) = self.environment.get(name).filter(|_| self.names_torch()) else {
+        let Some(value) = self.environment.get(name).filter(|_| self.torch().is_some()) else {
             return Ok(Said::Not);
         };
-        let line = self.launcher.first().map_or(1, |word| word.line);
-        read(name, &Word { text: value.clone(), line })
+        read(name, &Word { text: value.clone(), line: self.line() })
     }
 
     /// All values of an option of the launcher, each with the name that it goes by there.
-    fn values_of<'n>(&self, names: &[&'n str]) -> Vec<(&'n str, Word)> {
-        let values = self.launcher.iter().enumerate().filter_map(|(at, word)| {
-            names.iter().find_map(|name| {
-                let rest = word.text.strip_prefix(name)?;
-                let text = match rest.strip_prefix('=') {
-                    Some(value) => value,
-                    None if rest.is_empty() => &self.launcher.get(at + 1)?.text,
-                    // `-N4`
-                    None if name.len() == 2 && rest.starts_with(|c: char| c.is_ascii_digit()) => rest,
-                    None => return None,
-                };
-                Some((*name, Word { text: text.to_owned(), line: word.line }))
-            })
-        });
-        values.collect()
+    fn values_of(&self, names: &[&str]) -> Vec<(String, Word)> {
+        let own = self.launcher.len() - self.own_words().len();
+        let (_, options) = self.options_known();
+        let is_own = |at: usize, written: &str| {
+            let full = written.strip_prefix("--").and_then(|name| completed(name, options));
+            at >= own && full.is_some_and(|full| names.iter().any(|name| name[2..].replace('_', "-") == full))
+        };
+        // Its names and those of programs before it are told apart by where they stand.
+        let of_own = names.iter().any(|name| NODES.contains(name) || PER_NODE.contains(name));
+        let values = values_where(&self.launcher, names, is_own).into_iter();
+        let values = values.filter(|(at, ..)| own == self.launcher.len() || of_own == (*at >= own));
+        values.map(|(_, name, value)| (name, value)).collect()
     }
 }
 
-/// Whether a word of a launcher starts torchrun, or its module behind `-m`.
-fn is_torchrun(text: &str) -> bool {
-    matches!(text, "torch.distributed.run" | "torch.distributed.launch") || program(text) == "torchrun"
+/// The name that an option's beginning stands for, as `argparse` completes it.
+fn completed<'o>(name: &str, options: &'o [&'o str]) -> Option<&'o str> {
+    let plain = name.replace('_', "-");
+    let mut begun = options.iter().copied().filter(|option| option.starts_with(&plain));
+    match (begun.clone().find(|option| *option == plain), begun.next(), begun.next()) {
+        (Some(exact), ..) => Some(exact),
+        (None, Some(only), None) => Some(only),
+        _ => None,
+    }
+}
+
+/// All values of an option among words: its place, the name that it goes by there, and the value.
+pub(super) fn values_among(words: &[Word], names: &[&str]) -> Vec<(usize, String, Word)> {
+    values_where(words, names, |_, _| false)
+}
+
+/// The same, also of options of which a place and a name as written say that they are meant.
+fn values_where(
+    words: &[Word],
+    names: &[&str],
+    is_meant: impl Fn(usize, &str) -> bool,
+) -> Vec<(usize, String, Word)> {
+    let values = words.iter().enumerate().filter_map(|(at, word)| {
+        let (written, glued) = match word.text.split_once('=') {
+            Some((written, value)) => (written, Some(value)),
+            None => (word.text.as_str(), None),
+        };
+        if names.contains(&written) || is_meant(at, written) {
+            let text = match glued {
+                Some(value) => value,
+                None => &words.get(at + 1)?.text,
+            };
+            return Some((at, written.to_owned(), Word { text: text.to_owned(), line: word.line }));
+        }
+        // `-N4`
+        names.iter().filter(|name| name.len() == 2).find_map(|name| {
+            let text =
+                word.text.strip_prefix(name).filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))?;
+            Some((at, (*name).to_owned(), Word { text: text.to_owned(), line: word.line }))
+        })
+    });
+    values.collect()
 }
 
 /// Programs that start containers with `--gpus`.
 const RUNTIMES: [&str; 3] = ["docker", "podman", "nvidia-docker"];
-
-/// Slurm's options of the GPUs of a node.
-const GPUS_OF_SLURM: [&str; 2] = ["--gpus-per-node", "--gres"];
 
 /// torchrun's options (`torch/distributed/run.py`, of all versions since 1.9; `torch/distributed/launch.py`).
 const OF_TORCHRUN: &[&str] = &[
@@ -357,18 +412,46 @@ const OF_TORCHRUN: &[&str] = &[
     "help",
 ];
 
+/// DeepSpeed's (`deepspeed/launcher/runner.py` `parse_args`).
+const OF_DEEPSPEED: &[&str] = &[
+    "hostfile",
+    "include",
+    "exclude",
+    "num-nodes",
+    "num-gpus",
+    "num-accelerators",
+    "master-port",
+    "master-addr",
+    "node-rank",
+    "launcher",
+    "launcher-args",
+    "module",
+    "no-python",
+    "no-local-rank",
+    "no-ssh",
+    "no-ssh-check",
+    "force-multi",
+    "save-pid",
+    "enable-each-rank-log",
+    "autotuning",
+    "elastic-training",
+    "min-elastic-nodes",
+    "max-elastic-nodes",
+    "bind-cores-to-rank",
+    "bind-core-list",
+    "ssh-port",
+    "venv-script",
+    "log-level",
+    "quiet",
+    "help",
+];
+
 /// Names of the options of torchrun and DeepSpeed.
 const NODES: [&str; 3] = ["--nnodes", "--num_nodes", "--num-nodes"];
-const PER_NODE: [&str; 4] = ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus"];
+const PER_NODE: [&str; 5] =
+    ["--nproc-per-node", "--nproc_per_node", "--num_gpus", "--num-gpus", "--num_accelerators"];
 /// Names of those of Accelerate, Slurm and MPI that count processes.
 const OF_TASKS: [&str; 5] = ["--num_processes", "--ntasks", "--ntasks-per-node", "-n", "-np"];
-/// Names of Slurm's.
-const OF_SLURM: [(&str, &[&str]); 4] = [
-    ("nodes", &["--nodes", "-N"]),
-    ("tasks", &["--ntasks", "-n"]),
-    ("tasks per node", &["--ntasks-per-node"]),
-    ("GPUs per node", &["--gpus-per-node", "--gres"]),
-];
 
 /// Who says a number, and which.
 type Source = (String, u32);
@@ -380,41 +463,57 @@ impl Launch {
         if self.accelerate.is_some() {
             return Vec::new();
         }
-        let torch = self.names_torch() || self.names_deepspeed();
-        // An option that lists hosts or GPUs says the rest as well.
-        if self.names_deepspeed() && self.behind_deepspeed().filters() {
+        let torch = self.torch().is_some() || self.deepspeed().is_some();
+        // What lists hosts or GPUs says the rest as well.
+        let filters = ["--include", "--exclude", "-i", "-e"];
+        if self.deepspeed().is_some() && !values_among(self.own_words(), &filters).is_empty() {
             return Vec::new();
         }
         let mut notes = Vec::new();
-        for names in [&NODES[..], &PER_NODE].into_iter().filter(|_| torch).chain(OF_SLURM.map(|(_, n)| n)) {
+        let of_slurm = [OF_JOB_NODES, TASKS, TASKS_PER_NODE, GPUS_PER_NODE];
+        for names in [&NODES[..], &PER_NODE].into_iter().filter(|_| torch).chain(of_slurm) {
             notes.extend(self.said_twice(names));
         }
-        let slurm = |what: &str| self.of_slurm(what);
+        let slurm = |names: &[&str]| self.of_slurm(names);
         notes.extend(self.strange_options());
         let one =
             "torchrun is not told how many processes to start on a node (--nproc-per-node): it starts one";
         notes.extend(self.is_told_no_processes().then(|| one.to_owned()));
-        let alone = slurm("nodes").into_iter().find(|(_, nodes)| *nodes > 1 && self.is_told_no_nodes());
+        let alone = slurm(OF_JOB_NODES).into_iter().find(|(_, nodes)| *nodes > 1 && self.is_told_no_nodes());
         notes.extend(alone.map(|(who, nodes)| {
             format!("{who} says {nodes} nodes, of which torchrun is not told (--nnodes): each of them trains by itself")
         }));
         if torch {
+            let tasks = slurm(TASKS_PER_NODE).into_iter().find(|(_, tasks)| *tasks > 1);
+            let starts = program_at(&self.launcher, |name| name == "srun").is_some();
+            notes.extend(tasks.filter(|_| starts).map(|(who, tasks)| {
+                format!("{who} says {tasks} tasks on every node, and each of them starts a launcher of its own: expected one")
+            }));
             let hosts = self.more_nodes_than_hosts();
-            notes.extend(differing("nodes", [self.sources(&NODES), slurm("nodes"), hosts].concat()));
-            notes.extend(differing(
-                "GPUs per node",
-                [self.sources(&PER_NODE), slurm("GPUs per node")].concat(),
-            ));
+            notes.extend(differing("nodes", [hosts, self.sources(&NODES), slurm(OF_JOB_NODES)].concat()));
+            notes
+                .extend(differing("GPUs per node", [self.sources(&PER_NODE), slurm(GPUS_PER_NODE)].concat()));
         } else if !self.is_mpi() {
-            let (nodes, per_node) = (slurm("nodes"), slurm("tasks per node"));
+            let (nodes, per_node) = (slurm(OF_JOB_NODES), slurm(TASKS_PER_NODE));
             let product = nodes
                 .first()
                 .zip(per_node.first())
                 .and_then(|((one, n), (other, m))| Some((format!("{one} x {other}"), n.checked_mul(*m)?)));
             let world = self.environment.get("WORLD_SIZE").and_then(|size| size.parse().ok());
-            let world = world.map(|size| ("WORLD_SIZE".to_owned(), size));
-            let tasks = slurm("tasks").into_iter().chain(product).chain(world).collect();
+            let world: Option<Source> = world.map(|size| ("WORLD_SIZE".to_owned(), size));
+            let tasks = slurm(TASKS).into_iter().chain(product).chain(world.clone()).collect();
             notes.extend(differing("ranks", tasks));
+            let untold = slurm(TASKS).is_empty()
+                && slurm(TASKS_PER_NODE).is_empty()
+                && self.tasks_of_job() == Said::Not;
+            let gpus = self.gpus_of_slurm().number().filter(|gpus| *gpus > 1 && untold);
+            let starts = program_at(&self.launcher, |name| name == "srun").is_some();
+            notes.extend(gpus.filter(|_| starts && world.is_none()).map(|gpus| {
+                format!(
+                    "Slurm is told of {gpus} GPUs on a node and of no tasks (--ntasks-per-node), of which it would start one: read as \
+                     one for every GPU"
+                )
+            }));
         }
         notes
     }
@@ -435,30 +534,32 @@ impl Launch {
     /// The number that an option says.
     fn sources(&self, names: &[&str]) -> Vec<Source> {
         let last = self.values_of(names).pop();
-        let said = last.and_then(|(name, value)| Some((name.to_owned(), read(name, &value).ok()?.number()?)));
+        let said = last.and_then(|(name, value)| {
+            let said =
+                if names == GPUS_PER_NODE { amount_of(&value.text) } else { read(&name, &value).ok()? };
+            Some((name, said.number()?))
+        });
         said.into_iter().collect()
     }
 
-    /// The numbers that `srun` and the header say.
-    fn of_slurm(&self, what: &str) -> Vec<Source> {
-        let names = OF_SLURM.iter().find(|(known, _)| *known == what).map_or(&[][..], |(_, names)| names);
+    /// The numbers that `srun` and the job say.
+    fn of_slurm(&self, names: &[&str]) -> Vec<Source> {
         // mpirun's `-N` counts processes.
         let mut all = if self.is_mpi() { Vec::new() } else { self.sources(names) };
-        let of_header = self.header(names).number();
-        all.extend(of_header.map(|number| (format!("{} of #SBATCH", names.join(" or ")), number)));
+        all.extend(self.job.as_deref().and_then(|job| job.source(names)));
         all
     }
 
-    /// DeepSpeed takes the first of the hosts in its file: fewer than there are may be meant.
+    /// DeepSpeed takes all hosts of its file where it is told of more.
     fn more_nodes_than_hosts(&self) -> Vec<Source> {
-        let hosts = self.hosts.as_deref().and_then(Hosts::read).and_then(|hosts| hosts.number());
+        let hosts = self.hosts.as_deref().and_then(|text| Hosts::read(text).ok()).map(|hosts| hosts.number());
         let nodes = self.sources(&NODES).first().map(|(_, nodes)| *nodes);
         let fewer = hosts.filter(|hosts| nodes.is_some_and(|nodes| nodes > *hosts));
         fewer.map(|hosts| ("the file of hosts".to_owned(), hosts)).into_iter().collect()
     }
 
     fn is_mpi(&self) -> bool {
-        self.launcher.iter().any(|w| matches!(program(&w.text), "mpirun" | "mpiexec"))
+        program_at(&self.launcher, |name| matches!(name, "mpirun" | "mpiexec")).is_some()
     }
 }
 
@@ -480,81 +581,6 @@ pub(super) fn host_file(launcher: &[Word]) -> Option<&str> {
     })
 }
 
-/// Hosts with the slots of each, of a file of `NAME slots=N`.
-#[derive(Debug, Clone)]
-struct Hosts(Vec<(String, BTreeSet<u32>)>);
-
-impl Hosts {
-    /// None where a line says no slots.
-    fn read(text: &str) -> Option<Self> {
-        let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-        let hosts = lines.filter(|line| !line.is_empty()).map(|line| {
-            let mut words = line.split_whitespace();
-            let name = words.next()?.to_owned();
-            let slots =
-                words.find_map(|w| w.strip_prefix("slots="))?.parse().ok().filter(|n| *n <= MOST_SLOTS)?;
-            Some((name, (0..slots).collect()))
-        });
-        hosts.collect::<Option<Vec<_>>>().filter(|hosts| !hosts.is_empty()).map(Self)
-    }
-
-    /// `HOST:0,1@HOST`: the hosts that a filter names, each with the slots that it lists.
-    fn named(list: &str) -> Option<Vec<(&str, BTreeSet<u32>)>> {
-        let hosts = list.split('@').map(|host| {
-            let (name, slots) = host.trim().split_once(':').unwrap_or((host.trim(), ""));
-            let slots = slots.split(',').map(str::trim).filter(|slot| !slot.is_empty());
-            Some((name, slots.map(|slot| slot.parse().ok()).collect::<Option<_>>()?))
-        });
-        hosts.collect()
-    }
-
-    /// None where it names a host or a slot that is not there.
-    fn only(self, list: &str) -> Option<Self> {
-        let mut kept = Vec::new();
-        for (name, slots) in Self::named(list)? {
-            let (_, own) = self.0.iter().find(|(host, _)| host == name)?;
-            let slots = if slots.is_empty() { own.clone() } else { slots };
-            kept.push((name.to_owned(), Some(slots).filter(|slots| slots.is_subset(own))?));
-        }
-        Some(Self(kept))
-    }
-
-    /// None where it names a host or a slot that is not there.
-    fn without(mut self, list: &str) -> Option<Self> {
-        for (name, slots) in Self::named(list)? {
-            let (_, own) = self.0.iter_mut().find(|(host, _)| host == name)?;
-            if !slots.is_subset(own) {
-                return None;
-            }
-            own.retain(|slot| !slots.is_empty() && !slots.contains(slot));
-        }
-        self.0.retain(|(_, slots)| !slots.is_empty());
-        Some(self)
-    }
-
-    fn number(&self) -> Option<u32> {
-        u32::try_from(self.0.len()).ok()
-    }
-
-    /// Ranks on the first hosts, as many as are asked for, and as many on each.
-    fn ranks(self, nodes: Said, per_node: Said) -> Option<u32> {
-        let hosts = match nodes {
-            Said::Not => self.0.len(),
-            Said::Number(nodes) => usize::try_from(nodes).ok()?,
-            Said::Unread => return None,
-        };
-        let slots = self.0.iter().take(hosts).map(|(_, slots)| u32::try_from(slots.len()).ok());
-        match per_node {
-            Said::Unread => None,
-            Said::Number(each) => u32::try_from(slots.len()).ok()?.checked_mul(each),
-            Said::Not => slots.sum(),
-        }
-    }
-}
-
-/// Most slots of a host that are told apart.
-const MOST_SLOTS: u32 = 4096;
-
 /// Reads the value of an option.
 fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
     let text = value.text.as_str();
@@ -562,7 +588,7 @@ fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
         return Ok(Said::Number(n));
     }
     // torchrun counts the GPUs itself, or takes as many nodes as come.
-    let range = text.split_once(':').map(|(least, most)| (least.parse::<u32>(), most.parse::<u32>()));
+    let range = text.split_once([':', '-']).map(|(least, most)| (least.parse::<u32>(), most.parse::<u32>()));
     match range {
         Some((Ok(least), Ok(most))) if least == most => return Ok(Said::Number(least)),
         Some((Ok(_), Ok(_))) => return Ok(Said::Unread),
@@ -579,21 +605,8 @@ fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
     Err(ImportError::new(value.line, fault))
 }
 
-/// A number that a script's `#SBATCH` lines say, the last one that does. They begin their line, end with a comment and
-/// stand before the first command (Slurm's `sbatch/opt.c`).
-fn header(text: &str, names: &[&str]) -> Said {
-    let lines = text.lines().take_while(|line| {
-        let text = line.trim_start();
-        text.is_empty() || text.starts_with('#')
-    });
-    let lines = lines.filter_map(|line| line.strip_prefix("#SBATCH"));
-    let lines = lines.map(|options| options.split_once('#').map_or(options, |(options, _)| options));
-    let said = lines.flat_map(|options| names.iter().filter_map(move |name| header_option(options, name)));
-    said.last().map_or(Said::Not, gpus_of)
-}
-
 /// What the value of one of Slurm's options says: a number, or one of GPUs.
-fn gpus_of(value: &str) -> Said {
+pub(super) fn amount_of(value: &str) -> Said {
     match amount(value) {
         Some(n) => Said::Number(n),
         None if is_unknown(value) || value.starts_with(|c: char| c.is_ascii_digit() || c == '$') => {
@@ -601,15 +614,6 @@ fn gpus_of(value: &str) -> Said {
         }
         None => Said::Not,
     }
-}
-
-fn header_option<'t>(options: &'t str, name: &str) -> Option<&'t str> {
-    let ends = |rest: &str| rest.starts_with(['=', ' ', '\t']) || (name.len() == 2 && !rest.is_empty());
-    let places = options.match_indices(name).map(|(at, _)| at);
-    let at = places
-        .filter(|&at| options[..at].ends_with(char::is_whitespace) && ends(&options[at + name.len()..]))
-        .last()?;
-    options[at + name.len()..].trim_start_matches(['=', ' ', '\t']).split_whitespace().next()
 }
 
 /// `8`, `h100:8`, `gpu:8,nvme:4`

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::jobs::Job;
 use super::parse::{Arm, ArmEnd, Command, Input, Link, List, Output, Part, Pipe, Raw, Streams};
 use super::patterns::{Steps, matches};
 use super::state::{Branch, Flow, State, Status, Variable, known, unknown};
@@ -33,8 +34,8 @@ pub(super) struct Shell<'f> {
     pub(super) sourced: u32,
     /// The lines of the script.
     pub(super) script: Vec<String>,
-    /// The script of the Slurm job that this is, if it is one.
-    pub(super) header: Option<String>,
+    /// The Slurm job that this is, if it is one.
+    pub(super) job: Option<Arc<Job>>,
     depth: usize,
     nested: usize,
     /// Expansions inside one another.
@@ -88,7 +89,7 @@ impl<'f> Shell<'f> {
             sources: Vec::new(),
             sourced: 0,
             script: Vec::new(),
-            header: None,
+            job: None,
             depth: 0,
             nested: 0,
             expanding: 0,

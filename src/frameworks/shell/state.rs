@@ -69,6 +69,8 @@ pub(super) struct State {
     /// What is left to read.
     pub input: Option<String>,
     pub status: Status,
+    /// The word at which `getopts` stands, and where within it.
+    pub option_at: (usize, usize),
     /// Names that are not there may have been set as well.
     pub anything: bool,
 }
@@ -190,6 +192,7 @@ impl State {
             output,
             input: self.input.filter(|text| other.input.as_ref() == Some(text)),
             status: self.status.filter(|status| other.status == Some(*status)),
+            option_at: if self.option_at == other.option_at { self.option_at } else { (0, 0) },
             anything: self.anything || other.anything,
         }
     }
@@ -348,7 +351,7 @@ impl Shell<'_> {
         let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
             return match name {
                 "PWD" => Some(self.working_folder()),
-                name if self.state.anything || is_surrounding(name, self.header.is_some()) => Some(unknown()),
+                name if self.state.anything || is_surrounding(name, self.job.is_some()) => Some(unknown()),
                 name => {
                     self.is_unset(name);
                     None

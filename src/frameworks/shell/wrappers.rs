@@ -1,6 +1,8 @@
 //! Programs that start the command behind their own options: in another environment, with other limits, or as a text for
 //! the shell of another host or terminal. A program whose options are not all known here is not followed.
 
+use std::ops::Range;
+
 use super::launches::program;
 use super::{UNKNOWN, Word, as_value, shown};
 
@@ -196,16 +198,65 @@ const BATCH: Wrapper = Wrapper {
     kind: Kind::Here,
 };
 
-/// Where the script stands that `sbatch` is given; none where that is a text or an option is not known.
+/// `qsub` of PBS and its kin.
+const PBS: Wrapper = Wrapper {
+    names: "qsub",
+    verbs: "",
+    valued: "-a -A -b -c -C -d -D -e -F -h -j -J -k -l -m -M -N -o -p -P -q -r -S -t -u -v -w -W",
+    switches: "-f -I -n -V -x -X -z",
+    operands: 0,
+    kind: Kind::Here,
+};
+
+/// Where the script stands that `sbatch` or `qsub` is given; none where it is given a text or none, or an option is not
+/// known.
 pub(super) fn batch_script(fields: &[Word]) -> Option<usize> {
-    let at = fields.iter().position(|word| program(&word.text) == "sbatch")?;
-    let script = at + BATCH.command(&fields[at..]).ok()?;
+    let (at, queue) = queue(fields).filter(|(at, _)| program(&fields[*at].text) != "salloc")?;
+    let script = at + queue.command(&fields[at..]).ok()?;
     (script < fields.len()).then_some(script)
 }
 
-/// Whether these words ask Slurm for a job of its own.
-pub(super) fn submits(launcher: &[Word]) -> bool {
-    launcher.iter().any(|word| matches!(program(&word.text), "sbatch" | "salloc"))
+/// The program that asks for a job of its own.
+fn queue(launcher: &[Word]) -> Option<(usize, &'static Wrapper)> {
+    let at = program_at(launcher, |name| matches!(name, "sbatch" | "salloc" | "qsub"))?;
+    Some((at, if program(&launcher[at].text) == "qsub" { &PBS } else { &BATCH }))
+}
+
+/// Where the options stand of a program that asks for a job of its own, and where the command begins that `salloc` starts.
+pub(super) fn job_options(launcher: &[Word]) -> Option<(Range<usize>, usize)> {
+    let (at, queue) = queue(launcher)?;
+    let options = queue.command(&launcher[at..]).unwrap_or(launcher.len() - at);
+    Some((at + 1..at + options, at + options))
+}
+
+/// The words of a launcher without those that ask Slurm for a job.
+pub(super) fn without_job(launcher: &[Word]) -> Vec<Word> {
+    match job_options(launcher) {
+        Some((options, command)) => [&launcher[..options.start - 1], &launcher[command..]].concat(),
+        None => launcher.to_vec(),
+    }
+}
+
+/// Where the first program stands that is meant by its name; options and the values of Slurm's may be named alike.
+pub(super) fn program_at(words: &[Word], is_meant: impl Fn(&str) -> bool) -> Option<usize> {
+    let of_slurm = |at: usize| {
+        let before = &words[..at];
+        before.iter().any(|word| matches!(program(&word.text), "srun" | "sbatch" | "salloc"))
+            && before.last().is_some_and(|word| holds(BATCH.valued, &word.text))
+    };
+    let of_container = |at: usize| at > 0 && words[at - 1].text == "--name";
+    let may = |at: usize| !words[at].text.starts_with('-') && !of_slurm(at) && !of_container(at);
+    (0..words.len()).find(|&at| is_meant(program(&words[at].text)) && may(at))
+}
+
+/// Where torchrun stands, or its module behind `-m`.
+pub(super) fn torch_at(words: &[Word]) -> Option<usize> {
+    let module = |pair: &[Word]| {
+        pair[0].text == "-m"
+            && matches!(pair[1].text.as_str(), "torch.distributed.run" | "torch.distributed.launch")
+    };
+    let module = words.windows(2).position(module).map(|at| at + 1);
+    module.or_else(|| program_at(words, |name| name == "torchrun"))
 }
 
 /// Programs that take a text for a shell behind `-c` or `--command`.
@@ -333,21 +384,27 @@ pub(super) fn is_closed(launcher: &[Word]) -> bool {
         program(&pair[0].text) == "su" && matches!(pair[1].text.as_str(), "-" | "-l" | "--login")
     };
     let exports = |list: &str| list.split(',').any(|one| one == "ALL");
-    let names_all = |(at, word): (usize, &Word)| match word.text.as_str() {
-        "--export" => launcher.get(at + 1).is_none_or(|list| exports(&list.text)),
-        text => text.strip_prefix("--export=").is_none_or(exports),
-    };
-    let starts = |names: &[&str]| launcher.iter().any(|word| names.contains(&program(&word.text)));
-    let mut behind_container = launcher.iter().skip_while(|word| !CONTAINERS.contains(&program(&word.text)));
-    starts(CLOSED)
+    let starts = |names: &[&str]| program_at(launcher, |name| names.contains(&name));
+    let cleans = |at: usize| launcher[at..].iter().any(|word| CLEANING.contains(&word.text.as_str()));
+    starts(CLOSED).is_some()
         || launcher.windows(2).any(logs_in)
-        || starts(&["srun", "sbatch", "salloc"]) && !launcher.iter().enumerate().all(names_all)
-        || behind_container.any(|word| CLEANING.contains(&word.text.as_str()))
+        || exported(launcher).is_some_and(|list| !exports(list))
+        || starts(&["qsub"]).is_some_and(|at| !launcher[at..].iter().any(|word| word.text == "-V"))
+        || starts(CONTAINERS).is_some_and(cleans)
+}
+
+/// What Slurm is told to hand on, the last time.
+pub(super) fn exported(launcher: &[Word]) -> Option<&str> {
+    program_at(launcher, |name| matches!(name, "srun" | "sbatch" | "salloc"))?;
+    launcher.iter().enumerate().rev().find_map(|(at, word)| match word.text.as_str() {
+        "--export" => launcher.get(at + 1).map(|list| list.text.as_str()),
+        text => text.strip_prefix("--export="),
+    })
 }
 
 /// Whether these words start a command in a container that knows what is exported here, unless told otherwise.
 pub(super) fn is_container(launcher: &[Word]) -> bool {
-    launcher.iter().any(|word| CONTAINERS.contains(&program(&word.text)))
+    program_at(launcher, |name| CONTAINERS.contains(&name)).is_some()
 }
 
 /// Whether a list of words has one.
@@ -412,7 +469,9 @@ impl Wrapper {
             return Some(2);
         }
         let number = holds(self.names, "nice") && letters.parse::<u8>().is_ok();
-        let known = holds(self.switches, text)
+        // `--exclusive=user`
+        let plain = text.split('=').next().unwrap_or_default();
+        let known = holds(self.switches, if plain.starts_with("--") { plain } else { text })
             || self.valued.split_whitespace().any(glued)
             || letters.chars().all(bundled)
             || number;

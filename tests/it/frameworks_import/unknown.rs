@@ -26,7 +26,14 @@ fn variables_that_nothing_sets_are_named_with_the_way_to_give_them() {
         (with("A=${TP}", "\"$A\""), 2, "`$A`", "nothing sets `TP`"),
         (with("export A=$((TP * 2))", "$A"), 2, "`$A`", "nothing sets `TP`"),
         (with("", "$2"), 2, "`$2`", "nobody gives the script its argument 2"),
-        (with("A=$(nproc)", "$A"), 2, "`$A`", "; write it out or give it behind `--`"),
+        (
+            with("A=$(nproc)", "$A"),
+            2,
+            "`$A`",
+            "; line 1 takes it from `nproc`, which is not followed: write it out",
+        ),
+        (with("export A=\"`jq .tp < conf.json`\"", "$A"), 2, "`$A`", "line 1 takes it from `jq`"),
+        (with("", "$(awk 1 conf)"), 2, "`$(awk`", "line 2 takes it from `awk`"),
     ] {
         let error = import(&text).unwrap_err();
         let message = &error.message;

@@ -1,6 +1,6 @@
 //! Programs that start the training command: the same words reach it through each of them.
 
-use autoplan::frameworks::shell::{Handed, Launch, no_files, read_launch};
+use autoplan::frameworks::shell::{Handed, Launch, no_files, read_launch, read_launch_with};
 
 fn read(text: &str) -> Launch {
     read_launch(text, &no_files).unwrap_or_else(|error| panic!("{text}: {error}"))
@@ -241,8 +241,8 @@ fn accelerate_says_ranks_and_configurations() {
         ("accelerate launch --config_file gone.yaml t.py", "`gone.yaml`: not read: there is no such file"),
         ("accelerate launch --config_file broken.yaml t.py", "`broken.yaml`: line 2: this is no YAML"),
         ("accelerate launch --config_file fsdp.yaml t.py", "Accelerate without DeepSpeed"),
-        ("accelerate launch --config_file both.yaml t.py", "zero_stage beside deepspeed_config_file"),
-        ("accelerate launch --config_file mixed.yaml t.py", "mixed_precision beside deepspeed_config_file"),
+        ("accelerate launch --config_file both.yaml t.py", "says zero_stage beside"),
+        ("accelerate launch --config_file mixed.yaml t.py", "says mixed_precision beside"),
         ("accelerate launch --multi_gpu --config_file file.yaml t.py", "Accelerate without DeepSpeed"),
         (
             "accelerate launch --use_deepspeed --zero_stage two t.py",
@@ -398,7 +398,14 @@ fn processes_are_as_many_as_devices_are_seen() {
         ("srun --gpus 16 -N 2 torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),
         // Every task may see one of its own.
         ("export CUDA_VISIBLE_DEVICES=0; srun -N 2 --ntasks-per-node 8 python x.py --n 1", Some(16)),
-        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_nodes 2 x.py --deepspeed_config x.json", Some(4)),
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed x.py --deepspeed_config x.json", Some(2)),
+        // DeepSpeed passes the variable over.
+        ("CUDA_VISIBLE_DEVICES=0,1 deepspeed --num_gpus 8 x.py --deepspeed_config x.json", Some(8)),
+        ("docker run -e CUDA_VISIBLE_DEVICES=0,1,2,3 image torchrun --nproc-per-node 4 x.py --n 1", Some(4)),
+        (
+            "docker run --gpus '\"device=0,1\",capabilities=utility' image torchrun --nproc-per-node gpu x.py --n 1",
+            Some(2),
+        ),
     ] {
         assert_eq!(read(text).ranks(), Ok(ranks), "{text}");
     }
@@ -431,8 +438,25 @@ fn torchrun_starts_what_it_does_where_it_is_told_nothing() {
         let (ranks, said) = notes(text);
         assert!(ranks.is_none() && said.is_empty(), "{text}: {said}");
     }
-    let (ranks, said) = notes("torchrun --standalone --nproc-per 8 --rdzv_id=3 -r 3 x.py --n 1");
-    assert!(ranks.is_some() && !said.contains("no option"), "{said}");
+    let (ranks, said) = notes("torchrun --standalone --nproc_per 8 --rdzv_id=3 -r 3 x.py --n 1");
+    assert!(ranks == Some(8) && said.is_empty(), "{said}");
+    assert_eq!(notes("PET_NPROC_PER_NODE=4 torchrun --nnode 2 --nproc-per-n=8 x.py --n 1").0, Some(16));
+    // A file that is not there may export the variables.
+    assert_eq!(notes("source gone.sh; torchrun x.py --n 1").0, None);
+    // Values of other programs' options are no launchers.
+    for start in [
+        "srun -J torchrun",
+        "srun --output=logs/torchrun",
+        "srun -o deepspeed",
+        "srun -e err --export=ALL,A=b",
+    ] {
+        let (ranks, said) = notes(&format!("{start} -N 4 --ntasks-per-node 8 python x.py --n 1"));
+        assert!(ranks == Some(32) && said.is_empty(), "{start}: {said}");
+    }
+    let (ranks, said) = notes("srun -N 2 --gres=gpu:8 python x.py --n 1");
+    assert!(ranks == Some(16) && said.contains("of which it would start one"), "{said}");
+    let (_, said) = notes("srun -N 2 --ntasks-per-node=8 torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1");
+    assert!(said.contains("8 tasks on every node"), "{said}");
 }
 
 #[test]
@@ -446,13 +470,36 @@ fn deepspeed_takes_the_hosts_of_its_file_that_it_is_not_told_to_leave() {
         ("-i c", Some(4)),
         ("--exclude b", Some(12)),
         ("-e a:0,1,2,3@c", Some(12)),
-        ("--include a@b --exclude a:7", Some(15)),
-        ("--exclude d", None),
-        ("--include a:9", None),
+        ("--include a@a", Some(8)),
+        ("--include a@a:0", Some(1)),
+        ("--exclude a@a:0", Some(19)),
+        ("--num_nodes 4", Some(20)),
+        ("--num_accelerators 2 --num_nodes 1", Some(2)),
     ] {
         let text = format!("deepspeed --hostfile hosts {options} x.py --deepspeed_config x.json");
         let launch = read_launch(&text, &files).unwrap();
         assert_eq!(launch.ranks(), Ok(ranks), "{text}");
+    }
+    for (options, part) in [
+        ("--include a@b --exclude a:7", "--include beside --exclude"),
+        ("--include a --num_gpus 2", "numbers of nodes or GPUs beside"),
+        ("--exclude d", "has no `d`"),
+        ("--include a:9", "`a` has no slot 9"),
+        ("--include a:0-3", "`0-3` is no slot"),
+    ] {
+        let text = format!("deepspeed --hostfile hosts {options} x.py --deepspeed_config x.json");
+        let error = read_launch(&text, &files).unwrap().ranks().unwrap_err();
+        assert!(error.message.contains(part), "{text}: {error}");
+    }
+    for (hosts, part) in [
+        ("a slots=8\na slots=8\n", "`a` twice"),
+        ("a x slots=8\n", "the line `a x slots=8`"),
+        ("# none\n", "is empty"),
+    ] {
+        let files = |_: &str| Ok(hosts.to_owned());
+        let text = "deepspeed --hostfile hosts x.py --deepspeed_config x.json";
+        let error = read_launch(text, &files).unwrap().ranks().unwrap_err();
+        assert!(error.message.contains(part), "{hosts}: {error}");
     }
     // Options of the same names before it are not its own.
     let text = "srun -e err.log deepspeed --num_nodes 2 --num_gpus 8 x.py --deepspeed_config x.json";
@@ -470,4 +517,237 @@ fn manifests_hold_the_scripts_that_they_start() {
     let other = job.replace("name: scripts}", "name: others}");
     let error = read_launch(&format!("{map}{other}"), &no_files).unwrap_err();
     assert!(error.notes.iter().any(|note| note.contains("`/scripts/train.sh` is not followed")), "{error:?}");
+}
+
+#[test]
+fn launches_of_other_sizes_are_told_apart() {
+    for (text, part) in [
+        (
+            "for n in 1 2; do torchrun --nnodes $n --nproc-per-node 8 x.py --n 1; done",
+            "starts 16 ranks, the first 8",
+        ),
+        ("for n in 2 4; do sbatch -N $n job.sbatch; done", "differs from the first"),
+        (
+            "for n in 2 4; do printf '#SBATCH --ntasks-per-node=8\\nsrun python x.py --n 1\\n' | sbatch -N $n; done",
+            "starts 32 ranks, the first 16",
+        ),
+        (
+            "for z in 1 2; do echo \"{\\\"zero_optimization\\\": $z}\" > ds.json; deepspeed --num_gpus 8 x.py --deepspeed ds.json; done",
+            "is handed another file",
+        ),
+    ] {
+        let error = read_launch(text, &beside).unwrap_err();
+        assert!(error.message.contains(part), "{text}: {error}");
+    }
+    // The nodes of one job differ in their numbers alone.
+    let text =
+        "for i in 0 1; do ssh node$i torchrun --nnodes 2 --node-rank $i --nproc-per-node 8 x.py --n 1; done";
+    assert_eq!(read(text).ranks(), Ok(Some(16)));
+}
+
+#[test]
+fn headers_are_read_as_options_before_those_of_the_command_line() {
+    let job = |header: &str| {
+        format!("#!/bin/bash\n{header}\nsrun python x.py --n ${{N:-4}} --g $SLURM_GPUS_PER_NODE\n")
+    };
+    let files = |header: &str| {
+        let job = job(header);
+        move |path: &str| {
+            if path == "job" { Ok(job.clone()) } else { Err("there is no such file".to_owned()) }
+        }
+    };
+    for (header, start, words, ranks) in [
+        ("#SBATCH --export=NONE -n 8", "export N=2; sbatch job", "--n 4", Some(8)),
+        ("#SBATCH --export=ALL,N=3 -n 8", "sbatch job", "--n 3", Some(8)),
+        ("#SBATCH --export=NONE -n 8", "export N=2; sbatch --export=ALL job", "--n 2", Some(8)),
+        ("#SBATCH --nodes=\"4\" --tasks-per-node=8", "sbatch job", "--n 4", Some(32)),
+        (
+            "#SBATCH -N 4 --ntasks-per-node=8 --gpus-per-node=h100:8",
+            "sbatch job",
+            "--n 4 --g h100:8",
+            Some(32),
+        ),
+        ("#SBATCH --nodes=2-4 --ntasks-per-node=8", "sbatch job", "--n 4", None),
+        ("#SBATCH --ntasks-per-node=8", "sbatch -N 2-2 --exclusive=user job", "--n 4", None),
+        ("#SBATCH --gpus=16 --ntasks-per-gpu=1", "sbatch job", "--n 4", Some(16)),
+        ("#SBATCH -N 2 --ntasks-per-node=8", "sbatch -J docker job", "--n 4", Some(16)),
+        ("#PBS -v N=6", "qsub -q gpu job", "--n 6", None),
+        ("#PBS -v N=6", "export N=2; qsub -v N=7 job", "--n 7", None),
+        ("", "export N=2; qsub job", "--n 4", None),
+        ("", "export N=2; qsub -V job", "--n 2", None),
+    ] {
+        let launch = read_launch(start, &files(header)).unwrap_or_else(|error| panic!("{header}: {error:?}"));
+        let said = arguments(&launch).join(" ");
+        assert!(said.starts_with(words), "{header} {start}: {said}");
+        assert_eq!(launch.ranks(), Ok(ranks), "{header} {start}");
+    }
+    // Its options are not those of the launcher within.
+    let mpi = |path: &str| match path {
+        "job" => Ok("#SBATCH --ntasks-per-node=8\nmpirun python x.py --n 1\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    assert_eq!(read_launch("sbatch -N 2 job", &mpi).unwrap().ranks(), Ok(Some(16)));
+    // A list of arguments has a header as well.
+    let text = "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\npretrain_gpt.py --n 1";
+    assert_eq!(read(text).ranks(), Ok(Some(16)));
+    // What it reads is its script.
+    for text in [
+        "A=$(date) sbatch -N2 <<'X'\n#SBATCH -n 16\nsrun python x.py --n 1\nX",
+        "f() { sbatch; }; f <<'X'\n#SBATCH -n 16\nsrun python x.py --n 1\nX",
+        "ssh host 'cd /x && sbatch' <<'X'\n#SBATCH -n 16\nsrun python x.py --n 1\nX",
+        "printf '#SBATCH -n 16\\nsrun python x.py --n 1\\n' | sbatch",
+    ] {
+        let launch = read(text);
+        assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "1"], Ok(Some(16))), "{text}");
+    }
+}
+
+#[test]
+fn programs_of_other_queues_count_their_tasks() {
+    for (text, ranks) in [
+        ("jsrun -n 4 -a 8 -g 8 python x.py --n 1", Some(32)),
+        ("jsrun -n4 -a4 python x.py --n 1", Some(16)),
+        ("mpirun -H a:8,b:8 python x.py --n 1", Some(16)),
+        ("mpirun -np 4 -H a:8,b:8 python x.py --n 1", Some(4)),
+        ("srun -N 2 --tasks-per-node=4 python x.py --n 1", Some(8)),
+    ] {
+        assert_eq!(read(text).ranks(), Ok(ranks), "{text}");
+    }
+}
+
+#[test]
+fn wrappers_that_torchrun_starts_are_followed() {
+    let files = |path: &str| match path {
+        "wrap.sh" => Ok("python x.py \"$@\" --m 2\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    for start in [
+        "torchrun --nproc-per-node 8 --no-python ./wrap.sh",
+        "torchrun --nproc-per-node 8 --no-python bash wrap.sh",
+    ] {
+        let launch = read_launch(&format!("{start} --n 1"), &files).unwrap();
+        assert_eq!(
+            (arguments(&launch), launch.ranks()),
+            (vec!["--n", "1", "--m", "2"], Ok(Some(8))),
+            "{start}"
+        );
+    }
+}
+
+#[test]
+fn files_that_a_program_is_told_of_are_not_known_behind_it() {
+    let files = |path: &str| match path {
+        "conf.sh" => Ok("N=1\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    for program in [
+        "make conf.sh",
+        "./tools/tune --out conf.sh",
+        "./tools/tune --out=conf.sh",
+        "python3 -c 'open(\"conf.sh\", \"w\").write(\"N=2\")'",
+        "python3 - <<'X'\nopen('conf.sh', 'w').write('N=2')\nX",
+    ] {
+        let text = format!("{program}\n. ./conf.sh\ntorchrun --nproc-per-node 8 x.py --n $N");
+        let launch = read_launch(&text, &files).unwrap();
+        assert_ne!(arguments(&launch), ["--n", "1"], "{text}");
+        assert!(
+            launch.notes.iter().any(|note| note.contains("`./conf.sh` is not read")),
+            "{text}: {:?}",
+            launch.notes
+        );
+    }
+    let launch =
+        read_launch("make other\n. ./conf.sh\ntorchrun --nproc-per-node 8 x.py --n $N", &files).unwrap();
+    assert_eq!(arguments(&launch), ["--n", "1"]);
+}
+
+#[test]
+fn options_that_scripts_take_are_read_as_the_shell_reads_them() {
+    let script = |options: &str| {
+        format!(
+            "T=1; P=1; V=0\nwhile getopts '{options}' o; do case $o in t) T=$OPTARG;; p) P=$OPTARG;; v) V=1;; *) P=bad;; esac; done\n\
+             shift $((OPTIND-1))\ntorchrun x.py --n $T --p $P --v $V \"$@\""
+        )
+    };
+    let read = |text: &str, words: &str| {
+        let words: Vec<String> = words.split_whitespace().map(str::to_owned).collect();
+        let launch =
+            read_launch_with(text, &words, &no_files).unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        arguments(&launch).join(" ")
+    };
+    for (words, expected) in [
+        ("-t 4 -p 2 rest", "--n 4 --p 2 --v 0 rest"),
+        ("-t4 -vp2", "--n 4 --p 2 --v 1"),
+        ("-v -- -t 4", "--n 1 --p 1 --v 1 -t 4"),
+        ("-x", "--n 1 --p bad --v 0"),
+        ("-t", "--n 1 --p bad --v 0"),
+    ] {
+        assert_eq!(read(&script("t:p:v"), words), expected, "{words}");
+        assert_eq!(read(&script(":t:p:v"), words), expected, "{words}");
+    }
+    let long = "TEMP=$(getopt -o t:v --long tp:,pp:,verbose -n x -- \"$@\")\neval set -- \"$TEMP\"\nT=1; P=1\nwhile true; do case \"$1\" in \
+                -t|--tp) T=$2; shift 2;; --pp) P=$2; shift 2;; -v|--verbose) shift;; --) shift; break;; esac; done\n\
+                torchrun x.py --n $T --p $P \"$@\"";
+    for (words, expected) in [
+        ("--tp 4 --pp=2", "--n 4 --p 2"),
+        ("-t4 rest --verb --pp 2", "--n 4 --p 2 rest"),
+        ("-v -- --tp 3", "--n 1 --p 1 --tp 3"),
+    ] {
+        assert_eq!(read(long, words), expected, "{words}");
+    }
+}
+
+#[test]
+fn texts_are_counted_and_searched() {
+    let files = |path: &str| match path {
+        "hosts" => Ok("a\nb\nc\n".to_owned()),
+        ".env" => Ok("# sizes\nN=8\nM=2\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    for (text, expected) in [
+        ("torchrun x.py --n $(wc -l < hosts)", "--n 3"),
+        ("torchrun x.py --n $(cat hosts | wc -w)", "--n 3"),
+        ("set -- $(wc -l hosts); torchrun x.py --n $1 --m $2", "--n 3 --m hosts"),
+        ("torchrun x.py --n $(grep -c -v b hosts)", "--n 2"),
+        ("if grep -q c hosts; then N=1; else N=2; fi; torchrun x.py --n $N", "--n 1"),
+        ("export $(grep -v '^#' .env | xargs); torchrun x.py --n $N --m $M", "--n 8 --m 2"),
+        (
+            "#SBATCH --nodes=4\nH=($(scontrol show hostnames $SLURM_JOB_NODELIST)); torchrun x.py --n ${#H[@]}",
+            "--n 4",
+        ),
+        ("docker run --env-file .env image bash -c 'torchrun x.py --n $N'", "--n 8"),
+    ] {
+        let launch = read_launch(text, &files).unwrap_or_else(|error| panic!("{text}: {error}"));
+        assert_eq!(arguments(&launch).join(" "), expected, "{text}");
+    }
+}
+
+#[test]
+fn manifests_know_what_config_maps_hold() {
+    let map = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  N: \"8\"\n  b.sh: |\n    torchrun --nproc-per-node 8 x.py --n 2\n  a.sh: |\n    torchrun --nproc-per-node 8 x.py --n 4\n---\n";
+    let job = |container: &str, volumes: &str| {
+        format!(
+            "{map}apiVersion: batch/v1\nkind: Job\nspec:\n  template:\n    spec:\n      containers:\n{container}{volumes}"
+        )
+    };
+    let from = "        - command: [bash, -c, \"torchrun --nproc-per-node 8 x.py --n ${P_N:-1}\"]\n          envFrom:\n            - {configMapRef: {name: c}, prefix: P_}\n";
+    assert_eq!(arguments(&read(&job(from, ""))), ["--n", "8"]);
+    // Another's may say anything.
+    assert_eq!(arguments(&read(&job(&from.replace("name: c}", "name: d}"), ""))), ["--n", "\u{fffc}"]);
+    let mounted = "        - command: [bash, /s/a.sh]\n          volumeMounts:\n            - {name: v, mountPath: /s}\n";
+    let volumes =
+        |items: &str| format!("      volumes:\n        - name: v\n          configMap: {{name: c{items}}}\n");
+    assert_eq!(arguments(&read(&job(mounted, &volumes("")))), ["--n", "4"]);
+    assert_eq!(arguments(&read(&job(mounted, &volumes(", items: [{key: b.sh, path: a.sh}]")))), ["--n", "2"]);
+    // Other containers do not see them.
+    let beside = "        - command: [bash, /s/b.sh]\n";
+    let text = job(&format!("{mounted}{beside}"), &volumes(""));
+    assert_eq!(
+        arguments(&read_launch(&text, &|path| Err(format!("{path}: there is no such file"))).unwrap()),
+        ["--n", "4"]
+    );
+    let many: String =
+        (0..5000).map(|at| format!("            - {{name: v, mountPath: /s{at}}}\n")).collect();
+    let error = read_launch(&job(&format!("{mounted}{many}"), &volumes("")), &no_files).unwrap_err();
+    assert!(error.message.contains("more than 4096 files"), "{error}");
 }

@@ -31,10 +31,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use crate::candidates::{Group, Space};
-use crate::cost::CellKey;
 use crate::cost::model::{CostModel, Parts};
 use crate::cost::schedule::Simulator;
 use crate::cost::step::Prediction;
+use crate::cost::{CellKey, LocalParameters};
 use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Offload, Plan};
@@ -210,6 +210,8 @@ struct Scratch {
     cells: Vec<(Picos, CellKey)>,
     legal_modes: Kept<CellKey, Arc<LegalModes>, KEPT_LEGAL>,
     relaxation: Relaxation,
+    /// By TP, EP and ETP.
+    parameters: Kept<(u32, u32, u32), LocalParameters, KEPT_PARAMETERS>,
     floors: Kept<(Family, Offload, Option<bool>), Floors, KEPT_FLOORS>,
     simulator: Simulator,
     balancer: Balancer,
@@ -269,6 +271,8 @@ const REFINED_AT_ONCE: usize = 512;
 const OPENED_AT_LEAST: usize = 8;
 /// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 128;
+/// Counts of parameters that a thread keeps.
+const KEPT_PARAMETERS: usize = 1024;
 /// Lists of legal ways to recompute that a thread keeps.
 const KEPT_LEGAL: usize = 1024;
 /// Parts of cells that a thread keeps.

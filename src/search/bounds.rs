@@ -47,6 +47,9 @@ impl Floor {
     }
 }
 
+/// An order of passes: schedule, chunks per rank, and whether the experts' exchange overlaps.
+type Ordered = (Schedule, u32, bool);
+
 /// What cells of a family cost at least under any flags.
 pub(super) struct Floors {
     cell: CellCosts,
@@ -82,9 +85,7 @@ impl Search<'_> {
         group: &Group,
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        let offloads = self.offloads().iter();
-        let problems = offloads.map(|&offload| (offload, None));
-        self.relaxed_bound(first, most, group, problems, scratch)
+        self.relaxed_bound(first, most, group, &[None], scratch)
     }
 
     /// [`Search::second_bound`], order by order of the passes and with and without overlap of the experts'
@@ -100,51 +101,62 @@ impl Search<'_> {
         let overlaps = &self.space.flags(group).expert_overlap;
         let allowed = |&Order { schedule, virtual_stages, rules }: &Order| {
             let overlaps = overlaps.iter().filter(move |&&overlap| rules[usize::from(overlap)].is_none());
-            overlaps.map(move |&overlap| (schedule, virtual_stages, overlap))
+            overlaps.map(move |&overlap| Some((schedule, virtual_stages, overlap)))
         };
-        let offloads = self.offloads().iter();
-        let problems = offloads
-            .flat_map(|&offload| orders.iter().flat_map(allowed).map(move |order| (offload, Some(order))));
-        self.relaxed_bound(second, most, group, problems, scratch)
+        let orders: Vec<Option<Ordered>> = orders.iter().flat_map(allowed).collect();
+        self.relaxed_bound(second, most, group, &orders, scratch)
     }
 
-    /// The least relaxed bound of some of a group's problems that nothing of it costs less than, where it
-    /// is above `known`; none if memory holds none of them.
+    /// The least relaxed bound of some orders of a group that nothing of it costs less than, where it
+    /// is above `known`; none if memory holds none of them. Where rules leave nothing, that is found out where they
+    /// are counted.
     fn relaxed_bound(
         &self,
         known: Picos,
         most: Option<Picos>,
         group: &Group,
-        problems: impl Iterator<Item = (Offload, Option<(Schedule, u32, bool)>)>,
+        orders: &[Option<Ordered>],
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        if !self.looped() {
-            return Some(known);
-        }
         let floor = self.floor(Picos::ZERO);
         let range = floor.passes(known)..=*floor.at_most(most).end();
         let mut least: Option<Picos> = None;
-        let mut problems = problems.peekable();
-        // Where rules leave nothing, that is found out where they are counted.
-        if problems.peek().is_none() {
-            return Some(known);
+        let mut refused = true;
+        for &offload in self.offloads() {
+            let legal = self.legal_shardings(group, offload);
+            // What is alike in the states of an order and the one before it: all but the schedule.
+            let mut last: Option<(Schedule, Option<Sharding>)> = None;
+            for &one in orders.iter().filter(|_| !legal.is_empty()) {
+                refused = false;
+                let schedule = one.map_or(Schedule::OneFOneB, |(schedule, ..)| schedule);
+                if last.as_ref().is_none_or(|last| last.0 != schedule) {
+                    last = Some((schedule, self.roomy(group, (offload, schedule), &legal, scratch)));
+                }
+                let Some((_, Some(sharding))) = &last else { continue };
+                if !self.looped() {
+                    return Some(known);
+                }
+                let floors = (sharding, false);
+                let Balancing { problem, .. } = self.floor_problem(group, offload, one, floors, scratch);
+                // What cannot be bounded may be anything.
+                if problem.check().is_err() {
+                    return Some(known);
+                }
+                let Some(passes) = scratch.relaxation.lower_bound(&problem, range.clone()) else { continue };
+                if passes <= *range.start() {
+                    return Some(known);
+                }
+                least = Some(least.map_or(passes, |least| least.min(passes)));
+            }
         }
-        for (offload, one) in problems {
-            let Balancing { problem, .. } = self.floor_problem(group, offload, one, false, scratch);
-            // What cannot be bounded may be anything.
-            if problem.check().is_err() {
-                return Some(known);
-            }
-            let Some(passes) = scratch.relaxation.lower_bound(&problem, range.clone()) else { continue };
-            if passes <= *range.start() {
-                return Some(known);
-            }
-            least = Some(least.map_or(passes, |least| least.min(passes)));
+        if refused {
+            return Some(known);
         }
         least.map(|passes| known.max(floor.step(passes)))
     }
 
-    fn offloads(&self) -> &[Offload] {
+    /// The ways to offload that layouts may have.
+    pub(super) fn offloads(&self) -> &[Offload] {
         self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE])
     }
 
@@ -166,7 +178,11 @@ impl Search<'_> {
         if !self.looped() || self.space.capabilities().recompute.per_stage {
             return hopeless;
         }
-        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, None, true, scratch);
+        let legal = self.legal_shardings(group, offload);
+        let sharding = self.roomy(group, (offload, Schedule::OneFOneB), &legal, scratch);
+        let Some(sharding) = sharding else { return hopeless };
+        let floors = (&sharding, true);
+        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, None, floors, scratch);
         if problem.check().is_err() {
             return hopeless;
         }
@@ -182,15 +198,39 @@ impl Search<'_> {
         hopeless
     }
 
+    /// The shardings of a group that rules leave.
+    fn legal_shardings(&self, group: &Group, offload: Offload) -> Vec<Shards> {
+        let legal = |one: &&Shards| self.space.sharding_rule(group, offload, **one).is_none();
+        self.space.shardings(group).iter().filter(legal).copied().collect()
+    }
+
+    /// No more bytes, traffic and time than any of some shardings that leave room on an average rank; none if none does.
+    fn roomy(
+        &self,
+        group: &Group,
+        (offload, schedule): (Offload, Schedule),
+        shardings: &[Shards],
+        scratch: &mut Scratch,
+    ) -> Option<Sharding> {
+        let parameters = self.parameters(group, scratch);
+        let plain = CellKey { offload, ..self.space.plain_cell(group) };
+        let price = |&(zero, shard, overlap): &Shards| {
+            self.cost.sharding(&layout_of(group, &plain, 1, schedule, zero, shard, overlap))
+        };
+        let mut shardings: Vec<Sharding> = shardings.iter().map(price).collect();
+        shardings.retain(|one| self.room(one, &parameters, group.pipeline_parallel).suffices());
+        (!shardings.is_empty()).then(|| Sharding::least(shardings.iter()))
+    }
+
     /// The balancing problem of no layout of a group that costs more than any of them, of all of them or
-    /// of those with one order of the passes and with or without overlap of the experts' exchange; with
-    /// `every` legal way to recompute or those alone that may be best.
+    /// of those with one order of the passes and with or without overlap of the experts' exchange, with
+    /// their `sharding` that costs least; with `every` legal way to recompute or those alone that may be best.
     fn floor_problem(
         &self,
         group: &Group,
         offload: Offload,
-        one: Option<(Schedule, u32, bool)>,
-        every: bool,
+        one: Option<Ordered>,
+        (sharding, every): (&Sharding, bool),
         scratch: &mut Scratch,
     ) -> Balancing {
         let (schedule, virtual_stages, overlap) = one.unwrap_or((Schedule::OneFOneB, 1, false));
@@ -208,21 +248,10 @@ impl Search<'_> {
             let ways = Ways::new(&RecomputeFamily::new(&legal, &cell), &cell);
             Floors { cell, legal, ways }
         });
-        let price = |(zero, shard, overlap)| {
-            self.cost.sharding(&layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap))
-        };
-        let all = self.space.shardings(group);
-        let legal = |one: &&Shards| self.space.sharding_rule(group, offload, **one).is_none();
-        let mut shardings: Vec<Sharding> = all.iter().filter(legal).copied().map(price).collect();
-        if shardings.is_empty() {
-            // That none is legal is found out where rules are counted.
-            shardings.extend(all.iter().copied().map(price));
-        }
-        let sharding = Sharding::least(shardings.iter());
         let all =
             every.then(|| Ways::new(&RecomputeFamily::every(&floors.legal, &floors.cell), &floors.cell));
         let ways = all.as_ref().unwrap_or(&floors.ways);
-        let tables = TablesOf { cell: &floors.cell, sharding: &sharding, hop: Hop::default() };
+        let tables = TablesOf { cell: &floors.cell, sharding, hop: Hop::default() };
         let capabilities = self.space.capabilities();
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
         let pipeline = match one {

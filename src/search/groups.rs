@@ -65,20 +65,40 @@ struct States {
     fitting: Vec<u32>,
     /// A rule that forbids them, if none is legal.
     rule: Option<&'static str>,
-    /// Ways to recompute with which no layout of the group can matter.
-    hopeless: Hopeless,
+    /// Ways to recompute with which no layout of the group can matter, once they are sought.
+    hopeless: Option<Hopeless>,
+}
+
+impl States {
+    /// Why no layout with them is looked at, if none is.
+    fn refusal(&self, request: &Request) -> Option<String> {
+        let full = !request.exhaustive && self.fitting.iter().all(|&fitting| fitting == 0);
+        self.rule.map(|rule| format!("rule: {rule}")).or_else(|| full.then(|| "memory".to_owned()))
+    }
 }
 
 /// What a sharding costs beside layers.
 pub(super) struct StateCost {
     pub sharding: Sharding,
     pub floor: Floor,
-    /// Whether the states alone fit into an average rank.
+    pub room: Room,
+    /// The rule that forbids it.
+    pub rule: Option<&'static str>,
+}
+
+/// Where states have room.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Room {
+    /// Whether they alone fit into an average rank.
     pub fits: bool,
     /// Whether the host holds what lives there.
     pub held: bool,
-    /// The rule that forbids it.
-    pub rule: Option<&'static str>,
+}
+
+impl Room {
+    pub fn suffices(self) -> bool {
+        self.fits && self.held
+    }
 }
 
 /// A priced cell.
@@ -254,6 +274,17 @@ impl Search<'_> {
         let mut cells = std::mem::take(&mut scratch.cells);
         cells.clear();
         self.space.cells(group, |key| cells.push((Picos::ZERO, key)));
+        // Cells are not priced where rules or memory leave no states.
+        let offloads = self.offloads().iter();
+        let mut known: Vec<States> = offloads.map(|&one| self.states(&opening, one, scratch)).collect();
+        let layouts = opening.orders.len() as u64 * shardings.len() as u64;
+        known.retain(|states| {
+            let Some(reason) = states.refusal(request) else { return true };
+            let all = cells.len();
+            cells.retain(|(_, key)| key.offload != states.offload);
+            opened.counters.drop(&reason, (all - cells.len()) as u64 * layouts);
+            false
+        });
         if let Seen::Like(flags) = seen {
             let apart = |key: &CellKey| flags.iter().map(|other| flags_apart(key, other)).min();
             let least = cells.iter().map(|cell| apart(&cell.1)).min();
@@ -267,7 +298,7 @@ impl Search<'_> {
             let step = cells.len().div_ceil(most).max(1);
             cells = cells.into_iter().step_by(step).collect();
         }
-        let ended = self.walk(&opening, &cells, observer, scratch, &mut opened);
+        let ended = self.walk(&opening, (&cells, &mut known), observer, scratch, &mut opened);
         scratch.cells = cells;
         ended.then_some(opened)
     }
@@ -278,7 +309,7 @@ impl Search<'_> {
     fn walk(
         &self,
         opening: &Opening<'_>,
-        cells: &[(Picos, CellKey)],
+        (cells, known): (&[(Picos, CellKey)], &mut [States]),
         observer: &dyn Observer,
         scratch: &mut Scratch,
         opened: &mut Opened,
@@ -288,7 +319,6 @@ impl Search<'_> {
         let bound_of = |cell: &(Picos, CellKey)| self.floor(Picos::ZERO).step(least_passes(cell.0, group));
         let mut cells = cells.iter().enumerate().peekable();
         let mut lines: BinaryHeap<Line> = BinaryHeap::new();
-        let mut known: Vec<States> = Vec::new();
         let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
         loop {
             if observer.stop() {
@@ -308,17 +338,13 @@ impl Search<'_> {
                     opened.counters.drop(&format!("rule: {rule}"), layouts);
                     continue;
                 }
-                let cell = Rc::new(self.price(key, scratch));
-                let states = known.iter().position(|states| states.offload == key.offload);
-                let states = states.unwrap_or_else(|| {
-                    let hopeless = self.hopeless(group, key.offload, frozen, scratch);
-                    known.push(self.states(opening, key, &cell.parameters, hopeless));
-                    known.len() - 1
-                });
-                if let Some(rule) = known[states].rule {
-                    opened.counters.drop(&format!("rule: {rule}"), layouts);
+                let Some(states) = known.iter().position(|states| states.offload == key.offload) else {
                     continue;
+                };
+                if known[states].hopeless.is_none() {
+                    known[states].hopeless = Some(self.hopeless(group, key.offload, frozen, scratch));
                 }
+                let cell = Rc::new(self.price(key, scratch));
                 let given = (key, &cell, at, states);
                 lines.extend(self.lines(
                     opening,
@@ -397,8 +423,13 @@ impl Search<'_> {
             let ways = if virtual_stages == 1 {
                 single.get_or_insert_with(|| Ways::new(family, &cell.cell))
             } else {
-                let hopeful = || Ways::new(&family.clone().without(&states.hopeless), &cell.cell);
-                several.get_or_insert_with(hopeful)
+                several.get_or_insert_with(|| {
+                    let mut hopeful = family.clone();
+                    if let Some(hopeless) = &states.hopeless {
+                        hopeful = hopeful.without(hopeless);
+                    }
+                    Ways::new(&hopeful, &cell.cell)
+                })
             };
             let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop };
             let pipeline = scratch.pipelines.of(shape(&layout));
@@ -492,30 +523,29 @@ impl Search<'_> {
     fn states(
         &self,
         &Opening { group, ref orders, shardings, .. }: &Opening<'_>,
-        key: &CellKey,
-        parameters: &LocalParameters,
-        hopeless: Hopeless,
+        offload: Offload,
+        scratch: &mut Scratch,
     ) -> States {
-        let p = u64::from(group.pipeline_parallel);
+        let plain = CellKey { offload, ..self.space.plain_cell(group) };
         let (all, some, most, fitting) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let rule_of = |&sharding: &Shards| self.space.sharding_rule(group, key.offload, sharding);
+        let rule_of = |&sharding: &Shards| self.space.sharding_rule(group, offload, sharding);
         let rules: Vec<Option<&'static str>> = shardings.iter().map(rule_of).collect();
         let rule = rules.first().copied().flatten().filter(|_| rules.iter().all(Option::is_some));
-        let mut states = States { offload: key.offload, all, some, most, fitting, rule, hopeless };
+        let mut states = States { offload, all, some, most, fitting, rule, hopeless: None };
         if rule.is_some() {
             return states;
         }
+        let (parameters, p) = (self.parameters(group, scratch), group.pipeline_parallel);
         for &Order { schedule, virtual_stages, .. } in orders {
             let from = states.all.len();
             let mut fitting = 0;
             for (&(zero, shard, overlap), &rule) in shardings.iter().zip(&rules) {
-                let layout = layout_of(group, key, virtual_stages, schedule, zero, shard, overlap);
+                let layout = layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap);
                 let sharding = self.cost.sharding(&layout);
-                let floor = self.once(&sharding, parameters, p);
-                let fits = !self.states_exceed(&sharding, parameters, p);
-                let held = self.cost.host_holds(&sharding, parameters, group.pipeline_parallel);
-                fitting += u32::from(fits && held && rule.is_none());
-                states.all.push(StateCost { sharding, floor, fits, held, rule });
+                let floor = self.once(&sharding, &parameters, u64::from(p));
+                let room = self.room(&sharding, &parameters, p);
+                fitting += u32::from(room.suffices() && rule.is_none());
+                states.all.push(StateCost { sharding, floor, room, rule });
             }
             let legal = || states.all[from..].iter().filter(|one| one.rule.is_none());
             let once = legal().map(|one| one.floor.once).min().unwrap_or_default();
@@ -523,11 +553,10 @@ impl Search<'_> {
             let some = StateCost {
                 sharding: Sharding::least(legal().map(|one| &one.sharding)),
                 floor: Floor { once, jitter },
-                fits: true,
-                held: true,
+                room: Room { fits: true, held: true },
                 rule: None,
             };
-            let shardings = legal().filter(|one| one.fits && one.held).map(|one| &one.sharding);
+            let shardings = legal().filter(|one| one.room.suffices()).map(|one| &one.sharding);
             let most = Sharding::most(shardings);
             states.some.push(some);
             states.most.push(most);
@@ -536,11 +565,24 @@ impl Search<'_> {
         states
     }
 
-    /// Whether the states alone exceed the memory of an average rank.
-    fn states_exceed(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u64) -> bool {
+    /// All parameters of a group, as if on one pipeline rank: neither flags nor micro-batches change them.
+    pub(super) fn parameters(&self, group: &Group, scratch: &mut Scratch) -> LocalParameters {
+        let plain = CellKey { context_parallel: 1, micro_batch_size: 1, ..self.space.plain_cell(group) };
+        let key = (plain.tensor_parallel, plain.expert_parallel, plain.expert_tensor_parallel);
+        let mut kept = std::mem::take(&mut scratch.parameters);
+        let parameters = *kept.get(key, || self.price(&plain, scratch).parameters);
+        scratch.parameters = kept;
+        parameters
+    }
+
+    /// What room a sharding leaves for anything else.
+    pub(super) fn room(&self, sharding: &Sharding, parameters: &LocalParameters, ranks: u32) -> Room {
         let states: u64 =
             state_bytes(sharding, parameters).iter().map(|bytes| bytes.0.saturating_sub(1)).sum();
-        states / ranks > self.cost.memory_limit().0
+        Room {
+            fits: states / u64::from(ranks) <= self.cost.memory_limit().0,
+            held: self.cost.host_holds(sharding, parameters, ranks),
+        }
     }
 
     /// Settles the layouts of a line that could matter.

@@ -67,7 +67,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
         counters: &mut Counters,
     ) -> Option<Settled> {
-        let Sharded { layout, states: StateCost { sharding, floor, fits, held, rule }, limit } = one;
+        let Sharded { layout, states: StateCost { sharding, floor, room, rule }, limit } = one;
         if limit.excludes_layout(floor.step(line.passes), layout) {
             counters.drop("bound: layout", 1);
             return None;
@@ -76,11 +76,11 @@ impl Search<'_> {
             counters.drop(&format!("rule: {rule}"), 1);
             return None;
         }
-        if !held {
+        if !room.held {
             counters.drop("host memory", 1);
             return None;
         }
-        if !request.exhaustive && !fits {
+        if !request.exhaustive && !room.fits {
             counters.drop("memory", 1);
             return None;
         }

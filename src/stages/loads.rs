@@ -56,6 +56,7 @@ impl Loads {
     /// As [`Loads::of`], in place.
     pub fn place(&mut self, problem: &Problem, tables: &Tables, layers: &[u32]) {
         self.cuts.clear();
+        self.cuts.reserve_exact(layers.len() + 1);
         self.cuts.push(0);
         let mut at = 0;
         for &n in layers {
@@ -63,6 +64,7 @@ impl Loads {
             self.cuts.push(at);
         }
         self.ranks.clear();
+        self.ranks.reserve_exact(problem.pipeline.orders.len());
         let (mut before, mut hops) = (0, 0);
         for (rank, order) in problem.pipeline.orders.iter().enumerate() {
             let first = order.chunks.first() == Some(&(rank as u32));
@@ -153,7 +155,7 @@ impl Loads {
         guess: usize,
     ) -> Option<usize> {
         let ranks = self.ranks.len();
-        let lacks = |rank: &usize| self.rank(problem, tables, *rank, policy).excess > 0;
+        let lacks = |rank: &usize| self.lacks(problem, tables, *rank, policy);
         (guess..ranks).chain(0..guess.min(ranks)).find(lacks)
     }
 
@@ -184,21 +186,68 @@ impl Loads {
         self.ranks.iter().zip(&problem.pipeline.orders).any(lacks)
     }
 
-    fn cost(&mut self, problem: &Problem, tables: &Tables, rank: usize, choice: Choice) -> RankCost {
-        let load = &self.ranks[rank];
-        let beyond = |kept: u64, transient: u64| {
-            (load.steady + kept + load.transient.max(transient)).saturating_sub(problem.limit.0)
-        };
-        if let (Choice::Mode(mode), Some((kind, in_flight))) = (choice, load.alike)
-            && problem.modes[usize::from(mode)].group == 1
-        {
-            let cost = tables.mode(mode)[kind];
-            let extra = u64::from(load.counts[kind]) * cost.extra;
-            return RankCost { extra, excess: beyond(in_flight * cost.kept, cost.transient), choice };
+    /// Whether a rank holds more than the limit.
+    fn lacks(&mut self, problem: &Problem, tables: &Tables, rank: usize, policy: Policy) -> bool {
+        let Policy::All(choice) = policy else { return self.rank(problem, tables, rank, policy).excess > 0 };
+        if let Some(cost) = self.cost_alike(problem, tables, rank, choice) {
+            return cost.excess > 0;
         }
+        let (_, transient) = self.price_chunks(problem, tables, rank, choice);
+        let load = &self.ranks[rank];
+        let most = problem.limit.0.checked_sub(load.steady + load.transient.max(transient));
+        // The first state that exceeds the limit is enough.
         let order = &problem.pipeline.orders[rank];
+        most.is_none_or(|most| {
+            order.in_flight.chunks_exact(order.chunks.len()).any(|state| self.kept(state) > most)
+        })
+    }
+
+    fn cost(&mut self, problem: &Problem, tables: &Tables, rank: usize, choice: Choice) -> RankCost {
+        if let Some(cost) = self.cost_alike(problem, tables, rank, choice) {
+            return cost;
+        }
+        let (extra, transient) = self.price_chunks(problem, tables, rank, choice);
+        let order = &problem.pipeline.orders[rank];
+        let states = order.in_flight.chunks_exact(order.chunks.len());
+        let kept = states.map(|state| self.kept(state)).max().unwrap_or(0);
+        RankCost { extra, excess: self.beyond(problem, rank, kept, transient), choice }
+    }
+
+    /// Cost of a rank whose layers are all of one kind, beside ends that keep nothing.
+    fn cost_alike(
+        &self,
+        problem: &Problem,
+        tables: &Tables,
+        rank: usize,
+        choice: Choice,
+    ) -> Option<RankCost> {
+        let (Choice::Mode(mode), Some((kind, in_flight))) = (choice, self.ranks[rank].alike) else {
+            return None;
+        };
+        let cost = tables.mode(mode)[kind];
+        (problem.modes[usize::from(mode)].group == 1).then(|| RankCost {
+            extra: u64::from(self.ranks[rank].counts[kind]) * cost.extra,
+            excess: self.beyond(problem, rank, in_flight * cost.kept, cost.transient),
+            choice,
+        })
+    }
+
+    /// Bytes of a rank beyond the limit.
+    fn beyond(&self, problem: &Problem, rank: usize, kept: u64, transient: u64) -> u64 {
+        let load = &self.ranks[rank];
+        (load.steady + kept + load.transient.max(transient)).saturating_sub(problem.limit.0)
+    }
+
+    /// Prices the chunks of a rank; recomputation of all, and the largest transient.
+    fn price_chunks(
+        &mut self,
+        problem: &Problem,
+        tables: &Tables,
+        rank: usize,
+        choice: Choice,
+    ) -> (u64, u64) {
         self.chunks.clear();
-        self.chunks.extend(order.chunks.iter().map(|&k| {
+        self.chunks.extend(problem.pipeline.orders[rank].chunks.iter().map(|&k| {
             let fixed = &problem.fixed[k as usize];
             let at = (self.cuts[k as usize], self.cuts[k as usize + 1]);
             match choice {
@@ -207,13 +256,12 @@ impl Loads {
             }
         }));
         let extra = self.chunks.iter().map(|chunk| chunk.extra).sum();
-        let transient = self.chunks.iter().map(|chunk| chunk.transient).max().unwrap_or(0);
-        let kept = |in_flight: &[u32]| {
-            let chunks = in_flight.iter().zip(&self.chunks);
-            chunks.map(|(&n, chunk)| u64::from(n) * chunk.kept).sum::<u64>()
-        };
-        let kept = order.in_flight.chunks_exact(order.chunks.len()).map(kept).max().unwrap_or(0);
-        RankCost { extra, excess: beyond(kept, transient), choice }
+        (extra, self.chunks.iter().map(|chunk| chunk.transient).max().unwrap_or(0))
+    }
+
+    /// Bytes that the priced chunks keep with so many micro-batches in flight.
+    fn kept(&self, in_flight: &[u32]) -> u64 {
+        in_flight.iter().zip(&self.chunks).map(|(&n, chunk)| u64::from(n) * chunk.kept).sum()
     }
 
     /// The choice with the fewest bytes beyond the limit, and of those the least recomputation.

@@ -142,6 +142,9 @@ impl Splits {
         let mut least: Option<Picos> = None;
         for split in &mut self.list {
             split.loads.hold(problem);
+            if split.loads.lack_always(problem, tables, &self.least) {
+                continue;
+            }
             let highest = least.unwrap_or(most);
             let fastest = split.fastest(problem, tables, work, &self.policies, highest);
             least = fastest.map(|fastest| fastest.0).filter(|bound| *bound <= highest).or(least);
@@ -243,25 +246,27 @@ impl Splits {
             let bound = Some(policy).filter(|_| roomy).and_then(&mut bound).filter(|bound| *bound <= most);
             bound.map(|bound| (bound, policy))
         };
-        let hopeful = self.policies.iter().take_while(|priced| priced.busy <= most);
-        let mut bounds: Vec<(Picos, Policy)> = hopeful.filter_map(|priced| bounded(priced.policy)).collect();
-        let any = !bounds.is_empty();
-        // Hopeless ways take part: which way is the first must not depend on what is hopeless.
-        bounds.extend(self.hopeless.iter().filter(|_| any).filter_map(|&policy| bounded(policy)));
-        bounds.sort_unstable();
-        work.relaxation = relaxation;
-        if !any {
-            return None;
-        }
         // Of whole layers recomputed in part, that of all of them keeps least.
         let mode = |policy: &Policy| !matches!(policy, Policy::All(Choice::Block(_)));
         let whole = problem.block.map(|block| Policy::All(Choice::Mode(block.full)));
         let policies = self.policies.iter().map(|priced| priced.policy).filter(mode);
         let ways = policies.chain(whole).chain(self.hopeless.iter().copied().filter(mode));
-        let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)))?;
-        let lean = relief.split(work, leanest)?;
+        let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)));
+        let mut hopeful = self.policies.iter().take_while(|priced| priced.busy <= most);
+        let mut bounds: Vec<(Picos, Policy)> = Vec::new();
+        bounds.extend(hopeful.find_map(|priced| bounded(priced.policy)));
+        // Where the leanest does not fit, the others need no bounds.
+        let lean = leanest.filter(|_| !bounds.is_empty()).and_then(|leanest| relief.split(work, leanest));
+        if lean.is_some() {
+            // Hopeless ways take part: which way is the first must not depend on what is hopeless.
+            let others = hopeful.map(|priced| priced.policy).chain(self.hopeless.iter().copied());
+            bounds.extend(others.filter_map(bounded));
+            bounds.sort_unstable();
+        }
+        work.relaxation = relaxation;
+        let lean = lean?;
         let first = bounds.into_iter().find_map(|(_, policy)| {
-            let split = if policy == leanest { Some(lean.clone()) } else { relief.split(work, policy) };
+            let split = if Some(policy) == leanest { Some(lean.clone()) } else { relief.split(work, policy) };
             Some((policy, split?))
         });
         first.filter(|(policy, _)| !self.hopeless.contains(policy)).map(|(_, split)| split)

@@ -2,7 +2,8 @@
 
 use autoplan::cost::model::CostModel;
 use autoplan::cost::schedule::{Load, Shape, Simulator, chain_bound, closed_form, interleave_group};
-use autoplan::cost::step::{RankMemory, Tables, mode_cost, predict, shape};
+use autoplan::cost::step::{RankMemory, Tables, exposed, mode_cost, once_per_step, predict, shape};
+use autoplan::cost::{LocalParameters, Sharding};
 use autoplan::frameworks::Target;
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::Layers;
@@ -10,7 +11,7 @@ use autoplan::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
 };
 use autoplan::search::balance::{
-    Balancing, LayerMode, LegalModes, RecomputeFamily, RecomputeMode, TablesOf, Ways,
+    Balancing, LayerMode, LegalModes, RecomputeFamily, RecomputeMode, TablesOf, Ways, traffic,
 };
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -18,14 +19,15 @@ use autoplan::spec::model::Model;
 use autoplan::spec::ron_options;
 use autoplan::spec::shipped;
 use autoplan::stages::{
-    Assignment, Choice, Evaluation, Freedom, Pipeline, Violation, evaluate, in_flight, steady,
+    Assignment, Choice, Evaluation, Freedom, Pipeline, Tail, Violation, Way, evaluate, in_flight, steady,
 };
 use autoplan::units::{Bytes, Picos};
 
 use super::oracle::Random;
 
-/// A model on a cluster under Megatron of today.
+/// A model on a cluster under a framework, Megatron of today unless it is changed.
 pub struct Bench {
+    pub target: Target,
     pub model: Model,
     pub layers: Layers,
     pub cluster: Cluster,
@@ -59,10 +61,10 @@ impl Bench {
             packed: None,
         };
         let layers = Layers::new(&model);
-        Self { model, layers, cluster, accelerator, job }
+        Self { target: Target::Megatron, model, layers, cluster, accelerator, job }
     }
     pub fn cost(&self) -> CostModel<'_> {
-        let profile = Profile::find("megatron").unwrap();
+        let (_, profile) = Profile::of(self.target);
         CostModel::new(&self.model, &self.layers, &self.cluster, &self.accelerator, profile, &self.job)
     }
     /// A Megatron layout; the rest follows from the job.
@@ -117,7 +119,7 @@ pub fn build(bench: &Bench, layout: &Layout, offered: &[Recompute], block: Optio
         hopeless: Vec::new(),
         hopeless_block: false,
     };
-    let capabilities = Target::Megatron.capabilities();
+    let capabilities = bench.target.capabilities();
     let balancing = Balancing::of(
         Pipeline::of(shape(layout)).into(),
         &cost,
@@ -301,6 +303,150 @@ fn evaluation_agrees_with_the_prediction() {
             );
         }
     }
+}
+
+/// What each rank of a plan gathers and reduces outside of its passes, as the cost model charges it.
+fn charged(bench: &Bench, plan: &Plan, tables: &Tables, windows: &[[Picos; 2]]) -> Vec<[u64; 2]> {
+    let (layout, cell) = (plan.layout(), &tables.cell);
+    let (first, last) = (layout.rank_of_chunk(0), layout.rank_of_chunk(layout.chunk_count() - 1));
+    let mut ranks = vec![LocalParameters::default(); windows.len()];
+    let mut add = |rank: u32, parameters: &LocalParameters| {
+        ranks[rank as usize] = ranks[rank as usize].plus(parameters, 1);
+    };
+    let mut order = bench.layers.order.iter();
+    for (k, chunk) in plan.chunks().iter().enumerate() {
+        for &kind in order.by_ref().take(chunk.layers as usize) {
+            add(layout.rank_of_chunk(k as u32), &cell.layers[kind as usize].parameters);
+        }
+    }
+    add(first, &cell.embedding.parameters);
+    add(last, &cell.head.parameters);
+    if last != first {
+        add(last, &cell.tied_copy);
+    }
+    let Sharding { exposed_floor, hidden_share, interference, .. } = tables.sharding;
+    let of = |(parameters, [forward, backward]): (&LocalParameters, &[Picos; 2])| {
+        let once = once_per_step(&tables.sharding, parameters);
+        let gather = exposed(once.gather, exposed_floor.1, hidden_share.1, interference, *forward);
+        let reduce = exposed(once.reduce, exposed_floor.0, hidden_share.0, interference, *backward);
+        [gather.0, reduce.0]
+    };
+    ranks.iter().zip(windows).map(of).collect()
+}
+
+/// What lines say that ranks gather and reduce is never more than what the cost model charges: with the recomputation
+/// of the plan that but for rounding, and as far as messages do not widen the window that hides it; with any at most as
+/// much.
+#[test]
+fn lines_of_traffic_are_what_is_charged() {
+    let mut random = Random(23);
+    // Ranks, those that pay something, of these those with a window that hides a part, and plans whose step ends with it.
+    let (mut ranks, mut paying, mut hiding, mut ending) = (0, 0, 0, 0);
+    for (model, cluster, gpus, ep) in [
+        ("llama3.1-8b", "dgx-a100", 64, 1),
+        ("llama3.2-1b", "h100-efa", 256, 1),
+        ("deepseek-v3", "h800-ib", 1024, 8),
+        ("nemotron-h-56b", "dgx-h100", 256, 1),
+        ("gemma3-27b", "mi300x-roce", 256, 1),
+        ("gpt-oss-120b", "gb200-nvl72", 256, 4),
+    ] {
+        let mut bench = Bench::new(model, cluster, gpus, 1024, 2048);
+        let layers = bench.layers.count();
+        for _ in 0..60 {
+            bench.target = Target::ALL[random.within(0, Target::ALL.len() as u64 - 1) as usize];
+            let pp = 1 << random.within(0, 4);
+            let vpp = if pp == 1 { 1 } else { random.within(1, 3) as u32 };
+            let mut layout = bench.layout(1 << random.within(0, 2), pp, vpp, ep, 1);
+            let wanted = layout.expert_parallel > layout.data_parallel * layout.tensor_parallel;
+            if wanted || interleave_group(pp, layout.gradient_accumulation_steps).is_none() {
+                continue;
+            }
+            if random.chance(30) && pp > 1 {
+                (layout.schedule, layout.virtual_stages) = (Schedule::ZeroBubbleV, 2);
+            }
+            layout.zero_stage = random.within(0, 3) as u8;
+            layout.data_overlap = random.chance(70);
+            let cost = bench.cost();
+            let tables = Tables::new(&cost, &layout);
+            let mut balancing = build(&bench, &layout, &megatron_modes(), None);
+            balancing.problem.limit = Bytes(u64::MAX / 16);
+            let problem = &balancing.problem;
+
+            // Some split that the problem has, in one way to recompute.
+            let mut counts: Vec<u32> = (0..problem.chunks()).map(|chunk| problem.least(chunk)).collect();
+            let Some(rest) = layers.checked_sub(counts.iter().sum()) else { continue };
+            for _ in 0..rest {
+                counts[random.within(0, problem.chunks() as u64 - 1) as usize] += 1;
+            }
+            let mode = random.within(0, problem.modes.len() as u64 - 1) as u16;
+            let recompute = vec![Choice::Mode(mode); counts.len()];
+            let assignment = Assignment { layers: counts, recompute };
+            let plan = Plan::new(layout, balancing.chunks(&assignment), gpus, 1024, layers).expect("lawful");
+            let evaluation = evaluate(problem, &assignment).unwrap();
+            let predicted = predict(&cost, &bench.layers, &plan);
+
+            let mut windows = vec![[Picos::ZERO; 2]; pp as usize];
+            let mut messages = vec![0; pp as usize];
+            let mut by_kind = vec![vec![0; problem.kinds.len()]; pp as usize];
+            let mut order = bench.layers.order.iter();
+            for (chunk, &n) in predicted.chunks.iter().zip(&assignment.layers) {
+                let rank = chunk.rank as usize;
+                windows[rank][0] += chunk.forward.total();
+                windows[rank][1] += chunk.backward.total();
+                messages[rank] += chunk.messages.0;
+                order.by_ref().take(n as usize).for_each(|&kind| by_kind[rank][kind as usize] += 1);
+            }
+            let charged = charged(&bench, &plan, &tables, &windows);
+            let every: Vec<Way> = (0..problem.modes.len() as u16).map(Way::Mode).collect();
+            let own = traffic(&layout, problem, TablesOf::from(&tables), &[Way::Mode(mode)]);
+            let any = traffic(&layout, problem, TablesOf::from(&tables), &every);
+            let Sharding { latency, hidden_share, interference, .. } = tables.sharding;
+            let sides = [
+                (&own.gathers, &any.gathers, hidden_share.1, latency.1),
+                (&own.reduces, &any.reduces, hidden_share.0, latency.0),
+            ];
+            let said = |lines: &[Tail], rank: usize| lines[rank].at(&by_kind[rank]);
+            for rank in 0..pp as usize {
+                for (at, (own, any, hidden, latency)) in sides.into_iter().enumerate() {
+                    let (charged, said, least) = (charged[rank][at], said(own, rank), said(any, rank));
+                    let place = format!("{} {plan}: rank {rank}, {at}", bench.target);
+                    assert!(least <= said && said <= charged, "{place}: {least} <= {said} <= {charged}");
+                    // A rank that may hold nothing with traffic need not pay its latency.
+                    let orders = &problem.pipeline.orders[rank];
+                    let certain = orders.chunks.iter().any(|&k| problem.least(k as usize) > 0);
+                    let unsure = if certain { 0.0 } else { latency.0 as f64 * (1.0 + interference) };
+                    let rounding = 4.0 * f64::from(by_kind[rank].iter().sum::<u32>() + 2);
+                    let less = hidden * messages[rank] as f64 + unsure + rounding;
+                    assert!(said as f64 + less >= charged as f64, "{place}: {said} + {less} < {charged}");
+                    ranks += 1;
+                    paying += u32::from(said as f64 > 10.0 * less);
+                    hiding += u32::from(said as f64 > 10.0 * less && hidden > 0.0);
+                }
+            }
+            // With the passes of the plan, the step that is predicted.
+            let mut order = bench.layers.order.iter();
+            let weight = problem.fixed.iter().zip(&assignment.layers).map(|(fixed, &n)| {
+                let own = order.by_ref().take(n as usize).map(|&kind| problem.kinds[kind as usize].weight);
+                fixed.weight + own.sum()
+            });
+            let weight: Vec<Picos> = weight.collect();
+            let (forward, backward) = (&evaluation.forward, &evaluation.backward);
+            let load = Load { forward, backward, weight: &weight, hop: problem.hop };
+            let mut simulator = Simulator::default();
+            let makespan = simulator.run(shape(&layout), load).0;
+            let all = 0..pp as usize;
+            let wait = |rank: usize| said(&own.gathers, rank).saturating_sub(simulator.starts[rank].0);
+            let end = |rank: usize| said(&own.reduces, rank) + simulator.ends[rank].0;
+            let step = all.clone().map(wait).max().unwrap() + all.map(end).max().unwrap().max(makespan);
+            let item = |name| predicted.times.iter().find(|item| item.0 == name).unwrap().1.0;
+            let charged = item("weight_gather") + makespan + item("gradient_reduction");
+            assert!(step <= charged, "{} {plan}: {step} > {charged}", bench.target);
+            ending += u32::from(charged - makespan < 2 * (step - makespan) && step > makespan);
+        }
+    }
+    let said = format!("{ranks} ends of ranks, {paying} pay, {hiding} of them hide; {ending} plans end so");
+    println!("{said}");
+    assert!(paying > 1_000 && hiding > 300 && ending > 100, "{said}");
 }
 
 /// In-flight vectors are told apart only as far as memory can tell them apart: the largest weighted sum

@@ -11,6 +11,7 @@
 //! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
 //! * `chains`: what every split takes at least, with proof, several chunks per rank or with traffic at both ends of
 //!   the step (`ends`).
+//! * `ranks`: the same of whole layers, one chunk per rank.
 //! * `descent`: a fast split found by simulation; `walk`: every split that no chain rules out.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
@@ -30,6 +31,8 @@ mod loads;
 pub mod milp;
 mod modes;
 pub mod pipeline;
+#[cfg(feature = "milp")]
+mod ranks;
 pub mod relax;
 mod splits;
 mod tables;

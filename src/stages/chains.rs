@@ -7,7 +7,8 @@
 //! far and the split that is to be judged, schedules are simulated, and their longest chains added. Where that leaves
 //! too much open, chunks hold whole numbers of layers: splits that no chain rules out are walked through
 //! ([`super::walk`]), and where those are too many, HiGHS branches on layers and on what ranks hold: short of memory, it
-//! is whole layers that do not fit. Every step ends with a proven bound.
+//! is whole layers that do not fit. Every step ends with a proven bound. With one chunk per rank whole layers come first
+//! ([`super::ranks`]).
 //!
 //! Problems of one shape have the same chains, and in the answer to one the same chains are long as in another's: what
 //! one found is what the next begins with, weights of chains included.
@@ -60,7 +61,7 @@ const PASSES_PER_STEP: u64 = 12;
 /// Weights of rows that are summed up in that time before a walk begins.
 const WEIGHTS_PER_STEP: u64 = 128;
 /// Bytes of a rank that are not told apart, in ten-thousandths of its limit: far more than rounding.
-const BYTE_SLACK: f64 = 1e-6;
+pub(super) const BYTE_SLACK: f64 = 1e-6;
 /// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
@@ -70,7 +71,7 @@ const SECONDS: f64 = 10.0;
 const LESS: f64 = 2e-3;
 /// HiGHS' tolerance of reduced costs; bounds are lowered by more.
 const TOLERANCE: f64 = 1e-7;
-const SHRINK: f64 = 1.0 - TOLERANCE;
+pub(super) const SHRINK: f64 = 1.0 - TOLERANCE;
 
 /// What is to be judged.
 #[derive(Debug, Clone, Copy)]
@@ -236,6 +237,13 @@ impl<'a> Search<'a> {
         let known = priced.fold(known, Picos::max);
         if known >= enough {
             return Some(known);
+        }
+        let (mut known, pipeline) = (known, &*self.problem.pipeline);
+        if pipeline.chunks_per_rank == 1 && !pipeline.split_backward {
+            known = known.max(programme.least_of_ranks(known, self.judged.passes));
+            if known >= enough.scale(SHRINK) {
+                return Some(known);
+            }
         }
         let centre = programme.passes_of(self.judged.layers);
         let many = programme.many();
@@ -461,7 +469,7 @@ impl<'a> Search<'a> {
 
 /// The chains that a balancing problem has by rank: through its work, its first backward pass and its last forward
 /// pass ([`super::Pipeline::chain_and_bound`]): to the end of the first rank, or `short` to that of the rank itself.
-fn listed(problem: &Problem, short: bool) -> Vec<Chain> {
+pub(super) fn listed(problem: &Problem, short: bool) -> Vec<Chain> {
     let pipeline = &*problem.pipeline;
     let (n, m) = (problem.chunks(), pipeline.micro_batches);
     let changes = |to: usize| {
@@ -554,6 +562,13 @@ pub(super) struct Sort {
     kept: f64,
     /// What recomputing the layer wholly adds to its backward pass, and to what it keeps, under block recomputation.
     whole: Option<(f64, f64)>,
+}
+
+impl Sort {
+    /// Forward and backward pass of one layer.
+    pub(super) fn passes(&self) -> [f64; 2] {
+        [self.forward, self.backward]
+    }
 }
 
 /// A row: a sum of columns that stays below a number.
@@ -928,7 +943,7 @@ impl<'a> Programme<'a> {
     }
 
     /// Sort of every layer.
-    fn order(&self) -> Vec<u8> {
+    pub(super) fn order(&self) -> Vec<u8> {
         let runs = self.problem.runs.iter().enumerate();
         let sort = |(run, kind): (usize, usize)| {
             if self.ordered { run } else { self.sorts.iter().position(|sort| sort.kind == kind).unwrap_or(0) }
@@ -946,7 +961,7 @@ impl<'a> Programme<'a> {
     }
 
     /// A row with what a layer counts at least, by chunk and sort, whether recomputed or not.
-    fn by_layer(&self, (most, terms): Row) -> (f64, Vec<f64>) {
+    pub(super) fn by_layer(&self, (most, terms): Row) -> (f64, Vec<f64>) {
         let layers = self.problem.chunks() * self.sorts.len();
         let mut each = vec![0.0; layers];
         for (at, n) in terms {
@@ -1035,7 +1050,7 @@ impl<'a> Programme<'a> {
     }
 
     /// Every rank has the memory in every state of its micro-batches in flight.
-    fn memory(&self) -> Vec<Row> {
+    pub(super) fn memory(&self) -> Vec<Row> {
         let problem = self.problem;
         let mut rows = Vec::new();
         for order in &problem.pipeline.orders {

@@ -192,6 +192,51 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
     assert!(gaps.len() > 200 && mean(1) < 0.3 * mean(0), "{said}");
 }
 
+/// With one chunk per rank little is left open between the bound and the fastest of all splits, whatever ranks gather and
+/// reduce: layers are whole, and every rank's traffic counts behind the passes that come before it.
+#[test]
+fn single_chunks_leave_little_open() {
+    let gaps: Vec<[f64; 2]> = (0..600_u64)
+        .into_par_iter()
+        .filter_map(|seed| {
+            let (mut problem, shape) = single_chunks(seed);
+            problem.tail = None;
+            let traffic = some_traffic(&mut Random(seed ^ 0x9a9), &problem);
+            let (mut fastest, mut chain, mut first) = (u64::MAX, u64::MAX, None);
+            oracle::every_assignment(&problem, |assignment, evaluation| {
+                let layers = assignment.layers.as_slice();
+                fastest = fastest.min(with_traffic(&problem, shape, (layers, evaluation), &traffic));
+                chain = chain.min(evaluation.bound.0);
+                first.get_or_insert_with(|| assignment.clone());
+            });
+            let first = first?;
+            // Above all, so that a bound that is too high shows.
+            let above = Picos(fastest + fastest / 12);
+            let judged = Judged {
+                shape,
+                layers: &first.layers,
+                recompute: first.recompute[0],
+                traffic: Some(&traffic),
+                passes: above,
+                enough: above,
+                tolerable: Picos::ZERO,
+            };
+            let bound = least_makespan(&problem, judged, None).0.0;
+            assert!(bound <= fastest, "seed {seed}: {bound} > {fastest}");
+            Some([chain, bound].map(|bound| fastest as f64 / bound.max(1) as f64 - 1.0))
+        })
+        .collect();
+    let mean = |at: usize| gaps.iter().map(|gap| gap[at]).sum::<f64>() / gaps.len() as f64;
+    let said = format!(
+        "{} problems, mean gap of passes alone {:.3}, with traffic {:.4}",
+        gaps.len(),
+        mean(0),
+        mean(1)
+    );
+    println!("{said}");
+    assert!(gaps.len() > 400 && mean(0) > 0.2 && mean(1) < 0.05, "{said}");
+}
+
 /// Where all splits can be walked through, the least time is that of the fastest: not less, whatever layers alternate and
 /// whatever comes before and behind ranks' passes.
 #[test]

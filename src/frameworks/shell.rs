@@ -287,11 +287,12 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
         ));
     }
     if let Some(job) = Job::of_script(text) {
+        let list = job.text(&["--export"]).unwrap_or_default();
+        set_pairs(&mut shell, &list);
         shell.begin_job(job);
     }
     for (_, _, list) in values_among(&of_pbs(&[], text), &["-v"]) {
-        let pairs = list.text.split(',').filter_map(|pair| pair.split_once('='));
-        pairs.for_each(|(name, value)| shell.set(name, value.to_owned()));
+        set_pairs(&mut shell, &list.text);
     }
     let mut arguments = started_with;
     while let Some((word, rest)) = arguments.split_first()
@@ -309,6 +310,12 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
         shell.scripts_in_documents()?;
     }
     launch_found(shell, text)
+}
+
+/// Sets the variables of a list, those with values.
+fn set_pairs(shell: &mut run::Shell, list: &str) {
+    let pairs = list.split(',').filter_map(|pair| pair.split_once('='));
+    pairs.for_each(|(name, value)| shell.set(name, value.to_owned()));
 }
 
 /// The one training command that a script starts.

@@ -145,6 +145,9 @@ impl Shell<'_> {
             Ok(followed) => followed,
             Err(reason) => {
                 self.unread |= reason != "it asks for itself";
+                // A file that is there sets something.
+                let written = self.path_of(path).is_some_and(|path| self.state.written.contains_key(&path));
+                self.state.anything |= written;
                 self.note(format!("line {line}: `{}` is not read: {reason}", shown(path)));
                 return Ok(None);
             }

@@ -581,6 +581,9 @@ fn headers_are_read_as_options_before_those_of_the_command_line() {
         assert!(said.starts_with(words), "{header} {start}: {said}");
         assert_eq!(launch.ranks(), Ok(ranks), "{header} {start}");
     }
+    // The script that is read may be the job.
+    assert!(arguments(&read(&job("#SBATCH --export=ALL,N=3 -n 8"))).join(" ").starts_with("--n 3"));
+    assert!(arguments(&read(&job("#PBS -v N=3,M"))).join(" ").starts_with("--n 3"));
     // Its options are not those of the launcher within.
     let mpi = |path: &str| match path {
         "job" => Ok("#SBATCH --ntasks-per-node=8\nmpirun python x.py --n 1\n".to_owned()),
@@ -656,6 +659,8 @@ fn files_that_a_program_is_told_of_are_not_known_behind_it() {
             launch.notes
         );
     }
+    let text = "make conf.sh\n. ./conf.sh\ntorchrun --nproc-per-node 8 x.py --n ${N:-3}";
+    assert_eq!(arguments(&read_launch(text, &files).unwrap()), ["--n", "\u{fffc}"]);
     let launch =
         read_launch("make other\n. ./conf.sh\ntorchrun --nproc-per-node 8 x.py --n $N", &files).unwrap();
     assert_eq!(arguments(&launch), ["--n", "1"]);

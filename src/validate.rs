@@ -24,7 +24,7 @@ use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
 pub use bars::error_bars;
-use case::{Case, Labels, Measured, MemoryKind, Shelf};
+use case::{Case, Labels, Measured, MemoryKind, Shelf, Subject};
 
 /// Rows are read and predicted this many at a time.
 const BATCH: usize = 2048;
@@ -52,13 +52,16 @@ pub struct RowReport {
     pub predicted_mem_gb: Option<f64>,
     /// Whether the device can hold the plan.
     pub fits: Option<bool>,
-    /// Columns that the row leaves empty and that were filled from the framework's defaults, and those whose text was
-    /// taken for something near it.
+    /// Columns that the row leaves empty and that were filled from the framework's defaults, those whose text was taken
+    /// for something near it, and those that it names as not stated by its source.
     pub assumed: Vec<&'static str>,
     /// Run-time profile of the prediction.
     pub profile: Option<&'static str>,
     /// Why the row was not predicted.
     pub skipped: Option<String>,
+    /// The kind of fault that this reason is of.
+    #[serde(skip)]
+    pub fault: Option<String>,
     /// Measured seconds of one step.
     pub measured_step_s: Option<f64>,
     /// Measured memory in decimal GB.
@@ -73,6 +76,9 @@ pub struct RowReport {
     /// Memory in decimal GB with such constants.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out_mem_gb: Option<f64>,
+    /// Whether the device can hold the plan by such constants.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_fits: Option<bool>,
     /// Labels for grouping.
     #[serde(skip)]
     pub labels: Labels,
@@ -157,6 +163,14 @@ pub struct ErrorTable {
     pub by: BTreeMap<&'static str, BTreeMap<String, ErrorStatistics>>,
 }
 
+/// What a row is predicted to take, and whether it is predicted to fit.
+type Predicted = (fn(&RowReport) -> Option<f64>, fn(&RowReport) -> Option<bool>);
+
+/// As shipped.
+const SHIPPED: Predicted = (|row| row.predicted_step_s, |row| row.fits);
+/// With constants that were fitted without the row's source.
+const LEFT_OUT: Predicted = (|row| row.left_out_step_s, |row| row.left_out_fits);
+
 /// Verdicts on memory against what happened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct MemoryVerdicts {
@@ -171,6 +185,24 @@ pub struct MemoryVerdicts {
 }
 
 impl MemoryVerdicts {
+    fn of(rows: &[&RowReport], fits: fn(&RowReport) -> Option<bool>) -> Self {
+        let mut verdicts = Self::default();
+        for row in rows {
+            match (row.out_of_memory, fits(row)) {
+                (Some(false), Some(true)) => verdicts.ran_fits += 1,
+                (Some(false), Some(false)) => verdicts.ran_rejected += 1,
+                (Some(true), Some(false)) => verdicts.failed_rejected += 1,
+                (Some(true), Some(true)) => verdicts.failed_fits += 1,
+                _ => {}
+            }
+        }
+        verdicts
+    }
+    /// Share of the runs that ran that were called impossible; 0 of none.
+    #[must_use]
+    pub fn called_impossible(&self) -> f64 {
+        self.ran_rejected as f64 / (self.ran_fits + self.ran_rejected).max(1) as f64
+    }
     /// Runs with a verdict.
     #[must_use]
     pub fn judged(&self) -> usize {
@@ -230,8 +262,8 @@ pub struct Summary {
     pub rows: usize,
     /// Rows predicted.
     pub predicted: usize,
-    /// Rows skipped, by reason.
-    pub skipped: BTreeMap<String, usize>,
+    /// Rows skipped, by kind of fault, the most frequent first.
+    pub skipped: Vec<SkippedRows>,
     /// Rows that repeat another row's run and were not counted again.
     pub repeated: usize,
     /// Errors of step time.
@@ -250,16 +282,77 @@ pub struct Summary {
     pub named_sets: Vec<sets::NamedSet>,
     /// Error bars of step times.
     pub coverage: Option<Coverage>,
-    /// The same where the row's source was left out of the fit, and of the bars.
+    /// The same bars around predictions with constants that were fitted without the row's source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_inside_shipped: Option<Coverage>,
+    /// Such predictions inside bars that the row's source did not inform, as for a framework that nobody measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out_coverage: Option<Coverage>,
     /// Fitted constants behind the predictions.
     pub fitted_constants: usize,
+    /// Of them, those that are never fitted again.
+    pub held_constants: usize,
+    /// Errors of step time of rows whose source no constant was fitted to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of_other_sources: Option<ErrorStatistics>,
     /// Bounds that these errors should keep.
     pub goals: Vec<goals::Goal>,
     /// Errors of rows whose source was left out of the fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out: Option<LeftOut>,
+}
+
+/// Rows that were skipped for one kind of fault.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SkippedRows {
+    /// The reason, where it is the same for all; else what all reasons have in common.
+    pub reason: String,
+    /// How many rows.
+    pub rows: usize,
+    /// The first of them, and why they were skipped where reasons differ.
+    pub examples: Vec<String>,
+}
+
+/// Most examples of a kind of fault where reasons are the same, and where they differ.
+const EXAMPLES: (usize, usize) = (3, 2);
+
+/// Rows that were skipped, by kind of fault, the most frequent first.
+fn faults(rows: &[RowReport]) -> Vec<SkippedRows> {
+    struct Kind<'r> {
+        rows: usize,
+        alike: bool,
+        first: Vec<(&'r str, &'r str)>,
+    }
+    let mut kinds: BTreeMap<&str, Kind> = BTreeMap::new();
+    for row in rows {
+        let (Some(fault), Some(reason)) = (&row.fault, &row.skipped) else { continue };
+        let kind = kinds.entry(fault).or_insert(Kind { rows: 0, alike: true, first: Vec::new() });
+        kind.rows += 1;
+        kind.alike &= kind.first.first().is_none_or(|(_, other)| other == reason);
+        if kind.first.len() < EXAMPLES.0 {
+            kind.first.push((&row.id, reason));
+        }
+    }
+    let mut skipped: Vec<SkippedRows> = kinds
+        .into_iter()
+        .map(|(fault, kind)| {
+            let one = kind.first.first().filter(|_| kind.alike).map(|(_, reason)| *reason);
+            let example = |(id, reason): &(&str, &str)| match (one, *id) {
+                (Some(_), id) => id.to_owned(),
+                // A row that could not be read has no name; its reason has the line.
+                (None, "") => (*reason).to_owned(),
+                (None, id) => format!("{id}: {reason}"),
+            };
+            let most = if one.is_some() { EXAMPLES.0 } else { EXAMPLES.1 };
+            SkippedRows {
+                reason: one.unwrap_or(fault).to_owned(),
+                rows: kind.rows,
+                examples: kind.first.iter().take(most).map(example).filter(|text| !text.is_empty()).collect(),
+            }
+        })
+        .collect();
+    skipped.sort_by(|a, b| b.rows.cmp(&a.rows).then_with(|| a.reason.cmp(&b.reason)));
+    skipped
 }
 
 /// Errors of rows whose source was left out of the fit.
@@ -269,8 +362,12 @@ pub struct LeftOut {
     pub step_time: ErrorTable,
     /// Of peak memory.
     pub memory: ErrorTable,
+    /// Verdicts on memory.
+    pub out_of_memory: MemoryVerdicts,
     /// Ranking of plans by step times predicted so, noisy rows aside.
     pub ranking: Ranking,
+    /// The same with the runs that their own source contradicts.
+    pub ranking_with_contradicted: Ranking,
 }
 
 /// Rows and summary.
@@ -310,7 +407,10 @@ pub fn validate(
             .par_iter()
             .map(|row| match row {
                 Ok(row) => keep(row).then(|| report_row(row, &shelf)),
-                Err(error) => Some(skipped(String::new(), error.to_string())),
+                Err(error) => {
+                    let reason = error.to_string();
+                    Some(skipped(String::new(), case::without_particulars(&reason), reason))
+                }
             })
             .collect();
         rows.extend(reports.into_iter().flatten());
@@ -342,19 +442,20 @@ pub fn leave_sources_out(
 ) -> Result<(), constants::ConstantsError> {
     let list = constants::Constants::shipped()?;
     let refit = refit::Refit::new(&list, cases)?;
-    let found: BTreeMap<&str, (f64, f64)> =
+    let found: BTreeMap<&str, refit::Outcome> =
         cases.iter().map(|case| case.id.as_str()).zip(refit.leave_sources_out(progress)).collect();
     for row in &mut report.rows {
-        if let Some((step, memory)) = found.get(row.id.as_str()) {
-            row.left_out_step_s = Some(*step);
-            row.left_out_mem_gb = Some(memory / 1e9);
+        if let Some(outcome) = found.get(row.id.as_str()) {
+            row.left_out_step_s = Some(outcome.step_s);
+            row.left_out_mem_gb = Some(outcome.memory / 1e9);
+            row.left_out_fits = Some(outcome.fits);
         }
     }
     report.summary = summarise(&report.rows);
     Ok(())
 }
 
-fn skipped(id: String, reason: String) -> RowReport {
+fn skipped(id: String, fault: String, reason: String) -> RowReport {
     RowReport {
         id,
         predicted_step_s: None,
@@ -369,12 +470,14 @@ fn skipped(id: String, reason: String) -> RowReport {
         assumed: Vec::new(),
         profile: None,
         skipped: Some(reason),
+        fault: Some(fault),
         measured_step_s: None,
         measured_mem_gb: None,
         out_of_memory: None,
         plan: None,
         left_out_step_s: None,
         left_out_mem_gb: None,
+        left_out_fits: None,
         labels: Labels::default(),
         precision: "",
     }
@@ -386,7 +489,7 @@ pub fn report_row(row: &MeasuredRow, shelf: &Shelf) -> RowReport {
     let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
     match Case::read(row, shelf) {
         Ok(case) => report_case(case),
-        Err(reason) => skipped(id, reason.to_string()),
+        Err(reason) => skipped(id, reason.kind(), reason.to_string()),
     }
 }
 
@@ -454,12 +557,14 @@ fn report_case(case: Case) -> RowReport {
         assumed: case.assumed,
         profile: Some(case.labels.profile),
         skipped: None,
+        fault: None,
         measured_step_s: step_s,
         measured_mem_gb: memory.map(|bytes| bytes / 1e9),
         out_of_memory,
         plan: Some(case.plan.to_string()),
         left_out_step_s: None,
         left_out_mem_gb: None,
+        left_out_fits: None,
         precision: case.job.precision.name(),
         labels: case.labels,
     }
@@ -482,65 +587,43 @@ pub fn counted(rows: &[RowReport]) -> Vec<&RowReport> {
 /// Summarises predicted rows.
 #[must_use]
 pub fn summarise(rows: &[RowReport]) -> Summary {
-    let mut summary = Summary { rows: rows.len(), ..Summary::default() };
-    for row in rows {
-        match &row.skipped {
-            Some(reason) => *summary.skipped.entry(reason.clone()).or_default() += 1,
-            None => summary.predicted += 1,
-        }
-    }
+    let mut summary = Summary { rows: rows.len(), skipped: faults(rows), ..Summary::default() };
+    summary.predicted = rows.iter().filter(|row| row.skipped.is_none()).count();
     let counted = counted(rows);
     summary.repeated = summary.predicted - counted.len();
-    summary.fitted_constants = constants::Constants::shipped().map_or(0, |list| list.count());
+    if let Ok(list) = constants::Constants::shipped() {
+        (summary.fitted_constants, summary.held_constants) = (list.count(), list.held.len());
+        let informed = list.sources();
+        let others = counted.iter().filter(|row| !informed.contains(row.labels.source.as_str()));
+        summary.of_other_sources =
+            ErrorStatistics::of(&others.filter_map(|row| row.step_error()).collect::<Vec<_>>());
+    }
     let quiet: Vec<&RowReport> =
         counted.iter().copied().filter(|row| sets::Noise::of(&row.labels).is_none()).collect();
+    let contradicted = |row: &&RowReport| sets::Noise::of(&row.labels).is_none_or(|noise| !noise.fitted);
+    let with_contradicted: Vec<&RowReport> = counted.iter().copied().filter(contradicted).collect();
     if counted.iter().any(|row| row.left_out_step_s.is_some()) {
         summary.left_out = Some(LeftOut {
             step_time: table(&counted, RowReport::left_out_step_error),
             memory: table(&counted, RowReport::left_out_memory_error),
-            ranking: rank(&quiet, |row| row.left_out_step_s),
+            out_of_memory: MemoryVerdicts::of(&counted, LEFT_OUT.1),
+            ranking: rank(&quiet, LEFT_OUT),
+            ranking_with_contradicted: rank(&with_contradicted, LEFT_OUT),
         });
     }
     summary.step_time = table(&counted, RowReport::step_error);
     summary.memory = table(&counted, RowReport::memory_error);
-    for row in &counted {
-        let verdicts = &mut summary.out_of_memory;
-        match (row.out_of_memory, row.fits) {
-            (Some(false), Some(true)) => verdicts.ran_fits += 1,
-            (Some(false), Some(false)) => verdicts.ran_rejected += 1,
-            (Some(true), Some(false)) => verdicts.failed_rejected += 1,
-            (Some(true), Some(true)) => verdicts.failed_fits += 1,
-            _ => {}
-        }
-    }
-    summary.ranking = rank(&quiet, |row| row.predicted_step_s);
-    let contradicted = |row: &&RowReport| sets::Noise::of(&row.labels).is_none_or(|noise| !noise.fitted);
-    let with_contradicted: Vec<&RowReport> = counted.iter().copied().filter(contradicted).collect();
-    summary.ranking_with_contradicted = rank(&with_contradicted, |row| row.predicted_step_s);
-    summary.ranking_of_all = rank(&counted, |row| row.predicted_step_s);
+    summary.out_of_memory = MemoryVerdicts::of(&counted, SHIPPED.1);
+    summary.ranking = rank(&quiet, SHIPPED);
+    summary.ranking_with_contradicted = rank(&with_contradicted, SHIPPED);
+    summary.ranking_of_all = rank(&counted, SHIPPED);
     summary.named_sets = sets::named_sets(&counted);
     summary.coverage = bars::coverage(&counted);
+    summary.left_out_inside_shipped = bars::left_out_inside_shipped(&counted);
     summary.left_out_coverage = bars::left_out_coverage(&counted);
     summary.goals = goals::goals(&summary);
     summary
 }
-
-/// Columns without which a plan is not complete.
-const PLAN: [&str; 13] = [
-    "tp",
-    "pp",
-    "vpp",
-    "cp",
-    "ep",
-    "etp",
-    "sp",
-    "zero_stage",
-    "micro_batch",
-    "recompute",
-    "precision",
-    "dispatcher",
-    "tp_overlap",
-];
 
 /// Classes of a row, by dimension.
 fn classes(row: &RowReport) -> Vec<(&'static str, String)> {
@@ -551,11 +634,14 @@ fn classes(row: &RowReport) -> Vec<(&'static str, String)> {
         _ => "512 GPUs and more",
     };
     let kind = if row.labels.experts { "moe" } else { "dense" };
-    let of_plan = row.assumed.iter().any(|column| PLAN.contains(column));
-    let stated = match (row.assumed.is_empty(), of_plan) {
-        (true, _) => "complete",
-        (false, false) => "plan complete, rest assumed",
-        (false, true) => "parts of the plan assumed",
+    let subjects: BTreeSet<Subject> = row.assumed.iter().map(|column| Subject::of(column)).collect();
+    let stated = match subjects.first() {
+        None => "complete",
+        Some(Subject::Runtime | Subject::Reading) => "model, plan and machine stated, run time assumed",
+        Some(Subject::Machine) => "model and plan stated, parts of the machine assumed",
+        Some(Subject::Plan) => "model stated, parts of the plan assumed",
+        Some(Subject::Model) if subjects.contains(&Subject::Plan) => "parts of model and plan assumed",
+        Some(Subject::Model) => "plan stated, parts of the model assumed",
     };
     let mut classes = vec![
         ("gpu", row.labels.gpu.clone()),
@@ -612,7 +698,7 @@ fn median(numbers: &[f64]) -> Option<f64> {
     quantile(&sorted, 0.5)
 }
 
-fn rank(rows: &[&RowReport], time: fn(&RowReport) -> Option<f64>) -> Ranking {
+fn rank(rows: &[&RowReport], (time, fits): Predicted) -> Ranking {
     let mut groups: BTreeMap<&str, BTreeMap<&str, Repeats>> = BTreeMap::new();
     for row in rows {
         let (Some(plan), Some(predicted)) = (&row.plan, time(row)) else { continue };
@@ -620,7 +706,7 @@ fn rank(rows: &[&RowReport], time: fn(&RowReport) -> Option<f64>) -> Ranking {
         of_plan.id.clone_from(&row.id);
         of_plan.predicted.push(predicted);
         of_plan.measured.extend(row.measured_step_s);
-        of_plan.fits = row.fits == Some(true);
+        of_plan.fits = fits(row) == Some(true);
         of_plan.out_of_memory |= row.out_of_memory == Some(true);
     }
     let mut ranking = Ranking::default();
@@ -714,6 +800,36 @@ mod tests {
         assert!(report.rows[0].predicted_step_s.is_some_and(|s| s > 0.0));
         assert!(reasons[1..].iter().all(Option::is_some), "{reasons:?}");
         assert!(validate("a,b\n1,2\n".as_bytes(), |_| true, |_| {}).is_err());
+    }
+
+    /// Every row with a text and numbers of its own: one line for each kind of fault.
+    #[test]
+    fn faults_of_one_kind_are_counted_together() {
+        let header = "id,gpu,gpus,layers,hidden,heads,seq_len,global_batch,framework_family,tp,pp";
+        let row = |n: usize| match n % 4 {
+            0 => format!("r{n},TPU`v{n},8,32,4096,32,4096,64,megatron-core,1,1"),
+            1 => format!("r{n},H100-SXM-80GB,8,32,4096,32,4096,64,megatron-core,{},1", 8 * n + 3),
+            2 => format!("r{n},H100-SXM-80GB,m{n},32,4096,32,4096,64,megatron-core,1,1"),
+            _ => format!("r{n},H100-SXM-80GB,8,32,4096,32,4096,64,megatron-core,1,1,{n}"),
+        };
+        let rows: Vec<String> = (0..400).map(row).collect();
+        let report =
+            validate(format!("{header}\n{}\n", rows.join("\n")).as_bytes(), |_| true, |_| {}).unwrap();
+        let found: Vec<(&str, usize)> =
+            report.summary.skipped.iter().map(|kind| (kind.reason.as_str(), kind.rows)).collect();
+        assert_eq!(
+            found,
+            [
+                ("gpu is not known", 100),
+                ("gpus cannot be read; expected a whole number in range", 100),
+                ("line N: the row has more cells than the header has columns (N)", 100),
+                ("tp N x pp N x cp N does not divide N gpus", 100),
+            ]
+        );
+        // Each row has its own reason all the same.
+        let reasons: BTreeSet<&str> = report.rows.iter().filter_map(|row| row.skipped.as_deref()).collect();
+        assert_eq!(reasons.len(), 400);
+        assert_eq!(report.summary.skipped[3].examples[0], "r1: tp 11 x pp 1 x cp 1 does not divide 8 gpus");
     }
 
     #[test]

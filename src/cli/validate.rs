@@ -212,9 +212,9 @@ fn error_bars_text(report: &Report) -> Result<String, Failure> {
         .to_string_pretty(&error_bars(&report.rows), style)
         .map_err(|e| Failure::Usage(e.to_string()))?;
     Ok(format!(
-        "// Error bars of predicted step times by class, from residuals of results/published/measured.csv: written by\n\
-         // `autoplan validate --error-bars`. The first class that holds a run counts; `two_sigma` holds\n\
-         // 95.4 % of its runs, `difference` is for the ratio of two plans of one job.\n{text}\n"
+        "// Error bars of predicted step times by class, from residuals of results/published/measured.csv with each run's own source\n\
+         // left out of the fit, or as fitted where those are wider: written by `autoplan validate --error-bars`. The first class that\n\
+         // holds a run counts; `two_sigma` holds 95.4 % of its runs, `difference` is for the ratio of two plans of one job (as fitted).\n{text}\n"
     ))
 }
 
@@ -265,8 +265,15 @@ fn constants(args: &ValidateArgs) -> Result<Ending, Failure> {
     Ok(Ending::Done)
 }
 
-/// Rows that a reason names.
-const NAMED: usize = 3;
+/// Most letters of an example of a fault in the table; JSON and CSV have all of every row.
+const LONGEST_EXAMPLE: usize = 80;
+
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(LONGEST_EXAMPLE) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
 
 fn grid(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -323,8 +330,8 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let s = &report.summary;
     writeln!(
         out,
-        "{} rows, {} predicted, {} repeat another row's run; {} fitted constants\n",
-        s.rows, s.predicted, s.repeated, s.fitted_constants
+        "{} rows, {} predicted, {} repeat another row's run; {} fitted constants, {} of them held\n",
+        s.rows, s.predicted, s.repeated, s.fitted_constants, s.held_constants
     )?;
     let left_out = s.left_out.as_ref();
     errors("error of step time", &s.step_time, left_out.map(|l| &l.step_time), out)?;
@@ -338,7 +345,9 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         v.failed_rejected.to_string(),
     ]);
     let of_some = |share: Option<f64>| share.map_or("-".to_owned(), percent);
-    writeln!(out, "{verdicts}\n{} right\n", of_some((v.judged() > 0).then(|| v.right())))?;
+    let apart = left_out.map(|l| format!(" ({} with sources left out)", percent(l.out_of_memory.right())));
+    let right = of_some((v.judged() > 0).then(|| v.right()));
+    writeln!(out, "{verdicts}\n{right} right{}\n", apart.unwrap_or_default())?;
     ranking("noisy rows aside", &s.ranking, out)?;
     ranking("all rows", &s.ranking_of_all, out)?;
     writeln!(
@@ -365,16 +374,13 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         writeln!(out, "{sets}")?;
     }
     if !s.skipped.is_empty() {
-        let mut skipped = grid(&["skipped", "rows", "which"]);
-        for (reason, count) in &s.skipped {
-            let of_reason = report.rows.iter().filter(|row| row.skipped.as_ref() == Some(reason));
-            // A row that could not be read has no name; its reason has the line.
-            let named = of_reason.map(|row| row.id.as_str()).filter(|id| !id.is_empty());
-            let mut which: Vec<&str> = named.take(NAMED + 1).collect();
-            if which.len() > NAMED {
-                which[NAMED] = "…";
-            }
-            skipped.add_row([reason.clone(), count.to_string(), which.join(" ")]);
+        let mut skipped = grid(&["skipped", "rows", "such as"]);
+        for kind in &s.skipped {
+            let more =
+                if kind.rows > kind.examples.len() && !kind.examples.is_empty() { ", …" } else { "" };
+            let named: Vec<String> = kind.examples.iter().map(|example| shortened(example)).collect();
+            let which = format!("{}{more}", named.join(", "));
+            skipped.add_row([kind.reason.clone(), kind.rows.to_string(), which]);
         }
         if let Some(column) = skipped.column_mut(2) {
             column.set_cell_alignment(CellAlignment::Left);

@@ -20,7 +20,8 @@ impl Coverage {
 }
 
 /// The error bars that the residuals of a report's rows ask for: every class of enough runs, the narrowest
-/// classes first.
+/// classes first. A run that is to be predicted is none that constants were fitted to: a class is as wide as what is left
+/// of its runs with their own sources left out of the fit, or as fitted where that is wider.
 #[must_use]
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
@@ -35,15 +36,18 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     }
     let transfer = transfer(rows);
     let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
-    let mut residuals: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
+    let mut residuals: BTreeMap<(u8, BarKey), [Vec<f64>; 2]> = BTreeMap::new();
     let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
     let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
     for row in rows {
         let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
             continue;
         };
+        let left_out = row.left_out_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln());
         for key in bar_keys(row) {
-            residuals.entry(key).or_default().push(residual.abs());
+            let [own, apart] = residuals.entry(key).or_default();
+            own.push(residual.abs());
+            apart.push(left_out.unwrap_or(residual).abs());
         }
         groups.entry(&row.labels.group).or_default().push((residual, row));
     }
@@ -60,23 +64,25 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
         }
     }
     let mut bars = Vec::new();
-    for ((level, key), numbers) in &residuals {
-        if numbers.len() < FEWEST_RUNS {
+    for ((level, key), [own, apart]) in &residuals {
+        if own.len() < FEWEST_RUNS {
             continue;
         }
         let round = |x: f64| (x * 1e4).round() / 1e4;
-        let (sigma, two_sigma) = widths(numbers);
+        let (fitted, two_fitted) = widths(own);
+        let (sigma, two_sigma) = widths(apart);
+        let (sigma, two_sigma) = (sigma.max(fitted), two_sigma.max(two_fitted));
         let wide = key.clone().widened(2.max(*level));
         let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
         // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
-        let difference = pairs.map_or(sigma, |pairs| share_within(pairs, ONE_SIGMA)).max(LEAST_SIGMA);
+        let difference = pairs.map_or(fitted, |pairs| share_within(pairs, ONE_SIGMA)).max(LEAST_SIGMA);
         bars.push(ErrorBar {
             profile: key.profile.clone(),
             experts: key.experts,
             narrow: key.narrow,
             scale: key.scale,
             crossing: key.crossing,
-            runs: numbers.len(),
+            runs: own.len(),
             sigma: round(sigma),
             two_sigma: round(two_sigma),
             difference: round(difference),
@@ -128,6 +134,14 @@ pub(super) fn coverage(rows: &[&RowReport]) -> Option<Coverage> {
     Coverage::of(rows.iter().filter_map(|row| off_and_bars(row)))
 }
 
+/// How often they lie inside those bars around predictions whose constants were fitted without the row's own source.
+pub(super) fn left_out_inside_shipped(rows: &[&RowReport]) -> Option<Coverage> {
+    Coverage::of(rows.iter().filter_map(|row| {
+        let [_, sigma, two_sigma] = off_and_bars(row)?;
+        Some([(row.measured_step_s? / row.left_out_step_s?).ln().abs(), sigma, two_sigma])
+    }))
+}
+
 /// How far off a predicted time is, and its bars: one standard deviation, and what is said to hold 95 %.
 pub(super) fn off_and_bars(row: &RowReport) -> Option<[f64; 3]> {
     let predicted = row.predicted_step_s?;
@@ -136,13 +150,11 @@ pub(super) fn off_and_bars(row: &RowReport) -> Option<[f64; 3]> {
     Some([off, row.predicted_step_sigma? / predicted, row.predicted_step_two_sigma? / predicted])
 }
 
-/// The same of predictions whose constants were fitted without the row's own source, inside the bars that other
-/// sources' rows ask for where nobody measured such runs.
+/// The same of such predictions inside the bars that the rows of other sources ask for by the rule of [`error_bars`].
 pub(super) fn left_out_coverage(rows: &[&RowReport]) -> Option<Coverage> {
-    let transfer = transfer(rows.iter().copied());
     let mut residuals: BTreeMap<(u8, BarKey), Vec<(&str, f64)>> = BTreeMap::new();
     for row in rows {
-        let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
+        let Some(residual) = row.left_out_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
             continue;
         };
         for key in bar_keys(row) {
@@ -160,8 +172,7 @@ pub(super) fn left_out_coverage(rows: &[&RowReport]) -> Option<Coverage> {
             let (sigma, two_sigma) = widths(&numbers);
             Interval { sigma, two_sigma, difference: sigma }
         });
-        let Interval { sigma, two_sigma, .. } = interval.beside(transfer);
-        Some([off, sigma, two_sigma])
+        Some([off, interval.sigma, interval.two_sigma])
     };
     Coverage::of(rows.iter().filter_map(inside))
 }

@@ -1,5 +1,5 @@
 //! From a measured row to a job, a plan and a cost model: every field that a row does not state takes
-//! the default of its framework's profile and is listed as assumed; none is searched.
+//! the default of its framework's profile and, where it bears on the prediction, is listed as assumed; none is searched.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use crate::plan::{
 use crate::spec::Machine;
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, Precision, Routing, Training};
-use crate::spec::measured::{MeasuredRow, UnreadableCell};
+use crate::spec::measured::{MeasuredRow, UnreadableCell, known_columns};
 use crate::spec::model::{
     Activation, Attention, Block, Dense, Fault, FeedForward, LatentAttention, MOST_LAYERS, Mamba2, Mixer,
     Model, Moe, Mtp, Norm, Position, QkNorm, Router, RouterGroups, Segment,
@@ -46,7 +46,8 @@ pub struct Case {
     pub plan: Plan,
     /// Share of the layers all of whose activations go to host memory, where the plan offloads by layers.
     pub offloaded_layers: Option<f64>,
-    /// Columns that the row leaves empty and that were filled from defaults.
+    /// Columns that bear on the prediction, or on what it is compared with, and that were filled from defaults, taken for
+    /// something near, or are named by the row as what its source does not state.
     pub assumed: Vec<&'static str>,
     /// What was measured.
     pub measured: Measured,
@@ -157,6 +158,26 @@ pub enum Skip {
     Unsupported(&'static str),
 }
 
+/// A message without what differs from row to row: numbers, and what is quoted from the first quote to the last.
+#[must_use]
+pub fn without_particulars(message: &str) -> String {
+    let mut message = message.to_owned();
+    if let Some((first, last)) =
+        message.find('`').zip(message.rfind('`')).filter(|(first, last)| first < last)
+    {
+        message.replace_range(first + 1..last, "…");
+    }
+    let mut plain = String::with_capacity(message.len());
+    for c in message.chars() {
+        match c {
+            '0'..='9' if plain.ends_with('N') => {}
+            '0'..='9' => plain.push('N'),
+            c => plain.push(c),
+        }
+    }
+    plain
+}
+
 /// The nearest of the choices, as a question; nothing where none is near.
 fn guess(text: &str, choices: &[&str]) -> String {
     nearest(text, choices.iter().copied())
@@ -165,6 +186,18 @@ fn guess(text: &str, choices: &[&str]) -> String {
 }
 
 impl Skip {
+    /// The kind of fault: the reason without the texts and numbers of the row, so that rows with the same fault have the
+    /// same one.
+    #[must_use]
+    pub fn kind(&self) -> String {
+        match self {
+            Self::Cell(cell) => format!("{} cannot be read; expected {}", cell.column, cell.expected),
+            Self::Unknown { what, .. } => format!("{what} is not known"),
+            Self::TooLarge { what, most, .. } => format!("{what} is more than {most}"),
+            Self::Contradiction(text) => without_particulars(text),
+            Self::Missing(_) | Self::Unsupported(_) => self.to_string(),
+        }
+    }
     fn unknown(what: &'static str, text: &str, choices: impl IntoIterator<Item = &'static str>) -> Self {
         let text = text.chars().take(40).collect();
         Self::Unknown { what, text, choices: choices.into_iter().collect() }
@@ -350,6 +383,20 @@ impl Cells<'_> {
             _ => Err(Skip::Contradiction(format!("{column} is {number}"))),
         }
     }
+    /// Notes what nothing else does of the columns that bear on the run: those with a default that the row leaves empty,
+    /// and those that it names as not stated by its source.
+    fn unstated(&mut self, bears: impl Fn(&str) -> bool) {
+        let row = self.row;
+        let empty =
+            DEFAULTED.into_iter().filter(|column| row.text(column).is_none() || *column == "framework");
+        let inferred = row.text_or_empty("inferred").split_whitespace();
+        let inferred = inferred.filter_map(|word| known_columns().find(|column| *column == word));
+        for column in empty.chain(inferred) {
+            if bears(column) && !self.assumed.contains(&column) {
+                self.assumed.push(column);
+            }
+        }
+    }
     fn flag(&mut self, column: &'static str, default: bool) -> Result<bool, Skip> {
         Ok(self.row.flag(column)?.unwrap_or_else(|| {
             self.assumed.push(column);
@@ -357,6 +404,70 @@ impl Cells<'_> {
         }))
     }
 }
+
+/// What an assumption is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// Sizes of the model, and what of it is trained.
+    Model,
+    /// Degrees, schedule, sharding, micro-batch, recomputation, number format.
+    Plan,
+    /// GPUs, nodes and network.
+    Machine,
+    /// What the framework does at run time: overlap, kernels, graphs, dispatcher, routing, its release.
+    Runtime,
+    /// What a reading of memory counts.
+    Reading,
+}
+
+impl Subject {
+    /// What a column is about.
+    #[must_use]
+    pub fn of(column: &str) -> Self {
+        match column {
+            "tp" | "sp" | "pp" | "vpp" | "cp" | "ep" | "etp" | "dp" | "zero_stage" | "shard_group"
+            | "micro_batch" | "global_batch" | "seq_len" | "recompute" | "precision" | "pp_schedule"
+            | "pp_layout" | "offload" => Self::Plan,
+            "gpu" | "gpus" | "gpus_per_node" | "nvlink_domain" | "nic_gbps_per_gpu" | "interconnect" => {
+                Self::Machine
+            }
+            "framework_family" | "framework" | "attn_kernel" | "compiled" | "dispatcher" | "cuda_graphs"
+            | "tp_overlap" | "dp_overlap" | "ep_overlap" | "cp_comm_type" | "moe_routing" | "token_drop"
+            | "overlap_notes" => Self::Runtime,
+            "mem_kind" | "mem_unit" | "peak_mem_gb" | "step_time_s" | "tokens_per_s_per_gpu" => Self::Reading,
+            _ => Self::Model,
+        }
+    }
+}
+
+/// Columns, and what `overlap_notes` and `framework` say, whose absence stands for a default that is not noted where they
+/// are read. Columns of what a run need not have (experts, latent attention, windows, hybrid layers, prediction of further
+/// tokens, offload, a smaller group to shard among) are not among them: without them it has none.
+const DEFAULTED: [&str; 23] = [
+    "training",
+    "head_dim",
+    "shared_expert_ffn",
+    "first_k_dense",
+    "moe_every",
+    "mla_q_lora",
+    "mla_qk_nope",
+    "mla_qk_rope",
+    "mla_v_dim",
+    "ssm_state",
+    "gpus_per_node",
+    "nvlink_domain",
+    "pp_schedule",
+    "pp_layout",
+    "cp_comm_type",
+    "dp_overlap",
+    "moe_routing",
+    "token_drop",
+    "attn_kernel",
+    "compiled",
+    "framework",
+    "mem_kind",
+    "mem_unit",
+];
 
 /// What the text of a cell means; none where it is empty.
 fn choice<T: Copy>(
@@ -523,7 +634,9 @@ impl Case {
         let shipped = GPUS.iter().find(|(name, ..)| called.contains(name));
         let case =
             Self::read_with(row, machine.clone(), shipped.map_or("", |(_, accelerator, _)| accelerator))?;
-        Ok(Self { cluster: machine.cluster.clone(), ..case })
+        let mut assumed = case.assumed;
+        assumed.retain(|column| Subject::of(column) != Subject::Machine || *column == "gpu");
+        Ok(Self { cluster: machine.cluster.clone(), assumed, ..case })
     }
 
     fn read_with(row: &MeasuredRow, machine: Machine, accelerator_name: &'static str) -> Result<Self, Skip> {
@@ -599,6 +712,41 @@ impl Case {
             release: release(row),
         };
         let measured = read_measured(row)?;
+        let has_releases = !profile.releases.is_empty();
+        let bears = |column: &str| {
+            let any = |has: fn(&Block) -> bool| model.blocks.values().any(has);
+            let layout = plan.layout();
+            match column {
+                // It follows from the other degrees.
+                "dp" => false,
+                "sp" | "tp_overlap" => layout.tensor_parallel > 1,
+                "vpp" | "pp_schedule" | "pp_layout" => layout.pipeline_parallel > 1,
+                "cp_comm_type" => layout.context_parallel > 1 && !states_context_comm(row),
+                "shard_group" => layout.zero_stage > 0,
+                "dp_overlap" => layout.data_parallel * layout.context_parallel > 1,
+                "gpus_per_node" => job.gpus > 1,
+                // Elsewhere the domain is the node.
+                "nvlink_domain" => job.gpus > 1 && cluster.scale_up.domain != cluster.gpus_per_node,
+                "nic_gbps_per_gpu" => job.gpus > cluster.scale_up.domain,
+                "head_dim" => any(|block| matches!(block.mixer, Mixer::Attention(_))),
+                "mla_q_lora" | "mla_qk_nope" | "mla_qk_rope" | "mla_v_dim" => {
+                    any(|block| matches!(block.mixer, Mixer::Latent(_)))
+                }
+                "ssm_state" => any(|block| matches!(block.mixer, Mixer::Mamba2(_))),
+                "ep" | "etp" | "experts" | "topk" | "moe_ffn" | "shared_expert_ffn" | "first_k_dense"
+                | "moe_every" | "moe_routing" | "token_drop" | "ep_overlap" => experts,
+                "lora_rank" => matches!(job.training, Training::Lora { .. }),
+                "mem_kind" | "mem_unit" => measured.memory.is_some(),
+                // Where they choose the profile.
+                "attn_kernel" => {
+                    ["megatron-lm", "megatron-deepspeed", "aa-scaling"].contains(&labels.framework.as_str())
+                }
+                "compiled" => labels.framework == "torchtitan",
+                "framework" => labels.release.is_none() && has_releases,
+                _ => true,
+            }
+        };
+        cells.unstated(bears);
         Ok(Self {
             id,
             labels,
@@ -617,7 +765,7 @@ impl Case {
 }
 
 /// The source that an id names: what stands before its first dash, or before the number of its row.
-fn source_of(id: &str) -> &str {
+pub(super) fn source_of(id: &str) -> &str {
     let (source, _) = id.split_once('-').unwrap_or((id, ""));
     if source.len() < id.len() { source } else { id.trim_end_matches(|c: char| c.is_ascii_digit()) }
 }
@@ -1347,6 +1495,14 @@ fn read_schedule(row: &MeasuredRow) -> Result<Option<Schedule>, Skip> {
             ["1F1B", "interleaved 1F1B", "GPipe", "ZB-H1", "ZB-H2", "ZBV"],
         ));
     })
+}
+
+/// Whether a row says how attention crosses context-parallel ranks.
+fn states_context_comm(row: &MeasuredRow) -> bool {
+    let notes = row.text_or_empty("overlap_notes").to_ascii_lowercase();
+    let rings = ["cp p2p", "p2p cp", "ring", "cp_comm_type=p2p", "cp_comm_type='p2p'"];
+    rings.iter().any(|word| notes.contains(word))
+        || context_comm(&notes).is_ok_and(|comm| comm != ContextComm::Ring)
 }
 
 /// How attention crosses context-parallel ranks, by what is noted of it: a ring unless said otherwise.

@@ -25,7 +25,7 @@ pub struct Constants {
     pub schema: u32,
     /// Fitted constants that stand in data files.
     pub fitted: Vec<Constant>,
-    /// Fitted constants that stand in code; they are counted and never refitted.
+    /// Fitted constants that are counted and never refitted.
     pub held: Vec<Held>,
 }
 
@@ -49,6 +49,10 @@ pub struct Constant {
     /// What it was fitted to.
     #[serde(default)]
     pub measured: Measurand,
+    /// It was chosen by verdicts on memory, which have no slope to follow: it keeps its value as long as some of its rows
+    /// are there, and takes its prior without them.
+    #[serde(default)]
+    pub by_verdicts: bool,
     /// Sources (prefixes of row ids) of the runs that it was fitted to.
     pub sources: Vec<String>,
 }
@@ -59,11 +63,11 @@ pub enum Measurand {
     /// Step times.
     #[default]
     StepTime,
-    /// Peak memory, or verdicts on memory.
+    /// Peak memory, or verdicts on it.
     Memory,
 }
 
-/// A fitted constant in code.
+/// A fitted constant that is never fitted again.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Held {
@@ -73,10 +77,12 @@ pub struct Held {
     pub value: f64,
     /// Its unit.
     pub unit: String,
-    /// Its place.
-    pub place: String,
+    /// Its places, all with the same value.
+    pub places: Vec<String>,
     /// Sources of the runs that it was fitted to.
     pub sources: Vec<String>,
+    /// The runs, and why it is not fitted again.
+    pub why: String,
 }
 
 /// Why the list does not match the data files.
@@ -128,6 +134,13 @@ impl Constants {
     #[must_use]
     pub fn count(&self) -> usize {
         self.fitted.len() + self.held.len()
+    }
+
+    /// Sources that some constant was fitted to.
+    #[must_use]
+    pub fn sources(&self) -> BTreeSet<&str> {
+        let fitted = self.fitted.iter().flat_map(|constant| &constant.sources);
+        fitted.chain(self.held.iter().flat_map(|held| &held.sources)).map(String::as_str).collect()
     }
 }
 
@@ -243,16 +256,17 @@ impl Settings {
 pub fn markdown(constants: &Constants, rows: &[usize]) -> Result<String, ConstantsError> {
     use std::fmt::Write;
     let settings = Settings::shipped();
-    let sources: BTreeSet<&str> =
-        constants.fitted.iter().flat_map(|c| &c.sources).map(String::as_str).collect();
     let mut md = format!(
         "{} constants were fitted to measured rows of {} sources; everything else comes from data sheets, papers and \
-         frameworks' sources, named in the files. `prior` is what is taken for a constant where its rows are left out; priors with a star come \
+         frameworks' sources, named in the files. {} of them take another value where the rows of a source are left out; {} are \
+         held, for the reasons given: what *left out* shows still contains what their rows said. `prior` is what is taken for a constant where its rows are left out; priors with a star come \
          from the same rows (an earlier model had found them there, or what the rows say of memory chose them), so that *left \
          out* leaves out less than all of what they said.\n\n\
          | constant | value | prior | unit | fitted to | rows | sources | place |\n|---|--:|--:|---|---|--:|---|---|\n",
         constants.count(),
-        sources.len()
+        constants.sources().len(),
+        constants.fitted.len(),
+        constants.held.len()
     );
     for (i, constant) in constants.fitted.iter().enumerate() {
         let value = settings.value(constant)?;
@@ -266,29 +280,38 @@ pub fn markdown(constants: &Constants, rows: &[usize]) -> Result<String, Constan
             constant.unit,
             match constant.measured {
                 Measurand::StepTime => "step time",
+                Measurand::Memory if constant.by_verdicts => "verdicts on memory",
                 Measurand::Memory => "memory",
             },
             rows.get(i).map_or_else(|| "-".to_owned(), ToString::to_string),
             constant.sources.join(" "),
             constant.places.first().map_or("", String::as_str),
-            match constant.places.len() {
-                0 | 1 => String::new(),
-                more => format!(" and {} more", more - 1),
-            }
+            and_more(&constant.places)
         );
     }
+    md.push_str("\n| held constant | value | unit | sources | fitted to, and why it is held | place |\n|---|--:|---|---|---|---|\n");
     for held in &constants.held {
         let _ = writeln!(
             md,
-            "| {} | {} | held | {} | step time, memory | - | {} | `{}` |",
+            "| {} | {} | {} | {} | {} | `{}`{} |",
             held.name,
             short(held.value),
             held.unit,
             held.sources.join(" "),
-            held.place
+            held.why,
+            held.places.first().map_or("", String::as_str),
+            and_more(&held.places)
         );
     }
     Ok(md)
+}
+
+/// How many places there are beside the first.
+fn and_more(places: &[String]) -> String {
+    match places.len() {
+        0 | 1 => String::new(),
+        more => format!(" and {} more", more - 1),
+    }
 }
 
 /// A number as people write it: times of microseconds and bytes of gigabytes with an exponent.
@@ -322,6 +345,34 @@ mod tests {
             printed == include_str!("../../results/constants.md"),
             "write results/constants.md again: autoplan validate --constants"
         );
+    }
+
+    /// What is held stands in the data files with the value that is printed, or is named where it stands in code.
+    #[test]
+    fn held_constants_are_those_of_the_data_files() {
+        let (settings, list) = (Settings::shipped(), Constants::shipped().unwrap());
+        for held in &list.held {
+            assert!(
+                !held.why.is_empty() && !held.sources.is_empty() && !held.places.is_empty(),
+                "{}",
+                held.name
+            );
+            for place in &held.places {
+                let (file, field) = place.split_once(": ").unwrap();
+                let found = match file.split_once('/') {
+                    Some(("accelerators" | "profiles", _)) => settings.get(place),
+                    Some(("clusters", name)) => {
+                        let machine = crate::spec::load_cluster(name).unwrap();
+                        let cluster = serde_json::to_value(&machine.cluster).unwrap();
+                        let node = cluster.pointer(&format!("/{}", field.replace('.', "/"))).cloned();
+                        let text = node.and_then(|node| node.as_str().map(str::to_owned)).unwrap_or_default();
+                        crate::units::Bandwidth::parse(&text).ok().map(|rate| rate.0 / 1e9)
+                    }
+                    _ => continue,
+                };
+                assert!(found.is_some_and(|x| (x / held.value - 1.0).abs() < 1e-9), "{place}: {found:?}");
+            }
+        }
     }
 
     #[test]

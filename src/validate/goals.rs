@@ -63,6 +63,12 @@ pub enum About {
     Regret,
     /// Whether measured times lie inside twice the standard deviation of their predictions.
     TwiceSigma,
+    /// Whether verdicts on memory are right.
+    RightVerdicts,
+    /// Whether runs that ran are called impossible.
+    CalledImpossible,
+    /// Picks by time and memory that ran out of memory.
+    Picks,
     /// Anything else.
     Other,
 }
@@ -161,6 +167,10 @@ fn classes(
 /// Goals over groups of runs, with those that their source contradicts.
 const TAU: &str = "ranking: mean tau, with the runs that their source contradicts";
 const REGRET: &str = "ranking: mean regret, with the runs that their source contradicts";
+/// Goals of verdicts on memory.
+const RIGHT_VERDICTS: &str = "right verdicts on memory";
+const CALLED_IMPOSSIBLE: &str = "runs that ran and are called impossible";
+const PICKS: &str = "picks by time and memory that ran out of memory";
 /// The goal of runs inside twice what is said to be one standard deviation.
 const TWICE_SIGMA: &str = "step times inside twice one sigma";
 
@@ -209,13 +219,14 @@ fn sets(goals: &mut Vec<Goal>, summary: &Summary) {
                 bound,
                 at_least: true,
                 reached,
-                left_out: None,
+                left_out: set.left_out_spearman,
                 about: About::Other,
             });
         }
         if let Some((mean, worst)) = memory {
-            goal(format!("memory, {}: mean", set.name), mean, set.memory.map(|e| e.mean), None);
-            goal(format!("memory, {}: worst", set.name), worst, set.memory.map(|e| e.worst), None);
+            let [own, apart] = [set.memory, set.left_out_memory];
+            goal(format!("memory, {}: mean", set.name), mean, own.map(|e| e.mean), apart.map(|e| e.mean));
+            goal(format!("memory, {}: worst", set.name), worst, own.map(|e| e.worst), apart.map(|e| e.worst));
         }
     }
     goals.extend(correlations);
@@ -232,21 +243,24 @@ pub fn goals(summary: &Summary) -> Vec<Goal> {
     let memory = (Measurand::Memory, &MEMORY[..]);
     classes(&mut goals, memory, &summary.memory, left_out.map(|l| &l.memory));
     let verdicts = summary.out_of_memory;
-    let ran = verdicts.ran_fits + verdicts.ran_rejected;
     let mut goal =
         |name: &str, (unit, at_least): (Unit, bool), bound: f64, reached: f64, left_out: Option<f64>| {
             let about = match name {
                 TAU => About::Tau,
                 REGRET => About::Regret,
                 TWICE_SIGMA => About::TwiceSigma,
+                RIGHT_VERDICTS => About::RightVerdicts,
+                CALLED_IMPOSSIBLE => About::CalledImpossible,
+                PICKS => About::Picks,
                 _ => About::Other,
             };
             goals.push(Goal { name: name.to_owned(), unit, bound, at_least, reached, left_out, about });
         };
     if verdicts.failed_fits + verdicts.failed_rejected > 0 {
-        goal("right verdicts on memory", (Unit::Share, true), 0.96, verdicts.right(), None);
-        let rejected = verdicts.ran_rejected as f64 / ran.max(1) as f64;
-        goal("runs that ran and are called impossible", (Unit::Share, false), 0.02, rejected, None);
+        let apart = left_out.map(|l| l.out_of_memory);
+        goal(RIGHT_VERDICTS, (Unit::Share, true), 0.96, verdicts.right(), apart.map(|v| v.right()));
+        let (rejected, without) = (verdicts.called_impossible(), apart.map(|v| v.called_impossible()));
+        goal(CALLED_IMPOSSIBLE, (Unit::Share, false), 0.02, rejected, without);
     }
     let of = |ranking: fn(&Ranking) -> Option<f64>| left_out.and_then(|l| ranking(&l.ranking));
     if let Some((tau, regret)) = summary.ranking.mean_tau.zip(summary.ranking.mean_regret) {
@@ -254,14 +268,18 @@ pub fn goals(summary: &Summary) -> Vec<Goal> {
         goal("ranking: mean regret", (Unit::Share, false), 0.02, regret, of(|r| r.mean_regret));
         let all = &summary.ranking_with_contradicted;
         if let Some((tau, regret)) = all.mean_tau.zip(all.mean_regret) {
-            goal(TAU, (Unit::Correlation, true), 0.75, tau, None);
-            goal(REGRET, (Unit::Share, false), 0.02, regret, None);
+            let of = |ranking: fn(&Ranking) -> Option<f64>| {
+                left_out.and_then(|l| ranking(&l.ranking_with_contradicted))
+            };
+            goal(TAU, (Unit::Correlation, true), 0.75, tau, of(|r| r.mean_tau));
+            goal(REGRET, (Unit::Share, false), 0.02, regret, of(|r| r.mean_regret));
         }
         let picks = summary.ranking.picks_out_of_memory.len() as f64;
-        goal("picks by time and memory that ran out of memory", (Unit::Count, false), 0.0, picks, None);
+        let without = of(|r| Some(r.picks_out_of_memory.len() as f64));
+        goal(PICKS, (Unit::Count, false), 0.0, picks, without);
     }
     if let Some(Coverage { one_sigma, two_sigma, twice_one_sigma }) = summary.coverage {
-        let left_out = summary.left_out_coverage;
+        let left_out = summary.left_out_inside_shipped;
         let share = (Unit::Share, true);
         goal("step times inside one sigma", share, 0.68, one_sigma, left_out.map(|c| c.one_sigma));
         goal("step times inside the bar for 95.4%", share, 0.95, two_sigma, left_out.map(|c| c.two_sigma));

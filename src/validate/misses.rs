@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 use super::bars::off_and_bars;
-use super::case::Labels;
+use super::case::{Labels, source_of};
 use super::constants::Measurand;
 use super::goals::{About, Goal};
 use super::sets::Noise;
@@ -161,7 +161,10 @@ pub fn parts(report: &Report, goal: &Goal, left_out: bool) -> Vec<Part> {
         About::Tau | About::Regret => {
             let number: fn(&RankedGroup) -> f64 =
                 if goal.about == About::Tau { |group| group.tau } else { |group| group.regret };
-            let groups = &report.summary.ranking_with_contradicted.groups;
+            let summary = &report.summary;
+            let apart = summary.left_out.as_ref().filter(|_| left_out);
+            let groups =
+                &apart.map_or(&summary.ranking_with_contradicted, |l| &l.ranking_with_contradicted).groups;
             let rows: Vec<(&str, f64)> = groups.iter().map(|g| (g.group.as_str(), number(g))).collect();
             let runs = |name: &str| groups.iter().find(|g| g.group == name).map_or(0, |g| g.runs);
             by_name(&rows, mean).into_iter().map(|part| Part { rows: runs(&part.name), ..part }).collect()
@@ -174,6 +177,33 @@ pub fn parts(report: &Report, goal: &Goal, left_out: bool) -> Vec<Part> {
             let rows = counted(&report.rows).into_iter();
             let rows: Vec<(&str, f64)> =
                 rows.filter_map(|row| Some((row.labels.source.as_str(), inside(row)?))).collect();
+            by_name(&rows, mean)
+        }
+        About::Picks => {
+            let apart = report.summary.left_out.as_ref().filter(|_| left_out);
+            let ranking = apart.map_or(&report.summary.ranking, |l| &l.ranking);
+            // Sources, by the beginning of their rows' ids.
+            let picks: Vec<(&str, f64)> =
+                ranking.picks_out_of_memory.iter().map(|id| (source_of(id), 1.0)).collect();
+            let all = picks.len();
+            let mut parts = by_name(&picks, |picks| Some(picks.len() as f64));
+            if let ([], Some((name, _))) = (parts.as_slice(), picks.first()) {
+                // Nothing is left without the only one.
+                parts.push(Part { name: (*name).to_owned(), rows: all, own: all as f64, without: 0.0 });
+            }
+            parts
+        }
+        About::RightVerdicts | About::CalledImpossible => {
+            let rows: Vec<(&str, f64)> = counted(&report.rows)
+                .into_iter()
+                .filter_map(|row| {
+                    let fits = if left_out { row.left_out_fits? } else { row.fits? };
+                    let failed = row.out_of_memory?;
+                    let of_ran = goal.about == About::CalledImpossible;
+                    let counts = if of_ran { !fits } else { fits != failed };
+                    (!of_ran || !failed).then(|| (row.labels.source.as_str(), f64::from(u8::from(counts))))
+                })
+                .collect();
             by_name(&rows, mean)
         }
         About::TwiceSigma | About::Other => Vec::new(),

@@ -9,7 +9,7 @@ use super::constants::Measurand;
 use super::goals::{About, Goal, Unit};
 use super::misses::{Remark, explained, parts};
 use super::sets::{NOISE, NamedSet};
-use super::{Coverage, ErrorStatistics, ErrorTable, RankedGroup, Report, RowReport, counted};
+use super::{Coverage, ErrorStatistics, ErrorTable, MemoryVerdicts, RankedGroup, Report, RowReport, counted};
 use crate::frameworks::error_bars::ErrorBars;
 
 /// A page and its pictures, by file name.
@@ -46,7 +46,10 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          signed ones (positive: predicted slow, or large).\n\n\
          Grade A rows were read in full and their figures agree with each other; of B some part is missing or noisy; C is \
          coarse. Memory is what a row says it read: bytes of tensors (also where it does not say), what the allocator reserved, \
-         or what `nvidia-smi` showed. Sources are called by the prefixes of their rows' ids, [listed](#sources) at the end.\n"
+         or what `nvidia-smi` showed. Classes of `inputs` say what of a row is assumed: filled from the framework's defaults, taken \
+         for something near, or named by the table as not stated by the source. Hardly a source says whether gradients overlap, so that \
+         nearly nothing is complete; what is assumed of the run time (overlap, kernels, graphs, dispatcher, routing, release, what a reading of memory \
+         counts) weighs less than what is assumed of the machine, the plan or the model. Sources are called by the prefixes of their rows' ids, [listed](#sources) at the end.\n"
     );
     let _ = writeln!(
         md,
@@ -54,16 +57,32 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
         s.rows, s.predicted, s.repeated
     );
     md.push_str("| reason | rows |\n|---|--:|\n");
-    for (reason, count) in &s.skipped {
-        let _ = writeln!(md, "| {} | {count} |", reason.replace('|', "\\|"));
+    for kind in &s.skipped {
+        let _ = writeln!(md, "| {} | {} |", kind.reason.replace('|', "\\|"), kind.rows);
     }
     let _ = writeln!(
         md,
-        "\n{} constants were fitted to these rows (listed below). The columns under *left out* show the same rows with \
-         all constants fitted again without the row's own source: constants that no other source informs fall back to \
-         their priors.",
-        s.fitted_constants
+        "\n{} constants were fitted to these rows ([listed](#fitted-constants) below). The columns under *left out* show the \
+         same rows with {} of them fitted again without the row's own source: constants that no other source informs fall back to \
+         their priors. The other {} are held: they stand in code, are shared by the machines' files or decide the plan that a row \
+         is read as, and *left out* still contains what their rows said.",
+        s.fitted_constants,
+        s.fitted_constants - s.held_constants,
+        s.held_constants
     );
+    if let Some(e) = s.of_other_sources {
+        let _ = writeln!(
+            md,
+            "\nNo constant at all was fitted to the sources of {} rows with a step time: they are off by {} in the median, {} in the \
+             mean, nine in ten by less than {} (bias {:+.1}%). They are few, and mostly of frameworks and machines that nothing else \
+             here describes.",
+            e.rows,
+            percent(e.median),
+            percent(e.mean),
+            percent(e.p90),
+            e.bias * 100.0
+        );
+    }
     goals(&mut md, &s.goals);
     missed(&mut md, report);
     let left_out = s.left_out.as_ref();
@@ -73,29 +92,21 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     md.push_str("\n## Peak memory\n\n");
     errors(&mut md, &s.memory, left_out.map(|l| &l.memory));
     md.push_str("\n![predicted against measured memory](memory.svg)\n");
-    let v = &s.out_of_memory;
-    let _ = writeln!(
-        md,
-        "\n## Out of memory or not\n\nAgainst what the device can hold, not the planner's cautious default.\n\n\
-         | | predicted to fit | predicted not to fit |\n|---|--:|--:|\n| ran | {} | {} |\n| ran out of memory | {} | {} |\n\n\
-         {} of the verdicts are right.",
-        v.ran_fits,
-        v.ran_rejected,
-        v.failed_fits,
-        v.failed_rejected,
-        percent(v.right())
-    );
+    verdicts(&mut md, s.out_of_memory, left_out.map(|l| l.out_of_memory));
     named_sets(&mut md, &s.named_sets);
     ranking(&mut md, report);
     weak(&mut md, report);
     let _ = writeln!(
         md,
         "\n## Error bars\n\nEvery prediction carries two intervals from the residuals of its class: one standard deviation, \
-         and what holds 95.4% of the runs. Tails are heavier than a normal distribution's (weak spots and noisy sweeps make \
+         and what holds 95.4% of the runs. The residuals are those with a run's own source left out of the fit, since no constant was \
+         fitted to the run that is to be planned, or those as fitted where these are wider. Where one source describes a framework, \
+         that is what the priors alone reach, which is more than what a run on the same framework elsewhere has to expect. \
+         Tails are heavier than a normal distribution's (weak spots and noisy sweeps make \
          them up), so that no one width holds both shares: the second is mostly wider than twice the first, and the first \
          is the geometric mean of what holds 68.3% and of half of the second. Where nobody measured a framework on a \
          generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
-         fitted without a run's own source.\n\n| measured step times | inside one sigma | inside twice as much | inside what holds 95.4% |\n|---|--:|--:|--:|",
+         fitted without a run's own source. Hardly a row below has that on top.\n\n| measured step times | inside one sigma | inside twice as much | inside what holds 95.4% |\n|---|--:|--:|--:|",
         percent(ErrorBars::shipped().transfer)
     );
     let mut inside = |name: &str, coverage: Option<Coverage>| {
@@ -104,9 +115,10 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
             let _ = writeln!(md, "| {name} | {one} | {twice} | {two} |");
         }
     };
-    inside("as fitted, bars of all rows", s.coverage);
+    inside("as fitted, bars that ship", s.coverage);
+    inside("fitted without the row's source, bars that ship", s.left_out_inside_shipped);
     inside(
-        "fitted without the row's source, bars of other sources and what comes on top",
+        "fitted without the row's source, bars by the same rule from other sources alone",
         s.left_out_coverage,
     );
     if !constants.trim().is_empty() {
@@ -119,6 +131,30 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
         ("ranking.svg".to_owned(), ranks(&s.ranking.groups)?),
     ];
     Ok(Page { markdown: md, pictures })
+}
+
+fn verdicts(md: &mut String, v: MemoryVerdicts, left_out: Option<MemoryVerdicts>) {
+    md.push_str(
+        "\n## Out of memory or not\n\nAgainst what the device can hold, not the planner's cautious default.",
+    );
+    if left_out.is_some() {
+        md.push_str(" Behind a slash: with the row's own source left out of the fit.");
+    }
+    let both = |of: fn(MemoryVerdicts) -> String| match left_out {
+        Some(apart) => format!("{} / {}", of(v), of(apart)),
+        None => of(v),
+    };
+    let _ = writeln!(
+        md,
+        "\n\n| | predicted to fit | predicted not to fit |\n|---|--:|--:|\n| ran | {} | {} |\n| ran out of memory | {} | {} |\n\n\
+         {} of the verdicts are right; {} of the runs that ran are called impossible.",
+        both(|v| v.ran_fits.to_string()),
+        both(|v| v.ran_rejected.to_string()),
+        both(|v| v.failed_fits.to_string()),
+        both(|v| v.failed_rejected.to_string()),
+        both(|v| percent(v.right())),
+        both(|v| percent(v.called_impossible()))
+    );
 }
 
 fn shown(unit: Unit, value: f64) -> String {
@@ -298,24 +334,29 @@ fn named_sets(md: &mut String, sets: &[NamedSet]) {
     }
     md.push_str(
         "\n## Rows that other planners report\n\nThe published table holds a part of these sets; `least rank \
-         correlation` is Spearman's, within models of four and more rows.\n\n\
-         | set | rows | mean | median | worst | left out: mean | least rank correlation | memory: mean, worst | peer |\n\
-         |---|--:|--:|--:|--:|--:|--:|--:|---|\n",
+         correlation` is Spearman's, within models of four and more rows. Behind a slash: with the set's own sources left out of \
+         the fit.\n\n\
+         | set | rows | mean | median | worst | least rank correlation | memory: mean, worst | peer |\n\
+         |---|--:|--:|--:|--:|--:|--:|---|\n",
     );
+    let both = |own: Option<String>, apart: Option<String>| match (own, apart) {
+        (Some(own), Some(apart)) => format!("{own} / {apart}"),
+        (own, _) => own.unwrap_or_else(|| "-".to_owned()),
+    };
+    let two_digits = |r: f64| format!("{r:.2}");
+    let mean_and_worst = |e: ErrorStatistics| format!("{}, {}", percent(e.mean), percent(e.worst));
     for set in sets {
         let Some(e) = set.step_time else { continue };
         let _ = writeln!(
             md,
-            "| {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+            "| {} | {} | {} | {} | {} | {} | {} | {} |",
             set.name,
             e.rows,
-            percent(e.mean),
-            percent(e.median),
-            percent(e.worst),
-            set.left_out.map_or_else(|| "-".to_owned(), |e| percent(e.mean)),
-            set.least_spearman.map_or_else(|| "-".to_owned(), |r| format!("{r:.2}")),
-            set.memory
-                .map_or_else(|| "-".to_owned(), |e| format!("{}, {}", percent(e.mean), percent(e.worst))),
+            both(Some(percent(e.mean)), set.left_out.map(|e| percent(e.mean))),
+            both(Some(percent(e.median)), set.left_out.map(|e| percent(e.median))),
+            both(Some(percent(e.worst)), set.left_out.map(|e| percent(e.worst))),
+            both(set.least_spearman.map(two_digits), set.left_out_spearman.map(two_digits)),
+            both(set.memory.map(mean_and_worst), set.left_out_memory.map(mean_and_worst)),
             set.peer
         );
     }

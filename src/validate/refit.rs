@@ -3,7 +3,8 @@
 //!
 //! The loss is Cauchy's on logarithms, with a pull of every constant towards its prior; it is minimised by
 //! Gauss-Newton steps with reweighting. A constant depends on the rows of its own sources alone. Where all
-//! of them are left out, only the prior remains.
+//! of them are left out, only the prior remains. Constants that verdicts on memory chose have no slope to follow:
+//! they keep their value or take their prior.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +45,17 @@ type Readings = BTreeSet<(usize, u8)>;
 /// Values of all constants, in the order of the list.
 pub type Values = Vec<f64>;
 
+/// What is predicted of a case under some values.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// Seconds of a step.
+    pub step_s: f64,
+    /// Bytes of memory, counted as the case measured them.
+    pub memory: f64,
+    /// Whether the device can hold the plan.
+    pub fits: bool,
+}
+
 /// Profiles and accelerators under some values.
 #[derive(Debug, Default)]
 struct Built {
@@ -67,7 +79,10 @@ impl<'a> Refit<'a> {
                     constant.sources.contains(&case.labels.source)
                         && Noise::of(&case.labels).is_none_or(|noise| noise.fitted)
                         && touches(constant, case)
-                        && measured(case, constant.measured).is_some()
+                        && match constant.by_verdicts {
+                            true => case.measured.out_of_memory.is_some(),
+                            false => measured(case, constant.measured).is_some(),
+                        }
                 };
                 (0..cases.len()).filter(|&i| of_constant(&cases[i])).collect()
             })
@@ -87,7 +102,7 @@ impl<'a> Refit<'a> {
         self.informs.iter().map(Vec::len).collect()
     }
 
-    /// Seconds of a step and bytes of memory (as the case measured them) under `values`.
+    /// Profiles and accelerators of some cases under `values`.
     fn build(&self, values: &[f64], cases: impl Iterator<Item = usize>) -> Built {
         let mut settings = self.shipped.clone();
         for ((constant, &value), &start) in self.constants.iter().zip(values).zip(&self.start) {
@@ -109,7 +124,7 @@ impl<'a> Refit<'a> {
         built
     }
 
-    fn predict(&self, built: &Built, at: usize) -> (f64, f64) {
+    fn predict(&self, built: &Built, at: usize) -> Outcome {
         let case = &self.cases[at];
         let profile = built.profiles.get(case.labels.profile).unwrap_or(case.profile);
         let accelerator = built.accelerators.get(case.labels.accelerator).unwrap_or(&case.accelerator);
@@ -119,12 +134,12 @@ impl<'a> Refit<'a> {
             MemoryKind::Reserved => found.memory[1],
             MemoryKind::Device => found.memory[2],
         };
-        (found.step_s, memory)
+        Outcome { step_s: found.step_s, memory, fits: found.fits }
     }
 
-    /// Step seconds and memory bytes of cases under some values.
+    /// What is predicted of cases under some values.
     #[must_use]
-    pub fn predictions(&self, values: &[f64], cases: &[usize]) -> Vec<(f64, f64)> {
+    pub fn predictions(&self, values: &[f64], cases: &[usize]) -> Vec<Outcome> {
         let built = self.build(values, cases.iter().copied());
         cases.iter().map(|&at| self.predict(&built, at)).collect()
     }
@@ -135,10 +150,10 @@ impl<'a> Refit<'a> {
         let mut values = values.to_vec();
         let mut informed = Vec::new();
         for &c in free {
-            if self.informs[c].iter().any(|&i| keep(&self.cases[i])) {
-                informed.push(c);
-            } else {
+            if !self.informs[c].iter().any(|&i| keep(&self.cases[i])) {
                 values[c] = self.constants[c].prior;
+            } else if !self.constants[c].by_verdicts {
+                informed.push(c);
             }
         }
         for block in self.blocks(&informed) {
@@ -211,10 +226,10 @@ impl<'a> Refit<'a> {
     }
 
     fn residual(&self, built: &Built, at: usize, what: Measurand) -> f64 {
-        let (step, memory) = self.predict(built, at);
+        let found = self.predict(built, at);
         let predicted = match what {
-            Measurand::StepTime => step,
-            Measurand::Memory => memory,
+            Measurand::StepTime => found.step_s,
+            Measurand::Memory => found.memory,
         };
         measured(&self.cases[at], what).map_or(0.0, |truth| (predicted / truth).ln())
     }
@@ -267,11 +282,11 @@ impl<'a> Refit<'a> {
         solve(matrix)
     }
 
-    /// Fits with every source left out in turn; gives what each row is predicted then: seconds and bytes.
+    /// Fits with every source left out in turn; gives what is predicted of each case then.
     #[must_use]
-    pub fn leave_sources_out(&self, mut progress: impl FnMut(usize, usize)) -> Vec<(f64, f64)> {
+    pub fn leave_sources_out(&self, mut progress: impl FnMut(usize, usize)) -> Vec<Outcome> {
         let sources: BTreeSet<&str> = self.cases.iter().map(|case| case.labels.source.as_str()).collect();
-        let mut all = vec![(f64::NAN, f64::NAN); self.cases.len()];
+        let mut all = vec![Outcome { step_s: f64::NAN, memory: f64::NAN, fits: false }; self.cases.len()];
         for (done, &source) in sources.iter().enumerate() {
             let own: Vec<usize> =
                 (0..self.cases.len()).filter(|&i| self.cases[i].labels.source == source).collect();
@@ -319,7 +334,7 @@ fn loss_of(residual: f64) -> f64 {
 }
 
 /// Solves a linear system given as an augmented matrix; unknowns without a pivot stay 0.
-fn solve(mut m: Vec<Vec<f64>>) -> Vec<f64> {
+pub(crate) fn solve(mut m: Vec<Vec<f64>>) -> Vec<f64> {
     let n = m.len();
     for i in 0..n {
         let pivot = (i..n).max_by(|&a, &b| m[a][i].abs().total_cmp(&m[b][i].abs())).unwrap_or(i);
@@ -365,8 +380,8 @@ mod tests {
         let all: Vec<usize> = (0..cases.len()).collect();
         let truth = refit.predictions(&slow, &all);
         let mut runs = cases.clone();
-        for (case, (step, _)) in runs.iter_mut().zip(&truth) {
-            case.measured.step_s = Some(*step);
+        for (case, outcome) in runs.iter_mut().zip(&truth) {
+            case.measured.step_s = Some(outcome.step_s);
         }
         let refit = Refit::new(&list, &runs).unwrap();
         let fitted = refit.fit(refit.shipped(), &[at], |_| true);

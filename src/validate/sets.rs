@@ -121,8 +121,12 @@ pub struct NamedSet {
     pub left_out: Option<ErrorStatistics>,
     /// Errors of memory.
     pub memory: Option<ErrorStatistics>,
+    /// The same with the set's own sources left out of the fit.
+    pub left_out_memory: Option<ErrorStatistics>,
     /// Least rank correlation (Spearman) of predicted and measured times within models of four and more rows.
     pub least_spearman: Option<f64>,
+    /// The same with the set's own sources left out of the fit.
+    pub left_out_spearman: Option<f64>,
 }
 
 /// Errors over all named sets.
@@ -138,12 +142,6 @@ pub fn named_sets(rows: &[&RowReport]) -> Vec<NamedSet> {
             let statistics = |error: fn(&RowReport) -> Option<f64>| {
                 ErrorStatistics::of(&of.iter().filter_map(|row| error(row)).collect::<Vec<_>>())
             };
-            let mut models: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-            for row in &of {
-                if let Some(pair) = row.predicted_step_s.zip(row.measured_step_s) {
-                    models.entry(&row.labels.model).or_default().push(pair);
-                }
-            }
             NamedSet {
                 name: set.name,
                 sources: set.sources.to_vec(),
@@ -151,15 +149,25 @@ pub fn named_sets(rows: &[&RowReport]) -> Vec<NamedSet> {
                 step_time: statistics(RowReport::step_error),
                 left_out: statistics(RowReport::left_out_step_error),
                 memory: statistics(RowReport::memory_error),
-                least_spearman: models
-                    .values()
-                    .filter(|pairs| pairs.len() >= 4)
-                    .map(|pairs| spearman(pairs))
-                    .min_by(f64::total_cmp),
+                left_out_memory: statistics(RowReport::left_out_memory_error),
+                least_spearman: least_spearman(&of, |row| row.predicted_step_s),
+                left_out_spearman: least_spearman(&of, |row| row.left_out_step_s),
             }
         })
         .filter(|set| set.step_time.is_some())
         .collect()
+}
+
+/// Least rank correlation of predicted and measured times within models of four and more rows.
+fn least_spearman(rows: &[&RowReport], predicted: fn(&RowReport) -> Option<f64>) -> Option<f64> {
+    let mut models: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    for row in rows {
+        if let Some(pair) = predicted(row).zip(row.measured_step_s) {
+            models.entry(&row.labels.model).or_default().push(pair);
+        }
+    }
+    let ranked = models.values().filter(|pairs| pairs.len() >= 4);
+    ranked.map(|pairs| spearman(pairs)).min_by(f64::total_cmp)
 }
 
 /// Spearman's rank correlation.

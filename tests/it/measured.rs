@@ -237,6 +237,60 @@ fn other_spellings_mean_the_same() {
     assert!(plain.plan.unwrap().contains("tp2 pp4 vp1"));
 }
 
+/// Whatever takes a default and bears on the run is listed, and nothing else.
+#[test]
+fn what_is_filled_in_is_listed() {
+    let assumed = |changes: &[(&str, &str)]| with(changes).assumed;
+    let experts: &[_] = &[("experts", "8"), ("topk", "2"), ("moe_ffn", "1024")];
+    let latent: &[_] = &[("mla_kv_lora", "512")];
+    let hybrid: &[_] = &[("hybrid_layers", "attention:4 mlp:14 mamba2:14")];
+    let memory: &[_] = &[("peak_mem_gb", "60")];
+    for (column, text, run) in [
+        ("dp_overlap", "0", &[][..]),
+        ("head_dim", "128", &[]),
+        ("training", "pretrain", &[]),
+        ("pp_schedule", "1F1B", &[]),
+        ("pp_layout", "even", &[]),
+        ("gpus_per_node", "8", &[]),
+        (
+            "nvlink_domain",
+            "72",
+            &[("gpu", "GB200"), ("gpus", "72"), ("gpus_per_node", "4"), ("pp", "1"), ("global_batch", "144")],
+        ),
+        ("moe_routing", "forced", experts),
+        ("shared_expert_ffn", "0", experts),
+        ("first_k_dense", "0", experts),
+        ("moe_every", "1", experts),
+        ("token_drop", "0", experts),
+        ("mla_q_lora", "1536", latent),
+        ("mla_qk_nope", "128", latent),
+        ("mla_qk_rope", "64", latent),
+        ("mla_v_dim", "128", latent),
+        ("ssm_state", "128", hybrid),
+        ("mem_kind", "max_allocated", memory),
+        ("mem_unit", "GB", memory),
+        ("attn_kernel", "flash2", &[("framework_family", "megatron-lm")]),
+        ("compiled", "1", &[("framework_family", "torchtitan")]),
+    ] {
+        let without = [run, &[(column, "")]].concat();
+        assert!(assumed(&without).contains(&column), "{column}: {:?}", with(&without));
+        let stated = [run, &[(column, text)]].concat();
+        assert!(!assumed(&stated).contains(&column), "{column}: {:?}", with(&stated));
+        // What the source did not say counts as well, once.
+        let inferred = assumed(&[&stated[..], &[("inferred", column)]].concat());
+        assert_eq!(inferred.iter().filter(|other| **other == column).count(), 1, "{column}");
+    }
+    // What does not bear on the run is not.
+    let one = assumed(&[("pp", "1"), ("tp", "1"), ("inferred", "sp pp_layout dp notes nonsense")]);
+    for column in
+        ["sp", "pp_layout", "pp_schedule", "dp", "moe_routing", "mla_v_dim", "ssm_state", "mem_kind"]
+    {
+        assert!(!one.contains(&column), "{column}: {one:?}");
+    }
+    // A head of another size than the hidden size has heads for.
+    assert_ne!(with(&[("head_dim", "64")]).predicted_step_s, with(&[]).predicted_step_s);
+}
+
 #[test]
 fn schedules_and_exchanges_are_read() {
     let plan = |changes: &[(&str, &str)]| {

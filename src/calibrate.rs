@@ -3,7 +3,8 @@
 //! Few constants are fitted, each physical and shared by all runs: the sustained rate of every number
 //! format that the runs use, and the share of the network's line rate where runs span nodes. The loss is
 //! Huber's on the logarithm of the step time (10 %), with a pull towards the shipped value (15 %), so
-//! that two runs cannot bend a constant as far as twenty. Error bars come from leaving runs out.
+//! that two runs cannot bend a constant as far as twenty. Error bars hold both what the runs scatter and what the pull may
+//! keep a constant from.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +15,7 @@ use crate::spec::Machine;
 use crate::spec::cluster::Format;
 use crate::validate::case::Case;
 use crate::validate::predict_case;
+use crate::validate::refit::solve;
 
 /// Residuals beyond this share (of the logarithm) count linearly.
 const HUBER: f64 = 0.10;
@@ -22,8 +24,8 @@ const HUBER: f64 = 0.10;
 const PRIOR_SIGMA: f64 = 0.15;
 /// Sweeps over the constants; each is found by golden-section search.
 const SWEEPS: usize = 4;
-/// Runs are left out in at most this many groups.
-const FOLDS: usize = 12;
+/// Fewest runs after which an error is stated.
+const FEWEST_RUNS: usize = 3;
 /// A constant is searched between these logarithms of its ratio to the shipped value: 0.41 to 1.8 times.
 const SEARCHED: (f64, f64) = (-0.9, 0.6);
 /// Where a search that ends at its bound stops short of it, at most.
@@ -76,8 +78,8 @@ pub struct Fitted {
     pub searched: (f64, f64),
     /// What holds it there.
     pub held_by: HeldBy,
-    /// One standard error, from leaving runs out; none with fewer than three runs, and where something else than
-    /// the runs holds it.
+    /// One standard error, of noise and of the prior's pull; none with fewer than three runs, and where something else
+    /// than the runs holds it.
     pub standard_error: Option<f64>,
     /// Runs that it was fitted to.
     pub runs: usize,
@@ -153,33 +155,17 @@ pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, Calib
     let all: Vec<&Case> = cases.iter().collect();
     let fitted = fit(machine, &shipped, &all);
 
-    // Leave groups of runs out to see how firmly each constant is held.
-    let folds = FOLDS.min(cases.len());
-    let refits: Vec<Values> = if cases.len() < 3 {
-        Vec::new()
-    } else {
-        (0..folds)
-            .into_par_iter()
-            .map(|fold| {
-                let kept: Vec<&Case> =
-                    cases.iter().enumerate().filter(|(i, _)| i % folds != fold).map(|(_, c)| c).collect();
-                fit(machine, &shipped, &kept)
-            })
-            .collect()
-    };
+    let slopes = slopes(machine, &fitted, &all);
+    let residuals = log_residuals(&apply(machine, &fitted), &all);
+    let errors = errors(&slopes, &residuals);
     let constants = shipped
         .iter()
         .map(|(&constant, &before)| {
             let after = fitted[&constant];
             let searched = searched(before);
-            let held_by = held_by(machine, &fitted, constant, searched, &all);
-            let standard_error = (!refits.is_empty() && held_by == HeldBy::Runs).then(|| {
-                // Jackknife over groups.
-                let n = refits.len() as f64;
-                let mean = refits.iter().map(|v| v[&constant]).sum::<f64>() / n;
-                let sum: f64 = refits.iter().map(|v| (v[&constant] - mean).powi(2)).sum();
-                ((n - 1.0) / n * sum).sqrt()
-            });
+            let held_by = held_by(&slopes[&constant], after, searched);
+            let known = cases.len() >= FEWEST_RUNS && held_by == HeldBy::Runs;
+            let standard_error = known.then(|| after * errors[&constant]);
             let runs = cases.iter().filter(|case| concerns(constant, case)).count();
             Fitted { constant, before, after, searched, held_by, standard_error, runs }
         })
@@ -205,28 +191,83 @@ fn searched(shipped: f64) -> (f64, f64) {
     (shipped * SEARCHED.0.exp(), (shipped * SEARCHED.1.exp()).min(1.0))
 }
 
+/// By constant, how the logarithm of each run's step time moves with that of the constant.
+type Slopes = BTreeMap<Constant, Vec<f64>>;
+
+fn slopes(machine: &Machine, fitted: &Values, cases: &[&Case]) -> Slopes {
+    let at = |values: &Values| -> Vec<f64> {
+        let machine = apply(machine, values);
+        cases.par_iter().map(|case| predict_as(&machine, case).ln()).collect()
+    };
+    let base = at(fitted);
+    let slope = |&constant: &Constant| {
+        let mut lowered = fitted.clone();
+        lowered.insert(constant, fitted[&constant] * (-LOWERED).exp());
+        let moved = at(&lowered);
+        (constant, moved.iter().zip(&base).map(|(moved, base)| (base - moved) / LOWERED).collect())
+    };
+    fitted.keys().map(slope).collect()
+}
+
 /// What holds a constant at its fitted value. Each run of which the logarithm of the step time moves by `s` times
 /// that of the constant weighs `(s / HUBER)^2`, the prior `1 / PRIOR_SIGMA^2`.
-fn held_by(
-    machine: &Machine,
-    fitted: &Values,
-    constant: Constant,
-    searched: (f64, f64),
-    cases: &[&Case],
-) -> HeldBy {
-    let value = fitted[&constant];
-    let mut lowered = fitted.clone();
-    lowered.insert(constant, value * (-LOWERED).exp());
-    let weight: f64 = cases
-        .iter()
-        .map(|case| (predict(machine, &lowered, case) / predict(machine, fitted, case)).ln() / LOWERED)
-        .map(|sensitivity| (sensitivity / HUBER).powi(2))
-        .sum();
+fn held_by(slopes: &[f64], value: f64, searched: (f64, f64)) -> HeldBy {
+    let weight: f64 = slopes.iter().map(|slope| (slope / HUBER).powi(2)).sum();
     if weight < PRIOR_SIGMA.powi(-2) {
         return HeldBy::Prior;
     }
     let at = |bound: f64| (value / bound).ln().abs() < NEAR;
     if at(searched.0) || at(searched.1) { HeldBy::Bound } else { HeldBy::Runs }
+}
+
+/// One standard error of the logarithm of each constant.
+///
+/// Near its minimum the loss is a quadratic form: `D`, what the runs weigh, plus `P`, what the prior weighs. The fit errs by
+/// `(D + P)^-1` times what noise pushes and what the prior pulls. Noise has a variance of `v / HUBER^2` times `D`, with the
+/// variance `v` of the runs' own residuals in place of `HUBER^2` that the loss takes it for; the pull, where sites differ
+/// from what ships as the prior says, one of `P`. So the covariance is `(D + P)^-1 (v / HUBER^2 D + P) (D + P)^-1`: with
+/// quiet runs nearly all of it is the pull, which repeating or leaving out runs does not show.
+fn errors(slopes: &Slopes, residuals: &[f64]) -> BTreeMap<Constant, f64> {
+    let weights: Vec<f64> = residuals.iter().map(|r| (HUBER / r.abs().max(HUBER)).min(1.0)).collect();
+    let columns: Vec<&Vec<f64>> = slopes.values().collect();
+    let count = columns.len();
+    let of_runs = |a: usize, b: usize| {
+        let terms = weights.iter().zip(columns[a]).zip(columns[b]);
+        terms.map(|((w, x), y)| w * x * y).sum::<f64>() / (HUBER * HUBER)
+    };
+    let data: Vec<Vec<f64>> = (0..count).map(|a| (0..count).map(|b| of_runs(a, b)).collect()).collect();
+    let of_prior = PRIOR_SIGMA.powi(-2);
+    // Rows of the inverse of both together, which is symmetric.
+    let inverse: Vec<Vec<f64>> = (0..count)
+        .map(|unit| {
+            let row = |a: usize| {
+                let mut row = data[a].clone();
+                row[a] += of_prior;
+                row.push(f64::from(u8::from(a == unit)));
+                row
+            };
+            solve((0..count).map(row).collect())
+        })
+        .collect();
+    let taken: f64 = (0..count)
+        .flat_map(|a| (0..count).map(move |b| (a, b)))
+        .map(|(a, b)| inverse[a][b] * data[b][a])
+        .sum();
+    let free = (residuals.len() as f64 - taken).max(1.0);
+    let squares: f64 = weights.iter().zip(residuals).map(|(w, r)| w * r * r).sum();
+    // Few runs say little of their own noise: within 5 % the square of the 68.3 % point of Student's distribution.
+    let student = 1.0 + 1.1 / free + 1.3 / (free * free);
+    let noise = student * squares / free / (HUBER * HUBER);
+    let error = |(at, &constant): (usize, &Constant)| {
+        let x = &inverse[at];
+        let variance = |a: usize, b: usize| noise * data[a][b] + if a == b { of_prior } else { 0.0 };
+        let sum: f64 = (0..count)
+            .flat_map(|a| (0..count).map(move |b| (a, b)))
+            .map(|(a, b)| x[a] * variance(a, b) * x[b])
+            .sum();
+        (constant, sum.max(0.0).sqrt())
+    };
+    slopes.keys().enumerate().map(error).collect()
 }
 
 fn concerns(constant: Constant, case: &Case) -> bool {
@@ -276,15 +317,18 @@ fn predict_as(machine: &Machine, case: &Case) -> f64 {
     predict_case(&Case { cluster, accelerator, ..case.clone() }).step_s
 }
 
+/// Logarithms of predicted over measured step times.
+fn log_residuals(machine: &Machine, cases: &[&Case]) -> Vec<f64> {
+    let residual = |case: &&Case| (predict_as(machine, case) / case.measured.step_s.unwrap_or(1.0)).ln();
+    cases.par_iter().map(residual).collect()
+}
+
 fn loss(machine: &Machine, shipped: &Values, values: &Values, cases: &[&Case]) -> f64 {
     let huber = |residual: f64| {
         let x = residual.abs() / HUBER;
         if x <= 1.0 { 0.5 * x * x } else { x - 0.5 }
     };
-    let machine = apply(machine, values);
-    let residual = |case: &&Case| (predict_as(&machine, case) / case.measured.step_s.unwrap_or(1.0)).ln();
-    let residuals: Vec<f64> = cases.par_iter().map(residual).collect();
-    let data: f64 = residuals.into_iter().map(huber).sum();
+    let data: f64 = log_residuals(&apply(machine, values), cases).into_iter().map(huber).sum();
     let prior: f64 = values.iter().map(|(c, v)| 0.5 * ((v / shipped[c]).ln() / PRIOR_SIGMA).powi(2)).sum();
     data + prior
 }

@@ -71,6 +71,49 @@ fn one_wild_run_does_not_move_the_rest() {
     }
 }
 
+/// Sites that differ from what ships as the prior says, with noise on their runs: the stated errors hold the truth about as
+/// often as standard errors should, with quiet runs too, where the pull of the prior is all there is.
+#[test]
+fn stated_errors_hold_the_truth() {
+    let machine = load_cluster("dgx-h100").unwrap();
+    let runs = published_runs(&machine);
+    // Pairs of normal numbers by Box and Muller, from a linear congruential generator.
+    let mut state = 20_240_229_u64;
+    let mut uniform = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+    };
+    let mut normal = move || (-2.0 * uniform().ln()).sqrt() * (2.0 * std::f64::consts::PI * uniform()).cos();
+    for noise in [0.01, 0.03] {
+        let (mut stated, mut inside) = (0u32, [0u32; 2]);
+        for _ in 0..60 {
+            let mut site = machine.clone();
+            for rate in site.accelerator.rates.values_mut() {
+                rate.sustained *= (0.15 * normal()).exp();
+            }
+            let mut cases = runs.clone();
+            for case in &mut cases {
+                let truth = Case { accelerator: site.accelerator.clone(), ..case.clone() };
+                case.measured.step_s = Some(predict_case(&truth).step_s * (noise * normal()).exp());
+            }
+            for fitted in calibrate(&machine, &cases).unwrap().constants {
+                let (Constant::Sustained(format), Some(error)) = (fitted.constant, fitted.standard_error)
+                else {
+                    continue;
+                };
+                let off = (fitted.after - site.accelerator.rates[&format].sustained).abs() / error;
+                stated += 1;
+                inside
+                    .iter_mut()
+                    .zip([1.0, 2.0])
+                    .for_each(|(count, bound)| *count += u32::from(off <= bound));
+            }
+        }
+        let [one, two] = inside.map(|count| f64::from(count) / f64::from(stated));
+        assert!(stated >= 60 && (0.58..0.80).contains(&one) && two > 0.90, "{noise}: {stated} {one} {two}");
+    }
+}
+
 #[test]
 fn nothing_to_fit_is_an_error() {
     let machine = load_cluster("dgx-h100").unwrap();

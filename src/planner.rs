@@ -314,22 +314,31 @@ impl Prepared<'_> {
     pub fn refusal(&self) -> Option<(Refusal, Vec<Target>)> {
         let refusal = |target| self.space(target).job_refusal();
         let own = refusal(self.task.target)?;
-        let can = |&target: &Target| refusal(target).is_none() && self.missing(target).is_none();
+        // Adapters are planned for frameworks for which no files of them are written; nothing is known of the adapters of
+        // those for which no files are written at all.
+        let all = Job { training: Training::Full, ..self.task.job.clone() };
+        let adapters = self.task.job.training != Training::Full;
+        let can = |&target: &Target| {
+            refusal(target).is_none()
+                && self.missing(target, &all).is_none()
+                && (!adapters || target.exports())
+        };
         Some((own, Target::ALL.into_iter().filter(can).collect()))
     }
 
-    /// Why a framework has no such model.
-    fn missing(&self, target: Target) -> Option<Refusal> {
-        let Task { model, machine, job, .. } = self.task;
+    /// Why a framework has no such model for a job.
+    fn missing(&self, target: Target, job: &Job) -> Option<Refusal> {
+        let Task { model, machine, .. } = self.task;
         inexpressible(target, model, job, (&machine.cluster, &machine.accelerator))
     }
 
     /// Why the framework has no such model, and the frameworks that have it and can run the job.
     #[must_use]
     pub fn inexpressible(&self) -> Option<(Refusal, Vec<Target>)> {
-        let own = self.missing(self.task.target)?;
-        let can =
-            |&t: &Target| t.exports() && self.missing(t).is_none() && self.space(t).job_refusal().is_none();
+        let own = self.missing(self.task.target, &self.task.job)?;
+        let can = |&t: &Target| {
+            t.exports() && self.missing(t, &self.task.job).is_none() && self.space(t).job_refusal().is_none()
+        };
         Some((own, Target::ALL.into_iter().filter(can).collect()))
     }
 

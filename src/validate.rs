@@ -519,7 +519,8 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
     let cost = match case.offloaded_layers {
         Some(share) => cost.offloading_layers(share),
         None => cost,
-    };
+    }
+    .adapting(case.adapted);
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     // Nobody measured a framework that another stands in for.
     let stands_in = case.assumed.contains(&"framework_family");

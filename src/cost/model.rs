@@ -65,6 +65,8 @@ pub struct CostModel<'a> {
     total_parameters: u64,
     /// Share of the layers all of whose activations offload moves; none where single modules are offloaded.
     whole_layers: Option<f64>,
+    /// The linear layers that have adapters.
+    adapted: Adapted,
     /// Error bars without and with tensor parallelism that leaves the fast domain.
     error_bars: [Interval; 2],
     measured: bool,
@@ -88,6 +90,16 @@ impl Work {
         }
         times
     }
+}
+
+/// The linear layers that have adapters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Adapted {
+    /// All of them.
+    #[default]
+    AllLinear,
+    /// Projections to queries, keys and values.
+    QueryKeyValue,
 }
 
 /// Forward and backward work of one layer as it is put together.
@@ -394,6 +406,7 @@ impl<'a> CostModel<'a> {
             low: LowPrecision::of(job.precision, a),
             total_parameters: crate::layers::parameter_count(model).total,
             whole_layers: None,
+            adapted: Adapted::default(),
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
             measured: ErrorBars::shipped().measured(&classes[0]),
         }
@@ -410,6 +423,12 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn offloading_layers(self, share: f64) -> Self {
         Self { whole_layers: Some(share.clamp(0.0, 1.0)), ..self }
+    }
+
+    /// Where adapters are trained, those of these linear layers are (which no plan has; measured runs do).
+    #[must_use]
+    pub fn adapting(self, adapted: Adapted) -> Self {
+        Self { adapted, ..self }
     }
 
     /// The profile in use.
@@ -882,6 +901,34 @@ impl<'a> CostModel<'a> {
         }
     }
 
+    /// A linear layer of a block that is whole on this rank, and its adapter.
+    fn adapted(&self, tokens: f64, outputs: f64, inputs: f64, low: bool, p: &mut Passes) {
+        self.linear(tokens, outputs, inputs, low, p);
+        self.adapter(tokens, outputs, inputs, p);
+    }
+
+    /// What an adapter adds to a linear layer: two thin BF16 products into and out of its rank, with the gradients of their
+    /// data and weights, and the sum with the layer's own result, and of both gradients of the input
+    /// (NVIDIA-NeMo/Megatron-Bridge:src/megatron/bridge/peft/lora_layers.py). `outputs` and `inputs` are its shares of this rank.
+    fn adapter(&self, tokens: f64, outputs: f64, inputs: f64, p: &mut Passes) {
+        if self.adapted == Adapted::AllLinear {
+            self.adapter_products(tokens, outputs, inputs, p);
+        }
+    }
+
+    fn adapter_products(&self, tokens: f64, outputs: f64, inputs: f64, p: &mut Passes) {
+        let Training::Lora { rank } = self.job.training else { return };
+        let (rank, d) = (f64::from(rank), &self.device);
+        for (outputs, inputs) in [(rank, inputs), (outputs, rank)] {
+            let [forward, data, weight] = thin(tokens, outputs, inputs, 1.0).map(|p| d.product(&p, false));
+            p.forward.add(Item::Gemm, forward);
+            p.backward.add(Item::Gemm, data + weight);
+            p.weight += weight;
+        }
+        p.forward.add(Item::ElementWise, d.stream(6.0 * outputs * tokens, 1.0));
+        p.backward.add(Item::ElementWise, d.stream(6.0 * inputs * tokens, 1.0));
+    }
+
     /// Bytes that a weight gradient's product moves per element of the result.
     fn weight_gradient_bytes(&self) -> f64 {
         let gradients = memory::states(self.profile, self.job.precision).gradients;
@@ -901,6 +948,7 @@ impl<'a> CostModel<'a> {
         let h = self.model.hidden;
         let local = outputs.div_ceil(u64::from(c.key.tensor_parallel));
         self.linear(c.tokens, local as f64, h as f64, self.low.is_some(), p);
+        self.adapter(c.tokens, local as f64, h as f64 / c.tp, p);
         // With sequence parallelism the input is quantised before it is gathered.
         self.quantise(h as f64 * c.tokens / c.split as f64, local as f64 * c.tokens, p);
         shapes.push((local, h));
@@ -911,6 +959,7 @@ impl<'a> CostModel<'a> {
         let h = self.model.hidden;
         let local = inputs.div_ceil(u64::from(c.key.tensor_parallel));
         self.linear(c.tokens, h as f64, local as f64, self.low.is_some(), p);
+        self.adapter(c.tokens, h as f64 / c.tp, local as f64, p);
         self.quantise(local as f64 * c.tokens, h as f64 * c.tokens / c.split as f64, p);
         shapes.push((h, local));
     }
@@ -990,7 +1039,11 @@ impl<'a> CostModel<'a> {
                 let kv_local = a.kv_heads.div_ceil(tp);
                 window = a.window;
                 reach = a.chunk.map_or(sequence, |chunk| chunk.min(sequence));
-                self.column(c, (heads + 2 * kv_local) * a.head_dim * tp, p, shapes);
+                let outputs = (heads + 2 * kv_local) * a.head_dim;
+                self.column(c, outputs * tp, p, shapes);
+                if self.adapted == Adapted::QueryKeyValue {
+                    self.adapter_products(tokens, outputs as f64, self.model.hidden as f64 / c.tp, p);
+                }
                 self.row(c, a.heads * a.head_dim, p, shapes);
                 let (ad, gd) = ((heads * a.head_dim) as f64, (kv_local * a.head_dim) as f64);
                 if !matches!(self.model.position, Position::Learned(_) | Position::Alibi | Position::None) {
@@ -1087,25 +1140,25 @@ impl<'a> CostModel<'a> {
         let mut norm_width = a.kv_lora_rank;
         match a.q_lora_rank {
             Some(rank) => {
-                self.linear(shared, rank as f64, h as f64, low, p);
+                self.adapted(shared, rank as f64, h as f64, low, p);
                 shapes.push((rank, h));
-                self.linear(tokens, (heads * qk) as f64, rank as f64, low, &mut up);
+                self.adapted(tokens, (heads * qk) as f64, rank as f64, low, &mut up);
                 shapes.push((heads * qk, rank));
                 self.quantise((h + rank) as f64 * shared, (heads * qk) as f64 * tokens, p);
                 kept.hidden += 4.0 * rank as f64;
                 norm_width += rank;
             }
             None => {
-                self.linear(tokens, (heads * qk) as f64, h as f64, low, &mut up);
+                self.adapted(tokens, (heads * qk) as f64, h as f64, low, &mut up);
                 shapes.push((heads * qk, h));
                 self.quantise(h as f64 * shared, (heads * qk) as f64 * tokens, p);
             }
         }
         let compressed = a.kv_lora_rank + a.qk_rope_dim;
-        self.linear(shared, compressed as f64, h as f64, low, p);
+        self.adapted(shared, compressed as f64, h as f64, low, p);
         shapes.push((compressed, h));
         let expanded = heads * (a.qk_nope_dim + a.v_dim);
-        self.linear(tokens, expanded as f64, a.kv_lora_rank as f64, low, &mut up);
+        self.adapted(tokens, expanded as f64, a.kv_lora_rank as f64, low, &mut up);
         shapes.push((expanded, a.kv_lora_rank));
         self.quantise(a.kv_lora_rank as f64 * shared, expanded as f64 * tokens, p);
         kept.hidden += 2.0 * compressed as f64 + 2.0 * a.kv_lora_rank as f64;
@@ -1238,8 +1291,8 @@ impl<'a> CostModel<'a> {
         let mut body = Passes::default();
         if let Some(latent) = e.latent_width {
             let low = self.low.is_some();
-            self.linear(local_tokens, latent as f64, h, low, &mut body);
-            self.linear(local_tokens, h, latent as f64, low, &mut body);
+            self.adapted(local_tokens, latent as f64, h, low, &mut body);
+            self.adapted(local_tokens, h, latent as f64, low, &mut body);
             part.shapes.push((latent, self.model.hidden));
             part.shapes.push((self.model.hidden, latent));
         }
@@ -1287,6 +1340,19 @@ impl<'a> CostModel<'a> {
                 body.backward.add(Item::Experts, weight);
                 body.weight += weight;
             }
+            let (Training::Lora { rank }, Adapted::AllLinear) = (self.job.training, self.adapted) else {
+                continue;
+            };
+            let rank = f64::from(rank);
+            for (outputs, inputs) in [(rank, inputs), (outputs, rank)] {
+                let products = thin(rows, outputs, inputs, experts).map(|product| d.grouped(&product, false));
+                let [forward, data, weight] = products;
+                body.forward.add(Item::Experts, forward);
+                body.backward.add(Item::Experts, data + weight);
+                body.weight += weight;
+            }
+            body.forward.add(Item::Experts, d.stream(6.0 * outputs * copies, 1.0));
+            body.backward.add(Item::Experts, d.stream(6.0 * inputs * copies, 1.0));
         }
         let graphed = c.key.cuda_graphs == CudaGraphs::FullIteration;
         let (forward, backward) = if e.activation.gated() { (6.0, 10.0) } else { (4.0, 6.0) };
@@ -1655,6 +1721,7 @@ impl<'a> CostModel<'a> {
         // Replicated matrices follow the recipe of linear layers; norms, routers and biases do not.
         let mut linear = 0;
         let (mut inputs_outputs, mut expert_adapters) = (0, 0);
+        let mut query_key_value = 0;
         match &kind.block.mixer {
             Mixer::Attention(a) => {
                 // Fewer key/value heads than ranks: each rank holds a whole one, with its biases and norms.
@@ -1663,6 +1730,7 @@ impl<'a> CostModel<'a> {
                 let head = (2 * (h + bias) + norm) * a.head_dim;
                 dense += (head * (a.kv_heads.div_ceil(tp) * tp - a.kv_heads)).div_ceil(tp);
                 let (q, k) = (a.heads * a.head_dim, a.kv_heads * a.head_dim);
+                query_key_value = h + q + 2 * k;
                 inputs_outputs += h + q + 2 * k + q + h;
             }
             Mixer::Latent(a) => {
@@ -1707,6 +1775,9 @@ impl<'a> CostModel<'a> {
             }
             Training::Lora { rank } => {
                 let rank = u64::from(rank);
+                if self.adapted == Adapted::QueryKeyValue {
+                    (inputs_outputs, expert_adapters) = (query_key_value, 0);
+                }
                 local.0[StateClass::Frozen as usize] = dense + p.replicated + expert;
                 local.0[StateClass::Dense as usize] = rank * inputs_outputs.div_ceil(tp);
                 local.0[StateClass::Expert as usize] = rank * expert_adapters.div_ceil(ep * etp);
@@ -2059,6 +2130,19 @@ impl<'a> CostModel<'a> {
 /// Norms that stand before a part of a block.
 fn norms_before(block: &Block) -> f64 {
     f64::from(block.norms).min(if block.parallel { 1.0 } else { parts(block) })
+}
+
+/// The BF16 products of a thin weight of `outputs x inputs` that `tokens` rows meet: forward, of data and weight gradients.
+fn thin(tokens: f64, outputs: f64, inputs: f64, groups: f64) -> [Product; 3] {
+    let product = |rows, columns, inner| Product {
+        rows,
+        columns,
+        inner,
+        groups,
+        operand_bytes: 2.0,
+        result_bytes: 2.0,
+    };
+    [product(tokens, outputs, inputs), product(tokens, inputs, outputs), product(outputs, inputs, tokens)]
 }
 
 /// Parts of a block that read the residual stream and add to it.

@@ -150,6 +150,7 @@ const OTHER_COLUMNS: &[&str] = &[
     "compiled",
     "offload",
     "lora_rank",
+    "lora_target",
     "moe_routing",
     "token_drop",
     "mem_kind",

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 
+use crate::cost::model::Adapted;
 use crate::frameworks::profile::{Placement, Profile};
 use crate::layers::Layers;
 use crate::plan::{
@@ -46,6 +47,8 @@ pub struct Case {
     pub plan: Plan,
     /// Share of the layers all of whose activations go to host memory, where the plan offloads by layers.
     pub offloaded_layers: Option<f64>,
+    /// The linear layers that have adapters, where adapters are trained.
+    pub adapted: Adapted,
     /// Columns that bear on the prediction, or on what it is compared with, and that were filled from defaults, taken for
     /// something near, or are named by the row as what its source does not state.
     pub assumed: Vec<&'static str>,
@@ -443,8 +446,9 @@ impl Subject {
 /// Columns, and what `overlap_notes` and `framework` say, whose absence stands for a default that is not noted where they
 /// are read. Columns of what a run need not have (experts, latent attention, windows, hybrid layers, prediction of further
 /// tokens, offload, a smaller group to shard among) are not among them: without them it has none.
-const DEFAULTED: [&str; 23] = [
+const DEFAULTED: [&str; 24] = [
     "training",
+    "lora_target",
     "head_dim",
     "shared_expert_ffn",
     "first_k_dense",
@@ -662,6 +666,8 @@ impl Case {
         let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
 
         let offloaded_layers = offloaded_layers(row, layers.count());
+        let targets = [("all", Adapted::AllLinear), ("qkv", Adapted::QueryKeyValue)];
+        let adapted = choice(row, "lora_target", &targets)?.unwrap_or_default();
 
         let training = row.text_or_empty("training").to_ascii_lowercase();
         let version = release(row).map_or_else(String::new, |(year, month)| format!("{year}.{month:02}"));
@@ -735,7 +741,7 @@ impl Case {
                 "ssm_state" => any(|block| matches!(block.mixer, Mixer::Mamba2(_))),
                 "ep" | "etp" | "experts" | "topk" | "moe_ffn" | "shared_expert_ffn" | "first_k_dense"
                 | "moe_every" | "moe_routing" | "token_drop" | "ep_overlap" => experts,
-                "lora_rank" => matches!(job.training, Training::Lora { .. }),
+                "lora_rank" | "lora_target" => matches!(job.training, Training::Lora { .. }),
                 "mem_kind" | "mem_unit" => measured.memory.is_some(),
                 // Where they choose the profile.
                 "attn_kernel" => {
@@ -758,6 +764,7 @@ impl Case {
             job,
             plan,
             offloaded_layers,
+            adapted,
             assumed: cells.assumed,
             measured,
         })

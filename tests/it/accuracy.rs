@@ -125,7 +125,7 @@ fn every_goal_is_looked_at_and_the_missed_are_known() {
     );
     assert_eq!(
         of(|goal| goal.met_left_out() == Some(false)),
-        ["step time, dense, grade A: median", "picks by time and memory that ran out of memory"]
+        ["picks by time and memory that ran out of memory"]
     );
     // Every miss is explained: groups or sources without which the goal would stand better.
     type Reached = fn(&Goal) -> Option<f64>;

@@ -68,6 +68,31 @@ fn output_is_the_same_at_any_thread_count() {
     assert_eq!(one.stdout, four.stdout);
 }
 
+/// Adapters are products of their own: 6 floating-point operations for each of their parameters and tokens, at the rates of
+/// thin products, which are padded to whole tiles. Frameworks that plan them are named where the default one does not.
+#[test]
+fn adapters_take_time_by_their_rank() {
+    let job = ["plan", "llama3.1-8b", "dgx-h100", "-g", "8", "-b", "64", "-s", "4096", "--format", "json"];
+    let only = ["--framework", "bridge", "--fix", "tp=1,pp=1,cp=1,mb=1,recompute=none,offload=none"];
+    let products = |rank: &str| {
+        let output = autoplan(&[&job[..], &only, &["--lora", rank]].concat());
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["plans"][0]["time"]["gemm"].as_f64().unwrap_or_else(|| panic!("{rank}: {}", stderr(&output)))
+    };
+    let [one, sixteen, some, many] = ["1", "16", "256", "768"].map(products);
+    assert!(one < sixteen && sixteen < some && some < many, "{one} {sixteen} {some} {many}");
+    // Inputs and outputs of a layer: queries, keys and values; attention's projection; gate and up; down.
+    let widths = (4096 + 6144) + (4096 + 4096) + (4096 + 2 * 14336) + (14336 + 4096);
+    let (parameters, tokens) = (f64::from(32 * (768 - 256) * widths), 64.0 * 4096.0 / 8.0);
+    let least = 6.0 * parameters * tokens / (989.4e12 * 0.674);
+    assert!((0.95 * least..2.0 * least).contains(&(many - some)), "{} {least}", many - some);
+
+    let refused = autoplan(&[&job[..9], &["--lora", "16"]].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    let said = stdout(&refused);
+    assert!(said.contains("--framework of those that can: bridge, deepspeed, accelerate\n"), "{said}");
+}
+
 #[test]
 fn fixing_an_axis_holds() {
     let output = small(&["--format", "json", "--fix", "tp=2", "--fix", "recompute=full:uniform:1"]);

@@ -394,9 +394,13 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
     };
     let texts = |l: &Launch| l.arguments.iter().map(|w| w.text.clone()).collect::<Vec<_>>();
     let ranks = |l: &Launch| l.ranks().unwrap_or_default();
+    let per_node = |l: &Launch| l.ranks_per_node().unwrap_or_default();
     for other in launches {
         let other = Launch { unread, ..other };
         let what = match (texts(&other) == texts(&first), ranks(&first), ranks(&other)) {
+            (true, one, two) if one == two && per_node(&other) != per_node(&first) => {
+                "a second training command starts another number of ranks on a node".to_owned()
+            }
             (true, one, two) if one == two && files(&other) == files(&first) => continue,
             (true, one, two) if one == two => "a second training command is handed another file".to_owned(),
             (true, Some(one), Some(two)) => {

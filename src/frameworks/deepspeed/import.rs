@@ -257,6 +257,12 @@ const ZERO_NOT_MODELLED: &[&str] = &[
     "zero_quantized_nontrainable_weights",
 ];
 
+/// Keys of `zero_optimization` that predictions take to be on.
+const ZERO_ON: &[&str] = &["allgather_partitions", "contiguous_gradients"];
+
+/// What measures a step and slows it, where it is on.
+const MEASURING: &[&str] = &["flops_profiler", "comms_logger", "wall_clock_breakdown", "memory_breakdown"];
+
 /// Sections with their keys that forbid others (`runtime/precision_config.py`, `runtime/zero/config.py`,
 /// `runtime/zero/offload_config.py`, `runtime/tensor_parallel/config.py`).
 const CLOSED: [(&str, &[&str]); 7] = [
@@ -515,6 +521,16 @@ impl<'a> Section<'a> {
     fn unread(&self) -> Read<Vec<(usize, String)>> {
         let top: Vec<&str> = READ.iter().chain(NEUTRAL).copied().collect();
         let mut unread = self.keys_beside(&top);
+        for field in self.fields.iter().filter(|field| MEASURING.contains(&field.name.as_str())) {
+            let on = match &field.node.value {
+                Value::Flag(on) => *on,
+                Value::Object(Object { fields }) => fields
+                    .iter()
+                    .any(|inner| inner.name == "enabled" && matches!(inner.node.value, Value::Flag(true))),
+                _ => false,
+            };
+            unread.extend(on.then(|| (self.line(field.span.start), field.name.clone())));
+        }
         for (name, keys) in OPEN {
             if let Some(section) = self.section(name)? {
                 unread.extend(section.keys_beside(keys));
@@ -579,6 +595,11 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     left_out(&top, precision, &mut assumed)?;
     if let Some(zero) = &zero {
         sharding(zero, &mut layout, &mut unknown)?;
+        // Muon needs whole gradients.
+        if optimizer != Optimizer::Muon && zero.flag("reduce_scatter")? == Some(false) {
+            let line = zero.get("reduce_scatter").map_or(1, |node| zero.line(node.span.start));
+            unknown.push((line, "zero_optimization.reduce_scatter: false".to_owned()));
+        }
     }
     let (micro_batch, accumulation, batch) = batch(&top, given, &layout, &mut assumed)?;
     layout.micro_batch_size = micro_batch;
@@ -926,6 +947,11 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
             && !matches!(field.node.value, Value::Flag(false) | Value::Whole(-1))
         {
             unknown.push((zero.line(field.span.start), format!("zero_optimization.{}", field.name)));
+        }
+    }
+    for field in zero.fields {
+        if ZERO_ON.contains(&field.name.as_str()) && matches!(field.node.value, Value::Flag(false)) {
+            unknown.push((zero.line(field.span.start), format!("zero_optimization.{}: false", field.name)));
         }
     }
     for (name, least) in SIZES {

@@ -390,6 +390,11 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     let gated = f.on("--swiglu");
     let quick = f.on("--quick-geglu");
     let squared = f.on("--squared-relu");
+    if gated && quick {
+        let text =
+            "--swiglu excludes --quick-geglu (training/arguments.py core_transformer_config_from_args)";
+        return Err(ImportError::new(f.line("--quick-geglu"), text));
+    }
     let activation = match (gated || quick, squared) {
         (true, true) => {
             let text = "--squared-relu excludes --swiglu and --quick-geglu";

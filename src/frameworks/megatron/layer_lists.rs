@@ -14,7 +14,11 @@ pub(super) fn flags_of(text: &str, layers: u64, line: usize) -> Read<Vec<bool>> 
         }
         return Ok((0..layers).map(|layer| layer % n == 0).collect());
     }
-    let chars: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
+    // training/arguments.py _eval_pattern.
+    if text.contains(char::is_whitespace) {
+        return Err(bad("has blanks, which the parser refuses".into()));
+    }
+    let chars: Vec<char> = text.chars().collect();
     let mut at = 0;
     let list = sum_of_lists(&chars, &mut at, 0).filter(|_| at == chars.len());
     let list = list.ok_or_else(|| bad("is no list expression".into()))?;

@@ -45,6 +45,11 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
             assumed.push(format!("{flag}: {what}"));
         }
     }
+    let local =
+        f.given.get("--spec").is_some_and(|(values, _)| values.iter().any(|value| value.contains("local")));
+    if local {
+        assumed.push("--spec: predicted with the layers of Transformer Engine, not with these".to_owned());
+    }
     let documents: Vec<&str> = DOCUMENTS.iter().copied().filter(|flag| f.given.contains_key(*flag)).collect();
     // Positions alone change no work.
     if documents.iter().any(|flag| *flag != "--reset-position-ids") {

@@ -87,7 +87,13 @@ pub(super) fn read(
     yarn: bool,
     assumed: &mut Vec<String>,
 ) -> Result<PositionScaling, ImportError> {
+    let line = f.line("--rope-type");
     let kind = f.choice("--rope-type", &[("rope", false), ("yarn", true)])?.unwrap_or(latent);
+    if kind && !latent {
+        let text =
+            "--rope-type yarn needs --multi-latent-attention; others say --position-embedding-type yarn";
+        return Err(ImportError::new(line, text));
+    }
     let factor = f.decimal("--rotary-scaling-factor")?.unwrap_or(1.0);
     let mscale = f.decimal("--mscale")?.unwrap_or(1.0);
     let mscale_all_dim = f.decimal("--mscale-all-dim")?.unwrap_or(0.0);

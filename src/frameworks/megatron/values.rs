@@ -62,31 +62,58 @@ const REAL: &str = "
     --mtp-loss-scaling-factor --sgd-momentum --short-seq-prob --start-weight-decay --weight-decay
 ";
 
+/// Flags that take one number and are read elsewhere.
+const REAL_ELSEWHERE: &str = "--hidden-dropout --optimizer-offload-fraction";
+
 /// Flags that take one word.
 const TEXT: &str = "
-    --async-strategy --ckpt-convert-format --ckpt-convert-save --ckpt-fully-parallel-load-exchange-algo
-    --ckpt-fully-parallel-load-process-group --ckpt-fully-parallel-save-process-group
-    --ckpt-pg-tensors-cache-path --config-logger-dir --data-args-path --data-cache-path
-    --dataloader-type --dist-ckpt-format --dist-ckpt-strictness --exit-signal --fp8-amax-compute-algo
-    --load --lr-decay-style --lr-wsd-decay-style --memory-snapshot-path --merge-file
-    --nccl-communicator-config-path --non-persistent-ckpt-type --non-persistent-global-ckpt-dir
-    --non-persistent-local-ckpt-algo --non-persistent-local-ckpt-dir --one-logger-project
-    --one-logger-run-name --per-split-data-args-path --rerun-mode --save --split --tensorboard-dir
-    --tiktoken-pattern --timing-log-option --tokenizer-metadata --tokenizer-model --tokenizer-type
-    --tp-comm-bootstrap-backend --vocab-file --wandb-entity --wandb-exp-name --wandb-project
-    --wandb-save-dir --weight-decay-incr-style
+    --ckpt-convert-save --ckpt-pg-tensors-cache-path --config-logger-dir --data-args-path
+    --data-cache-path --dist-ckpt-format --exit-signal --load --memory-snapshot-path --merge-file
+    --nccl-communicator-config-path --non-persistent-global-ckpt-dir --non-persistent-local-ckpt-dir
+    --one-logger-project --one-logger-run-name --per-split-data-args-path --save --split
+    --tensorboard-dir --tokenizer-metadata --tokenizer-model --tokenizer-type --vocab-file
+    --wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir
 ";
 
 /// Flags that take one of a few words; `zarr` is a format of older versions.
 const CHOICES: &[(&str, &[&str])] = &[
+    ("--async-strategy", &["nvrx", "mcore"]),
     ("--attention-backend", &["flash", "fused", "unfused", "local", "auto"]),
+    ("--ckpt-convert-format", &["torch", "torch_dist"]),
     ("--ckpt-format", &["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"]),
+    ("--ckpt-fully-parallel-load-exchange-algo", &["broadcast", "gather_rounds", "gather_object"]),
+    ("--ckpt-fully-parallel-load-process-group", &["dp", "ep_dp"]),
+    ("--ckpt-fully-parallel-save-process-group", &["dp", "ep_dp"]),
     ("--cross-entropy-fusion-impl", &["native", "te"]),
+    ("--dataloader-type", &["single", "cyclic", "external"]),
+    (
+        "--dist-ckpt-strictness",
+        &[
+            "assume_ok_unexpected",
+            "log_unexpected",
+            "log_all",
+            "raise_unexpected",
+            "raise_all",
+            "return_unexpected",
+            "return_all",
+            "ignore_all",
+        ],
+    ),
     ("--distributed-backend", &["nccl", "gloo"]),
     ("--fp4-format", &["e2m1"]),
+    ("--fp8-amax-compute-algo", &["most_recent", "max"]),
     ("--fp8-format", &["e4m3", "hybrid"]),
+    ("--lr-decay-style", &["constant", "linear", "cosine", "inverse-square-root", "WSD"]),
+    ("--lr-wsd-decay-style", &["exponential", "linear", "cosine", "minus_sqrt"]),
     ("--moe-router-dtype", &["fp32", "fp64"]),
+    ("--non-persistent-ckpt-type", &["global", "local", "in_memory"]),
+    ("--non-persistent-local-ckpt-algo", &["fully_parallel", "atomic"]),
+    ("--rerun-mode", &["disabled", "validate_results", "report_stats"]),
+    ("--tiktoken-pattern", &["v1", "v2"]),
+    ("--timing-log-option", &["max", "minmax", "all"]),
+    ("--tp-comm-bootstrap-backend", &["nccl", "mpi", "gloo"]),
     ("--transformer-impl", &["local", "transformer_engine", "inference_optimized"]),
+    ("--weight-decay-incr-style", &["constant", "linear", "cosine"]),
 ];
 
 /// Flags of several values, or of values that are not looked at.
@@ -146,7 +173,8 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
         }
         let whole = lists(WHOLE, name);
         let choices = CHOICES.iter().find(|(flag, _)| flag == name).map(|(_, words)| *words);
-        if !whole && !lists(REAL, name) && !lists(TEXT, name) && choices.is_none() {
+        let real = lists(REAL, name) || lists(REAL_ELSEWHERE, name);
+        if !whole && !real && !lists(TEXT, name) && choices.is_none() {
             continue;
         }
         let Some(value) = values.first() else {
@@ -166,7 +194,7 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
         if whole && integer(value).is_none() {
             return refuse(format!("{name} takes a whole number, found `{found}`"));
         }
-        if lists(REAL, name) && real_number(value).is_none() {
+        if real && real_number(value).is_none() {
             return refuse(format!("{name} takes a number, found `{found}`"));
         }
         if let Some(words) = choices.filter(|words| !words.contains(&value.as_str())) {

@@ -66,8 +66,15 @@ const USUAL_VOCABULARY: u64 = 128_256;
 /// A number that is none; a tokenizer that needs one and has none.
 pub(super) fn read(f: &mut Flags, given: Option<u64>, assumed: &mut Vec<String>) -> Read<u64> {
     let padded = f.number("--padded-vocab-size")?;
-    let padded = f.number("--pad-vocab-size-to")?.or(padded);
-    let said = f.number("--vocab-size")?.or(padded);
+    let to = f.number("--pad-vocab-size-to")?.or(padded);
+    // The padded number counts for the model whatever the unpadded one is (training/arguments.py, training/training.py).
+    let said = match (f.number("--vocab-size")?, padded) {
+        (Some(said), Some(padded)) if said != padded => {
+            assumed.push(format!("a vocabulary of {padded} entries, as --padded-vocab-size says"));
+            Some(padded)
+        }
+        (said, _) => said.or(to),
+    };
     if let Some(size) = given.or(said) {
         if let Some(said) = said.filter(|said| *said != size) {
             assumed.push(format!("a vocabulary of {size} entries as given, not the {said} of the command"));

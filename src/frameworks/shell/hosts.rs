@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::printed::is_host;
 use super::shown;
+use super::state::known;
 
 /// Hosts of a file, in its order, with the slots of each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hosts(Vec<(String, u32)>);
 
 impl Hosts {
-    /// Reads lines of `NAME slots=N` (`_parse_hostfile`).
+    /// Reads lines of `NAME slots=N` (`_parse_hostfile`); none where only a running shell knows the slots.
     ///
     /// # Errors
     /// A line that is none, a host that stands twice, no host at all.
-    pub(super) fn read(text: &str) -> Result<Self, String> {
+    pub(super) fn read(text: &str) -> Result<Option<Self>, String> {
         let mut hosts = Vec::new();
         let mut names = BTreeSet::new();
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -22,10 +24,17 @@ impl Hosts {
                 let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
                 Some((name.to_owned(), rest[..end].parse().ok()?))
             });
-            let host = slots.ok_or_else(|| {
-                format!("the file of hosts has the line `{}`; expected `NAME slots=N`", shown(line))
-            })?;
-            if !names.insert(host.0.clone()) {
+            let Some(host) = slots else {
+                if !known(line) {
+                    return Ok(None);
+                }
+                return Err(format!(
+                    "the file of hosts has the line `{}`; expected `NAME slots=N`",
+                    shown(line)
+                ));
+            };
+            // Names that are not known may differ.
+            if !names.insert(host.0.clone()) && (known(&host.0) || is_host(&host.0)) {
                 return Err(format!(
                     "the file of hosts has `{}` twice, which DeepSpeed refuses",
                     shown(&host.0)
@@ -36,7 +45,7 @@ impl Hosts {
         if hosts.is_empty() {
             return Err("the file of hosts is empty, which DeepSpeed refuses".to_owned());
         }
-        Ok(Self(hosts))
+        Ok(Some(Self(hosts)))
     }
 
     pub(super) fn number(&self) -> u32 {
@@ -60,8 +69,9 @@ impl Hosts {
     /// A host or slot that is not there.
     pub(super) fn filtered(&self, list: &str, excludes: bool) -> Result<u32, String> {
         let listed = listed(list)?;
+        let all: BTreeMap<&str, u32> = self.0.iter().map(|(host, own)| (host.as_str(), *own)).collect();
         for (name, slots) in &listed {
-            let own = self.0.iter().find(|(host, _)| host == name).map(|(_, own)| *own);
+            let own = all.get(name).copied();
             let own = own.ok_or_else(|| format!("the file of hosts has no `{}`", shown(name)))?;
             if let Some(slot) = slots.iter().find(|slot| **slot >= own) {
                 return Err(format!("`{}` has no slot {slot} in the file of hosts", shown(name)));

@@ -1,7 +1,8 @@
 //! What a Slurm job asks for: by the `#SBATCH` lines of its script and by the options of `sbatch` or `salloc` before it,
 //! which count more.
 
-use super::ranks::{Said, amount_of, values_among};
+use super::printed::host_list;
+use super::ranks::{Said, amount_of, gpus, values_among};
 use super::state::unknown;
 use super::wrappers::{job_options, program_at};
 use super::{Word, is_unknown};
@@ -59,6 +60,12 @@ impl Job {
         self.text(names).map_or(Said::Not, |text| amount_of(&text))
     }
 
+    /// GPUs of a node.
+    pub(super) fn gpus_per_node(&self) -> Said {
+        let values = values_among(&self.words, GPUS_PER_NODE).into_iter().rev();
+        values.into_iter().find_map(|(_, name, value)| gpus(&name, &value.text)).unwrap_or(Said::Not)
+    }
+
     /// A number and what says it, for people.
     pub(super) fn source(&self, names: &[&str]) -> Option<(String, u32)> {
         let (at, name, _) = values_among(&self.words, names).pop()?;
@@ -73,7 +80,7 @@ impl Job {
             Some(product) if one != Said::Not => Said::Number(product),
             _ => Said::Not,
         };
-        let gpus = self.said(GPUS).or(product(nodes, self.said(GPUS_PER_NODE)));
+        let gpus = self.said(GPUS).or(product(nodes, self.gpus_per_node()));
         self.said(TASKS).or(product(nodes, per_node)).or(product(gpus, self.said(TASKS_PER_GPU)))
     }
 
@@ -86,7 +93,7 @@ impl Job {
             ("SLURM_NTASKS", tasks),
             ("SLURM_NPROCS", tasks),
             ("SLURM_NTASKS_PER_NODE", self.said(TASKS_PER_NODE)),
-            ("SLURM_GPUS_ON_NODE", self.said(GPUS_PER_NODE)),
+            ("SLURM_GPUS_ON_NODE", self.gpus_per_node()),
         ];
         let numbers = numbers.into_iter().filter_map(|(name, said)| match said {
             Said::Number(number) => Some((name, number.to_string())),
@@ -96,7 +103,8 @@ impl Job {
         // As it is written there, with the kind of GPU.
         let gpus = self.text(&GPUS_PER_NODE[..1]);
         let gpus = gpus.map(|text| if is_unknown(&text) || text.contains('$') { unknown() } else { text });
-        numbers.chain(gpus.map(|text| ("SLURM_GPUS_PER_NODE", text))).collect()
+        let hosts = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"].map(|name| (name, host_list()));
+        numbers.chain(gpus.map(|text| ("SLURM_GPUS_PER_NODE", text))).chain(hosts).collect()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::yaml::{Node, Value, documents};
-use super::run::{Run, Shell};
+use super::run::{LONGEST, Run, Shell};
 use super::state::unknown;
 use super::{ImportError, Word};
 
@@ -17,8 +17,12 @@ pub fn is_manifest(text: &str) -> bool {
     begins("apiVersion:") && begins("kind:")
 }
 
-/// Most files of ConfigMaps that containers see, counted for each of them.
+/// Most files of ConfigMaps and variables that containers see, counted for each of them.
 const MOST_MOUNTED: usize = 4096;
+/// Most keys of ConfigMaps that are gone through for a container.
+const MOST_KEYS: usize = 1 << 20;
+/// Most characters of a container's variables that are kept.
+const MOST_TEXT: usize = 1 << 22;
 
 /// What the ConfigMaps of a manifest hold, by their names.
 type Maps<'n> = BTreeMap<&'n str, &'n [(String, Node)]>;
@@ -45,21 +49,28 @@ impl Shell<'_> {
             pods_of(document, &mut pods);
             for pod in pods {
                 for container in pod.get("containers").map(Node::members).unwrap_or_default() {
-                    let files = mounts(pod, container, &maps);
-                    mounted += files.len();
-                    if mounted > MOST_MOUNTED {
-                        let text = format!("containers see more than {MOST_MOUNTED} files of ConfigMaps");
+                    let (files, variables) = (mounts(pod, container, &maps), variables_of(container, &maps));
+                    mounted += files.as_ref().map_or(MOST_MOUNTED, Vec::len) + variables.0.len();
+                    let Some(files) = files.filter(|_| mounted <= MOST_MOUNTED) else {
+                        let text = format!(
+                            "containers see more than {MOST_MOUNTED} files of ConfigMaps and variables"
+                        );
                         return Err(ImportError::new(container.line, text));
-                    }
-                    self.container(container, &files, &maps, plain)?;
+                    };
+                    self.container(container, &files, variables, plain)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn container(&mut self, container: &Node, files: &[Mounted], maps: &Maps, plain: bool) -> Run<()> {
-        let (variables, open) = variables_of(container, maps);
+    fn container(
+        &mut self,
+        container: &Node,
+        files: &[Mounted],
+        (variables, open): (BTreeMap<String, String>, bool),
+        plain: bool,
+    ) -> Run<()> {
         let words = ["command", "args"].into_iter().filter_map(|name| container.get(name));
         let words = words.flat_map(|list| list.members().iter());
         let words: Vec<Word> = words
@@ -98,24 +109,27 @@ struct Mounted<'n> {
     node: &'n Node,
 }
 
-/// Files that a container of a pod sees of ConfigMaps.
-fn mounts<'n>(pod: &Node, container: &Node, maps: &Maps<'n>) -> Vec<Mounted<'n>> {
+/// Files that a container of a pod sees of ConfigMaps; none where these are too many.
+fn mounts<'n>(pod: &Node, container: &Node, maps: &Maps<'n>) -> Option<Vec<Mounted<'n>>> {
     let volumes = pod.get("volumes").map(Node::members).unwrap_or_default();
-    let mut files = Vec::new();
+    let (mut files, mut keys) = (Vec::new(), 0);
     for mount in container.get("volumeMounts").map(Node::members).unwrap_or_default() {
         let Some((name, folder)) = text_of(mount, "name").zip(text_of(mount, "mountPath")) else { continue };
         let volume = volumes.iter().find(|volume| text_of(volume, "name") == Some(name));
         let Some(source) = volume.and_then(|volume| volume.get("configMap")) else { continue };
         let data = text_of(source, "name").and_then(|name| maps.get(name)).copied().unwrap_or_default();
         let items = source.get("items").map(Node::members);
+        let paths: BTreeMap<_, _> =
+            items.unwrap_or_default().iter().map(|i| (text_of(i, "key"), text_of(i, "path"))).collect();
+        keys += data.len() + paths.len() + volumes.len();
+        if keys > MOST_KEYS {
+            return None;
+        }
         for (key, node) in data {
             // Listed are those that are there at all, each with its name.
             let name = match items {
                 None => Some(key.as_str()),
-                Some(items) => {
-                    let item = items.iter().find(|item| text_of(item, "key") == Some(key));
-                    item.and_then(|item| text_of(item, "path"))
-                }
+                Some(_) => paths.get(&Some(key.as_str())).copied().flatten(),
             };
             // `subPath` mounts one file under a name of its own.
             let path = match (name, text_of(mount, "subPath")) {
@@ -125,11 +139,11 @@ fn mounts<'n>(pod: &Node, container: &Node, maps: &Maps<'n>) -> Vec<Mounted<'n>>
             };
             files.push(Mounted { path, node });
             if files.len() > MOST_MOUNTED {
-                return files;
+                return None;
             }
         }
     }
-    files
+    Some(files)
 }
 
 /// What holds containers below a node, but for those that only prepare.
@@ -151,13 +165,14 @@ fn pods_of<'n>(node: &'n Node, all: &mut Vec<&'n Node>) {
 /// job's pods this is.
 fn variables_of(container: &Node, maps: &Maps) -> (BTreeMap<String, String>, bool) {
     let mut all = BTreeMap::from([("JOB_COMPLETION_INDEX".to_owned(), unknown())]);
-    let mut open = false;
+    let (mut open, mut text) = (false, 0);
     for source in container.get("envFrom").map(Node::members).unwrap_or_default() {
         let prefix = text_of(source, "prefix").unwrap_or_default();
         let name = source.get("configMapRef").and_then(|map| text_of(map, "name"));
         match name.and_then(|name| maps.get(name)) {
             Some(data) => {
-                all.extend(data.iter().map(|(key, node)| {
+                // One more tells that there are too many.
+                all.extend(data.iter().take(MOST_MOUNTED + 1).map(|(key, node)| {
                     (format!("{prefix}{key}"), node.text().unwrap_or_default().to_owned())
                 }))
             }
@@ -178,6 +193,8 @@ fn variables_of(container: &Node, maps: &Maps) -> (BTreeMap<String, String>, boo
             None if variable.get("valueFrom").is_some() => unknown(),
             None => String::new(),
         };
+        text += value.len();
+        let value = if text > MOST_TEXT { unknown() } else { value };
         all.insert(name.to_owned(), value);
     }
     (all, open)
@@ -188,6 +205,9 @@ fn with_variables(text: &str, variables: &BTreeMap<String, String>) -> String {
     let mut all = String::new();
     let mut rest = text;
     while let Some(at) = rest.find('$') {
+        if all.len() > LONGEST {
+            return unknown();
+        }
         let (before, from) = rest.split_at(at);
         all.push_str(before);
         let value = from.strip_prefix("$(").and_then(|inner| {

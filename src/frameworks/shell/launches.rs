@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::accelerate;
 use super::jobs::Job;
 use super::parse::{Raw, parse_inside};
+use super::printed::words_of_input;
 use super::ranks::{host_file, values_among};
 use super::run::{Run, Shell};
 use super::state::{Status, unknown};
@@ -108,7 +109,7 @@ impl Shell<'_> {
         let input = self.state.input.take().filter(|text| text.trim().lines().count() == 1);
         let line = fields.first().map_or(1, |word| word.line);
         let Some(mark) = mark else {
-            let words = input.as_deref().and_then(shlex::split).unwrap_or_else(|| vec![unknown()]);
+            let words = input.as_deref().and_then(words_of_input).unwrap_or_else(|| vec![unknown()]);
             let behind = words.into_iter().map(|text| Word { text, line });
             return fields.iter().cloned().chain(behind).collect();
         };
@@ -287,14 +288,15 @@ impl Shell<'_> {
                 }
                 _ => "",
             };
-            if several {
+            if several && list.matches('=').count() > 1 {
                 pairs.extend(list.split(','));
             } else {
                 pairs.push(list);
             }
-            let named =
-                launcher[at + 1..].iter().map(|w| w.text.as_str()).take_while(|text| text.contains('='));
-            pairs.extend(named.filter(|_| program(&word.text) == "env"));
+            if program(&word.text) == "env" {
+                let named = launcher[at + 1..].iter().map(|w| w.text.as_str());
+                pairs.extend(named.take_while(|text| text.contains('=')));
+            }
         }
         for pair in pairs {
             let said = match pair.split_once('=') {
@@ -480,6 +482,15 @@ const QUIET: &[&str] = &[
     "xargs",
     "apt",
     "apt-get",
+    "uniq",
+    "sha256sum",
+    "column",
+    "cmp",
+    "less",
+    "more",
+    "file",
+    "nl",
+    "paste",
     "vi",
     "nano",
     "history",
@@ -514,7 +525,10 @@ const SWITCHES: &[&str] = &[
     "--no_ssh",
     "--force_multi",
     "--bind_cores_to_rank",
+    "--no_ssh_check",
+    "--save_pid",
     "--multi_gpu",
+    "--dynamo_use_dynamic",
     "--use_deepspeed",
     "--use_fsdp",
 ];

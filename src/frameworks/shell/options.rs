@@ -16,6 +16,7 @@ impl Shell<'_> {
             }
         };
         let [options, name, ..] = words else { return Some(2) };
+        self.worked(arguments.len());
         let next = self.content("OPTIND", None).filter(|text| known(text));
         let next = next.map_or(Ok(1), |text| text.parse::<usize>());
         let (Ok(next @ 1..), true) = (next, known(options) && arguments.iter().all(|text| known(text)))
@@ -68,13 +69,18 @@ pub(super) fn getopt(words: &[String]) -> Option<String> {
     }
     let (mut letters, mut names) = (String::new(), Vec::new());
     let mut words = words.iter();
-    let mut named = false;
+    let (mut named, mut plain) = (false, false);
     while let Some(word) = words.next() {
         let (option, glued) =
             word.split_once('=').map_or((word.as_str(), None), |(o, value)| (o, Some(value)));
         let mut value = || glued.map(str::to_owned).or_else(|| words.next().cloned());
         match option {
-            "--" => break,
+            "--" => {
+                if !named {
+                    letters.clone_from(words.next()?);
+                }
+                break;
+            }
             "-o" | "--options" => (letters, named) = (value()?, true),
             "-l" | "--long" | "--longoptions" => {
                 names.extend(
@@ -82,10 +88,11 @@ pub(super) fn getopt(words: &[String]) -> Option<String> {
                 );
             }
             "-n" | "--name" => drop(value()?),
-            "-a" | "--alternative" | "-q" | "--quiet" => {}
+            "-q" | "--quiet" => {}
             // The letters may stand alone in front.
             _ if !named && !option.starts_with('-') => {
                 letters.clone_from(word);
+                plain = true;
                 break;
             }
             _ => return None,
@@ -93,7 +100,12 @@ pub(super) fn getopt(words: &[String]) -> Option<String> {
     }
     let mut out = String::new();
     let mut others = Vec::new();
-    let quoted = |text: &str| format!(" '{}'", text.replace('\'', "'\\''"));
+    // Orders of their own, and texts that are not quoted.
+    if letters.starts_with(['+', '-']) {
+        return None;
+    }
+    let quoted =
+        |text: &str| if plain { format!(" {text}") } else { format!(" '{}'", text.replace('\'', "'\\''")) };
     while let Some(word) = words.next() {
         if word == "--" {
             others.extend(words.by_ref().cloned());

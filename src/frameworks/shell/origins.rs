@@ -89,12 +89,9 @@ fn program_in(words: &str, line: usize, text: &str, steps: usize) -> Option<(usi
     if let Some(command) =
         word.strip_prefix("$(").or(word.strip_prefix('`')).filter(|rest| !rest.starts_with('('))
     {
-        let end = |c: char| c.is_whitespace() || "|)`;".contains(c);
-        let program = command
-            .trim_start()
-            .split(end)
-            .next()
-            .filter(|name| !name.is_empty() && !name.starts_with('<'))?;
+        // The last of a pipe prints.
+        let command = command.split([')', '`', '\n']).next()?.rsplit('|').next()?;
+        let program = command.split_whitespace().next().filter(|name| !name.starts_with('<'))?;
         return Some((line, program.rsplit('/').next().unwrap_or(program).to_owned()));
     }
     let name = names_in(word.strip_prefix('$').map(|_| word)?).next()?;

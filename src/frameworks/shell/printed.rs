@@ -1,5 +1,6 @@
-//! What programs print: `cat`, `echo`, `printf`, `seq`, `tee` and `sed` over texts that the script itself holds, and what
-//! they, `cp`, `mv` and `rm` do to files. Any other program's output is unknown, and so are files that it edits.
+//! What programs print over texts that the script itself holds (`cat`, `echo`, `printf`, `seq`, `sed`, `tr`, `wc`, `grep`,
+//! `getopt` and some more), and what they, `cp`, `mv` and `rm` do to files. Any other program's output is unknown, and so are
+//! files that it is told of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -68,9 +69,20 @@ const MOST_NAMED: usize = 64;
 /// Most hosts of a job that are told apart.
 const MOST_HOSTS: u32 = 1 << 16;
 
+/// The words of a text as `xargs` parts them; none where a comment of the shell's would begin.
+pub(super) fn words_of_input(text: &str) -> Option<Vec<String>> {
+    let comments = text.split_whitespace().any(|word| word.starts_with('#'));
+    shlex::split(text).filter(|_| !comments)
+}
+
 /// A word for a host of a job, whose name is not known.
 fn host_name(number: u32) -> String {
     format!("{UNKNOWN}.{number}")
+}
+
+/// The list of the hosts of a job.
+pub(super) fn host_list() -> String {
+    format!("{UNKNOWN}.hosts")
 }
 
 /// Whether a word is one host of a job.
@@ -151,6 +163,7 @@ impl Shell<'_> {
             }
             "mkdir" | "chmod" | "chown" | "wait" | "sync" => Done::silent(),
             "getopt" => {
+                self.worked(words.iter().map(String::len).sum::<usize>().saturating_mul(words.len()));
                 let text = getopt(words);
                 Done { status: text.as_ref().map(|_| 0), text }
             }
@@ -158,11 +171,11 @@ impl Shell<'_> {
             "grep" => return self.grep(words),
             "xargs" if words.is_empty() => {
                 let words =
-                    self.state.input.take().filter(|text| known(text)).and_then(|text| shlex::split(&text));
+                    self.state.input.take().filter(|text| known(text)).and_then(|text| words_of_input(&text));
                 Done::well(words.map(|words| words.join(" ") + "\n"))
             }
             // Which hosts these are is not known, but how many are.
-            "scontrol" if matches!(words, [show, what, ..] if show == "show" && what.starts_with("hostname")) =>
+            "scontrol" if matches!(words, [show, what, list @ ..] if show == "show" && what.starts_with("hostname") && list.iter().all(|list| *list == host_list())) =>
             {
                 let nodes = self.content("SLURM_NNODES", None).and_then(|nodes| nodes.parse::<u32>().ok());
                 let nodes = nodes.filter(|nodes| *nodes <= MOST_HOSTS);
@@ -178,7 +191,12 @@ impl Shell<'_> {
     pub(super) fn unknown_program(&mut self, name: &str, words: &[String], line: usize) {
         self.print(None);
         let program = self.state.input.take();
-        for word in words {
+        for (at, word) in words.iter().enumerate() {
+            // What names the hosts is read.
+            let before = at.checked_sub(1).map_or("", |before| words[before].as_str());
+            if matches!(before.trim_start_matches('-'), "hostfile" | "machinefile" | "f") {
+                continue;
+            }
             let path = word.split_once('=').map_or(word.as_str(), |(_, path)| path);
             if path.contains(['.', '/']) && !path.contains(char::is_whitespace) && !path.starts_with('-') {
                 self.keep(path, false, None, line);
@@ -205,7 +223,9 @@ impl Shell<'_> {
         let [option] = options(words).collect::<Vec<_>>()[..] else { return None };
         let text = self.read_all(&files).filter(|_| files.len() <= 1)?;
         let number = match option.as_str() {
-            "-l" | "--lines" => text.matches('\n').count(),
+            "-l" | "--lines" if text.lines().all(|line| known(line) || is_host(line)) => {
+                text.matches('\n').count()
+            }
             "-w" | "--words" if known(&text) => text.split_whitespace().count(),
             "-c" | "--bytes" if known(&text) => text.len(),
             _ => return None,
@@ -215,9 +235,10 @@ impl Shell<'_> {
 
     /// `grep` for a plain text, at the start of a line behind `^`; none for other patterns and files of the system.
     fn grep(&mut self, words: &[String]) -> Option<Done> {
-        let mut all = operands(words);
+        let mut all = operands(words).filter(|_| !words.iter().any(|word| word == "--"));
         let pattern = all.next()?;
-        let (start, plain) = match pattern.strip_prefix('^') {
+        let fixed = options(words).any(|option| option.contains('F'));
+        let (start, plain) = match pattern.strip_prefix('^').filter(|_| !fixed) {
             Some(plain) => (true, plain),
             None => (false, pattern.as_str()),
         };

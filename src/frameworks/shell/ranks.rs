@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use super::hosts::{Hosts, slots_listed};
 use super::jobs::{GPUS_PER_NODE, Job, NODES as OF_JOB_NODES, TASKS, TASKS_PER_GPU, TASKS_PER_NODE};
 use super::state::{known, loose};
-use super::wrappers::{program_at, torch_at};
+use super::wrappers::{program_at, starter_at, torch_at};
 use super::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown};
 use crate::spec::shipped::nearest;
 
@@ -101,9 +101,14 @@ impl Launch {
     /// DeepSpeed takes the hosts of its file, or this one, less those that it is told to leave (`main`).
     fn ranks_of_deepspeed(&self) -> Result<Option<u32>, ImportError> {
         let refuse = |why: String| ImportError::new(self.line(), why);
-        let (nodes, each) = (self.option(&NODES)?, self.option(&PER_NODE)?);
+        // 0 is none.
+        let number = |names: &[&str]| {
+            Ok(Some(self.option(names)?).filter(|said| *said != Said::Number(0)).unwrap_or(Said::Not))
+        };
+        let (nodes, each) = (number(&NODES)?, number(&PER_NODE)?);
         let filter =
             |names: &[&str]| values_among(self.own_words(), names).pop().map(|(_, _, word)| word.text);
+        let filter = |names: &[&str]| filter(names).filter(|list| !list.is_empty());
         let (included, excluded) = (filter(&["--include", "-i"]), filter(&["--exclude", "-e"]));
         let beside = match (&included, &excluded) {
             (Some(_), Some(_)) => Some("--include beside --exclude"),
@@ -121,7 +126,7 @@ impl Launch {
             return Ok(None);
         }
         if let Some(text) = &self.hosts {
-            let hosts = Hosts::read(text).map_err(refuse)?;
+            let Some(hosts) = Hosts::read(text).map_err(refuse)? else { return Ok(None) };
             if let Some(list) = filter {
                 return hosts.filtered(list, excluded.is_some()).map(Some).map_err(refuse);
             }
@@ -151,8 +156,12 @@ impl Launch {
 
     /// GPUs of a node by the options of Slurm's launcher or of its job.
     fn gpus_of_slurm(&self) -> Said {
-        let said = self.values_of(GPUS_PER_NODE).pop().map(|(_, value)| amount_of(&value.text));
-        said.unwrap_or_else(|| self.of_job(GPUS_PER_NODE))
+        let said = self
+            .values_of(GPUS_PER_NODE)
+            .into_iter()
+            .rev()
+            .find_map(|(name, value)| gpus(&name, &value.text));
+        said.unwrap_or_else(|| self.job.as_deref().map_or(Said::Not, Job::gpus_per_node))
     }
 
     /// GPUs of a node that processes see, and what says so.
@@ -181,7 +190,14 @@ impl Launch {
     fn strange_options(&self) -> impl Iterator<Item = String> {
         let (launcher, options) = self.options_known();
         self.own_words().iter().filter(|word| !is_unknown(&word.text)).filter_map(move |word| {
-            let name = word.text.strip_prefix("--")?.split('=').next().filter(|name| !name.is_empty())?;
+            let Some(name) = word.text.strip_prefix("--") else {
+                // Short ones stand for none of the rest but by their letters.
+                let letter = word.text.strip_prefix('-')?.chars().next()?;
+                let strange = letter.is_ascii_alphabetic() && !SHORT.contains(letter);
+                return strange
+                    .then(|| format!("line {}: {launcher} has no option {}", word.line, shown(&word.text)));
+            };
+            let name = name.split('=').next().filter(|name| !name.is_empty())?;
             if completed(name, options).is_some() {
                 return None;
             }
@@ -226,7 +242,7 @@ impl Launch {
             return Ok(all.number().or(sets.times(each.or(Said::Number(1)))).filter(|_| all != sets));
         }
         let tasks = self.option(&["--ntasks", "--tasks", "-n", "-np", "--np"])?;
-        let per_node: &[&str] = if mpi { &["-N", "--npernode", "-ppn"] } else { TASKS_PER_NODE };
+        let per_node: &[&str] = if mpi { &["-N", "--npernode", "-npernode", "-ppn"] } else { TASKS_PER_NODE };
         let per_node = self.option(per_node)?;
         let all = if per_node == Said::Not { tasks.or_read(self.tasks_of_job()) } else { tasks };
         // The hosts of OpenMPI, each with its slots.
@@ -235,7 +251,13 @@ impl Launch {
             .filter(|_| mpi && all == Said::Not);
         if let Some((_, _, hosts)) = hosts.filter(|(_, _, hosts)| known(&hosts.text)) {
             let slots = |host: &str| host.split_once(':').map_or(Some(1), |(_, slots)| slots.parse().ok());
-            return Ok(hosts.text.split(',').map(slots).sum::<Option<u32>>());
+            let names: BTreeSet<_> = hosts.text.split(',').map(|host| host.split(':').next()).collect();
+            let hosts: Option<u32> = match per_node {
+                _ if !values_among(&self.launcher, &["--map-by"]).is_empty() => None,
+                Said::Not => hosts.text.split(',').map(slots).sum(),
+                each => each.number().and_then(|each| each.checked_mul(u32::try_from(names.len()).ok()?)),
+            };
+            return Ok(hosts);
         }
         if all != Said::Not {
             return Ok(all.number());
@@ -265,7 +287,7 @@ impl Launch {
     }
 
     fn deepspeed(&self) -> Option<usize> {
-        program_at(&self.launcher, |name| name == "deepspeed")
+        starter_at(&self.launcher, |name| name == "deepspeed")
     }
 
     /// The words of torchrun's or DeepSpeed's own; those before them are options of others, some of the same names.
@@ -412,6 +434,9 @@ const OF_TORCHRUN: &[&str] = &[
     "help",
 ];
 
+/// Letters of short options of both, and of Python's before them.
+const SHORT: &str = "mrthHieqHuBOX";
+
 /// DeepSpeed's (`deepspeed/launcher/runner.py` `parse_args`).
 const OF_DEEPSPEED: &[&str] = &[
     "hostfile",
@@ -489,6 +514,12 @@ impl Launch {
             notes.extend(tasks.filter(|_| starts).map(|(who, tasks)| {
                 format!("{who} says {tasks} tasks on every node, and each of them starts a launcher of its own: expected one")
             }));
+            let nodes =
+                self.sources(&NODES).into_iter().chain(slurm(OF_JOB_NODES)).find(|(_, nodes)| *nodes > 1);
+            let alone = self.deepspeed().is_some() && host_file(self.own_words()).is_none();
+            notes.extend(nodes.filter(|_| alone).map(|(who, nodes)| {
+                format!("{who} says {nodes} nodes, and DeepSpeed is given no file of hosts: without /job/hostfile it knows this one alone")
+            }));
             let hosts = self.more_nodes_than_hosts();
             notes.extend(differing("nodes", [hosts, self.sources(&NODES), slurm(OF_JOB_NODES)].concat()));
             notes
@@ -536,7 +567,7 @@ impl Launch {
         let last = self.values_of(names).pop();
         let said = last.and_then(|(name, value)| {
             let said =
-                if names == GPUS_PER_NODE { amount_of(&value.text) } else { read(&name, &value).ok()? };
+                if names == GPUS_PER_NODE { gpus(&name, &value.text)? } else { read(&name, &value).ok()? };
             Some((name, said.number()?))
         });
         said.into_iter().collect()
@@ -552,7 +583,11 @@ impl Launch {
 
     /// DeepSpeed takes all hosts of its file where it is told of more.
     fn more_nodes_than_hosts(&self) -> Vec<Source> {
-        let hosts = self.hosts.as_deref().and_then(|text| Hosts::read(text).ok()).map(|hosts| hosts.number());
+        let hosts = self
+            .hosts
+            .as_deref()
+            .and_then(|text| Hosts::read(text).ok().flatten())
+            .map(|hosts| hosts.number());
         let nodes = self.sources(&NODES).first().map(|(_, nodes)| *nodes);
         let fewer = hosts.filter(|hosts| nodes.is_some_and(|nodes| nodes > *hosts));
         fewer.map(|hosts| ("the file of hosts".to_owned(), hosts)).into_iter().collect()
@@ -603,6 +638,13 @@ fn read(name: &str, value: &Word) -> Result<Said, ImportError> {
         format!("`{text}` is no number of nodes or processes")
     };
     Err(ImportError::new(value.line, fault))
+}
+
+/// What one of Slurm's options says of GPUs: of the resources that `--gres` lists some may be GPUs.
+pub(super) fn gpus(option: &str, value: &str) -> Option<Said> {
+    let counts =
+        option != "--gres" || value.split(',').any(|one| one.starts_with("gpu")) || is_unknown(value);
+    counts.then(|| amount_of(value))
 }
 
 /// What the value of one of Slurm's options says: a number, or one of GPUs.

@@ -239,14 +239,29 @@ pub(super) fn without_job(launcher: &[Word]) -> Vec<Word> {
 
 /// Where the first program stands that is meant by its name; options and the values of Slurm's may be named alike.
 pub(super) fn program_at(words: &[Word], is_meant: impl Fn(&str) -> bool) -> Option<usize> {
-    let of_slurm = |at: usize| {
-        let before = &words[..at];
-        before.iter().any(|word| matches!(program(&word.text), "srun" | "sbatch" | "salloc"))
-            && before.last().is_some_and(|word| holds(BATCH.valued, &word.text))
+    let has = |words: &[Word], names: &[&str]| words.iter().any(|word| names.contains(&program(&word.text)));
+    let is_value = |at: usize| {
+        let Some((option, before)) = words[..at].split_last() else { return false };
+        let option = option.text.as_str();
+        holds(NAMING, option)
+            || option.starts_with("--container-") && !option.contains('=')
+            || has(before, &["srun", "sbatch", "salloc"]) && holds(BATCH.valued, option)
+            || has(before, &["qsub"]) && holds(PBS.valued, option)
     };
-    let of_container = |at: usize| at > 0 && words[at - 1].text == "--name";
-    let may = |at: usize| !words[at].text.starts_with('-') && !of_slurm(at) && !of_container(at);
+    let may = |at: usize| !words[at].text.starts_with('-') && !is_value(at);
     (0..words.len()).find(|&at| is_meant(program(&words[at].text)) && may(at))
+}
+
+/// Options of containers and of MPI whose values are names or folders.
+const NAMING: &str = "--name --pwd --workdir -w -wdir --wdir --output-filename --hostname --mpi --cpu-bind";
+
+/// Where a program of one of these names starts what follows: no interpreter stands between, unless it says that one may.
+pub(super) fn starter_at(words: &[Word], is_meant: impl Fn(&str) -> bool) -> Option<usize> {
+    let at = program_at(words, is_meant)?;
+    let behind = &words[at + 1..];
+    let python = behind.iter().any(|word| program(&word.text).starts_with("python"));
+    let told = behind.iter().any(|word| matches!(word.text.as_str(), "--no-python" | "--no_python"));
+    (!python || told).then_some(at)
 }
 
 /// Where torchrun stands, or its module behind `-m`.
@@ -256,7 +271,7 @@ pub(super) fn torch_at(words: &[Word]) -> Option<usize> {
             && matches!(pair[1].text.as_str(), "torch.distributed.run" | "torch.distributed.launch")
     };
     let module = words.windows(2).position(module).map(|at| at + 1);
-    module.or_else(|| program_at(words, |name| name == "torchrun"))
+    module.or_else(|| starter_at(words, |name| name == "torchrun"))
 }
 
 /// Programs that take a text for a shell behind `-c` or `--command`.

@@ -756,3 +756,103 @@ fn manifests_know_what_config_maps_hold() {
     let error = read_launch(&job(&format!("{mounted}{many}"), &volumes("")), &no_files).unwrap_err();
     assert!(error.message.contains("more than 4096 files"), "{error}");
 }
+
+#[test]
+fn what_is_not_known_is_not_counted() {
+    for text in [
+        "H=$(getent hosts); torchrun --nnodes $(echo \"$H\" | wc -l) --nproc-per-node 8 x.py --n 1",
+        "A=$(nvidia-smi -L); N=$(echo \"$A\" | wc -l); torchrun --nproc-per-node $N x.py --n 1",
+    ] {
+        assert_eq!(read(text).ranks(), Ok(None), "{text}");
+    }
+    for list in ["node[01-04]", "'node[01-04]'", "$SLURM_JOB_NODELIST_HET_GROUP_1"] {
+        let text =
+            format!("#SBATCH -N 8\nH=($(scontrol show hostnames {list})); torchrun x.py --n ${{#H[@]}}");
+        assert_eq!(arguments(&read(&text)), ["--n", "\u{fffc}"], "{text}");
+    }
+    // What a comment would cut off.
+    let files = |_: &str| Ok("--z #1 --n 4\n".to_owned());
+    let launch = read_launch("A=$(cat args | xargs)\ntorchrun x.py --m 1 $A", &files).unwrap();
+    assert_eq!(arguments(&launch), ["--m", "1", "\u{fffc}"]);
+}
+
+#[test]
+fn names_of_folders_and_containers_are_no_launchers() {
+    for (text, ranks) in [
+        ("srun -N 2 --ntasks-per-node=8 --container-name torchrun python x.py --n 1", Some(16)),
+        ("srun -N 2 --ntasks-per-node=8 --container-workdir /w/deepspeed python x.py --n 1", Some(16)),
+        ("mpirun -np 16 --output-filename logs/torchrun python x.py --n 1", Some(16)),
+        ("mpirun -np 16 -wdir /home/me/deepspeed python x.py --n 1", Some(16)),
+        ("srun -N 2 --ntasks-per-node=8 docker run deepspeed/deepspeed python x.py --n 1", Some(16)),
+        ("docker run deepspeed/deepspeed deepspeed --num_gpus 8 x.py --deepspeed_config x.json", Some(8)),
+        ("torchrun --nproc-per-node 8 --no-python python x.py --n 1", Some(8)),
+        (
+            "apptainer exec --env CUDA_VISIBLE_DEVICES=0,1,2,3 image torchrun --nproc-per-node 4 x.py --n 1",
+            Some(4),
+        ),
+        ("mpirun --host a:8,b:8 -npernode 4 python x.py --n 1", Some(8)),
+        ("mpirun --host a:8,b:8 --map-by ppr:4:node python x.py --n 1", None),
+        ("srun -N 2 --gpus-per-node=8 --gres=nvme:4 python x.py --n 1", Some(16)),
+        ("deepspeed --num_nodes 0 --num_gpus 8 --include \"\" x.py --deepspeed_config x.json", Some(8)),
+    ] {
+        assert_eq!(read(text).ranks(), Ok(ranks), "{text}");
+    }
+    let job = |path: &str| match path {
+        "job.pbs" => Ok("#PBS -V\n#PBS -N docker\npython x.py --n ${N:-4}\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    };
+    for start in ["qsub job.pbs", "qsub -N docker job.pbs"] {
+        assert_eq!(
+            arguments(&read_launch(&format!("export N=2; {start}"), &job).unwrap()),
+            ["--n", "2"],
+            "{start}"
+        );
+    }
+    let said =
+        read("srun -N 4 deepspeed --num_gpus 8 x.py --deepspeed_config x.json").disagreements().join("\n");
+    assert!(said.contains("without /job/hostfile"), "{said}");
+    let said = read("torchrun -z 3 --nproc-per-node 8 x.py --n 1").disagreements().join("\n");
+    assert!(said.contains("torchrun has no option -z"), "{said}");
+    let text = "torchrun --nnodes 1 --nproc-per-node 8 x.py --n 1; torchrun --nnodes 2 --nproc-per-node 4 x.py --n 1";
+    let error = read_launch(text, &no_files).unwrap_err();
+    assert!(error.message.contains("another number of ranks on a node"), "{error}");
+}
+
+#[test]
+fn files_of_hosts_may_hold_what_is_not_known() {
+    for (hosts, ranks) in [
+        ("echo \"$A slots=8\" > h; echo \"$(hostname) slots=8\" >> h", Some(16)),
+        ("echo \"a slots=$(nvidia-smi -L | wc -l)\" > h", None),
+    ] {
+        let text = format!("{hosts}\ndeepspeed --hostfile h x.py --deepspeed_config x.json");
+        assert_eq!(read(&text).ranks(), Ok(ranks), "{text}");
+    }
+    // Programs that are given them read them.
+    let files = |_: &str| Ok("a slots=8\n".to_owned());
+    let text = "mpirun --hostfile h hostname; uniq h\ndeepspeed --hostfile h x.py --deepspeed_config x.json";
+    assert_eq!(read_launch(text, &files).unwrap().ranks(), Ok(Some(8)));
+}
+
+#[test]
+fn forms_of_getopt_that_order_otherwise_are_unknown() {
+    for form in ["getopt -o +t: -- pre -t 4", "getopt -o -ab -- x", "getopt -a -o t: -l tp: -- -tp 4"] {
+        let text = format!("eval set -- $({form})\ntorchrun x.py --n $2");
+        assert_eq!(arguments(&read(&text)), ["--n", "\u{fffc}"], "{text}");
+    }
+    assert_eq!(
+        arguments(&read("set -- $(getopt t: -t 4 rest)\ntorchrun x.py --n $2 --r $4")),
+        ["--n", "4", "--r", "rest"]
+    );
+    assert_eq!(arguments(&read("eval set -- $(getopt -- t: -t 4)\ntorchrun x.py --n $2")), ["--n", "4"]);
+}
+
+#[test]
+fn variables_of_manifests_are_bounded() {
+    let variables: String = (1..64)
+        .map(|at| format!("            - {{name: A{at}, value: \"$(A{0})$(A{0})\"}}\n", at - 1))
+        .collect();
+    let text = format!(
+        "apiVersion: v1\nkind: Pod\nspec:\n      containers:\n        - command: [torchrun, x.py, --n, $(A63), --m, $(A2)]\n          env:\n            - {{name: A0, value: ab}}\n{variables}"
+    );
+    assert_eq!(arguments(&read(&text)), ["--n", "\u{fffc}", "--m", "abababab"]);
+}

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::super::yaml;
-use super::launches::program;
+use super::wrappers::program_at;
 use super::{ImportError, Word};
 
 /// Switches that each pick another way to train than the file's.
@@ -42,7 +42,7 @@ pub(super) fn options(launcher: &[Word]) -> Option<BTreeMap<String, Word>> {
     let words = match module {
         Some(at) => &launcher[at..],
         None => {
-            let at = launcher.iter().position(|word| program(&word.text) == "accelerate")?;
+            let at = program_at(launcher, |name| name == "accelerate")?;
             launcher.get(at + 1..).filter(|words| words.first().is_some_and(|w| w.text == "launch"))?
         }
     };

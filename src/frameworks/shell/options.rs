@@ -1,7 +1,7 @@
 //! Options that scripts take themselves: `getopts` of the shell, `getopt` of util-linux.
 
 use super::run::Shell;
-use super::state::{Status, known};
+use super::state::{ENTRY, Status, known};
 
 impl Shell<'_> {
     /// `getopts OPTIONS NAME [ARGUMENTS]`
@@ -16,7 +16,7 @@ impl Shell<'_> {
             }
         };
         let [options, name, ..] = words else { return Some(2) };
-        self.worked(arguments.len());
+        self.worked(arguments.len().saturating_mul(ENTRY));
         let next = self.content("OPTIND", None).filter(|text| known(text));
         let next = next.map_or(Ok(1), |text| text.parse::<usize>());
         let (Ok(next @ 1..), true) = (next, known(options) && arguments.iter().all(|text| known(text)))

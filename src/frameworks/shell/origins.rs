@@ -72,12 +72,7 @@ impl Launch {
             if self.unset.contains(name) {
                 return Some(name.to_owned());
             }
-            let mut values = text.lines().rev().filter_map(|line| {
-                let line = line.trim_start();
-                let line = line.strip_prefix("export ").or(line.strip_prefix("local ")).unwrap_or(line);
-                assignment(line).filter(|(own, _)| *own == name)
-            });
-            let (_, value) = values.next().filter(|_| steps > 0)?;
+            let (_, value) = last_set(name, text).filter(|_| steps > 0)?;
             self.unset_in(value, text, steps - 1)
         })
     }
@@ -95,13 +90,18 @@ fn program_in(words: &str, line: usize, text: &str, steps: usize) -> Option<(usi
         return Some((line, program.rsplit('/').next().unwrap_or(program).to_owned()));
     }
     let name = names_in(word.strip_prefix('$').map(|_| word)?).next()?;
-    let set = text.lines().enumerate().filter_map(|(at, own)| {
-        let own = own.trim_start();
-        let own = own.strip_prefix("export ").or(own.strip_prefix("local ")).unwrap_or(own);
-        assignment(own).filter(|(other, _)| *other == name).map(|(_, value)| (at + 1, value))
-    });
-    let (line, value) = set.last().filter(|_| steps > 0)?;
+    let (line, value) = last_set(name, text).filter(|_| steps > 0)?;
     program_in(value, line, text, steps - 1)
+}
+
+/// The last line of a script that sets a variable, counted from 1, and what to.
+fn last_set<'t>(name: &str, text: &'t str) -> Option<(usize, &'t str)> {
+    let set = text.lines().enumerate().filter_map(|(at, line)| {
+        let line = line.trim_start();
+        let line = line.strip_prefix("export ").or(line.strip_prefix("local ")).unwrap_or(line);
+        assignment(line).filter(|(own, _)| *own == name).map(|(_, value)| (at + 1, value))
+    });
+    set.last()
 }
 
 /// Names behind `$` and `${`.

@@ -174,13 +174,7 @@ impl Shell<'_> {
                     self.state.input.take().filter(|text| known(text)).and_then(|text| words_of_input(&text));
                 Done::well(words.map(|words| words.join(" ") + "\n"))
             }
-            // Which hosts these are is not known, but how many are.
-            "scontrol" if matches!(words, [show, what, list @ ..] if show == "show" && what.starts_with("hostname") && list.iter().all(|list| *list == host_list())) =>
-            {
-                let nodes = self.content("SLURM_NNODES", None).and_then(|nodes| nodes.parse::<u32>().ok());
-                let nodes = nodes.filter(|nodes| *nodes <= MOST_HOSTS);
-                Done::well(nodes.map(|nodes| (0..nodes).map(|host| host_name(host) + "\n").collect()))
-            }
+            "scontrol" => return self.hosts_of_job(words).map(|text| Done::well(Some(text))),
             "module" | "date" | "hostname" => Done::well(None),
             _ => return None,
         };
@@ -215,6 +209,18 @@ impl Shell<'_> {
                 .collect();
             named.iter().for_each(|path| self.keep(path, false, None, line));
         }
+    }
+
+    /// `scontrol show hostnames LIST` of the job's own hosts: which these are is not known, but how many are.
+    fn hosts_of_job(&mut self, words: &[String]) -> Option<String> {
+        let [show, what, list @ ..] = words else { return None };
+        let own = list.iter().all(|list| *list == host_list());
+        if show != "show" || !what.starts_with("hostname") || !own {
+            return None;
+        }
+        let nodes =
+            self.content("SLURM_NNODES", None)?.parse::<u32>().ok().filter(|nodes| *nodes <= MOST_HOSTS)?;
+        Some((0..nodes).map(|host| host_name(host) + "\n").collect())
     }
 
     /// `wc -l`, `-w` or `-c`, of the input or of a file.

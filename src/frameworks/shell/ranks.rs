@@ -103,12 +103,14 @@ impl Launch {
         let refuse = |why: String| ImportError::new(self.line(), why);
         // 0 is none.
         let number = |names: &[&str]| {
-            Ok(Some(self.option(names)?).filter(|said| *said != Said::Number(0)).unwrap_or(Said::Not))
+            let said = self.option(names)?;
+            Ok(if said == Said::Number(0) { Said::Not } else { said })
         };
         let (nodes, each) = (number(&NODES)?, number(&PER_NODE)?);
-        let filter =
-            |names: &[&str]| values_among(self.own_words(), names).pop().map(|(_, _, word)| word.text);
-        let filter = |names: &[&str]| filter(names).filter(|list| !list.is_empty());
+        let filter = |names: &[&str]| {
+            let last = values_among(self.own_words(), names).pop();
+            last.map(|(_, _, word)| word.text).filter(|list| !list.is_empty())
+        };
         let (included, excluded) = (filter(&["--include", "-i"]), filter(&["--exclude", "-e"]));
         let beside = match (&included, &excluded) {
             (Some(_), Some(_)) => Some("--include beside --exclude"),
@@ -238,8 +240,11 @@ impl Launch {
         if program_at(&self.launcher, |name| name == "jsrun").is_some() {
             // Resource sets with tasks in each, or tasks alone.
             let (sets, each) = (self.option(&["-n", "--nrs"])?, self.option(&["-a", "--tasks_per_rs"])?);
-            let all = self.option(&["-p", "--np"])?;
-            return Ok(all.number().or(sets.times(each.or(Said::Number(1)))).filter(|_| all != sets));
+            return Ok(match (self.option(&["-p", "--np"])?, sets) {
+                (Said::Not, Said::Not) => None,
+                (Said::Not, sets) => sets.times(each.or(Said::Number(1))),
+                (all, _) => all.number(),
+            });
         }
         let tasks = self.option(&["--ntasks", "--tasks", "-n", "-np", "--np"])?;
         let per_node: &[&str] = if mpi { &["-N", "--npernode", "-npernode", "-ppn"] } else { TASKS_PER_NODE };

@@ -113,7 +113,7 @@ pub(super) fn known(text: &str) -> bool {
 }
 
 /// What copying an entry of a map costs, in characters.
-const ENTRY: usize = 16;
+pub(super) const ENTRY: usize = 16;
 
 impl State {
     /// What a copy of it costs, in characters.

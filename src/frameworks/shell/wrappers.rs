@@ -176,7 +176,8 @@ const WRAPPERS: &[Wrapper] = &[
     },
 ];
 
-/// `sbatch`: behind its options stand a script, of which it takes a copy, and the script's arguments.
+/// `sbatch`, whose options `salloc` and, for the most part, `srun` have too: behind them stand a script, of which it takes a
+/// copy, and the script's arguments.
 const BATCH: Wrapper = Wrapper {
     names: "sbatch",
     verbs: "",

@@ -610,6 +610,8 @@ fn programs_of_other_queues_count_their_tasks() {
     for (text, ranks) in [
         ("jsrun -n 4 -a 8 -g 8 python x.py --n 1", Some(32)),
         ("jsrun -n4 -a4 python x.py --n 1", Some(16)),
+        ("jsrun -p 4 -n 4 python x.py --n 1", Some(4)),
+        ("jsrun python x.py --n 1", None),
         ("mpirun -H a:8,b:8 python x.py --n 1", Some(16)),
         ("mpirun -np 4 -H a:8,b:8 python x.py --n 1", Some(4)),
         ("srun -N 2 --tasks-per-node=4 python x.py --n 1", Some(8)),

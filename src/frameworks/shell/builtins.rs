@@ -103,15 +103,6 @@ struct Attributes {
     other: bool,
 }
 
-/// A text for `eval` in which a word of which nothing is known may be several again.
-fn with_unknown_words(text: &str) -> String {
-    if text.contains('\'') {
-        return text.to_owned();
-    }
-    let words = text.split(' ').map(|word| if loose(word) { "$(unknown)" } else { word });
-    words.collect::<Vec<_>>().join(" ")
-}
-
 /// Whether a command declares variables.
 fn declares(keyword: &str) -> bool {
     matches!(keyword, "export" | "local" | "declare" | "readonly" | "typeset")
@@ -376,7 +367,6 @@ impl Shell<'_> {
                     self.forget_everything("`eval`", line);
                     return Ok(Some(None));
                 }
-                let text = with_unknown_words(&text);
                 let list = parse_sourced(&text, line).map_err(|e| super::ImportError { line, ..e })?;
                 self.nested(|shell| shell.list(&list))?
             }

@@ -147,7 +147,8 @@ impl Shell<'_> {
         let mut length = 0;
         for part in &raw.parts {
             let (value, quoted) = match part {
-                Part::Text { text, .. } => (text.clone(), true),
+                // What is not known of a text that is read again may be several words.
+                Part::Text { text, quoted } => (text.clone(), *quoted || known(text)),
                 Part::Command { list, quoted } => (self.substituted(list.as_deref()), *quoted),
                 Part::Process(_) => (unknown(), true),
                 Part::Variable { expression, quoted } => match self.members(expression) {

@@ -2,7 +2,7 @@
 
 use super::{COMMAND, import_given};
 use autoplan::frameworks::megatron::import::{Given, Imported};
-use autoplan::frameworks::shell::ImportError;
+use autoplan::frameworks::shell::{ImportError, no_files, read_launch};
 
 const START: &str = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
 
@@ -97,5 +97,19 @@ fn flags_that_may_be_set_and_say_no_degrees_are_left_out() {
             told || imported.as_ref().is_err_and(|e| e.message.contains("degrees of parallelism")),
             "{text}"
         );
+    }
+}
+
+#[test]
+fn texts_that_are_read_again_may_hold_several_unknown_words() {
+    for text in [
+        "eval set -- $(foo)\ntorchrun x.py --n ${2:-1}",
+        "eval \"set -- $(foo)\"\ntorchrun x.py --n ${2:-1}",
+        "eval \"A=(2 $(foo))\"\ntorchrun x.py --n ${A[1]:-1}",
+        "bash -c \"set -- $(foo); torchrun x.py --n \\${2:-1}\"",
+    ] {
+        let launch = read_launch(text, &no_files).unwrap();
+        let words: Vec<&str> = launch.arguments.iter().map(|word| word.text.as_str()).collect();
+        assert_eq!(words, ["--n", "\u{fffc}"], "{text}");
     }
 }

@@ -12,7 +12,7 @@ use autoplan::cost::schedule::Shape;
 use autoplan::plan::Schedule;
 use autoplan::stages::milp::{self, Limits};
 use autoplan::stages::{
-    Balancer, Block, Fixed, Freedom, Kind, Mode, Objective, Outcome, Pipeline, Problem, Run,
+    Balancer, Block, Fixed, Freedom, Kind, Mode, Objective, Outcome, Pipeline, Problem, Run, Spread,
 };
 use autoplan::units::{Bytes, Picos};
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -117,7 +117,7 @@ fn balance(c: &mut Criterion) {
             });
             let chunked = set(4, 500);
             spread(&format!("four chunks per rank, {name}, {freedom:?}"), &chunked, |problem| {
-                let mut splits = balancer.splits(problem, true);
+                let mut splits = balancer.splits(problem, Spread::Uneven);
                 black_box(balancer.completions(problem, &mut splits, Picos(u64::MAX)));
             });
             let limits = Limits { seconds: 2.0, nodes: 2_000, gap: 0.0 };

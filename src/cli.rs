@@ -15,6 +15,7 @@ mod plan;
 mod progress;
 mod regress;
 mod remedies;
+mod stages;
 mod survey;
 mod validate;
 

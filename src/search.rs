@@ -39,7 +39,7 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Offload, Plan};
 use crate::stages::relax::Relaxation;
-use crate::stages::{Balancer, Evaluation, Fixed, Kind, Splits, Way};
+use crate::stages::{Balancer, Evaluation, Fixed, Kind, Splits, Spread, Way};
 use crate::units::Picos;
 #[cfg(feature = "milp")]
 pub use verify::Verified;
@@ -61,6 +61,8 @@ pub struct Request {
     pub exhaustive: bool,
     /// Only the even split.
     pub even_stages: bool,
+    /// Where no layout fits, look once more, for splits that only moving layers one by one finds ([`Spread::Any`]).
+    pub insist: bool,
     /// How many of the best plans are looked at closely. With one chunk per rank the integer programme checks the
     /// split, of deep pipelines only if they are the best; with several, chains of passes bound all others.
     pub verified: usize,
@@ -68,7 +70,7 @@ pub struct Request {
 
 impl Default for Request {
     fn default() -> Self {
-        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false, verified: 0 }
+        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false, insist: false, verified: 0 }
     }
 }
 
@@ -288,6 +290,16 @@ impl Search<'_> {
     /// Finds the best layouts. What was `found` before in a part of this space the rest has to beat from the start.
     #[must_use]
     pub fn run(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Answer {
+        let first = self.passes(&Request { insist: false, ..request.clone() }, found, observer);
+        let futile = !request.insist || self.spread(request) < Spread::Any || !found.is_empty();
+        if futile || first.stop == Stop::Interrupted || !first.found.is_empty() {
+            return first;
+        }
+        self.passes(request, found, observer)
+    }
+
+    /// As many walks over the space as are needed for the classes that are kept.
+    fn passes(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Answer {
         if request.per_class <= 1 || request.exhaustive {
             return self.pass(request, found, observer, None);
         }

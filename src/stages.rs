@@ -12,7 +12,8 @@
 //! * `chains`: what every split takes at least, with proof, several chunks per rank or with traffic at both ends of
 //!   the step (`ends`).
 //! * `ranks`: the same of whole layers, one chunk per rank.
-//! * `descent`: a fast split found by simulation; `walk`: every split that no chain rules out.
+//! * `descent`: a fast split found by simulation; `fitting`: one that has the memory, several chunks per rank; `walk`:
+//!   every split that no chain rules out.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
 //! * [`layout`]: the result in the words of launch flags.
 
@@ -25,7 +26,9 @@ mod descent;
 pub mod dp;
 #[cfg(feature = "milp")]
 mod ends;
+mod fitting;
 pub mod layout;
+mod lightest;
 mod loads;
 #[cfg(feature = "milp")]
 pub mod milp;
@@ -36,7 +39,6 @@ mod ranks;
 pub mod relax;
 mod splits;
 mod tables;
-#[cfg(feature = "milp")]
 mod walk;
 
 use crate::units::{Bytes, Picos};
@@ -45,7 +47,7 @@ pub(crate) use descent::shorter_chains;
 pub use dp::{Balancer, Outcome};
 pub use modes::Modes;
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};
-pub use splits::{Makespan, Splits};
+pub use splits::{Makespan, Splits, Spread};
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use comfy_table::{CellAlignment, Table};
+use comfy_table::CellAlignment;
 use serde_json::json;
 
 use super::check::verify;
@@ -11,9 +11,9 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{WITHOUT_OFFLOAD, layout_json, money, percent, seconds};
+use super::output::{WITHOUT_OFFLOAD, layout_json, money, percent, plain_table, seconds};
 use super::progress::Bar;
-use super::{Ending, Failure};
+use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
 use crate::cost::goodput::Goodput;
 use crate::cost::money::{Pricing, RunCost, goodput_of, run_cost, step_cost};
@@ -364,18 +364,6 @@ fn refused(prepared: &Prepared, answer: &Answer, format: Format) -> Result<Endin
     Ok(Ending::Negative)
 }
 
-fn plain_table(header: &[&str], left: usize) -> Table {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_header(header);
-    for i in left..header.len() {
-        if let Some(column) = table.column_mut(i) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
-}
-
 fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Write) -> Result<(), Failure> {
     let task = prepared.task;
     let job = &task.job;
@@ -495,42 +483,9 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         writeln!(out, "  local drives of the fullest node: states {} of {size}", off.drives)?;
     }
 
-    let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
     if plan.chunks().len() > 1 {
-        let mut table = plain_table(&["stages", "rank", "layers", "recompute", "forward", "backward"], 4);
-        let key = |k: usize| {
-            let c = &p.chunks[k];
-            (
-                plan.chunks()[k].layers,
-                plan.chunks()[k].recompute,
-                c.forward.total() + c.messages,
-                c.backward.total() + c.messages,
-            )
-        };
-        let mut from = 0;
-        for k in 0..layers.len() {
-            if k + 1 < layers.len() && key(k + 1) == key(from) {
-                continue;
-            }
-            let (layers, recompute, forward, backward) = key(from);
-            let (name, rank) = if from == k {
-                (format!("  chunk {k}"), p.chunks[k].rank.to_string())
-            } else {
-                (format!("  chunks {from}-{k}"), format!("{}-{}", p.chunks[from].rank, p.chunks[k].rank))
-            };
-            table.add_row([
-                name,
-                rank,
-                layers.to_string(),
-                recompute.to_string(),
-                seconds(forward.seconds()),
-                seconds(backward.seconds()),
-            ]);
-            from = k + 1;
-        }
-        writeln!(out, "\n{table}")?;
-        let mtp = prepared.layers.mtp.map_or(0, |(_, n)| n);
-        writeln!(out, "  layout {}", write_layout(&layers, mtp))?;
+        writeln!(out, "\n{}", stages::table(plan, p, None))?;
+        writeln!(out, "  layout {}", stages::layout(prepared, plan))?;
     }
 
     let run = prepared.run(p);

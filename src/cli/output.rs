@@ -6,11 +6,11 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Map, Value, json};
 
-use super::Failure;
 use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
+use super::{Failure, stages};
 use crate::cost::goodput::NoProgress;
 use crate::cost::money::{PhasedCost, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
@@ -19,7 +19,6 @@ use crate::planner::{Offloading, Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, Stop};
 use crate::spec::job::Phase;
 use crate::spec::saved::SavedPlan;
-use crate::stages::layout::write_layout;
 use crate::units::{Dollars, Seconds};
 
 /// Output format.
@@ -88,6 +87,8 @@ pub(crate) struct Report<'a> {
     pub(crate) bounds: Bounds,
     /// Rows.
     pub(crate) top: usize,
+    /// Whether the stages of every plan are printed.
+    pub(crate) stages: bool,
     /// GPUs that may be used at most, where some may stay idle.
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
@@ -383,21 +384,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             asked.saturating_sub(used)
         )?;
     }
-    writeln!(out, "stages of the best plan: {}", layout_text(best.section.prepared, &best.found.plan))?;
+    writeln!(out, "stages of the best plan: {}", stages::layout(best.section.prepared, &best.found.plan))?;
     if best.found.plan.layout().pipeline_parallel > 1 {
-        let target = best.section.prepared.task.target;
-        let more = percent(best.found.split_gap);
-        let (said, other) = match best.found.even {
-            _ if !target.capabilities().uneven_stages => {
-                (format!("{} splits layers evenly", target.name()), "recomputation")
-            }
-            Some(even) => {
-                let gain = even.0 as f64 / best.found.prediction.step().0 as f64 - 1.0;
-                (format!("balancing gained {} over the even split", percent(gain)), "split")
-            }
-            None => ("the even split does not fit".into(), "split"),
-        };
-        writeln!(out, "{said}; any other {other} gains at most {more}")?;
+        writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
     }
     let better = |row: &Row| row.found.polished.is_some();
     if rows.iter().any(better) {
@@ -410,8 +399,20 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let Some(better) = &row.found.polished else { continue };
         let (listed, step) = (row.found.prediction.step(), better.prediction.step());
         let gain = percent(1.0 - step.0 as f64 / listed.0 as f64);
-        let layout = layout_text(row.section.prepared, &better.plan);
+        let layout = stages::layout(row.section.prepared, &better.plan);
         writeln!(out, "  {}: {}, {gain} less: {layout}", at + 1, seconds(step.seconds()))?;
+    }
+    if report.stages {
+        for (at, row) in rows.iter().enumerate() {
+            let (prepared, found) = (row.section.prepared, row.found);
+            writeln!(out, "\n{}: {}", at + 1, stages::layout(prepared, &found.plan))?;
+            if found.plan.layout().pipeline_parallel > 1 {
+                writeln!(out, "   {}", stages::balance(prepared, found))?;
+            }
+            let limit = prepared.cost().memory_limit();
+            writeln!(out, "{}", stages::table(&found.plan, &found.prediction, Some(limit)))?;
+        }
+        writeln!(out)?;
     }
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
@@ -531,11 +532,6 @@ pub(crate) fn money(dollars: Dollars) -> String {
     }
 }
 
-fn layout_text(prepared: &Prepared, plan: &Plan) -> String {
-    let layers: Vec<u32> = plan.chunks().iter().map(|c| c.layers).collect();
-    write_layout(&layers, prepared.layers.mtp.map_or(0, |(_, modules)| modules))
-}
-
 /// The degrees of a layout by their full names.
 pub(crate) fn layout_json(layout: &Layout) -> Map<String, Value> {
     match serde_json::to_value(layout) {
@@ -604,7 +600,7 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         "time": time,
         "stages": stages,
         "chunks": chunks,
-        "layout": layout_text(prepared, plan),
+        "layout": stages::layout(prepared, plan),
     });
     match prepared.task.job.tokens.map(|tokens| run_cost(&run, tokens)) {
         Some(Ok(run)) => value["run"] = serde_json::to_value(run).unwrap_or_default(),
@@ -629,7 +625,7 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     value["split_gap"] = json!(found.split_gap);
     value["polished"] = json!(found.polished.as_ref().map(|better| json!({
         "stages": better.plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>(),
-        "layout": layout_text(row.section.prepared, &better.plan),
+        "layout": stages::layout(row.section.prepared, &better.plan),
         "step_time_s": better.prediction.step().seconds().0,
         "split_gap": better.split_gap,
     })));
@@ -870,10 +866,23 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             row.run.as_ref().map(|r| r.days.to_string()).unwrap_or_default(),
             row.run.as_ref().map(|r| r.dollars.total.0.to_string()).unwrap_or_default(),
             p.times.limiting().to_owned(),
-            layout_text(row.section.prepared, &row.found.plan),
+            stages::layout(row.section.prepared, &row.found.plan),
         ];
         writer.write_record(&record).map_err(io)?;
     }
     writer.flush()?;
     Ok(())
+}
+
+/// A table without lines, whose first columns are aligned to the left.
+pub(crate) fn plain_table(header: &[&str], left: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header);
+    for i in left..header.len() {
+        if let Some(column) = table.column_mut(i) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
 }

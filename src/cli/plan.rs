@@ -62,6 +62,9 @@ pub(crate) struct PlanArgs {
     /// the proof of it, are of the plans without.
     #[arg(long, conflicts_with = "even_stages")]
     polish: bool,
+    /// Print the layers, time and memory of every stage of each plan.
+    #[arg(long)]
+    stages: bool,
     /// Leave GPUs idle where that is faster; says how many.
     #[arg(long)]
     gpus_at_most: bool,
@@ -182,6 +185,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         per_class: args.per_layout as usize,
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
+        insist: true,
         verified: VERIFIED,
     };
     let mut tasks: Vec<(String, Task)> = Vec::new();
@@ -231,6 +235,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         objective: args.objective,
         bounds: Bounds { deadline: args.deadline, budget: args.budget_usd },
         top: args.top as usize * args.per_layout as usize,
+        stages: args.stages,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
         bar: &bar,
@@ -294,6 +299,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         verified: 1,
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
+        insist: true,
         ..Request::default()
     };
     let mut tasks = Vec::new();

@@ -16,7 +16,7 @@ use crate::cost::step::{shape, state_bytes};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::Reach;
 use crate::plan::{Layout, Offload, Schedule};
-use crate::stages::Splits;
+use crate::stages::{Splits, Spread};
 use crate::units::Picos;
 
 /// Layouts of a group that differ in nothing but sharding.
@@ -491,12 +491,13 @@ impl Search<'_> {
         let simulates = line.layout.schedule == Schedule::Interleaved;
         let (known, bound) = match line.known {
             Known::Relaxed => {
-                let uneven = self.uneven(request);
+                let spread = self.spread(request);
                 let Line { balancing, cell, layout, hop, .. } = &mut *line;
-                let (mut found, bound) = scratch.balancer.bounded_splits(&balancing.problem, uneven, highest);
+                let (mut found, bound) = scratch.balancer.bounded_splits(&balancing.problem, spread, highest);
                 // None is relieved if all are even, or if one fits with the fullest states.
                 balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
-                let bounded = !uneven || scratch.balancer.any_fits(&balancing.problem, &mut found);
+                let bounded =
+                    spread == Spread::Even || scratch.balancer.any_fits(&balancing.problem, &mut found);
                 line.splits = Some(found);
                 if !bounded {
                     // This says nothing of those that are relieved, but of all others.

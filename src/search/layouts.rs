@@ -12,7 +12,9 @@ use crate::cost::step::{Tables, exposed, fits_with, once_per_step, predict_with,
 use crate::cost::{CellCosts, CellKey, LocalParameters};
 use crate::frameworks::{Reach, legal_plan};
 use crate::plan::{Layout, Offload, Plan, Schedule};
-use crate::stages::{Assignment, Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
+use crate::stages::{
+    Assignment, Objective as SplitObjective, Outcome as Balanced, Problem, Spread, evaluate_into,
+};
 use crate::units::{Bytes, Picos};
 
 /// A layout of a line, and what it has to beat.
@@ -26,8 +28,8 @@ pub(super) struct Sharded<'a> {
 struct Sought<'a> {
     layout: &'a Layout,
     problem: &'a Problem,
-    /// Whether splits other than the even one are.
-    uneven: bool,
+    /// Which splits are.
+    spread: Spread,
     /// Passes that take longer certainly do not matter.
     most: Picos,
 }
@@ -92,7 +94,7 @@ impl Search<'_> {
         }
         // Of no interest is what takes longer than what certainly does not matter.
         let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
-        let sought = Sought { layout, problem, uneven: self.uneven(request), most };
+        let sought = Sought { layout, problem, spread: self.spread(request), most };
         let chunked = layout.virtual_stages > 1;
         // Several chunks have bounds that are sharper than a relaxed one; but those of a line know nothing of traffic in
         // the passes.
@@ -118,9 +120,13 @@ impl Search<'_> {
         settled
     }
 
-    /// Whether ranks may hold other than equal numbers of layers.
-    pub(super) fn uneven(&self, request: &Request) -> bool {
-        self.space.capabilities().uneven_stages && !request.even_stages
+    /// Which splits are sought.
+    pub(super) fn spread(&self, request: &Request) -> Spread {
+        match self.space.capabilities().uneven_stages && !request.even_stages {
+            false => Spread::Even,
+            true if request.insist => Spread::Any,
+            true => Spread::Uneven,
+        }
     }
 
     /// Ways to recompute beside a cell's flags; the micro-batch does not matter.
@@ -180,11 +186,12 @@ impl Search<'_> {
     /// The optima of the chain bound and of the closed form, and the even split.
     fn optima(
         &self,
-        &Sought { layout, problem, uneven, most }: &Sought<'_>,
+        &Sought { layout, problem, spread, most }: &Sought<'_>,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
         let mut list: Vec<Assignment> = Vec::new();
         let below = most.0.checked_add(1).map(Picos);
+        let uneven = spread > Spread::Even;
         if uneven || layout.pipeline_parallel == 1 {
             let Balanced::Found(_) = scratch.balancer.solve(problem, SplitObjective::Chain, below) else {
                 return list;
@@ -206,7 +213,7 @@ impl Search<'_> {
     /// The completions of a layout with several chunks per rank whose bounds are `most` or less.
     fn chunked(
         &self,
-        &Sought { layout, problem, uneven, most }: &Sought<'_>,
+        &Sought { layout, problem, spread, most }: &Sought<'_>,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
@@ -219,7 +226,7 @@ impl Search<'_> {
             return found.list.clone();
         }
         let kept = scratch.splits.take().filter(|_| layout.zero_stage < 2);
-        let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, uneven));
+        let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, spread));
         let list = scratch.balancer.completions(problem, &mut splits, most);
         scratch.splits = (layout.zero_stage < 2).then_some(splits);
         let found = Completions { most, list: list.clone() };
@@ -237,7 +244,7 @@ impl Search<'_> {
         if layout.virtual_stages == 1 {
             return scratch.balancer.even(problem).map(|(assignment, _)| assignment);
         }
-        let mut even = scratch.balancer.splits(problem, false);
+        let mut even = scratch.balancer.splits(problem, Spread::Even);
         scratch.balancer.completions(problem, &mut even, Picos(u64::MAX)).pop()
     }
 

@@ -32,10 +32,16 @@ pub(super) fn shape(problem: &Problem) -> Option<Shape> {
     let pipeline = &*problem.pipeline;
     let (p, v, m) = (pipeline.ranks, pipeline.chunks_per_rank, pipeline.micro_batches);
     let few = m < 2 * u64::from(p) || !m.is_multiple_of(u64::from(p));
-    let quick = moves(problem) >= FEWEST;
-    let micro_batches = u32::try_from(m).ok().filter(|_| v > 1 && few && quick)?;
+    any_shape(problem).filter(|_| v > 1 && few)
+}
+
+/// The shape of a problem whose splits can be simulated often enough for a descent.
+fn any_shape(problem: &Problem) -> Option<Shape> {
+    let pipeline = &*problem.pipeline;
+    let micro_batches = u32::try_from(pipeline.micro_batches).ok();
+    let micro_batches = micro_batches.filter(|_| moves(problem) >= FEWEST)?;
     let schedule = if pipeline.split_backward { pipeline.schedule? } else { Schedule::Interleaved };
-    Some(Shape { schedule, ranks: p, virtual_stages: v, micro_batches })
+    Some(Shape { schedule, ranks: pipeline.ranks, virtual_stages: pipeline.chunks_per_rank, micro_batches })
 }
 
 /// A problem with all times in parts of a layer, its ends without bytes.
@@ -80,7 +86,23 @@ pub(super) fn descend(
     let mut passes = Passes::new(problem, shape, simulator);
     let timed = from.into_iter().filter_map(|split| Some((passes.time(&split, Picos(u64::MAX))?, split)));
     let start = timed.min()?;
-    Some(passes.descend(start, moves(problem)))
+    Some(passes.descend(start, moves(problem), &mut |_| true))
+}
+
+/// The split that is reached from one among those that fit; the same where it takes too long to look. Times of layers
+/// are those of the problem, recomputation included.
+pub(super) fn descend_among(
+    problem: &Problem,
+    split: Vec<u32>,
+    simulator: &mut Simulator,
+    fits: &mut dyn FnMut(&[u32]) -> bool,
+) -> Vec<u32> {
+    let Some(shape) = any_shape(problem) else { return split };
+    let mut passes = Passes::new(problem, shape, simulator);
+    match passes.time(&split, Picos(u64::MAX)) {
+        Some(time) => passes.descend((time, split), moves(problem), fits),
+        None => split,
+    }
 }
 
 /// How many moves can be tried.
@@ -139,7 +161,12 @@ impl<'a> Passes<'a> {
     }
 
     /// The split that is reached from one when at most so many moves are tried.
-    fn descend(&mut self, (mut time, mut best): (Picos, Vec<u32>), mut left: u64) -> Vec<u32> {
+    fn descend(
+        &mut self,
+        (mut time, mut best): (Picos, Vec<u32>),
+        mut left: u64,
+        fits: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Vec<u32> {
         let problem = self.problem;
         let mut trial = best.clone();
         // A chain takes about as long as two simulations, and all pairs of chunks are looked at.
@@ -156,7 +183,7 @@ impl<'a> Passes<'a> {
                 trial.clone_from(from);
                 trial[less] -= 1;
                 trial[more] += 1;
-                self.time(&trial, Picos(time.0.saturating_sub(1)))
+                if fits(&trial) { self.time(&trial, Picos(time.0.saturating_sub(1))) } else { None }
             });
             left -= tried;
             match shorter {

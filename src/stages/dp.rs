@@ -16,7 +16,7 @@
 
 use super::chunked::{self, ChunkWork};
 use super::pipeline::{Form, Weights};
-use super::splits::{Makespan, Splits};
+use super::splits::{Makespan, Splits, Spread};
 use super::tables::{Interval, ModeCost, Tables};
 use super::{
     Assignment, Block, Choice, Counts, Evaluation, Fixed, Freedom, Kind, MAX_KINDS, Objective, Problem,
@@ -170,10 +170,10 @@ impl Balancer {
     }
 
     /// Splits over several chunks per rank that are worth timing, whatever the memory: the even one, and
-    /// if `uneven` others.
-    pub fn splits(&mut self, problem: &Problem, uneven: bool) -> Splits {
+    /// as far as `spread` says others.
+    pub fn splits(&mut self, problem: &Problem, spread: Spread) -> Splits {
         self.work.tables.load(problem);
-        Splits::new(problem, &self.work.tables, &mut self.chunks, uneven)
+        Splits::new(problem, &self.work.tables, &mut self.chunks, spread)
     }
 
     /// [`Balancer::splits`], and the least bound of the [`Balancer::completions`] if none of them is relieved,
@@ -181,10 +181,10 @@ impl Balancer {
     pub fn bounded_splits(
         &mut self,
         problem: &Problem,
-        uneven: bool,
+        spread: Spread,
         most: Picos,
     ) -> (Splits, Option<Picos>) {
-        let mut splits = self.splits(problem, uneven);
+        let mut splits = self.splits(problem, spread);
         let least = splits.least_of_list(problem, &self.work.tables, &mut self.chunks, most);
         (splits, least)
     }

@@ -14,17 +14,31 @@
 //! ([`super::descent`]).
 //!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.
-//! Where no split fits with any, another is listed, in which ranks that lack memory hold fewer layers.
+//! Where no split fits with any, another is listed, in which ranks that lack memory hold fewer layers; and where nothing
+//! at all fits so, one that moving cuts finds ([`super::fitting`]).
 
 use super::chunked::{ChunkWork, Chunked, PassTimes, Policy};
 use super::descent;
+use super::fitting::Fitting;
 use super::loads::Loads;
 use super::tables::{ModeCost, Tables};
-use super::{Assignment, Block, Choice, Freedom, Problem, Way, measure};
+use super::{Assignment, Block, Choice, Freedom, Kind, Problem, Way, measure};
 use crate::units::Picos;
 
 /// Simulates forward and backward passes of all chunks: the makespan, if it is not above a time.
 pub type Makespan<'a> = dyn FnMut(&[Picos], &[Picos], Picos) -> Option<Picos> + 'a;
+
+/// Which splits are sought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub enum Spread {
+    /// The even one alone.
+    #[default]
+    Even,
+    /// Others that may be fast; where none of them fits, one in which ranks that lack memory hold fewer layers.
+    Uneven,
+    /// Where rules on averages find none of those either, whatever moving cuts finds: it takes milliseconds.
+    Any,
+}
 
 /// Splits of a problem over several chunks per rank, whatever the memory. Problems that differ in held bytes
 /// alone share them.
@@ -39,7 +53,7 @@ pub struct Splits {
     least: Vec<ModeCost>,
     /// What each of the list takes at least, in any of the problems.
     floor: Picos,
-    uneven: bool,
+    spread: Spread,
 }
 
 #[derive(Debug, Clone)]
@@ -63,7 +77,7 @@ struct PricedPolicy {
 }
 
 impl Splits {
-    pub(super) fn new(problem: &Problem, tables: &Tables, work: &mut ChunkWork, uneven: bool) -> Self {
+    pub(super) fn new(problem: &Problem, tables: &Tables, work: &mut ChunkWork, spread: Spread) -> Self {
         let mut list: Vec<Split> = Vec::new();
         let mut add = |layers: Vec<u32>| {
             let placed = layers.iter().sum::<u32>() == tables.layers;
@@ -74,7 +88,7 @@ impl Splits {
             }
         };
         add(problem.even_layers());
-        if uneven {
+        if spread > Spread::Even {
             ruled(problem, tables, work).into_iter().for_each(&mut add);
             descended(problem, work).into_iter().for_each(add);
         }
@@ -86,7 +100,7 @@ impl Splits {
             least: tables.least(problem),
             floor: Picos::ZERO,
             list,
-            uneven,
+            spread,
         }
     }
 
@@ -106,7 +120,7 @@ impl Splits {
         }
         self.list.iter_mut().for_each(|split| split.loads.hold(problem));
         if self.floor > most {
-            if self.uneven && !self.fit(problem, tables) {
+            if self.spread > Spread::Even && !self.fit(problem, tables) {
                 found.extend(self.relieved(problem, tables, work, most));
             }
             return found;
@@ -124,7 +138,7 @@ impl Splits {
                 found.push(Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy));
             }
         }
-        if self.uneven && least == Picos(u64::MAX) && !self.fit(problem, tables) {
+        if self.spread > Spread::Even && least == Picos(u64::MAX) && !self.fit(problem, tables) {
             found.extend(self.relieved(problem, tables, work, most));
         }
         found
@@ -229,7 +243,7 @@ impl Splits {
         work: &mut ChunkWork,
         most: Picos,
     ) -> Option<Assignment> {
-        let relief = Relief::new(problem, tables);
+        let relief = Relief::new(problem, tables, self.spread == Spread::Any);
         let mut relaxation = std::mem::take(&mut work.relaxation);
         relaxation.prepare(problem);
         // Of whole layers all counts share a bound.
@@ -255,18 +269,21 @@ impl Splits {
         let mut hopeful = self.policies.iter().take_while(|priced| priced.busy <= most);
         let mut bounds: Vec<(Picos, Policy)> = Vec::new();
         bounds.extend(hopeful.find_map(|priced| bounded(priced.policy)));
-        // Where the leanest does not fit, the others need no bounds.
+        // Where the leanest does not fit, neither do others that keep no less, and hardly any other.
         let lean = leanest.filter(|_| !bounds.is_empty()).and_then(|leanest| relief.split(work, leanest));
-        if lean.is_some() {
-            // Hopeless ways take part: which way is the first must not depend on what is hopeless.
-            let others = hopeful.map(|priced| priced.policy).chain(self.hopeless.iter().copied());
-            bounds.extend(others.filter_map(bounded));
-            bounds.sort_unstable();
-        }
+        let hopeless = |&policy: &Policy| {
+            lean.is_none()
+                && (self.spread < Spread::Any
+                    || leanest.is_none_or(|leanest| tables.keeps_no_less(problem, policy, leanest)))
+        };
+        // Hopeless ways take part: which way is the first must not depend on what is hopeless.
+        let others = hopeful.map(|priced| priced.policy).chain(self.hopeless.iter().copied());
+        bounds.retain(|(_, policy)| !hopeless(policy));
+        bounds.extend(others.filter(|policy| !hopeless(policy)).filter_map(bounded));
+        bounds.sort_unstable();
         work.relaxation = relaxation;
-        let lean = lean?;
         let first = bounds.into_iter().find_map(|(_, policy)| {
-            let split = if Some(policy) == leanest { Some(lean.clone()) } else { relief.split(work, policy) };
+            let split = if Some(policy) == leanest { lean.clone() } else { relief.split(work, policy) };
             Some((policy, split?))
         });
         first.filter(|(policy, _)| !self.hopeless.contains(policy)).map(|(_, split)| split)
@@ -497,10 +514,12 @@ struct Relief<'a> {
     free: Vec<u64>,
     /// Micro-batches in flight on an average chunk when most are, by rank, times the chunks per rank.
     in_flight: Vec<u64>,
+    /// Whether cuts are moved where levels find no split.
+    moves_cuts: bool,
 }
 
 impl<'a> Relief<'a> {
-    fn new(problem: &'a Problem, tables: &'a Tables) -> Self {
+    fn new(problem: &'a Problem, tables: &'a Tables, moves_cuts: bool) -> Self {
         let layers = u64::from(tables.layers).max(1);
         let layer = tables.time(0, tables.layers) / layers;
         // How much longer the layers of every chunk of the even split take than average ones.
@@ -533,35 +552,56 @@ impl<'a> Relief<'a> {
             }
             free.push(problem.limit.0.saturating_sub(used));
         }
-        Self { problem, tables, layer, ends, ends_in_layers, longest, free, in_flight }
+        Self { problem, tables, layer, ends, ends_in_layers, longest, free, in_flight, moves_cuts }
     }
 
-    /// Bytes that an average layer holds, and keeps per micro-batch under a policy.
-    fn bytes(&self, policy: Policy) -> (u64, u64) {
+    /// Bytes that a layer of a kind holds, and keeps per micro-batch under a policy.
+    fn bytes_of(&self, policy: Policy, kind: usize) -> (u64, u64) {
         let (problem, tables) = (self.problem, self.tables);
-        let least = |kind: usize, modes: &mut dyn Iterator<Item = u16>| {
-            let kept = modes.map(|mode| {
-                let group = u64::from(problem.modes[usize::from(mode)].group);
-                tables.mode(mode)[kind].kept / group.max(1)
-            });
-            kept.min().unwrap_or(0)
+        let kept = |mode: u16| {
+            let group = u64::from(problem.modes[usize::from(mode)].group);
+            tables.mode(mode)[kind].kept / group.max(1)
         };
-        let kept = |kind: usize| match (policy, problem.block) {
-            (Policy::All(Choice::Mode(mode)), _) => least(kind, &mut std::iter::once(mode)),
+        let kept = match (policy, problem.block) {
+            (Policy::All(Choice::Mode(mode)), _) => kept(mode),
             (Policy::All(Choice::Block(n)), Some(block)) => {
-                let (full, rest) = (tables.mode(block.full)[kind].kept, tables.mode(block.rest)[kind].kept);
-                let n = u64::from(n).min(self.longest);
-                (n * full.min(rest) + (self.longest - n) * rest) / self.longest
+                let (full, rest) = (kept(block.full), kept(block.rest));
+                self.in_part(n, full.min(rest), rest)
             }
-            _ => least(kind, &mut (0..problem.modes.len() as u16)),
+            _ => (0..problem.modes.len() as u16).map(kept).min().unwrap_or(0),
         };
-        let (mut held, mut all_kept) = (0, 0);
+        (problem.kinds[kind].held.0, kept)
+    }
+
+    /// Recomputation of a layer of a kind, about.
+    fn extra_of(&self, policy: Policy, kind: usize) -> u64 {
+        let extra = |mode: u16| self.tables.mode(mode)[kind].extra;
+        match (policy, self.problem.block) {
+            (Policy::All(Choice::Mode(mode)), _) => extra(mode),
+            (Policy::All(Choice::Block(n)), Some(block)) => {
+                self.in_part(n, extra(block.full), extra(block.rest))
+            }
+            _ => 0,
+        }
+    }
+
+    /// The mean of `n` layers of a long chunk that are recomputed, and the rest.
+    fn in_part(&self, n: u32, recomputed: u64, other: u64) -> u64 {
+        let n = u64::from(n).min(self.longest);
+        (n * recomputed + (self.longest - n) * other) / self.longest
+    }
+
+    /// The same of an average layer.
+    fn bytes(&self, policy: Policy) -> (u64, u64) {
+        let tables = self.tables;
+        let (mut all_held, mut all_kept) = (0, 0);
         for (kind, &n) in tables.totals[..tables.kinds].iter().enumerate().filter(|(_, n)| **n > 0) {
-            held += u64::from(n) * problem.kinds[kind].held.0;
-            all_kept += u64::from(n) * kept(kind);
+            let (held, kept) = self.bytes_of(policy, kind);
+            all_held += u64::from(n) * held;
+            all_kept += u64::from(n) * kept;
         }
         let layers = u64::from(tables.layers).max(1);
-        (held / layers, all_kept / layers)
+        (all_held / layers, all_kept / layers)
     }
 
     /// Recomputation of the whole model, about.
@@ -599,9 +639,10 @@ impl<'a> Relief<'a> {
         self.free.iter().zip(&self.in_flight).map(most)
     }
 
-    /// Whether all ranks together can hold the model under a policy, as far as averages tell.
+    /// Whether all ranks together can hold the model under a policy, as far as averages tell; they say nothing of splits
+    /// that put more layers where fewer micro-batches are in flight.
     fn has_room(&self, policy: Policy) -> bool {
-        self.caps(policy).map(u64::from).sum::<u64>() >= u64::from(self.tables.layers)
+        self.moves_cuts || self.caps(policy).map(u64::from).sum::<u64>() >= u64::from(self.tables.layers)
     }
 
     /// Bytes that grow with the layers of a rank that exceeds its limit by so much.
@@ -613,6 +654,31 @@ impl<'a> Relief<'a> {
 
     /// A split that fits under a policy, if one is found.
     fn split(&self, work: &mut ChunkWork, policy: Policy) -> Option<Assignment> {
+        let (problem, tables) = (self.problem, self.tables);
+        let levelled = self.levelled(work, policy);
+        let layers = if self.moves_cuts { levelled.or_else(|| self.fitted(work, policy)) } else { levelled };
+        Some(Chunked::new(problem, tables, work).assignment(layers?, policy))
+    }
+
+    /// A split that fits, found by moving cuts; and then as fast as moving them makes it.
+    fn fitted(&self, work: &mut ChunkWork, policy: Policy) -> Option<Vec<u32>> {
+        let (problem, tables) = (self.problem, self.tables);
+        let bytes: Vec<_> = (0..tables.kinds).map(|kind| self.bytes_of(policy, kind)).collect();
+        let mut fitting = Fitting::new(problem, tables, policy, &bytes);
+        let split = fitting.split(&problem.even_layers(), &mut work.loads)?;
+        let longer = |(kind, of): (usize, &Kind)| Kind {
+            backward: of.backward + Picos(self.extra_of(policy, kind)),
+            ..*of
+        };
+        let recomputing =
+            Problem { kinds: problem.kinds.iter().enumerate().map(longer).collect(), ..problem.clone() };
+        let ChunkWork { simulator, loads, .. } = work;
+        let mut fits = |split: &[u32]| fitting.fits(split, loads);
+        Some(descent::descend_among(&recomputing, split, simulator, &mut fits))
+    }
+
+    /// A split that fits in which ranks are filled up to one level, if one is found.
+    fn levelled(&self, work: &mut ChunkWork, policy: Policy) -> Option<Vec<u32>> {
         let (problem, tables) = (self.problem, self.tables);
         let (pipeline, layer, ends) = (&*problem.pipeline, self.layer, &self.ends);
         let mut caps: Vec<u32> = self.caps(policy).collect();
@@ -673,7 +739,7 @@ impl<'a> Relief<'a> {
                 }
             }
             if fits {
-                return Some(Chunked::new(problem, tables, work).assignment(counts, policy));
+                return Some(counts);
             }
         }
         None

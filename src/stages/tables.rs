@@ -223,6 +223,27 @@ impl Tables {
         total
     }
 
+    /// Whether no chunk needs fewer bytes under one policy than under another.
+    pub fn keeps_no_less(&self, problem: &Problem, one: Policy, other: Policy) -> bool {
+        let alone = |mode: u16| problem.modes[usize::from(mode)].group <= 1;
+        let no_less = |one: u16, other: u16| {
+            let kinds = self.totals.iter().zip(self.mode(one).iter().zip(self.mode(other)));
+            let mut kinds = kinds.filter(|(n, _)| **n > 0);
+            let no_less = |(_, (one, other)): (&u32, (&ModeCost, &ModeCost))| {
+                one.kept >= other.kept && one.transient >= other.transient
+            };
+            alone(one) && alone(other) && kinds.all(no_less)
+        };
+        match (one, other, problem.block) {
+            _ if one == other => true,
+            (Policy::All(Choice::Mode(one)), Policy::All(Choice::Mode(other)), _) => no_less(one, other),
+            (Policy::All(Choice::Block(_)), Policy::All(Choice::Mode(other)), Some(block)) => {
+                no_less(block.full, other) && no_less(block.rest, other)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether no chunk recomputes for less time under one policy than under another.
     pub fn recomputes_no_less(&self, problem: &Problem, one: Policy, other: Policy) -> bool {
         let extra = |choice: Choice| match (choice, problem.block) {

@@ -420,6 +420,73 @@ fn exported_scripts_save_at_the_best_interval() {
     assert!(header.contains(&format!("# checkpoint every {steps} steps")), "{header}");
 }
 
+/// The stages of every plan add up to the model, and no rank holds more than it may.
+#[test]
+fn stages_of_every_plan_are_printed() {
+    let output = autoplan(&[
+        "plan",
+        "gemma2-27b",
+        "dgx-h100",
+        "--gpus",
+        "32",
+        "--global-batch",
+        "64",
+        "--seq-len",
+        "8192",
+        "--fix",
+        "pp=4,vpp=1|2",
+        "--top",
+        "3",
+        "--stages",
+    ]);
+    let text = stdout(&output);
+    let plans: Vec<&str> = text.split("\n\n").skip(1).filter(|part| part.contains(" stages ")).collect();
+    assert_eq!(plans.len(), 3, "{text}");
+    for (at, plan) in plans.iter().enumerate() {
+        assert!(plan.trim_start().starts_with(&format!("{}: E", at + 1)), "{plan}");
+        assert!(plan.contains("any other split gains at most"), "{plan}");
+        let mut layers = 0;
+        for line in plan.lines().filter(|line| line.trim_start().starts_with("chunk")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let ends: Vec<u32> = words[1].split('-').map(|end| end.parse().unwrap()).collect();
+            layers += (ends[ends.len() - 1] - ends[0] + 1) * words[3].parse::<u32>().unwrap();
+            let at = words.iter().position(|word| *word == "GB").unwrap();
+            assert!(words[at - 1].parse::<f64>().unwrap() <= 80.0, "{line}");
+        }
+        assert_eq!(layers, 46, "{plan}");
+    }
+}
+
+/// A hybrid of three kinds of layers in alternation that has the memory for few splits, none of them near the even one.
+#[test]
+fn what_only_moving_layers_makes_fit_is_found() {
+    let plan = |limit: &str| {
+        let output = autoplan(&[
+            "plan",
+            "nemotron-h-56b",
+            "dgx-h100",
+            "--gpus",
+            "256",
+            "--global-batch",
+            "256",
+            "--seq-len",
+            "8192",
+            "--fix",
+            "tp=4,cp=1,mb=1,pp=8,vpp=2,recompute=none,offload=none",
+            "--memory-limit",
+            limit,
+            "--format",
+            "ron",
+        ]);
+        (output.status.success(), stdout(&output))
+    };
+    // By hand, this fits: 5, 6, 5, 7, 8, 8, 10, 10, 4, 6, 7, 7, 7, 9, 8, 11 layers.
+    let (found, saved) = plan("63.8e9");
+    assert!(found, "{saved}");
+    // All weights and the least of activations need more.
+    assert!(!plan("30e9").0);
+}
+
 #[test]
 fn phases_are_planned_each_and_totalled() {
     let job = ["plan", "llama3.2-1b", "dgx-a100", "--gpus", "8"];

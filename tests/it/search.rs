@@ -21,7 +21,7 @@ use autoplan::search::{Answer, Found, Observer, Request, Search, Silent, Stop};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
-use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, Pipeline, evaluate};
+use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, Pipeline, Spread, evaluate};
 use autoplan::units::{Bytes, Picos};
 
 use rayon::prelude::*;
@@ -272,9 +272,10 @@ fn naive_time(
     layers: &Layers,
     context: &Context,
     layout: &Layout,
-    even_only: bool,
+    spread: Spread,
 ) -> Option<(Picos, Plan)> {
     let k = world.target.capabilities();
+    let spread = if k.uneven_stages { spread } else { Spread::Even };
     let tables = Tables::new(cost, layout);
     let legal = LegalModes::new(world.target, context, layout, &tables.cell, None);
     let ways = Ways::new(&RecomputeFamily::new(&legal, &tables.cell), &tables.cell);
@@ -289,7 +290,7 @@ fn naive_time(
     let single = layout.virtual_stages == 1;
     let whole = layout.pipeline_parallel == 1;
     if single
-        && (whole || k.uneven_stages && !even_only)
+        && (whole || spread > Spread::Even)
         && let Outcome::Found(_) = balancer.solve(problem, Objective::Chain, None)
     {
         list.push(balancer.assignment().clone());
@@ -300,7 +301,7 @@ fn naive_time(
     if single {
         list.extend(balancer.even(problem).map(|found| found.0));
     } else {
-        let mut splits = balancer.splits(problem, k.uneven_stages && !even_only);
+        let mut splits = balancer.splits(problem, spread);
         list.extend(balancer.completions(problem, &mut splits, Picos(u64::MAX)));
         // The even split is among them wherever it fits, with the recomputation of the least bound.
         let even = problem.even_layers();
@@ -347,11 +348,20 @@ fn class(l: &Layout) -> Class {
 
 /// The best `per_class` of the best `top` classes, and how many layouts there were.
 fn naive_search(world: &World, request: &Request) -> (Vec<(Picos, Plan)>, u64) {
+    let (found, layouts) =
+        naive_search_among(world, request, if request.even_stages { Spread::Even } else { Spread::Uneven });
+    if request.insist && found.is_empty() && !request.even_stages {
+        return naive_search_among(world, request, Spread::Any);
+    }
+    (found, layouts)
+}
+
+fn naive_search_among(world: &World, request: &Request, spread: Spread) -> (Vec<(Picos, Plan)>, u64) {
     world.with(|cost, layers, context| {
         let mut layouts = Vec::new();
         naive_layouts(world, context, |layout| layouts.push(layout));
         let time = |layout: &Layout| {
-            let found = naive_time(world, cost, layers, context, layout, request.even_stages)?;
+            let found = naive_time(world, cost, layers, context, layout, spread)?;
             Some((class(layout), found))
         };
         let found: Vec<(Class, (Picos, Plan))> = layouts.par_iter().filter_map(time).collect();
@@ -441,6 +451,7 @@ fn pruned_exhaustive_and_naive_searches_agree() {
             per_class: random.within(1, 3) as usize,
             exhaustive: false,
             even_stages: random.chance(20),
+            insist: random.chance(50),
             verified: 0,
         };
         let pruned = world.search(&request);

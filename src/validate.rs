@@ -18,13 +18,14 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::cost::model::CostModel;
-use crate::cost::step;
+use crate::cost::step::{self, RankMemory};
 use crate::frameworks::error_bars::{ErrorBars, Interval};
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
 pub use bars::error_bars;
-use case::{Case, Labels, Measured, MemoryKind, Shelf, Subject};
+use case::{Case, Labels, Measured, Shelf, Subject};
+use constants::Measurand;
 
 /// Rows are read and predicted this many at a time.
 const BATCH: usize = 2048;
@@ -48,8 +49,15 @@ pub struct RowReport {
     pub predicted_reserved_gb: Option<f64>,
     /// What `nvidia-smi` shows there.
     pub predicted_device_gb: Option<f64>,
-    /// The one of the three that the row measured; allocated where it does not say.
+    /// The one of the three that the row measured, allocated where it does not say, on the rank whose peak its framework
+    /// reports: the fullest, or the first.
     pub predicted_mem_gb: Option<f64>,
+    /// One standard deviation of it: that of its logarithm times the prediction. The other two have the same shares.
+    pub predicted_mem_sigma_gb: Option<f64>,
+    /// What holds 95.4 % of such runs, in the same way.
+    pub predicted_mem_two_sigma_gb: Option<f64>,
+    /// Least and most memory inside one standard deviation.
+    pub predicted_mem_range_gb: Option<[f64; 2]>,
     /// Whether the device can hold the plan.
     pub fits: Option<bool>,
     /// Columns that the row leaves empty and that were filled from the framework's defaults, those whose text was taken
@@ -288,6 +296,14 @@ pub struct Summary {
     /// Such predictions inside bars that the row's source did not inform, as for a framework that nobody measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out_coverage: Option<Coverage>,
+    /// Error bars of peak memory.
+    pub memory_coverage: Option<Coverage>,
+    /// The same bars around memory predicted with constants that were fitted without the row's source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_memory_inside_shipped: Option<Coverage>,
+    /// Memory predicted so inside bars that the row's source did not inform.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_memory_coverage: Option<Coverage>,
     /// Fitted constants behind the predictions.
     pub fitted_constants: usize,
     /// Of them, those that are never fitted again.
@@ -466,6 +482,9 @@ fn skipped(id: String, fault: String, reason: String) -> RowReport {
         predicted_reserved_gb: None,
         predicted_device_gb: None,
         predicted_mem_gb: None,
+        predicted_mem_sigma_gb: None,
+        predicted_mem_two_sigma_gb: None,
+        predicted_mem_range_gb: None,
         fits: None,
         assumed: Vec::new(),
         profile: None,
@@ -502,6 +521,10 @@ pub struct CasePrediction {
     pub interval: Interval,
     /// Bytes of tensors, reserved, and on the device, on the fullest rank.
     pub memory: [f64; 3],
+    /// The same on the rank whose peak the framework reports.
+    pub reported: [f64; 3],
+    /// How far their logarithms may be off.
+    pub memory_interval: Interval,
     /// Whether the device can hold it.
     pub fits: bool,
 }
@@ -524,11 +547,21 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     // Nobody measured a framework that another stands in for.
     let stands_in = case.assumed.contains(&"framework_family");
-    let interval = prediction.interval;
+    let reserve = cost.reserve();
+    let counts =
+        |tensors| [tensors, reserve.reserved(tensors), reserve.device(tensors)].map(|bytes| bytes.0 as f64);
+    let first = prediction.memory.first().filter(|_| profile.memory.first_rank_reports);
+    let reported = first.map(RankMemory::total);
+    let own = |interval: Interval| match stands_in {
+        true => interval.beside(ErrorBars::shipped().transfer),
+        false => interval,
+    };
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(profile),
-        interval: if stands_in { interval.beside(ErrorBars::shipped().transfer) } else { interval },
-        memory: [prediction.allocated, prediction.reserved, prediction.device].map(|bytes| bytes.0 as f64),
+        interval: own(prediction.interval),
+        memory_interval: own(prediction.memory_interval),
+        memory: counts(prediction.allocated),
+        reported: counts(reported.unwrap_or(prediction.allocated)),
         fits: prediction.allocated <= cost.device_limit(),
     }
 }
@@ -537,11 +570,7 @@ fn report_case(case: Case) -> RowReport {
     let prediction = predict_case(&case);
     let Measured { step_s, memory, memory_kind, out_of_memory } = case.measured;
     let [allocated, reserved, device] = prediction.memory.map(|bytes| bytes / 1e9);
-    let same_kind = match memory_kind {
-        MemoryKind::Allocated => allocated,
-        MemoryKind::Reserved => reserved,
-        MemoryKind::Device => device,
-    };
+    let same_kind = memory_kind.of(prediction.reported) / 1e9;
     RowReport {
         id: case.id,
         predicted_step_s: Some(prediction.step_s),
@@ -554,6 +583,11 @@ fn report_case(case: Case) -> RowReport {
         predicted_reserved_gb: Some(reserved),
         predicted_device_gb: Some(device),
         predicted_mem_gb: Some(same_kind),
+        predicted_mem_sigma_gb: Some(same_kind * prediction.memory_interval.sigma),
+        predicted_mem_two_sigma_gb: Some(same_kind * prediction.memory_interval.two_sigma),
+        predicted_mem_range_gb: Some(
+            [-1.0, 1.0].map(|way| same_kind * (way * prediction.memory_interval.sigma).exp()),
+        ),
         fits: Some(prediction.fits),
         assumed: case.assumed,
         profile: Some(case.labels.profile),
@@ -619,9 +653,13 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
     summary.ranking_with_contradicted = rank(&with_contradicted, SHIPPED);
     summary.ranking_of_all = rank(&counted, SHIPPED);
     summary.named_sets = sets::named_sets(&counted);
-    summary.coverage = bars::coverage(&counted);
-    summary.left_out_inside_shipped = bars::left_out_inside_shipped(&counted);
-    summary.left_out_coverage = bars::left_out_coverage(&counted);
+    let time = Measurand::StepTime;
+    summary.coverage = bars::coverage(&counted, time);
+    summary.left_out_inside_shipped = bars::left_out_inside_shipped(&counted, time);
+    summary.left_out_coverage = bars::left_out_coverage(&counted, time);
+    summary.memory_coverage = bars::coverage(&counted, Measurand::Memory);
+    summary.left_out_memory_inside_shipped = bars::left_out_inside_shipped(&counted, Measurand::Memory);
+    summary.left_out_memory_coverage = bars::left_out_coverage(&counted, Measurand::Memory);
     summary.goals = goals::goals(&summary);
     summary
 }

@@ -453,6 +453,13 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         from = r + 1;
     }
     writeln!(out, "\n{table}")?;
+    let [least, most] = p.allocated_range().map(|bytes| bytes.gigabytes());
+    writeln!(
+        out,
+        "  {:.1} GB ± {:.0}% on the fullest rank (95% of runs: {least:.1} to {most:.1} GB)",
+        p.allocated.gigabytes(),
+        p.memory_interval.sigma * 100.0,
+    )?;
     writeln!(
         out,
         "  limit {:.1} GB allocated; the allocator usually holds {:.1} GB, nvidia-smi shows {:.1} GB; the plan {}{}",

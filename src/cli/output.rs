@@ -349,7 +349,6 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let columns = header.len();
     table.set_header(header);
     for (i, row) in rows.iter().enumerate() {
-        let used = row.found.prediction.allocated;
         let tie = i > 0 && row.ties(&rows[0]);
         let mut cells = vec![format!("{}{}", i + 1, if tie { "=" } else { "" }), row.found.plan.to_string()];
         if several {
@@ -359,7 +358,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         cells.push(format!("{} ±{:.0}%", seconds(row.step()), row.found.prediction.interval.sigma * 100.0));
         cells.push(format!("{:.0}", row.rates.tokens_per_s_per_gpu));
         cells.push(percent(row.rates.mfu));
-        cells.push(format!("{:.1} GB", used.gigabytes()));
+        cells.push(gigabytes(&row.found.prediction));
         cells.push(percent(row.free()));
         cells.push(money(row.usd_per_step));
         if with_run {
@@ -575,6 +574,7 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
     let step = step_cost(&run);
     let limit = prepared.cost().memory_limit();
     let [low, high] = p.step_range();
+    let [least, most] = p.allocated_range();
     let mut value = json!({
         "name": plan.to_string(),
         "plan": layout,
@@ -594,6 +594,8 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         "fits": prepared.cost().fits(p),
         "memory": {
             "allocated": p.allocated.0, "reserved": p.reserved.0, "device": p.device.0,
+            "allocated_sigma": p.allocated.0 as f64 * p.memory_interval.sigma,
+            "allocated_low": least.0, "allocated_high": most.0,
             "limit": limit.0, "stages": memory,
         },
         "off_gpu_per_node": p.off_gpu,
@@ -763,7 +765,7 @@ pub(crate) fn print_phases(
             phase.found.plan.to_string(),
             format!("{} ±{:.0}%", seconds(p.step().seconds()), p.interval.sigma * 100.0),
             percent(phase.prepared.rates(&phase.found.plan, p).mfu),
-            format!("{:.1} GB", p.allocated.gigabytes()),
+            gigabytes(p),
             super::models::group(cost.steps),
             percent(cost.goodput.effective_training_time_ratio),
             format!("{:.1}", cost.days),
@@ -785,6 +787,11 @@ pub(crate) fn print_phases(
         total.gpu_hours / 1e6
     )?;
     Ok(())
+}
+
+/// Bytes of tensors on the fullest rank.
+fn gigabytes(p: &Prediction) -> String {
+    format!("{:.1} GB ±{:.0}%", p.allocated.gigabytes(), p.memory_interval.sigma * 100.0)
 }
 
 /// The model and its GPUs.
@@ -837,6 +844,9 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "mfu",
         "hfu",
         "allocated_bytes",
+        "allocated_bytes_sigma",
+        "allocated_bytes_low",
+        "allocated_bytes_high",
         "usd_per_step",
         "usd_per_trillion_tokens",
         "days",
@@ -848,6 +858,7 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     for (i, row) in rows.iter().enumerate() {
         let p = &row.found.prediction;
         let [low, high] = p.step_range();
+        let [least, most] = p.allocated_range();
         let record = [
             (i + 1).to_string(),
             row.found.plan.to_string(),
@@ -861,6 +872,9 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             row.rates.mfu.to_string(),
             row.rates.hfu.to_string(),
             p.allocated.0.to_string(),
+            (p.allocated.0 as f64 * p.memory_interval.sigma).to_string(),
+            least.0.to_string(),
+            most.0.to_string(),
             row.usd_per_step.0.to_string(),
             row.usd_per_trillion.0.to_string(),
             row.run.as_ref().map(|r| r.days.to_string()).unwrap_or_default(),

@@ -212,9 +212,10 @@ fn error_bars_text(report: &Report) -> Result<String, Failure> {
         .to_string_pretty(&error_bars(&report.rows), style)
         .map_err(|e| Failure::Usage(e.to_string()))?;
     Ok(format!(
-        "// Error bars of predicted step times by class, from residuals of results/published/measured.csv with each run's own source\n\
-         // left out of the fit, or as fitted where those are wider: written by `autoplan validate --error-bars`. The first class that\n\
-         // holds a run counts; `two_sigma` holds 95.4 % of its runs, `difference` is for the ratio of two plans of one job (as fitted).\n{text}\n"
+        "// Error bars of predicted step times (bars) and peak memory (memory) by class, from residuals of results/published/measured.csv\n\
+         // with each run's own source left out of the fit, or as fitted where those are wider: written by `autoplan validate --error-bars`.\n\
+         // The first class that holds a run counts; `two_sigma` holds 95.4 % of its runs, `difference` is for the ratio of two plans of\n\
+         // one job (as fitted).\n{text}\n"
     ))
 }
 
@@ -350,13 +351,15 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "{verdicts}\n{right} right{}\n", apart.unwrap_or_default())?;
     ranking("noisy rows aside", &s.ranking, out)?;
     ranking("all rows", &s.ranking_of_all, out)?;
-    writeln!(
-        out,
-        "error bars: {} inside one sigma, {} inside two ({} inside twice one)",
-        of_some(s.coverage.map(|c| c.one_sigma)),
-        of_some(s.coverage.map(|c| c.two_sigma)),
-        of_some(s.coverage.map(|c| c.twice_one_sigma))
-    )?;
+    for (what, coverage) in [("step time", s.coverage), ("peak memory", s.memory_coverage)] {
+        writeln!(
+            out,
+            "error bars of {what}: {} inside one sigma, {} inside two ({} inside twice one)",
+            of_some(coverage.map(|c| c.one_sigma)),
+            of_some(coverage.map(|c| c.two_sigma)),
+            of_some(coverage.map(|c| c.twice_one_sigma))
+        )?;
+    }
     if !s.named_sets.is_empty() {
         let mut sets =
             grid(&["\nsets that other planners report", "rows", "mean", "median", "least Spearman", "peer"]);
@@ -418,6 +421,10 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         "predicted_reserved_gb",
         "predicted_device_gb",
         "predicted_mem_gb",
+        "predicted_mem_sigma_gb",
+        "predicted_mem_two_sigma_gb",
+        "predicted_mem_low_gb",
+        "predicted_mem_high_gb",
         "fits",
         "measured_step_s",
         "measured_mem_gb",
@@ -442,6 +449,10 @@ fn csv(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             number(row.predicted_reserved_gb),
             number(row.predicted_device_gb),
             number(row.predicted_mem_gb),
+            number(row.predicted_mem_sigma_gb),
+            number(row.predicted_mem_two_sigma_gb),
+            number(row.predicted_mem_range_gb.map(|range| range[0])),
+            number(row.predicted_mem_range_gb.map(|range| range[1])),
             truth(row.fits),
             number(row.measured_step_s),
             number(row.measured_mem_gb),

@@ -67,8 +67,10 @@ pub struct CostModel<'a> {
     whole_layers: Option<f64>,
     /// The linear layers that have adapters.
     adapted: Adapted,
-    /// Error bars without and with tensor parallelism that leaves the fast domain.
+    /// Error bars of step times, without and with tensor parallelism that leaves the fast domain.
     error_bars: [Interval; 2],
+    /// Those of peak memory.
+    memory_bars: [Interval; 2],
     measured: bool,
 }
 
@@ -408,6 +410,7 @@ impl<'a> CostModel<'a> {
             whole_layers: None,
             adapted: Adapted::default(),
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
+            memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
             measured: ErrorBars::shipped().measured(&classes[0]),
         }
     }
@@ -463,8 +466,18 @@ impl<'a> CostModel<'a> {
     /// How far a predicted step time may be off.
     #[must_use]
     pub fn interval(&self, layout: &Layout) -> Interval {
+        self.of_layout(&self.error_bars, layout)
+    }
+
+    /// How far predicted peak memory may be off.
+    #[must_use]
+    pub fn memory_interval(&self, layout: &Layout) -> Interval {
+        self.of_layout(&self.memory_bars, layout)
+    }
+
+    fn of_layout(&self, bars: &[Interval; 2], layout: &Layout) -> Interval {
         let crossing = layout.tensor_parallel > self.cluster.scale_up.domain;
-        let interval = self.error_bars[usize::from(crossing)];
+        let interval = bars[usize::from(crossing)];
         if !layout.offload.moves_states() {
             return interval;
         }
@@ -929,6 +942,43 @@ impl<'a> CostModel<'a> {
         p.backward.add(Item::ElementWise, d.stream(6.0 * inputs * tokens, 1.0));
     }
 
+    /// The rank of adapters that have collectives of their own.
+    fn gathering_adapters(&self, c: &Cell) -> Option<f64> {
+        match self.job.training {
+            Training::Lora { rank } => Some(f64::from(rank)),
+            Training::Full => None,
+        }
+        .filter(|_| self.profile.tensor.adapter_collectives && c.key.tensor_parallel > 1)
+    }
+
+    /// Collectives of the adapter of a column-parallel layer: its ranks' parts of the thin product are gathered, and their
+    /// gradients summed. A layer that gathers its input piece by piece, while it multiplies, leaves the adapter to gather it
+    /// again, and to reduce and scatter its gradient (ParallelLinearAdapter and get_adapter_attributes_from_linear of
+    /// NVIDIA-NeMo/Megatron-Bridge:src/megatron/bridge/peft/utils.py).
+    fn column_adapter_collectives(&self, c: &Cell, p: &mut Passes) {
+        let Some(rank) = self.gathering_adapters(c) else { return };
+        let (f, g) = (&self.fabric, &c.tensor_group);
+        let thin = 2.0 * rank * c.tokens;
+        let input = match c.key.tensor_overlap {
+            true => f.all_gather(g, self.tensor_payload(c).1),
+            false => 0.0,
+        };
+        p.forward.add(Item::TensorParallel, f.all_gather(g, thin) + input);
+        p.backward.add(Item::TensorParallel, f.all_reduce(g, thin) + input);
+    }
+
+    /// Those of a row-parallel layer's: parts of the thin product are summed, their gradients gathered; results for all hidden
+    /// channels are gathered before each rank takes its tokens, whose gradients are gathered back (same file).
+    fn row_adapter_collectives(&self, c: &Cell, p: &mut Passes) {
+        let Some(rank) = self.gathering_adapters(c) else { return };
+        let (f, g) = (&self.fabric, &c.tensor_group);
+        let thin = 2.0 * rank * c.tokens;
+        let result = f.all_gather(g, self.tensor_payload(c).1);
+        p.forward.add(Item::TensorParallel, f.all_reduce(g, thin) + result);
+        let gradient = if c.key.sequence_parallel { result } else { 0.0 };
+        p.backward.add(Item::TensorParallel, f.all_gather(g, thin) + gradient);
+    }
+
     /// Bytes that a weight gradient's product moves per element of the result.
     fn weight_gradient_bytes(&self) -> f64 {
         let gradients = memory::states(self.profile, self.job.precision).gradients;
@@ -949,6 +999,9 @@ impl<'a> CostModel<'a> {
         let local = outputs.div_ceil(u64::from(c.key.tensor_parallel));
         self.linear(c.tokens, local as f64, h as f64, self.low.is_some(), p);
         self.adapter(c.tokens, local as f64, h as f64 / c.tp, p);
+        if self.adapted == Adapted::AllLinear {
+            self.column_adapter_collectives(c, p);
+        }
         // With sequence parallelism the input is quantised before it is gathered.
         self.quantise(h as f64 * c.tokens / c.split as f64, local as f64 * c.tokens, p);
         shapes.push((local, h));
@@ -960,6 +1013,9 @@ impl<'a> CostModel<'a> {
         let local = inputs.div_ceil(u64::from(c.key.tensor_parallel));
         self.linear(c.tokens, h as f64, local as f64, self.low.is_some(), p);
         self.adapter(c.tokens, h as f64 / c.tp, local as f64, p);
+        if self.adapted == Adapted::AllLinear {
+            self.row_adapter_collectives(c, p);
+        }
         self.quantise(local as f64 * c.tokens, h as f64 * c.tokens / c.split as f64, p);
         shapes.push((h, local));
     }
@@ -1043,6 +1099,7 @@ impl<'a> CostModel<'a> {
                 self.column(c, outputs * tp, p, shapes);
                 if self.adapted == Adapted::QueryKeyValue {
                     self.adapter_products(tokens, outputs as f64, self.model.hidden as f64 / c.tp, p);
+                    self.column_adapter_collectives(c, p);
                 }
                 self.row(c, a.heads * a.head_dim, p, shapes);
                 let (ad, gd) = ((heads * a.head_dim) as f64, (kv_local * a.head_dim) as f64);

@@ -171,6 +171,8 @@ pub struct Prediction {
     pub times: StepTimes,
     /// How far the logarithm of the step time may be off.
     pub interval: Interval,
+    /// How far that of peak memory may be off, by all of its counts.
+    pub memory_interval: Interval,
     /// Chunks in model order.
     pub chunks: Vec<ChunkTimes>,
     /// Memory of every pipeline rank.
@@ -195,7 +197,13 @@ impl Prediction {
     /// Between which times 95 % of such steps lie.
     #[must_use]
     pub fn step_range(&self) -> [Picos; 2] {
-        [-1.0, 1.0].map(|sign| self.step().scale((sign * self.interval.two_sigma).exp()))
+        self.interval.range().map(|factor| self.step().scale(factor))
+    }
+
+    /// Between which numbers of bytes of tensors 95 % of such runs peak.
+    #[must_use]
+    pub fn allocated_range(&self) -> [Bytes; 2] {
+        self.memory_interval.range().map(|factor| self.allocated.scale(factor))
     }
 }
 
@@ -477,6 +485,7 @@ pub fn predict_with(
     Prediction {
         times,
         interval: cost.interval(layout),
+        memory_interval: cost.memory_interval(layout),
         chunks,
         memory,
         off_gpu: off_gpu(cost.cluster().gpus_per_node, layers, plan, tables, &parameters),

@@ -1,4 +1,4 @@
-//! Error bars of predicted step times, by class of run, from residuals of measured runs.
+//! Error bars of predicted step times and of predicted memory, by class of run, from residuals of measured runs.
 //!
 //! The table `error_bars.ron` is written by `autoplan validate --error-bars`: what is left of runs whose own source no
 //! constant was fitted to. A class that has too few runs is not in it; the next wider class stands in. Where nobody measured a profile on a generation of
@@ -76,15 +76,15 @@ pub struct ErrorBar {
     pub crossing: Option<bool>,
     /// Runs behind it.
     pub runs: usize,
-    /// One standard deviation of the logarithm of the step time.
+    /// One standard deviation of the logarithm of the step time, or of peak memory.
     pub sigma: f64,
-    /// What the logarithms of 95.4 % of the step times err by at most.
+    /// What the logarithms of 95.4 % of the runs err by at most.
     pub two_sigma: f64,
-    /// That of the ratio of two plans of one job.
+    /// One standard deviation of the ratio of two plans of one job.
     pub difference: f64,
 }
 
-/// How far the logarithm of a predicted step time may be off.
+/// How far the logarithm of a prediction, a step time or peak memory, may be off.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interval {
     /// One standard deviation.
@@ -98,6 +98,12 @@ pub struct Interval {
 impl Interval {
     /// Where nothing was measured that is like a run.
     pub const ANYTHING: Self = Self { sigma: 0.1, two_sigma: 0.3, difference: 0.12 };
+
+    /// The least and the greatest factor on a prediction inside 95.4 %: bars are those of logarithms.
+    #[must_use]
+    pub fn range(&self) -> [f64; 2] {
+        [-1.0, 1.0].map(|sign| (sign * self.two_sigma).exp())
+    }
 
     /// The same with an independent unknown on top.
     #[must_use]
@@ -146,8 +152,15 @@ pub struct ErrorBars {
     /// What comes on top of a standard deviation of the logarithm of the step time where nothing was, in squares:
     /// what predictions lose when all constants are fitted without the run's own source.
     pub transfer: f64,
-    /// Classes.
+    /// Classes of step times.
     pub bars: Vec<ErrorBar>,
+    /// Classes of peak memory. Bytes are counted from shapes, so that the generation of the GPUs does not matter.
+    pub memory: Vec<ErrorBar>,
+}
+
+/// The interval of the first class that holds this one.
+fn first(bars: &[ErrorBar], class: &Class) -> Interval {
+    bars.iter().find(|bar| bar.holds(class)).map_or(Interval::ANYTHING, ErrorBar::interval)
 }
 
 impl ErrorBars {
@@ -167,9 +180,14 @@ impl ErrorBars {
     /// is like it. What is unknown of the hardware is the same for two plans of one job.
     #[must_use]
     pub fn of(&self, class: &Class) -> Interval {
-        let interval =
-            self.bars.iter().find(|bar| bar.holds(class)).map_or(Interval::ANYTHING, ErrorBar::interval);
+        let interval = first(&self.bars, class);
         if self.measured(class) { interval } else { interval.beside(self.transfer) }
+    }
+
+    /// That of peak memory.
+    #[must_use]
+    pub fn of_memory(&self, class: &Class) -> Interval {
+        first(&self.memory, class)
     }
 
     /// Whether runs of the class's profile on its generation of GPUs, with or without experts, were measured.
@@ -206,6 +224,12 @@ mod tests {
         let elsewhere = Class { architecture: Architecture::Cdna3, ..class("nemo", 64) };
         assert!(table.of(&elsewhere).sigma > 0.05 + table.of(&class("nemo", 64)).sigma);
         assert_eq!(table.of(&elsewhere).difference, table.of(&class("nemo", 64)).difference);
+        // What was measured of memory with precision is predicted with precision; nobody measured PyTorch FSDP's.
+        assert!(table.memory.iter().all(|bar| wider(bar) && bar.difference > 0.0));
+        assert!(
+            table.of_memory(&class("megatron", 8)).sigma < table.of_memory(&class("pytorch-fsdp", 8)).sigma
+        );
+        assert_eq!(table.of_memory(&elsewhere), table.of_memory(&class("nemo", 64)));
         // Small runs of nanotron scatter less than large ones.
         assert!(table.of(&class("nanotron", 8)).sigma < table.of(&class("nanotron", 256)).sigma);
     }

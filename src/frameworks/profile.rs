@@ -113,6 +113,10 @@ pub struct Defaults {
     /// The batch of a replica is split into as many micro-batches as the pipeline has stages.
     #[serde(default)]
     pub micro_batches_fill_stages: bool,
+    /// Mean length in tokens of the documents that fine-tuning packs into its sequences, by family of frameworks; others train
+    /// on one document a sequence.
+    #[serde(default)]
+    pub fine_tuning_documents: BTreeMap<String, u32>,
     /// Mixture-of-experts recipes of later releases.
     #[serde(default)]
     pub experts: Vec<ExpertRecipe>,
@@ -132,12 +136,16 @@ pub struct ExpertRecipe {
     /// Expert exchange overlaps where it leaves the fast domain.
     #[serde(default)]
     pub overlap_across_domains: bool,
-    /// A dispatch library where routing is limited to groups and leaves the fast domain.
+    /// A dispatch library where routing is limited to groups: on Blackwell HybridEP, on Hopper DeepEP where tokens leave the
+    /// fast domain.
     #[serde(default)]
     pub library_where_limited: bool,
     /// One CUDA graph over the whole iteration, with padded capacity, and overlapped exchange.
     #[serde(default)]
     pub full_iteration_graphs: bool,
+    /// It takes the place of the graphs of attention and router that a recipe names first, where routing is limited to groups.
+    #[serde(default)]
+    pub whole_for_named_scopes_where_limited: bool,
 }
 
 impl Default for Defaults {
@@ -151,6 +159,7 @@ impl Default for Defaults {
             full_recompute: false,
             selective_by_operator: false,
             micro_batches_fill_stages: false,
+            fine_tuning_documents: BTreeMap::new(),
             experts: Vec::new(),
         }
     }
@@ -210,6 +219,9 @@ pub struct Tensor {
     /// hide under data gradients, and reduce-scatters under weight gradients.
     #[serde(default = "PerArchitecture::zero")]
     pub synchronous_factor: PerArchitecture,
+    /// Adapters of split layers have collectives of their own, as Megatron-Core's have.
+    #[serde(default)]
+    pub adapter_collectives: bool,
 }
 
 /// Pipeline messages.
@@ -424,6 +436,9 @@ pub struct Memory {
     pub fragmentation: f64,
     /// Context, communicators and workspaces: bytes outside the allocator.
     pub fixed: f64,
+    /// Runs report the peak of their first rank, on the first pipeline stage, not that of the fullest.
+    #[serde(default)]
+    pub first_rank_reports: bool,
 }
 
 /// What goes to host memory where activations are offloaded.

@@ -151,6 +151,7 @@ const OTHER_COLUMNS: &[&str] = &[
     "offload",
     "lora_rank",
     "lora_target",
+    "packed",
     "moe_routing",
     "token_drop",
     "mem_kind",

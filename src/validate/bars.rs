@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::constants::Measurand;
 use super::{Coverage, RowReport, quantile};
 use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Interval, Scale};
 
@@ -16,6 +17,41 @@ impl Coverage {
         }
         let [one_sigma, two_sigma, twice_one_sigma] = inside.map(|count| f64::from(count) / f64::from(all));
         (all > 0).then_some(Self { one_sigma, two_sigma, twice_one_sigma })
+    }
+}
+
+/// What was measured of a row, predicted, predicted with constants that were fitted without the row's source, and the bars
+/// of the prediction: one standard deviation and what holds 95.4 %, in its unit.
+struct Readings {
+    measured: Option<f64>,
+    predicted: Option<f64>,
+    left_out: Option<f64>,
+    bars: Option<[f64; 2]>,
+}
+
+impl Readings {
+    fn of(row: &RowReport, what: Measurand) -> Self {
+        match what {
+            Measurand::StepTime => Self {
+                measured: row.measured_step_s,
+                predicted: row.predicted_step_s,
+                left_out: row.left_out_step_s,
+                bars: row.predicted_step_sigma.zip(row.predicted_step_two_sigma).map(<[f64; 2]>::from),
+            },
+            Measurand::Memory => Self {
+                measured: row.measured_mem_gb,
+                predicted: row.predicted_mem_gb,
+                left_out: row.left_out_mem_gb,
+                bars: row.predicted_mem_sigma_gb.zip(row.predicted_mem_two_sigma_gb).map(<[f64; 2]>::from),
+            },
+        }
+    }
+    /// Logarithm of predicted over measured.
+    fn residual(&self) -> Option<f64> {
+        Some((self.predicted? / self.measured?).ln())
+    }
+    fn left_out_residual(&self) -> Option<f64> {
+        Some((self.left_out? / self.measured?).ln())
     }
 }
 
@@ -36,14 +72,23 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     }
     let transfer = transfer(rows);
     let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
+    ErrorBars {
+        measured: known.collect(),
+        transfer: (transfer * 1e4).round() / 1e4,
+        bars: bars_of(rows, Measurand::StepTime),
+        memory: bars_of(rows, Measurand::Memory),
+    }
+}
+
+/// Classes of one kind of reading.
+fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
     let mut residuals: BTreeMap<(u8, BarKey), [Vec<f64>; 2]> = BTreeMap::new();
     let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
     let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
     for row in rows {
-        let Some(residual) = row.predicted_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
-            continue;
-        };
-        let left_out = row.left_out_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln());
+        let readings = Readings::of(row, what);
+        let Some(residual) = readings.residual() else { continue };
+        let left_out = readings.left_out_residual();
         for key in bar_keys(row) {
             let [own, apart] = residuals.entry(key).or_default();
             own.push(residual.abs());
@@ -88,7 +133,7 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
             difference: round(difference),
         });
     }
-    ErrorBars { measured: known.collect(), transfer: (transfer * 1e4).round() / 1e4, bars }
+    bars
 }
 
 /// What predictions lose, in standard deviations of their logarithm, when constants are fitted without the row's own
@@ -129,40 +174,38 @@ fn widths(residuals: &[f64]) -> (f64, f64) {
     (sigma, most.copied().unwrap_or_default().max(sigma))
 }
 
-/// How often the measured times lie inside the error bars of their rows; none where no time was measured.
-pub(super) fn coverage(rows: &[&RowReport]) -> Option<Coverage> {
-    Coverage::of(rows.iter().filter_map(|row| off_and_bars(row)))
+/// How often what was measured lies inside the error bars of its rows; none where nothing was.
+pub(super) fn coverage(rows: &[&RowReport], what: Measurand) -> Option<Coverage> {
+    Coverage::of(rows.iter().filter_map(|row| off_and_bars(row, what)))
 }
 
 /// How often they lie inside those bars around predictions whose constants were fitted without the row's own source.
-pub(super) fn left_out_inside_shipped(rows: &[&RowReport]) -> Option<Coverage> {
+pub(super) fn left_out_inside_shipped(rows: &[&RowReport], what: Measurand) -> Option<Coverage> {
     Coverage::of(rows.iter().filter_map(|row| {
-        let [_, sigma, two_sigma] = off_and_bars(row)?;
-        Some([(row.measured_step_s? / row.left_out_step_s?).ln().abs(), sigma, two_sigma])
+        let [_, sigma, two_sigma] = off_and_bars(row, what)?;
+        Some([Readings::of(row, what).left_out_residual()?.abs(), sigma, two_sigma])
     }))
 }
 
-/// How far off a predicted time is, and its bars: one standard deviation, and what is said to hold 95 %.
-pub(super) fn off_and_bars(row: &RowReport) -> Option<[f64; 3]> {
-    let predicted = row.predicted_step_s?;
-    let off = (row.measured_step_s? / predicted).ln().abs();
+/// How far off a prediction is, and its bars: one standard deviation, and what is said to hold 95 %.
+pub(super) fn off_and_bars(row: &RowReport, what: Measurand) -> Option<[f64; 3]> {
+    let readings = Readings::of(row, what);
+    let (predicted, [sigma, two_sigma]) = readings.predicted.zip(readings.bars)?;
     // Bars are those of logarithms.
-    Some([off, row.predicted_step_sigma? / predicted, row.predicted_step_two_sigma? / predicted])
+    Some([readings.residual()?.abs(), sigma / predicted, two_sigma / predicted])
 }
 
 /// The same of such predictions inside the bars that the rows of other sources ask for by the rule of [`error_bars`].
-pub(super) fn left_out_coverage(rows: &[&RowReport]) -> Option<Coverage> {
+pub(super) fn left_out_coverage(rows: &[&RowReport], what: Measurand) -> Option<Coverage> {
     let mut residuals: BTreeMap<(u8, BarKey), Vec<(&str, f64)>> = BTreeMap::new();
     for row in rows {
-        let Some(residual) = row.left_out_step_s.zip(row.measured_step_s).map(|(p, m)| (p / m).ln()) else {
-            continue;
-        };
+        let Some(residual) = Readings::of(row, what).left_out_residual() else { continue };
         for key in bar_keys(row) {
             residuals.entry(key).or_default().push((&row.labels.source, residual.abs()));
         }
     }
     let inside = |row: &&RowReport| {
-        let off = (row.measured_step_s? / row.left_out_step_s?).ln().abs();
+        let off = Readings::of(row, what).left_out_residual()?.abs();
         let of_others = |key: &(u8, BarKey)| -> Vec<f64> {
             let all = residuals.get(key).into_iter().flatten();
             all.filter(|(source, _)| *source != row.labels.source).map(|(_, residual)| *residual).collect()

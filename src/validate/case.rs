@@ -15,7 +15,9 @@ use crate::plan::{
 };
 use crate::spec::Machine;
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
-use crate::spec::job::{Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, Precision, Routing, Training};
+use crate::spec::job::{
+    Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, PackedLengths, Precision, Routing, Training,
+};
 use crate::spec::measured::{MeasuredRow, UnreadableCell, known_columns};
 use crate::spec::model::{
     Activation, Attention, Block, Dense, Fault, FeedForward, LatentAttention, MOST_LAYERS, Mamba2, Mixer,
@@ -122,6 +124,18 @@ pub enum MemoryKind {
     Reserved,
     /// What `nvidia-smi` shows.
     Device,
+}
+
+impl MemoryKind {
+    /// The count of this kind: tensors, reserved, on the device.
+    #[must_use]
+    pub fn of(self, [allocated, reserved, device]: [f64; 3]) -> f64 {
+        match self {
+            Self::Allocated => allocated,
+            Self::Reserved => reserved,
+            Self::Device => device,
+        }
+    }
 }
 
 /// Why a row was not predicted.
@@ -429,8 +443,8 @@ impl Subject {
     pub fn of(column: &str) -> Self {
         match column {
             "tp" | "sp" | "pp" | "vpp" | "cp" | "ep" | "etp" | "dp" | "zero_stage" | "shard_group"
-            | "micro_batch" | "global_batch" | "seq_len" | "recompute" | "precision" | "pp_schedule"
-            | "pp_layout" | "offload" => Self::Plan,
+            | "micro_batch" | "global_batch" | "seq_len" | "packed" | "recompute" | "precision"
+            | "pp_schedule" | "pp_layout" | "offload" => Self::Plan,
             "gpu" | "gpus" | "gpus_per_node" | "nvlink_domain" | "nic_gbps_per_gpu" | "interconnect" => {
                 Self::Machine
             }
@@ -945,6 +959,7 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
     }
     let routings = [("forced", Routing::Balanced), ("natural", Routing::Natural)];
     let routing = choice(row, "moe_routing", &routings)?.unwrap_or(Routing::Balanced);
+    let packed = read_packed(cells, profile)?;
     Ok(Job {
         gpus,
         global_batch_size,
@@ -955,8 +970,29 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
         memory_limit: None,
         tokens: None,
         routing,
-        packed: None,
+        packed,
     })
+}
+
+/// The documents that are packed into the sequences. Where the row does not say: none in pretraining, and in fine-tuning
+/// what the framework's recipes pack.
+fn read_packed(cells: &mut Cells, profile: &Profile) -> Result<Option<PackedLengths>, Skip> {
+    let row = cells.row;
+    match row.text("packed") {
+        Some(text) if text.eq_ignore_ascii_case("none") => Ok(None),
+        Some(text) => {
+            let packed: PackedLengths =
+                text.parse().map_err(|_| Skip::unknown("packed", text, ["none", "LENGTHxCOUNT,..."]))?;
+            packed.validate().map_err(Skip::Contradiction)?;
+            Ok(Some(packed))
+        }
+        None if row.text("training").is_none_or(|text| text.eq_ignore_ascii_case("pretrain")) => Ok(None),
+        None => {
+            cells.assumed.push("packed");
+            let usual = profile.defaults.fine_tuning_documents.get(&family(row));
+            Ok(usual.map(|&length| PackedLengths { lengths: vec![(length, 1)] }))
+        }
+    }
 }
 
 fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
@@ -1385,9 +1421,10 @@ fn read_plan(
         } else {
             cells.assumed.push("dispatcher");
             // Domains of many nodes run HybridEP in the published recipes, single-node domains NCCL.
-            if across && limited && recipe.is_some_and(|r| r.library_where_limited) {
+            let library = limited && recipe.is_some_and(|r| r.library_where_limited);
+            if library && across && architecture == Architecture::Hopper {
                 Dispatcher::DeepEp
-            } else if cluster.scale_up.domain > 8 {
+            } else if cluster.scale_up.domain > 8 || library && architecture == Architecture::Blackwell {
                 Dispatcher::HybridEp
             } else {
                 Dispatcher::AllToAll
@@ -1397,7 +1434,11 @@ fn read_plan(
     let stated_graphs = if notes.contains("full_iteration") {
         Some(CudaGraphs::FullIteration)
     } else if notes.contains("moe_router") {
-        Some(CudaGraphs::AttentionRouter)
+        let whole = limited && recipe.is_some_and(|r| r.whole_for_named_scopes_where_limited);
+        if whole {
+            cells.assumed.push("cuda_graphs");
+        }
+        Some(if whole { CudaGraphs::FullIteration } else { CudaGraphs::AttentionRouter })
     } else if notes.contains("cuda_graph_impl='transformer_engine'") {
         Some(CudaGraphs::Attention)
     } else {

@@ -171,7 +171,7 @@ pub fn parts(report: &Report, goal: &Goal, left_out: bool) -> Vec<Part> {
         }
         About::TwiceSigma if !left_out => {
             let inside = |row: &RowReport| {
-                let [off, sigma, _] = off_and_bars(row)?;
+                let [off, sigma, _] = off_and_bars(row, Measurand::StepTime)?;
                 Some(f64::from(u8::from(off <= 2.0 * sigma)))
             };
             let rows = counted(&report.rows).into_iter();

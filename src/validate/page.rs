@@ -106,21 +106,14 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          them up), so that no one width holds both shares: the second is mostly wider than twice the first, and the first \
          is the geometric mean of what holds 68.3% and of half of the second. Where nobody measured a framework on a \
          generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
-         fitted without a run's own source. Hardly a row below has that on top.\n\n| measured step times | inside one sigma | inside twice as much | inside what holds 95.4% |\n|---|--:|--:|--:|",
+         fitted without a run's own source. Hardly a row below has that on top. Peak memory has intervals by the same rule, whatever \
+         the generation of GPUs.",
         percent(ErrorBars::shipped().transfer)
     );
-    let mut inside = |name: &str, coverage: Option<Coverage>| {
-        if let Some(Coverage { one_sigma, two_sigma, twice_one_sigma }) = coverage {
-            let [one, two, twice] = [one_sigma, two_sigma, twice_one_sigma].map(percent);
-            let _ = writeln!(md, "| {name} | {one} | {twice} | {two} |");
-        }
-    };
-    inside("as fitted, bars that ship", s.coverage);
-    inside("fitted without the row's source, bars that ship", s.left_out_inside_shipped);
-    inside(
-        "fitted without the row's source, bars by the same rule from other sources alone",
-        s.left_out_coverage,
-    );
+    let times = [s.coverage, s.left_out_inside_shipped, s.left_out_coverage];
+    let memory = [s.memory_coverage, s.left_out_memory_inside_shipped, s.left_out_memory_coverage];
+    inside(&mut md, "measured step times", times);
+    inside(&mut md, "measured memory", memory);
     if !constants.trim().is_empty() {
         let _ = writeln!(md, "\n## Fitted constants\n\n{}", constants.trim());
     }
@@ -421,6 +414,26 @@ fn ranking(md: &mut String, report: &Report) {
 enum Plot {
     StepTime,
     Memory,
+}
+
+/// How often what was measured lies inside its bars: as fitted, fitted without the row's source, and inside bars that this
+/// source did not inform.
+fn inside(md: &mut String, what: &str, coverage: [Option<Coverage>; 3]) {
+    let _ = writeln!(
+        md,
+        "\n| {what} | inside one sigma | inside twice as much | inside what holds 95.4% |\n|---|--:|--:|--:|"
+    );
+    let names = [
+        "as fitted, bars that ship",
+        "fitted without the row's source, bars that ship",
+        "fitted without the row's source, bars by the same rule from other sources alone",
+    ];
+    for (name, coverage) in names.into_iter().zip(coverage) {
+        if let Some(Coverage { one_sigma, two_sigma, twice_one_sigma }) = coverage {
+            let [one, two, twice] = [one_sigma, two_sigma, twice_one_sigma].map(percent);
+            let _ = writeln!(md, "| {name} | {one} | {twice} | {two} |");
+        }
+    }
 }
 
 /// Colours that stay apart for colour-blind readers (Okabe and Ito).

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rayon::prelude::*;
 
-use super::case::{Case, MemoryKind};
+use super::case::Case;
 use super::constants::{Constant, Constants, ConstantsError, Measurand, Settings};
 use super::predict_on;
 use super::sets::Noise;
@@ -129,11 +129,7 @@ impl<'a> Refit<'a> {
         let profile = built.profiles.get(case.labels.profile).unwrap_or(case.profile);
         let accelerator = built.accelerators.get(case.labels.accelerator).unwrap_or(&case.accelerator);
         let found = predict_on(case, accelerator, profile);
-        let memory = match case.measured.memory_kind {
-            MemoryKind::Allocated => found.memory[0],
-            MemoryKind::Reserved => found.memory[1],
-            MemoryKind::Device => found.memory[2],
-        };
+        let memory = case.measured.memory_kind.of(found.reported);
         Outcome { step_s: found.step_s, memory, fits: found.fits }
     }
 

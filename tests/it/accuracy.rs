@@ -165,10 +165,12 @@ fn rows_that_their_source_contradicts_neither_rank_nor_inform_constants() {
 fn error_bars_are_those_of_the_residuals() {
     let (report, _) = with_sources_left_out();
     let (shipped, now) = (ErrorBars::shipped(), error_bars(&report.rows));
-    assert_eq!(shipped.bars.len(), now.bars.len(), "write src/frameworks/error_bars.ron again");
-    for (a, b) in shipped.bars.iter().zip(&now.bars) {
-        for (a, b) in [(a.sigma, b.sigma), (a.two_sigma, b.two_sigma)] {
-            assert!((a / b - 1.0).abs() < 0.05, "{a:?} {b:?}");
+    for (shipped, now) in [(&shipped.bars, &now.bars), (&shipped.memory, &now.memory)] {
+        assert_eq!(shipped.len(), now.len(), "write src/frameworks/error_bars.ron again");
+        for (a, b) in shipped.iter().zip(now) {
+            for (a, b) in [(a.sigma, b.sigma), (a.two_sigma, b.two_sigma)] {
+                assert!((a / b - 1.0).abs() < 0.05, "{a:?} {b:?}");
+            }
         }
     }
     let coverage = report.summary.coverage.unwrap();
@@ -182,6 +184,13 @@ fn error_bars_are_those_of_the_residuals() {
     let elsewhere = report.summary.left_out_coverage.unwrap();
     assert!((0.63..0.83).contains(&elsewhere.one_sigma), "{elsewhere:?}");
     assert!((0.92..0.98).contains(&elsewhere.two_sigma), "{elsewhere:?}");
+    // Those of memory, which three sources out of four describe alone.
+    let memory = report.summary.memory_coverage.unwrap();
+    assert!((0.66..0.90).contains(&memory.one_sigma), "{memory:?}");
+    assert!((0.94..0.99).contains(&memory.two_sigma), "{memory:?}");
+    let apart = report.summary.left_out_memory_inside_shipped.unwrap();
+    assert!((0.62..0.78).contains(&apart.one_sigma), "{apart:?}");
+    assert!((0.94..0.98).contains(&apart.two_sigma), "{apart:?}");
 }
 
 #[test]
@@ -232,7 +241,10 @@ fn shares_of_no_rows_are_no_numbers() {
         assert_eq!(output.status.code(), Some(1), "{out}");
         assert!(String::from_utf8(output.stderr).unwrap().contains("no row of "), "{out}");
         assert!(out.contains("\n- right\n"), "{out}");
-        assert!(out.contains("error bars: - inside one sigma, - inside two (- inside twice one)"), "{out}");
+        for what in ["step time", "peak memory"] {
+            let nothing = format!("bars of {what}: - inside one sigma, - inside two (- inside twice one)");
+            assert!(out.contains(&nothing), "{out}");
+        }
         assert!(!out.contains('%'), "{out}");
     }
 }

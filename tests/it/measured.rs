@@ -450,3 +450,95 @@ fn a_degree_follows_from_the_others() {
     let (whole, _) = plan(&[&experts[..], &[("tp", "4"), ("pp", "4")]].concat());
     assert!(whole.contains(" ep8 dp"), "{whole}");
 }
+
+/// Attention does not cross packed documents. Fine-tuning recipes of NeMo pack short ones, others none.
+#[test]
+fn documents_are_packed_as_rows_say_or_as_recipes_do() {
+    let step = |changes: &[(&str, &str)]| with(changes).predicted_step_s.unwrap();
+    let nemo = |change| [("framework_family", "nemo"), ("training", "sft"), change];
+    let (unstated, none) = (nemo(("packed", "")), nemo(("packed", "none")));
+    assert!(step(&unstated) < step(&none));
+    assert!(with(&unstated).assumed.contains(&"packed") && !with(&none).assumed.contains(&"packed"));
+    assert_eq!(step(&unstated), step(&nemo(("packed", "200x1"))));
+    // Documents of the length of a sequence are not packed.
+    let relative = step(&nemo(("packed", "8192x1"))) / step(&none) - 1.0;
+    assert!(relative.abs() < 1e-9, "{relative}");
+    for training in ["pretrain", "Pretrain", ""] {
+        let row = [("framework_family", "nemo"), ("training", training)];
+        assert!(!with(&row).assumed.contains(&"packed"));
+        assert_eq!(step(&row), step(&[row[0], row[1], ("packed", "none")]));
+    }
+    // Megatron-Bridge's run on whole sequences.
+    for family in ["megatron-bridge", "megatron-core"] {
+        let other = |packed| step(&[("framework_family", family), ("training", "sft"), ("packed", packed)]);
+        assert_eq!(other(""), other("none"));
+    }
+    for text in ["short", "0x1", "200x0"] {
+        let reason = reason(&[("packed", text)]);
+        assert!(reason.contains("packed") || reason.contains("histogram"), "{reason}");
+    }
+}
+
+/// nanotron's runs write down what their first rank holds; the fullest may be the last, with the logits.
+#[test]
+fn memory_is_that_of_the_rank_whose_peak_the_framework_reports() {
+    let last_is_fullest =
+        [("layers", "4"), ("pp", "2"), ("tp", "1"), ("micro_batch", "4"), ("peak_mem_gb", "60")];
+    let row = |family| with(&[&last_is_fullest[..], &[("framework_family", family)]].concat());
+    for (family, first) in [("nanotron", true), ("megatron-core", false)] {
+        let row = row(family);
+        assert_eq!(row.predicted_mem_gb < row.predicted_allocated_gb, first, "{row:?}");
+    }
+}
+
+/// Memory has error bars like step times: factors, of which two hold more than one.
+#[test]
+fn memory_has_error_bars() {
+    let row = with(&[("peak_mem_gb", "60"), ("mem_kind", "max_reserved")]);
+    let gigabytes = row.predicted_mem_gb.unwrap();
+    let (one, two) = (row.predicted_mem_sigma_gb.unwrap(), row.predicted_mem_two_sigma_gb.unwrap());
+    assert!(0.0 < one && one <= two && two < gigabytes);
+    let [low, high] = row.predicted_mem_range_gb.unwrap();
+    assert!((low * high / (gigabytes * gigabytes) - 1.0).abs() < 1e-9);
+    assert!(((high / gigabytes).ln() - one / gigabytes).abs() < 1e-9);
+    let stand_in = with(&[("framework_family", "axolotl"), ("pp", "1")]);
+    let own = with(&[("framework_family", "pytorch-fsdp"), ("pp", "1")]);
+    assert!(stand_in.predicted_mem_sigma_gb > own.predicted_mem_sigma_gb);
+}
+
+/// DeepSeek's MXFP8 recipes for Blackwell name scopes of graphs and then, from 26.06 on, capture the whole iteration with the
+/// exchange overlapped; without a word on the dispatcher they run HybridEP inside a node too.
+#[test]
+fn recipes_of_a_release_say_how_experts_run() {
+    let plan = |gpu, release, notes, experts| {
+        let row = with(&[
+            ("framework_family", "megatron-bridge"),
+            ("source_where", release),
+            ("gpu", gpu),
+            ("precision", "mxfp8"),
+            ("tp", "1"),
+            ("experts", experts),
+            ("topk", "8"),
+            ("moe_ffn", "2048"),
+            ("ep", "8"),
+            ("mla_kv_lora", "512"),
+            ("recompute", "selective:mla_up_proj"),
+            ("overlap_notes", notes),
+        ]);
+        row.plan.unwrap_or_else(|| panic!("{:?}", row.skipped))
+    };
+    let scopes = "cuda_graph_impl='transformer_engine'; cuda_graph_scope=['attn' 'moe_router']";
+    for (gpu, release, notes, experts, words, absent) in [
+        ("GB200", "26.06", scopes, "256", &["graph-full", "ep-ov", "hybridep"][..], "graph-router"),
+        ("GB200", "26.04", scopes, "256", &["graph-router", "hybridep"], "ep-ov"),
+        // Routing that is not limited to groups.
+        ("GB200", "26.06", scopes, "128", &["graph-router", "hybridep"], "ep-ov"),
+        ("B200", "26.04", "", "256", &["hybridep"], "graph"),
+        ("B200", "25.11", "", "256", &[], "hybridep"),
+        ("B200", "26.04", "", "128", &[], "hybridep"),
+    ] {
+        let plan = plan(gpu, release, notes, experts);
+        assert!(words.iter().all(|word| plan.contains(word)), "{gpu} {release} {experts}: {plan}");
+        assert!(!plan.contains(absent), "{gpu} {release} {experts}: {plan}");
+    }
+}

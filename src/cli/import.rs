@@ -519,9 +519,8 @@ impl Launched {
                 "`{file}` is handed to the training script and not read: batches, lengths and adapters that it sets are left out"
             ));
         }
-        if !others.is_empty() {
-            notes.push(format!("flags of the training script are not understood: {}", others.join(" ")));
-        }
+        let flag = |(line, words): (usize, String)| (line, format!("{words} (a flag of {source})"));
+        read.unknown.extend(others.into_iter().map(flag));
         notes.append(&mut read.assumed);
         let per_node = launch.ranks_per_node().map_err(|e| of_line(e.line, e.message))?;
         Ok(Self { assumed: notes, ranks_per_node: per_node.filter(|_| gpus.is_none()), ..read })

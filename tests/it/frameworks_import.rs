@@ -541,11 +541,12 @@ fn what_a_configuration_leaves_to_the_trainer_comes_from_its_flags() {
 }"#;
     let script = "torchrun --nproc_per_node 8 train.py --model_name_or_path x --fp16 True --bf16 False \
 --per_device_train_batch_size 2 --gradient-accumulation-steps=16 --model_max_length 2048 \
---gradient_checkpointing True --deepspeed ds.json --lr 1e-5";
+--gradient_checkpointing True --deepspeed ds.json --learning_rate 1e-5 --lr 1e-5";
     let launch = read_launch(script, &no_files).unwrap();
     assert_eq!(launch.deepspeed_config(), Ok(Some(Handed::File("ds.json".to_owned()))));
     let (trainer, others) = deepspeed::Trainer::read(&launch, script).unwrap();
-    assert_eq!(others, ["--model_name_or_path", "--lr"]);
+    // What changes no step, such as the learning rate under its own name, is understood.
+    assert_eq!(others, [(1, "--lr 1e-5".to_owned())]);
     let models = models();
     let model = models.iter().find(|m| m.name == "Llama 3.1 8B").unwrap();
     let mut given = deepspeed::Given { model, gpus: 8, sequence_length: None, pipeline_parallel: 1, trainer };
@@ -1395,7 +1396,7 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     ("one-data-source", "--data-args-path y --data-path x", "--data-path", "exclude each other"),
     (
         "emerging-checkpoints",
-        "--optimizer muon --ckpt-format zarr",
+        "--optimizer muon --ckpt-format torch_dcp",
         "--ckpt-format",
         "needs --ckpt-format torch or torch_dist",
     ),
@@ -1615,6 +1616,12 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
         "--num-experts 8 --moe-pad-expert-input-to-capacity",
         "--moe-pad",
         "needs --moe-expert-capacity",
+    ),
+    (
+        "balancing-coefficients",
+        "--num-experts 8 --moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2",
+        "--moe-router-load-balancing-type",
+        "2 ways to balance need as many of --moe-aux-loss-coeff, found 1",
     ),
     (
         "expert-capacity",
@@ -2080,6 +2087,53 @@ fn what_the_parser_refuses_is_refused() {
         ("--bf16 => --bf16 --fp8-format e3m4", "--fp8-format is `e3m4`; expected one of e4m3, hybrid"),
         ("--swiglu => --swiglu --lr 1e-4x", "--lr takes a number, found `1e-4x`"),
         ("--swiglu => --swiglu --train-iters 1e6", "--train-iters takes a whole number, found `1e6`"),
+        ("--swiglu => --swiglu --seed 1 2", "--seed takes one value, found `1 2`"),
+        ("--swiglu => --swiglu --load a b", "--load takes one value, found `a b`"),
+        ("--swiglu => --swiglu --rotary-base 1e6", "--rotary-base takes a whole number, found `1e6`"),
+        ("--swiglu => --swiglu --profile-ranks 0 x", "--profile-ranks takes whole numbers, found `x`"),
+        ("--swiglu => --swiglu --profile-ranks 0,1", "--profile-ranks takes whole numbers, found `0,1`"),
+        ("--swiglu => --swiglu --moe-aux-loss-coeff 0 y", "--moe-aux-loss-coeff takes numbers, found `y`"),
+        (
+            "--swiglu => --swiglu --hierarchical-context-parallel-sizes 2 two",
+            "--hierarchical-context-parallel-sizes takes whole numbers, found `two`",
+        ),
+        ("--swiglu => --swiglu --exit-signal 15", "--exit-signal is `15`; expected one of SIGABRT, "),
+        ("--swiglu => --swiglu --exit-signal sigterm", "SIGXFSZ: did you mean SIGTERM?"),
+        ("--swiglu => --swiglu --timing-log-level 3", "--timing-log-level is `3`; expected one of 0, 1, 2"),
+        ("--swiglu => --offload-modules --swiglu", "--offload-modules has no value"),
+        (
+            "--swiglu => --swiglu --rotary-seq-len-interpolation-factor 1.5",
+            "--rotary-seq-len-interpolation-factor takes a whole number, found `1.5`",
+        ),
+        (
+            "--swiglu => --swiglu --cuda-graph-impl local --cuda-graph-modules attention",
+            "--cuda-graph-modules is `attention`; expected one of attn, mlp, ",
+        ),
+        ("--swiglu => --swiglu --exit-signal-handler SIGTERM", "takes no value, found `SIGTERM`"),
+        (
+            "--swiglu => --swiglu --tokenizer-type HuggingFace",
+            "--tokenizer-type is `HuggingFace`; expected one of BertWordPieceLowerCase, ",
+        ),
+        ("--swiglu => --swiglu --tokenizer-type LlamaTokenizer", "did you mean Llama2Tokenizer?"),
+        (
+            "--swiglu => --swiglu --moe-router-load-balancing-type aux_loss seq_aux",
+            "--moe-router-load-balancing-type is `seq_aux`; expected one of aux_loss, seq_aux_loss, global_aux_loss, \
+             sinkhorn, quantile_balancing, none: did you mean seq_aux_loss?",
+        ),
+        (
+            "--swiglu => --swiglu --ckpt-format torch-dist",
+            "expected one of torch, torch_dist, torch_dcp, fsdp_dtensor: did you mean torch_dist?",
+        ),
+        (
+            "--tensor-model-parallel-size => --model-parallel-size",
+            "Megatron-LM refuses --model-parallel-size: today it is --tensor-model-parallel-size",
+        ),
+        (
+            "--swiglu => --swiglu --checkpoint-activations",
+            "refuses --checkpoint-activations: today it is --recompute-activations, or --recompute-granularity",
+        ),
+        ("--micro-batch-size => --batch-size", "refuses --batch-size: today it is --micro-batch-size"),
+        ("--swiglu => --swiglu --warmup 0.1", "refuses --warmup: today it is --lr-warmup-fraction"),
         ("--swiglu => --swiglu --train-iters 1__0", "--train-iters takes a whole number, found `1__0`"),
         ("--swiglu => --swiglu --lr _1e-4", "--lr takes a number, found `_1e-4`"),
         ("--swiglu => --swiglu --mock-data yes", "--mock-data takes no value, found `yes`"),
@@ -2105,6 +2159,31 @@ fn what_the_parser_refuses_is_refused() {
     ] {
         let error = import(&script(change), "x", None).expect_err(part);
         assert!(error.message.contains(part), "{part}: {error}");
+    }
+    // Of an earlier version or of a fork, as another flag shows.
+    for (change, parts) in [
+        (
+            "--micro-batch-size => --DDP-impl local --checkpoint-activations --batch-size",
+            &[
+                "flags that Megatron-LM of today refuses are read as those of an earlier version or of a fork",
+                "--DDP-impl (line ",
+                "--checkpoint-activations (line ",
+                ", today --micro-batch-size)",
+            ][..],
+        ),
+        (
+            "--swiglu => --swiglu --layernorm-epsilon 1e-6",
+            &["--layernorm-epsilon (line ", ", today --norm-epsilon)"],
+        ),
+        (
+            "--swiglu => --swiglu --tokenizer-type PretrainedFromHF --tokenizer-name-or-path x",
+            &["--tokenizer-type PretrainedFromHF is read as of an earlier version or of a fork"],
+        ),
+    ] {
+        let notes =
+            import(&script(change), "x", None).unwrap_or_else(|error| panic!("{change}: {error}")).assumed;
+        let told = |part: &&str| notes.iter().any(|note| note.contains(*part));
+        assert!(parts.iter().all(told), "{change}: {notes:?}");
     }
     // Cut off behind a flag, however little it matters.
     let cut = format!(

@@ -1,6 +1,7 @@
 //! Reads a DeepSpeed configuration back into a job and a plan. The configuration names neither the model
 //! nor the ranks: they are given beside it.
 
+use crate::frameworks::export::one_line;
 use crate::frameworks::hf::HfModel;
 use crate::frameworks::megatron::flags::{misspelt, real_number, whole_number};
 use crate::frameworks::megatron::other_jobs::ADAPTERS;
@@ -45,15 +46,34 @@ pub struct Trainer {
     pub recompute: Option<bool>,
 }
 
+/// Arguments of the Hugging Face Trainer without bearing on a step's time or memory
+/// (`transformers/training_args.py` TrainingArguments, 5.12), and the model's name, which is given beside the launch.
+const NEUTRAL_OF_TRAINER: &str = "
+    adam_beta1 adam_beta2 adam_epsilon batch_eval_metrics data_seed dataloader_drop_last
+    dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
+    ddp_backend ddp_timeout disable_tqdm do_eval do_predict do_train enable_jit_checkpoint
+    eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
+    eval_use_gather_object full_determinism greater_is_better hub_always_push hub_model_id
+    hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
+    include_num_input_tokens_seen label_names learning_rate load_best_model_at_end local_rank log_level
+    log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter logging_steps
+    logging_strategy lr_scheduler_kwargs lr_scheduler_type max_grad_norm max_steps metric_for_best_model
+    model_name_or_path num_train_epochs output_dir overwrite_output_dir per_device_eval_batch_size
+    prediction_loss_only project push_to_hub remove_unused_columns report_to
+    restore_callback_states_from_checkpoint resume_from_checkpoint run_name save_on_each_node
+    save_only_model save_steps save_strategy save_total_limit seed warmup_ratio warmup_steps weight_decay
+";
+
 impl Trainer {
     /// Sequences of a micro-batch unless it is told (transformers/training_args.py per_device_train_batch_size).
     const MICRO_BATCH: u32 = 8;
 
-    /// Reads the trainer's flags of a launch, whose script is `text`; also gives those that are none of these.
+    /// Reads the trainer's flags of a launch, whose script is `text`; also gives those that are not understood, each
+    /// with its values and its line.
     ///
     /// # Errors
     /// A value that is no number where one is due.
-    pub fn read(launch: &Launch, text: &str) -> Result<(Self, Vec<String>), ImportError> {
+    pub fn read(launch: &Launch, text: &str) -> Result<(Self, Vec<(usize, String)>), ImportError> {
         let mut trainer = Self::default();
         let mut others = Vec::new();
         // What says whether adapters are trained counts before what says how large they are.
@@ -102,7 +122,15 @@ impl Trainer {
                     rank |= value.and_then(real_number) != Some(0.0);
                     adapters.get_or_insert((word.line, name.to_owned()));
                 }
-                _ => others.push(name.to_owned()),
+                other
+                    if NEUTRAL_OF_TRAINER
+                        .split_whitespace()
+                        .any(|known| other.strip_prefix("__") == Some(known)) => {}
+                _ => {
+                    let values = words[at + 1..].iter().map(|w| w.text.as_str()).take_while(|w| !is_flag(w));
+                    let all: Vec<&str> = std::iter::once(word.text.as_str()).chain(values).collect();
+                    others.push((word.line, shown(&one_line(&all.join(" ")))));
+                }
             }
         }
         match adapters.filter(|_| switch.unwrap_or(rank)) {

@@ -640,6 +640,20 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "balancing-coefficients",
+        source: CONFIG,
+        check: |c| {
+            let (kind, flag) = ("--moe-router-load-balancing-type", "--moe-aux-loss-coeff");
+            let (kinds, factors) = (c.values(kind), c.values(flag));
+            let known = c.whole && !kinds.iter().chain(factors).any(|value| is_unknown(value));
+            refuse(
+                known && c.has("--num-experts") && kinds.len() > 1 && factors.len() != kinds.len(),
+                kind,
+                format!("{} ways to balance need as many of {flag}, found {}", kinds.len(), factors.len()),
+            )
+        },
+    },
+    FlagRule {
         name: "expert-capacity",
         source: CONFIG,
         check: |c| {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
 use super::super::shell::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown, untold_value};
-use super::values::neutral;
+use super::values::{is_earlier, neutral};
 
 /// The switch that Megatron-DeepSpeed's commands have.
 pub(super) const DEEPSPEED: &str = "--deepspeed";
@@ -24,6 +24,64 @@ const RENAMED: &[(&str, &str)] = &[
     ("--cuda-graph-scope", "--cuda-graph-modules"),
     ("--moe-intermediate-size", "--moe-ffn-hidden-size"),
 ];
+
+/// Names among them that the parser of today does not have.
+const UNKNOWN_TODAY: &[&str] = &[
+    "--activations-checkpoint-method",
+    "--activations-checkpoint-num-layers",
+    "--layernorm-epsilon",
+    "--moe-intermediate-size",
+    "--num-key-value-heads",
+    "--rotary-position-embeddings-theta",
+];
+
+/// Flags that the parser takes only for the set-up to refuse them, and what to say today (`training/arguments.py`
+/// validate_args).
+const WITHDRAWN: &[(&str, &str)] = &[
+    ("--batch-size", "--micro-batch-size"),
+    (
+        "--checkpoint-activations",
+        "--recompute-activations, or --recompute-granularity and --recompute-method",
+    ),
+    ("--model-parallel-size", "--tensor-model-parallel-size"),
+    ("--warmup", "--lr-warmup-fraction"),
+];
+
+/// Looks for flags of earlier versions in a command that is none of Megatron-DeepSpeed. Those that the parser of today
+/// does not have show that another version, or a fork, reads the command: they are a note.
+///
+/// # Errors
+/// A withdrawn flag in a command that nothing else shows to be of another version.
+fn of_earlier_versions(arguments: &[Word]) -> Read<Option<String>> {
+    let named = || {
+        let flags = arguments.iter().filter(|word| word.text.starts_with("--"));
+        flags.map(|word| (word.text.split('=').next().unwrap_or_default(), word.line))
+    };
+    if named().any(|(name, _)| name == DEEPSPEED) {
+        return Ok(None);
+    }
+    let unknown = |name: &str| UNKNOWN_TODAY.contains(&name) || is_earlier(name);
+    let withdrawn = |name: &str| WITHDRAWN.iter().find(|(old, _)| *old == name).map(|(_, now)| *now);
+    if !named().any(|(name, _)| unknown(name)) {
+        let first = named().find_map(|(name, line)| Some((name, withdrawn(name)?, line)));
+        return first.map_or(Ok(None), |(name, now, line)| {
+            let text = format!(
+                "Megatron-LM refuses {name}: today it is {now} (training/arguments.py validate_args)"
+            );
+            Err(ImportError::new(line, text))
+        });
+    }
+    let shown = named().filter(|(name, _)| unknown(name) || withdrawn(name).is_some()).map(|(name, line)| {
+        let renamed = RENAMED.iter().find(|(old, _)| *old == name).map(|(_, now)| *now);
+        let now = withdrawn(name).or(renamed).map_or(String::new(), |now| format!(", today {now}"));
+        format!("{name} (line {line}{now})")
+    });
+    let shown: Vec<String> = shown.collect();
+    Ok(Some(format!(
+        "flags that Megatron-LM of today refuses are read as those of an earlier version or of a fork: {}",
+        shown.join(", ")
+    )))
+}
 
 /// Names of one flag of which the framework refuses two (`training/arguments.py` validate_args).
 const NAMED_ONCE: &[&str] = &["--encoder-num-layers", "--encoder-seq-length", "--cuda-graph-scope"];
@@ -172,6 +230,7 @@ impl Flags {
     pub(super) fn new(launch: &Launch, text: &str, notes: &mut Vec<String>) -> Read<Self> {
         let arguments = placed(&launch.arguments, text);
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
+        notes.extend(of_earlier_versions(&arguments)?);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
         let mut earlier: Vec<(String, (Vec<String>, usize))> = Vec::new();
         let mut open: Option<String> = None;

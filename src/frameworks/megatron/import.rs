@@ -533,7 +533,7 @@ fn read_positions(f: &mut Flags, model: &mut Model, latent: bool, assumed: &mut 
         None => f.need("--max-position-embeddings")?,
     };
     model.max_sequence = rows;
-    let base = f.decimal("--rotary-base")?;
+    let base = f.number("--rotary-base")?.map(|base| base as f64);
     let share = f.decimal("--rotary-percent")?;
     let scaling = positions::read(f, latent, kind == 3, assumed)?;
     model.position = match kind {

@@ -111,7 +111,7 @@ pub(super) fn read(
         attention_factor: None,
         truncate,
     };
-    let whole = f.decimal("--rotary-seq-len-interpolation-factor")?;
+    let whole = f.number("--rotary-seq-len-interpolation-factor")?.map(|factor| factor as f64);
     let stretched = f.on("--use-rope-scaling");
     let stretch = f.decimal("--rope-scaling-factor")?;
     if latent {

@@ -4,6 +4,7 @@
 use super::super::export::one_line;
 use super::super::shell::{ImportError, is_unknown, shown};
 use super::flags::{Flags, Read, integer, real_number};
+use crate::spec::shipped::nearest;
 
 /// Flags that take no value.
 const SWITCHES: &str = "
@@ -49,7 +50,7 @@ const WHOLE: &str = "
     --non-persistent-save-interval --num-workers --profile-step-end --profile-step-start
     --save-activations-interval --save-dgrads-interval --save-interval --save-params-interval
     --save-retain-interval --save-tokens-per-expert-interval --save-wgrads-interval --seed
-    --tensorboard-log-interval --tensorboard-queue-size --tiktoken-num-special-tokens --timing-log-level
+    --tensorboard-log-interval --tensorboard-queue-size --tiktoken-num-special-tokens
     --train-iters --train-samples --train-sync-interval
 ";
 
@@ -68,19 +69,93 @@ const REAL_ELSEWHERE: &str = "--hidden-dropout --optimizer-offload-fraction";
 /// Flags that take one word.
 const TEXT: &str = "
     --ckpt-convert-save --ckpt-pg-tensors-cache-path --config-logger-dir --data-args-path
-    --data-cache-path --dist-ckpt-format --exit-signal --load --memory-snapshot-path --merge-file
+    --data-cache-path --dist-ckpt-format --load --memory-snapshot-path --merge-file
     --nccl-communicator-config-path --non-persistent-global-ckpt-dir --non-persistent-local-ckpt-dir
     --one-logger-project --one-logger-run-name --per-split-data-args-path --save --split
-    --tensorboard-dir --tokenizer-metadata --tokenizer-model --tokenizer-type --vocab-file
+    --tensorboard-dir --tokenizer-metadata --tokenizer-model --vocab-file
     --wandb-entity --wandb-exp-name --wandb-project --wandb-save-dir
 ";
 
-/// Flags that take one of a few words; `zarr` is a format of older versions.
+/// Names of Python's `signal.Signals` on Linux: numbers are refused.
+const SIGNALS: &[&str] = &[
+    "SIGABRT",
+    "SIGALRM",
+    "SIGBUS",
+    "SIGCHLD",
+    "SIGCLD",
+    "SIGCONT",
+    "SIGFPE",
+    "SIGHUP",
+    "SIGILL",
+    "SIGINT",
+    "SIGIO",
+    "SIGIOT",
+    "SIGKILL",
+    "SIGPIPE",
+    "SIGPOLL",
+    "SIGPROF",
+    "SIGPWR",
+    "SIGQUIT",
+    "SIGRTMAX",
+    "SIGRTMIN",
+    "SIGSEGV",
+    "SIGSTKFLT",
+    "SIGSTOP",
+    "SIGSYS",
+    "SIGTERM",
+    "SIGTRAP",
+    "SIGTSTP",
+    "SIGTTIN",
+    "SIGTTOU",
+    "SIGURG",
+    "SIGUSR1",
+    "SIGUSR2",
+    "SIGVTALRM",
+    "SIGWINCH",
+    "SIGXCPU",
+    "SIGXFSZ",
+];
+
+/// Kinds of tokenizers.
+const TOKENIZERS: &[&str] = &[
+    "BertWordPieceLowerCase",
+    "BertWordPieceCase",
+    "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "HuggingFaceTokenizer",
+    "Llama2Tokenizer",
+    "TikTokenizer",
+    "MultimodalTokenizer",
+    "NullTokenizer",
+    "NullMultimodalTokenizer",
+    "SFTTokenizer",
+];
+
+/// Values that earlier versions (`zarr`, `Llama3Tokenizer`) or forks (MindSpeed, BigCode's, Pai's) take.
+const EARLIER_VALUES: &[(&str, &[&str])] = &[
+    ("--ckpt-format", &["zarr"]),
+    (
+        "--tokenizer-type",
+        &[
+            "HFTokenizer",
+            "Llama3Tokenizer",
+            "PretrainedFromHF",
+            "Qwen2Tokenizer",
+            "Qwen2VLTokenizer",
+            "QwenTokenizer",
+            "TokenizerFromHF",
+            "TokenizerFromHFWithFixedLength",
+        ],
+    ),
+];
+
+/// Flags that take one of a few words.
 const CHOICES: &[(&str, &[&str])] = &[
     ("--async-strategy", &["nvrx", "mcore"]),
     ("--attention-backend", &["flash", "fused", "unfused", "local", "auto"]),
     ("--ckpt-convert-format", &["torch", "torch_dist"]),
-    ("--ckpt-format", &["torch", "torch_dist", "zarr", "torch_dcp", "fsdp_dtensor"]),
+    ("--ckpt-format", &["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"]),
     ("--ckpt-fully-parallel-load-exchange-algo", &["broadcast", "gather_rounds", "gather_object"]),
     ("--ckpt-fully-parallel-load-process-group", &["dp", "ep_dp"]),
     ("--ckpt-fully-parallel-save-process-group", &["dp", "ep_dp"]),
@@ -100,6 +175,7 @@ const CHOICES: &[(&str, &[&str])] = &[
         ],
     ),
     ("--distributed-backend", &["nccl", "gloo"]),
+    ("--exit-signal", SIGNALS),
     ("--fp4-format", &["e2m1"]),
     ("--fp8-amax-compute-algo", &["most_recent", "max"]),
     ("--fp8-format", &["e4m3", "hybrid"]),
@@ -110,18 +186,50 @@ const CHOICES: &[(&str, &[&str])] = &[
     ("--non-persistent-local-ckpt-algo", &["fully_parallel", "atomic"]),
     ("--rerun-mode", &["disabled", "validate_results", "report_stats"]),
     ("--tiktoken-pattern", &["v1", "v2"]),
+    ("--timing-log-level", &["0", "1", "2"]),
     ("--timing-log-option", &["max", "minmax", "all"]),
+    ("--tokenizer-type", TOKENIZERS),
     ("--tp-comm-bootstrap-backend", &["nccl", "mpi", "gloo"]),
     ("--transformer-impl", &["local", "transformer_engine", "inference_optimized"]),
     ("--weight-decay-incr-style", &["constant", "linear", "cosine"]),
 ];
 
-/// Flags of several values, or of values that are not looked at.
-const LISTS: &str = "
-    --data-path --moe-aux-loss-coeff --moe-router-load-balancing-type --offload-modules
-    --profile-ranks --spec --test-data-path --tokenizer-special-tokens --train-data-path
-    --valid-data-path
-";
+/// Flags that take several whole numbers.
+const WHOLES: &str = "--profile-ranks";
+
+/// The same that are read elsewhere.
+const WHOLES_ELSEWHERE: &str = "--hierarchical-context-parallel-sizes";
+
+/// Flags that take several numbers.
+const REALS: &str = "--moe-aux-loss-coeff";
+
+/// Flags that take several of a few words.
+const CHOICES_OF_MANY: &[(&str, &[&str])] = &[(
+    "--moe-router-load-balancing-type",
+    &["aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "quantile_balancing", "none"],
+)];
+
+/// The same that are read elsewhere; the last three are of earlier versions, and known to the parser of today.
+const CHOICES_OF_MANY_ELSEWHERE: &[(&str, &[&str])] = &[(
+    "--cuda-graph-modules",
+    &[
+        "attn",
+        "mlp",
+        "moe",
+        "moe_router",
+        "moe_preprocess",
+        "mamba",
+        "full",
+        "full_iteration",
+        "full_iteration_inference",
+    ],
+)];
+
+/// Flags that take several words, at least one.
+const TEXTS: &str = "--offload-modules --tokenizer-special-tokens";
+
+/// Flags of any number of values, which are not looked at.
+const LISTS: &str = "--data-path --spec --test-data-path --train-data-path --valid-data-path";
 
 /// Flags of earlier versions and of forks (Megatron-DeepSpeed's and BigScience's `megatron/arguments.py`).
 const EARLIER: &str = "
@@ -143,10 +251,44 @@ const EARLIER: &str = "
     --wandb-log-interval --wandb-name
 ";
 
+/// What a flag takes.
+#[derive(Clone, Copy)]
+enum Kind {
+    Nothing,
+    Whole,
+    Real,
+    Text,
+    Word(&'static [&'static str]),
+}
+
+/// What a flag takes and whether it takes several of these; none of flags whose values are not looked at here.
+fn kind_of(name: &str) -> Option<(Kind, bool)> {
+    let in_list = |list: &str| list.split_whitespace().any(|known| known == name);
+    let words = |table: &[(&str, &'static [&'static str])]| {
+        table.iter().find(|(flag, _)| *flag == name).map(|(_, words)| Kind::Word(words))
+    };
+    let lists = [
+        (SWITCHES, Kind::Nothing, false),
+        (WHOLE, Kind::Whole, false),
+        (REAL, Kind::Real, false),
+        (REAL_ELSEWHERE, Kind::Real, false),
+        (TEXT, Kind::Text, false),
+        (TEXTS, Kind::Text, true),
+        (WHOLES, Kind::Whole, true),
+        (WHOLES_ELSEWHERE, Kind::Whole, true),
+        (REALS, Kind::Real, true),
+    ];
+    let listed = lists.iter().find(|(list, ..)| in_list(list)).map(|(_, kind, several)| (*kind, *several));
+    listed
+        .or_else(|| words(CHOICES).map(|kind| (kind, false)))
+        .or_else(|| words(CHOICES_OF_MANY).or(words(CHOICES_OF_MANY_ELSEWHERE)).map(|kind| (kind, true)))
+}
+
 /// Flags that change neither a step's time nor its memory, or that are implied by what is read elsewhere.
 pub(super) fn neutral() -> impl Iterator<Item = &'static str> {
-    let lists = [SWITCHES, WHOLE, REAL, TEXT, LISTS, EARLIER].into_iter().flat_map(str::split_whitespace);
-    lists.chain(CHOICES.iter().map(|(name, _)| *name))
+    let lists = [SWITCHES, WHOLE, REAL, TEXT, TEXTS, WHOLES, REALS, LISTS, EARLIER];
+    let lists = lists.into_iter().flat_map(str::split_whitespace);
+    lists.chain(CHOICES.iter().chain(CHOICES_OF_MANY).map(|(name, _)| *name))
 }
 
 /// Whether a flag is one of them.
@@ -154,16 +296,22 @@ pub(super) fn is_neutral(name: &str) -> bool {
     neutral().any(|known| known == name)
 }
 
+/// Whether Megatron-LM's parser no longer has a flag, or never had: one of an earlier version or of a fork.
+pub(super) fn is_earlier(name: &str) -> bool {
+    EARLIER.split_whitespace().any(|known| known == name)
+}
+
 /// Looks at the values of such flags; `assumed` takes what a person has to know of them.
 ///
 /// # Errors
-/// A value of another kind than the flag takes, or none where the text ends, at the flag's line.
+/// A value of another kind than the flag takes, several where it takes one, or none where the text ends, at the flag's
+/// line.
 pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Read<()> {
-    let lists = |list: &str, name: &str| list.split_whitespace().any(|known| known == name);
     let mut behind_switches = Vec::new();
     for (name, (values, line)) in f.given.iter().chain(f.earlier.iter().map(|(name, given)| (name, given))) {
         let refuse = |text: String| Err(ImportError::new(*line, text));
-        if lists(SWITCHES, name) {
+        let Some((kind, several)) = kind_of(name) else { continue };
+        if let Kind::Nothing = kind {
             match values.first() {
                 Some(value) if is_unknown(value) => behind_switches.push(*line),
                 Some(value) => return refuse(format!("{name} takes no value, found `{}`", one_line(value))),
@@ -171,14 +319,8 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
             }
             continue;
         }
-        let whole = lists(WHOLE, name);
-        let choices = CHOICES.iter().find(|(flag, _)| flag == name).map(|(_, words)| *words);
-        let real = lists(REAL, name) || lists(REAL_ELSEWHERE, name);
-        if !whole && !real && !lists(TEXT, name) && choices.is_none() {
-            continue;
-        }
-        let Some(value) = values.first() else {
-            if !lists(TEXT, name) || text.trim_end().ends_with(name.as_str()) {
+        if values.is_empty() {
+            if !matches!(kind, Kind::Text) || several || text.trim_end().ends_with(name.as_str()) {
                 return refuse(format!(
                     "{name} has no value: is the script cut off, or what stands for it empty?"
                 ));
@@ -186,21 +328,44 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
             // Names of files are often left to be filled in.
             assumed.push(format!("line {line}: {name} has no value; it is left out of the prediction"));
             continue;
-        };
-        let found = shown(&one_line(value));
-        if is_unknown(value) {
-            continue;
         }
-        if whole && integer(value).is_none() {
-            return refuse(format!("{name} takes a whole number, found `{found}`"));
+        // What only a running shell knows may be any number of words.
+        if values.len() > 1 && !several && !values.iter().any(|value| is_unknown(value)) {
+            return refuse(format!("{name} takes one value, found `{}`", one_line(&values.join(" "))));
         }
-        if real && real_number(value).is_none() {
-            return refuse(format!("{name} takes a number, found `{found}`"));
-        }
-        if let Some(words) = choices.filter(|words| !words.contains(&value.as_str())) {
-            return refuse(format!("{name} is `{found}`; expected one of {}", words.join(", ")));
+        for value in values.iter().filter(|value| !is_unknown(value)) {
+            let found = shown(&one_line(value));
+            match kind {
+                Kind::Whole if integer(value).is_none() => {
+                    return refuse(format!("{name} takes {}, found `{found}`", numbers("whole", several)));
+                }
+                Kind::Real if real_number(value).is_none() => {
+                    return refuse(format!("{name} takes {}, found `{found}`", numbers("", several)));
+                }
+                Kind::Word(words) if !words.contains(&value.as_str()) => {
+                    let earlier = EARLIER_VALUES.iter().find(|(flag, _)| flag == name);
+                    if earlier.is_some_and(|(_, words)| words.contains(&value.as_str())) {
+                        assumed.push(format!(
+                            "line {line}: {name} {found} is read as of an earlier version or of a fork: Megatron-LM's \
+                             parser of today refuses it"
+                        ));
+                        continue;
+                    }
+                    let near = nearest(value, words.iter().copied());
+                    let near = near.first().map_or(String::new(), |near| format!(": did you mean {near}?"));
+                    let text = format!("{name} is `{found}`; expected one of {}{near}", words.join(", "));
+                    return refuse(text);
+                }
+                _ => {}
+            }
         }
     }
     f.behind_switches.extend(behind_switches);
     Ok(())
+}
+
+/// What a flag takes, in words.
+fn numbers(kind: &str, several: bool) -> String {
+    let words = if several { "numbers" } else { "a number" };
+    if kind.is_empty() { words.to_owned() } else { words.replace("number", &format!("{kind} number")) }
 }

@@ -978,6 +978,53 @@ fn an_explanation_is_whole_and_counts_in_one_way() {
     assert!(text.contains(&format!("better by {:.1}% of the step", 100.0 * (1.0 - best))), "{text}");
 }
 
+/// What is printed as not understood is in the answer for programs as well: keys of the configuration, flags of the
+/// training script. What changes no step is understood; options that the launcher does not have are a note.
+#[test]
+fn what_is_not_understood_is_told_to_programs_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("sft.sh");
+    let config = r#"{"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
+        "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, "steps_per_prin": 10}"#;
+    std::fs::write(folder.path().join("ds.json"), config).unwrap();
+    let flags = "--per_device_train_batch_size 2 --bf16 --learning_rate 1e-5 --output_dir x \\\n  --my_list 1 2 --torch_compile";
+    for (launcher, note) in [
+        (
+            "torchrun --nnodes 2 --nproc_per_node 8 --bogus 3 t.py --deepspeed ds.json",
+            "torchrun has no option --bogus",
+        ),
+        (
+            "accelerate launch --num_processes 16 --num_machines 2 --mixed_precison bf16 --use_deepspeed --deepspeed_config_file ds.json t.py",
+            "accelerate launch has no option --mixed_precison: did you mean --mixed_precision?",
+        ),
+    ] {
+        std::fs::write(&script, format!("{launcher} {flags}\n")).unwrap();
+        let path = script.to_str().unwrap();
+        let explain =
+            ["explain", path, "--cluster", "dgx-h100", "--model", "llama3.1-8b", "--format", "json"];
+        let output = autoplan(&explain);
+        let notes = stderr(&output);
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).expect(&notes);
+        let listed = value["not_understood"].as_array().unwrap();
+        let texts: Vec<&str> = listed.iter().filter_map(|one| one[1].as_str()).collect();
+        let of = format!("(a flag of {path})");
+        let expected = [
+            "steps_per_prin (did you mean steps_per_print?)".to_owned(),
+            format!("--my_list 1 2 {of}"),
+            format!("--torch_compile {of}"),
+        ];
+        assert_eq!(texts, expected, "{launcher}");
+        assert_eq!((&listed[1][0], &listed[2][0]), (&2.into(), &2.into()));
+        for text in expected {
+            assert!(
+                notes.contains(&format!("not understood, and left out of the prediction: {text}")),
+                "{notes}"
+            );
+        }
+        assert!(notes.contains(note), "{notes}");
+    }
+}
+
 /// A change that leaves a single replica leaves nothing to shard.
 #[test]
 fn a_change_may_take_the_last_replica() {

@@ -487,11 +487,12 @@ const OF_TASKS: [&str; 5] = ["--num_processes", "--ntasks", "--ntasks-per-node",
 type Source = (String, u32);
 
 impl Launch {
-    /// Numbers that the launcher, Slurm's header and the file of hosts say differently, for people.
+    /// Numbers that the launcher, Slurm's header and the file of hosts say differently, and options that the launcher does
+    /// not have, for people.
     #[must_use]
     pub fn disagreements(&self) -> Vec<String> {
-        if self.accelerate.is_some() {
-            return Vec::new();
+        if let Some(told) = &self.accelerate {
+            return told.strange_options().collect();
         }
         let torch = self.torch().is_some() || self.deepspeed().is_some();
         // What lists hosts or GPUs says the rest as well.

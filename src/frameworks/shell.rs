@@ -19,6 +19,7 @@ mod parse;
 mod patterns;
 mod printed;
 mod ranks;
+mod regular;
 mod run;
 mod state;
 mod undecided;
@@ -266,6 +267,7 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
     let commands = if list.is_some() { Vec::new() } else { parse::parse(text)? };
     let mut shell = run::Shell::new(files);
     shell.script = text.lines().map(str::to_owned).collect();
+    shell.state.options.aliases = calls::replaces_aliases(text);
     if list.is_none() && text.contains("\r\n") {
         shell.note(
             "lines end as on Windows (CR LF), which bash does not take; they are read without".to_owned(),

@@ -99,7 +99,9 @@ struct Attributes {
     array: bool,
     /// `-g`
     global: bool,
-    /// `-n`, `-f`, …
+    /// `-n`
+    reference: bool,
+    /// `-f`, `-l`, …
     other: bool,
 }
 
@@ -130,7 +132,8 @@ impl Shell<'_> {
         let mut before = Vec::new();
         for word in assignments {
             let Some(assignment) = assignment(word) else { continue };
-            before.push((assignment.name.clone(), self.state.variables.get(&assignment.name).cloned()));
+            let name = self.state.meant(&assignment.name).unwrap_or_else(|| assignment.name.clone());
+            before.push((name.clone(), self.state.variables.get(&name).cloned()));
             self.assign(word);
             self.mark(&assignment.name, |variable| variable.exported = true);
         }
@@ -158,8 +161,7 @@ impl Shell<'_> {
 
     /// `(a b)`, `([2]=a b)`, `([key]=a)`
     fn members_of(&mut self, name: &str, append: bool, members: &[Raw]) -> Value {
-        let before =
-            self.state.variables.get(name).map(|variable| variable.value.clone()).unwrap_or_default();
+        let before = self.variable(name).map(|variable| variable.value.clone()).unwrap_or_default();
         if matches!(before, Value::Table(_)) {
             let Value::Table(mut table) = before else { return Value::Unset };
             if !append {
@@ -221,6 +223,15 @@ impl Shell<'_> {
         let Some(first) = words.first() else { return Ok(Some(0)) };
         let line = first.line;
         let keyword = first.plain().unwrap_or_default();
+        if self.state.options.aliases
+            && first.parts.iter().all(|part| matches!(part, Part::Text { quoted: false, .. }))
+            && let Some(at) = self.state.aliases.get(&keyword)
+        {
+            let text = format!(
+                "`{keyword}` is an alias here (line {at}), which is not followed: write out what it stands for"
+            );
+            return Err(super::ImportError::new(line, text));
+        }
         if let Some(body) = self.state.functions.get(&keyword).cloned() {
             let arguments = self.all_fields(&words[1..]).into_iter().map(|w| w.text).collect();
             return self.call(&body, arguments);
@@ -348,6 +359,7 @@ impl Shell<'_> {
                 if on || named("-u") {
                     options.ignore_case = if named("nocasematch") { on } else { options.ignore_case };
                     options.last_pipe = if named("lastpipe") { on } else { options.last_pipe };
+                    options.aliases = if named("expand_aliases") { on } else { options.aliases };
                 }
                 Some(0)
             }
@@ -370,7 +382,17 @@ impl Shell<'_> {
                 let list = parse_sourced(&text, line).map_err(|e| super::ImportError { line, ..e })?;
                 self.nested(|shell| shell.list(&list))?
             }
-            "trap" | "ulimit" | "alias" | "sleep" | "umask" | "jobs" | "disown" | "hash" => Some(0),
+            "alias" => {
+                let names = texts.iter().filter_map(|text| text.split_once('='));
+                self.state.aliases.extend(names.map(|(name, _)| (name.to_owned(), line)));
+                Some(0)
+            }
+            "unalias" => {
+                let all = texts.iter().any(|text| text == "-a");
+                self.state.aliases.retain(|name, _| !all && !texts.contains(name));
+                Some(0)
+            }
+            "trap" | "ulimit" | "sleep" | "umask" | "jobs" | "disown" | "hash" => Some(0),
             _ => return Ok(None),
         };
         Ok(Some(status))
@@ -444,13 +466,12 @@ impl Shell<'_> {
         if !attributes.global && matches!(keyword, "local" | "declare" | "typeset") {
             self.hide(&name);
         }
+        if attributes.reference {
+            let text = word.plain().unwrap_or_default();
+            self.state.refer(&name, text.split_once('=').map_or("", |(_, target)| target));
+            return;
+        }
         if attributes.other {
-            // Names for other names are not followed.
-            if let Some(target) =
-                word.plain().and_then(|w| w.split_once('=').map(|(_, target)| target.to_owned()))
-            {
-                self.forget_name(&target);
-            }
             self.forget_name(&name);
             return;
         }
@@ -472,6 +493,7 @@ impl Shell<'_> {
 
     fn unset(&mut self, names: &[String]) -> Status {
         let functions = names.iter().any(|w| w == "-f");
+        let reference = names.iter().any(|w| w == "-n");
         for name in names.iter().filter(|w| !w.starts_with('-')) {
             if functions {
                 self.state.functions.remove(name);
@@ -481,20 +503,24 @@ impl Shell<'_> {
                 self.unset_member(name, index);
                 continue;
             }
-            let there = self.state.variables.get(name);
+            let Some(name) = (if reference { Some(name.clone()) } else { self.state.meant(name) }) else {
+                self.state.forget_variables();
+                continue;
+            };
+            let there = self.state.variables.get(&name);
             if there.is_some_and(|variable| variable.read_only) {
                 continue;
             }
             if there.is_none() {
-                self.state.functions.remove(name);
+                self.state.functions.remove(&name);
             }
-            self.state.variables.insert(name.clone(), Arc::default());
+            self.state.variables.insert(name, Arc::default());
         }
         Some(0)
     }
 
     fn unset_member(&mut self, name: &str, index: &str) {
-        let value = self.state.variables.get(name).map(|variable| variable.value.clone()).unwrap_or_default();
+        let value = self.variable(name).map(|variable| variable.value.clone()).unwrap_or_default();
         let value = match value {
             Value::Array(mut array) => match self.sum(index) {
                 Some(at) if at >= 0 && !array.values().any(|w| loose(&w.text)) => {
@@ -509,7 +535,7 @@ impl Shell<'_> {
                 if known(&key) { Value::Table(table) } else { Value::Text(unknown()) }
             }
             Value::Text(_) => Value::Text(unknown()),
-            Value::Unset => return,
+            Value::Unset | Value::Reference(_) => return,
         };
         self.store(name, value);
     }
@@ -692,6 +718,7 @@ impl Attributes {
                 'A' => self.table = true,
                 'a' => self.array = true,
                 'g' => self.global = true,
+                'n' if on => self.reference = true,
                 'f' | 'F' | 'p' | 'n' | 'l' | 'u' | 'c' => self.other = true,
                 _ => {}
             }

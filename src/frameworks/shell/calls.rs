@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::jobs::{Job, of_pbs};
+use super::launches::program;
 use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
 use super::ranks::values_among;
 use super::run::{Run, Shell};
-use super::state::{Branch, Flow, Status, known, unknown};
+use super::state::{Branch, Flow, Options, Status, known, unknown};
 use super::wrappers::{is_closed, program_at, without_job, without_wrappers};
 use super::{UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
@@ -60,6 +61,19 @@ pub(super) fn file_key(path: &str, asks: Option<&str>) -> Option<String> {
     let path = as_value(path);
     let named = path.chars().any(char::is_alphanumeric);
     from_folder(&path, asks).or_else(|| Some(plain_path(&path))).filter(|_| named)
+}
+
+/// The shell that the first line of a script asks for: `#!/bin/sh`, `#!/usr/bin/env bash`.
+fn shell_asked_by(text: &str) -> Option<&str> {
+    let mut words = text.lines().next()?.strip_prefix("#!")?.split_whitespace().map(program);
+    let name =
+        words.next().map(|name| if name == "env" { words.next().unwrap_or_default() } else { name })?;
+    ["bash", "sh", "dash", "ksh", "zsh"].contains(&name).then_some(name)
+}
+
+/// Whether the shell that a script asks for replaces aliases unasked, as all but bash do.
+pub(super) fn replaces_aliases(text: &str) -> bool {
+    shell_asked_by(text).is_some_and(|name| name != "bash")
 }
 
 impl Shell<'_> {
@@ -122,6 +136,12 @@ impl Shell<'_> {
     pub(super) fn is_there(&self, path: &str) -> Option<bool> {
         let path = self.path_of(path).filter(|p| p.ends_with(".sh") || p.ends_with(".env"))?;
         self.text_of_file(&path).is_ok().then_some(true)
+    }
+
+    /// Whether the first line of a file that can be read asks for a shell.
+    pub(super) fn is_for_shell(&self, path: &str) -> bool {
+        let text = self.path_of(path).and_then(|path| self.text_of_file(&path).ok());
+        text.is_some_and(|text| shell_asked_by(&text).is_some())
     }
 
     /// The commands of a file that the script asks for, with its path and its text.
@@ -227,7 +247,8 @@ impl Shell<'_> {
                 }
                 shell.state.functions.clear();
                 shell.state.frames.clear();
-                shell.state.options = Default::default();
+                shell.state.aliases.clear();
+                shell.state.options = Options { aliases: replaces_aliases(text), ..Options::default() };
                 shell.state.positional = arguments.map(Arc::new);
                 if let Some(job) = job {
                     shell.begin_job(job);

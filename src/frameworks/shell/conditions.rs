@@ -2,10 +2,11 @@
 
 use super::arithmetic::both;
 use super::parse::Raw;
-use super::patterns::matches;
+use super::patterns::{escaped, escaped_regular, matches};
+use super::regular::{Found, find};
 use super::run::Shell;
-use super::state::{Status, known, loose};
-use super::{UNKNOWN, UNSET};
+use super::state::{Status, Value, known, loose};
+use super::{UNKNOWN, UNSET, Word};
 
 /// Deepest nesting of parentheses.
 const DEEPEST: u32 = 64;
@@ -13,7 +14,7 @@ const DEEPEST: u32 = 64;
 /// A word of a test.
 struct Token {
     text: String,
-    /// What `==` compares with.
+    /// What `==` compares with, or `=~` looks for.
     pattern: String,
     /// It may be an operator.
     bare: bool,
@@ -32,7 +33,9 @@ impl Shell<'_> {
     pub(super) fn double_test(&mut self, words: &[Raw]) -> Status {
         let mut tokens = Vec::new();
         for word in words {
-            let (text, pattern) = self.text_and_pattern(word);
+            let regular = tokens.last().is_some_and(|before: &Token| before.bare && before.text == "=~");
+            let escape = if regular { escaped_regular } else { escaped };
+            let (text, pattern) = self.text_and_pattern_by(word, escape);
             tokens.push(Token { text, pattern, bare: word.bare().is_some() });
         }
         if tokens.is_empty() {
@@ -46,7 +49,7 @@ impl Shell<'_> {
 
     /// `[ … ]` and `test …`
     pub(super) fn test(&mut self, words: Vec<String>) -> Status {
-        let token = |text: String| Token { pattern: super::patterns::escaped(&text), text, bare: true };
+        let token = |text: String| Token { pattern: escaped(&text), text, bare: true };
         let compares = words.iter().any(|w| NUMERIC.contains(&w.as_str()));
         let before = words.len();
         // Without quotes, what is not set is no word at all.
@@ -132,7 +135,7 @@ impl Shell<'_> {
             "-v" => {
                 let name = self.tested(text)?;
                 let name = name.split('[').next().unwrap_or_default().to_owned();
-                if !self.state.variables.contains_key(&name) {
+                if self.variable(&name).is_none() {
                     self.assumed = true;
                 }
                 Some(self.content(&name, None).is_some())
@@ -182,11 +185,23 @@ impl Shell<'_> {
                     _ => order.is_le(),
                 })
             }
-            // Regular expressions are not followed, nor what they find; one in quotes is a text.
             "=~" => {
+                // Whatever is not followed may have found anything.
                 self.forget_name("BASH_REMATCH");
-                let sought = self.tested(&right.text).filter(|_| !right.bare)?;
-                Some(self.tested(&left.text)?.contains(&sought))
+                let (expression, text) = (self.tested(&right.pattern)?, self.tested(&left.text)?);
+                if ignore_case {
+                    return None;
+                }
+                let found = self.sought(|steps| find(&expression, &text, steps))?;
+                let texts = match &found {
+                    Found::No => Some(Vec::new()),
+                    Found::Yes(texts) => texts.clone(),
+                };
+                if let Some(texts) = texts {
+                    let words = texts.into_iter().map(|text| Word { text, line: 0 });
+                    self.store("BASH_REMATCH", Value::Array((0..).zip(words).collect()));
+                }
+                Some(found != Found::No)
             }
             _ => None,
         }

@@ -4,7 +4,7 @@ use super::parse::{Part, Quoting, Raw, template};
 use super::patterns::{Place, escaped, replaced, without};
 use super::printed::is_host;
 use super::run::{LONGEST, MOST_DEPTH, Shell};
-use super::state::{Value, known, loose, unknown};
+use super::state::{Value, in_order_of_bash, known, loose, unknown};
 use super::{UNKNOWN, UNSET, Word, once};
 
 /// Most words that braces make.
@@ -105,6 +105,11 @@ impl Shell<'_> {
 
     /// A word as one text and as a pattern: what it assigns is assigned once.
     pub(super) fn text_and_pattern(&mut self, raw: &Raw) -> (String, String) {
+        self.text_and_pattern_by(raw, escaped)
+    }
+
+    /// The same with what is quoted written by `escape`.
+    pub(super) fn text_and_pattern_by(&mut self, raw: &Raw, escape: fn(&str) -> String) -> (String, String) {
         let (mut whole, mut pattern) = (String::new(), String::new());
         for part in &raw.parts {
             let (text, quoted) = match part {
@@ -114,7 +119,7 @@ impl Shell<'_> {
                 Part::Variable { expression, quoted } => (self.value(expression, *quoted), *quoted),
             };
             whole.push_str(&text);
-            pattern.push_str(&if quoted { escaped(&text) } else { text });
+            pattern.push_str(&if quoted { escape(&text) } else { text });
             if pattern.len() > LONGEST {
                 return (unknown(), unknown());
             }
@@ -239,6 +244,9 @@ impl Shell<'_> {
         }
         // `R='A[@]'; "${!R}"`
         if let Some(name) = expression.strip_prefix('!').filter(|name| !name.is_empty()) {
+            if matches!(self.state.variables.get(name).map(|v| &v.value), Some(Value::Reference(_))) {
+                return None;
+            }
             let target = self.content(name, None).filter(|text| known(text) && text.ends_with(']'))?;
             return Some(target)
                 .filter(|target| !target.starts_with('!'))
@@ -253,11 +261,15 @@ impl Shell<'_> {
             let given = self.state.positional.clone();
             given.iter().flat_map(|all| all.iter().cloned()).map(plain).collect()
         } else {
-            match self.state.variables.get(expansion.name).map(|variable| &variable.value) {
+            match self.variable(expansion.name).as_deref().map(|variable| &variable.value) {
                 Some(Value::Array(array)) => array.values().cloned().collect(),
-                Some(Value::Table(table)) => table.values().cloned().collect(),
+                Some(Value::Table(table)) => match in_order_of_bash(table) {
+                    Some(all) => all.into_iter().map(|(_, word)| word.clone()).collect(),
+                    None => vec![plain(unknown())],
+                },
                 Some(Value::Text(text)) => vec![plain(text.clone())],
                 Some(Value::Unset) => Vec::new(),
+                Some(Value::Reference(_)) => vec![plain(unknown())],
                 None if self.state.anything => vec![plain(unknown())],
                 None => vec![plain(UNSET.to_string())],
             }
@@ -311,7 +323,10 @@ impl Shell<'_> {
     /// `${!A[@]}`
     fn keys(&mut self, name: &str) -> Vec<Word> {
         let plain = |text: String| Word { text, line: 0 };
-        match self.state.variables.get(name).map(|variable| &variable.value) {
+        match self.variable(name).as_deref().map(|variable| &variable.value) {
+            Some(Value::Table(table)) if let Some(all) = in_order_of_bash(table) => {
+                all.into_iter().map(|(key, _)| plain(key.clone())).collect()
+            }
             Some(Value::Array(array)) if !array.values().any(|w| loose(&w.text)) => {
                 array.keys().map(|key| plain(key.to_string())).collect()
             }
@@ -337,6 +352,10 @@ impl Shell<'_> {
             return self.length(name);
         }
         if let Some(name) = expression.strip_prefix('!').filter(|n| !n.is_empty()) {
+            // Of a name for another it is that other name.
+            if let Some(Value::Reference(target)) = self.state.variables.get(name).map(|v| &v.value) {
+                return target.clone();
+            }
             let target = self.content(name, None).filter(|text| known(text));
             let is_name = |t: &String| t.chars().all(|c| c.is_ascii_alphanumeric() || "_[]@*".contains(c));
             return match target.filter(is_name) {

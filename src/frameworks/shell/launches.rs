@@ -158,7 +158,10 @@ impl Shell<'_> {
                 Operand::File(at) => Some(shell + 1 + at),
                 Operand::Text | Operand::Input(_) => return Ok(None),
             },
-            (None, None) => fields.iter().position(|w| is_script(&w.text)),
+            (None, None) => {
+                let named = fields.iter().position(|w| is_script(&w.text));
+                named.or_else(|| (0..fields.len()).find(|at| self.is_script_without_suffix(&fields[..=*at])))
+            }
         };
         let Some(at) = at.filter(|at| !fields[*at].text.ends_with(".py")) else { return Ok(None) };
         // A launcher has options and numbers before it; anything else may only be told of the file.
@@ -176,9 +179,18 @@ impl Shell<'_> {
         Ok(Some(status))
     }
 
+    /// Whether the last of some words is the path of a file whose first line asks for a shell, right behind a launcher:
+    /// `./job`, `srun ./job`.
+    fn is_script_without_suffix(&self, words: &[Word]) -> bool {
+        let Some((Word { text, .. }, before)) = words.split_last() else { return false };
+        let starts = before.last().is_none_or(|word| LAUNCHERS.contains(&program(&word.text)));
+        let named = text.contains('/') && !program(text).contains('.') && !is_unknown(text);
+        starts && named && self.is_for_shell(text)
+    }
+
     /// `bash`, `bash -s ARGUMENTS`, `sbatch`: what reads its script, followed where the text is known.
     fn read_script(&mut self, fields: &[Word], document: Option<usize>) -> Run<Option<Status>> {
-        let batch = program_at(fields, |name| name == "sbatch");
+        let batch = program_at(fields, |name| matches!(name, "sbatch" | "bsub"));
         let (at, launcher, arguments) = match (batch, fields.iter().position(is_shell)) {
             (Some(at), None)
                 if job_options(fields).is_some_and(|(options, _)| options.end == fields.len()) =>
@@ -426,6 +438,7 @@ const LAUNCHERS: &[&str] = &[
     "numactl",
     "timeout",
     "qsub",
+    "bsub",
     "setsid",
     "stdbuf",
     "singularity",

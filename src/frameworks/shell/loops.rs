@@ -3,7 +3,7 @@
 use super::Word;
 use super::parse::{List, Loop, Part, Raw};
 use super::run::{Run, Shell};
-use super::state::{Branch, Flow, State, Status, loose};
+use super::state::{Branch, Flow, State, Status, Value, loose};
 use super::undecided::{Effects, flags_in};
 
 /// Most turns of a loop that are followed, and those of one that may have been left before.
@@ -72,7 +72,12 @@ impl Shell<'_> {
             return Ok(false);
         }
         for item in items {
-            self.put(name, None, false, item.text);
+            // A name for others means each in turn.
+            if matches!(self.state.variables.get(name).map(|v| &v.value), Some(Value::Reference(_))) {
+                self.state.refer(name, &item.text);
+            } else {
+                self.put(name, None, false, item.text);
+            }
             self.list(body)?;
             if !self.turned() {
                 break;

@@ -769,11 +769,14 @@ impl Parser {
 
     /// What stands behind `=~`, where parentheses and bars are text.
     fn regular_expression(&mut self) -> Result<Raw, ImportError> {
-        let (mut depth, mut quote) = (0_usize, None);
+        let (mut depth, mut quote, mut gnus) = (0_usize, None, false);
         let start = self.at;
         while let Some(c) = self.peek() {
             match (quote, c) {
                 (_, '\\') => {
+                    let escaped = self.second();
+                    gnus |=
+                        quote.is_none() && escaped.is_some_and(|c| c.is_alphanumeric() || "<>`'".contains(c));
                     self.next();
                 }
                 (Some(open), c) if open == c => quote = None,
@@ -787,14 +790,11 @@ impl Parser {
             self.next();
         }
         let text: String = self.chars[start..self.at.min(self.chars.len())].iter().collect();
-        // Quoted as a whole it is a text that is sought.
-        let inside = ['"', '\'']
-            .iter()
-            .find_map(|q| text.strip_prefix(*q)?.strip_suffix(*q)?.find(*q).is_none().then_some(()));
-        if inside.is_some() {
-            return template(&text, self.shown_line(), Quoting::None);
+        // `\w` and its like are GNU's own.
+        if gnus {
+            return Ok(Raw::literal("\\w", self.shown_line()));
         }
-        Ok(Raw::literal(&text, self.shown_line()))
+        template(&text, self.shown_line(), Quoting::None)
     }
 
     /// `(( … ))` to its text; stays where it is before anything else.

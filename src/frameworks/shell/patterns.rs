@@ -19,7 +19,7 @@ impl Steps {
     }
 
     /// None where that is more than are left.
-    fn take(&mut self, steps: usize) -> Option<()> {
+    pub(super) fn take(&mut self, steps: usize) -> Option<()> {
         let left = self.left.checked_sub(steps);
         self.left = left.unwrap_or(0);
         left.map(drop)
@@ -55,9 +55,18 @@ fn literal(pieces: &[Piece]) -> Option<String> {
 
 /// A text as a pattern that matches nothing else.
 pub(super) fn escaped(text: &str) -> String {
+    with_backslashes(text, "*?[]\\()!+@")
+}
+
+/// A text as a regular expression that matches nothing else.
+pub(super) fn escaped_regular(text: &str) -> String {
+    with_backslashes(text, "*?[]\\()+.^$|{}")
+}
+
+fn with_backslashes(text: &str, before: &str) -> String {
     let mut pattern = String::new();
     for c in text.chars() {
-        if "*?[]\\()!+@".contains(c) {
+        if before.contains(c) {
             pattern.push('\\');
         }
         pattern.push(c);

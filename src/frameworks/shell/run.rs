@@ -582,7 +582,7 @@ impl<'f> Shell<'f> {
     /// Forgets what commands could have changed.
     pub(super) fn forget(&mut self, effects: &Effects) {
         if effects.everything {
-            self.forget_variables();
+            self.state.forget_variables();
         }
         effects.names.iter().for_each(|name| self.forget_name(name));
         if effects.new_arguments || effects.arguments && self.state.positional.is_some() {
@@ -597,15 +597,9 @@ impl<'f> Shell<'f> {
         self.state.input = None;
     }
 
-    fn forget_variables(&mut self) {
-        let names: Vec<String> = self.state.variables.keys().cloned().collect();
-        names.iter().for_each(|name| self.forget_name(name));
-        self.state.anything = true;
-    }
-
     /// After a command that could set any variable.
     pub(super) fn forget_everything(&mut self, what: &str, line: usize) {
-        self.forget_variables();
+        self.state.forget_variables();
         self.note(format!("line {line}: what {what} sets here is known only when the script runs: no variable is known behind it"));
     }
 

@@ -21,6 +21,8 @@ pub(super) enum Value {
     Array(BTreeMap<i64, Word>),
     /// `declare -A`
     Table(BTreeMap<String, Word>),
+    /// `declare -n`: the name of the variable that is meant.
+    Reference(String),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -43,6 +45,8 @@ pub(super) struct Options {
     pub pipe_fails: bool,
     /// `shopt -s lastpipe`
     pub last_pipe: bool,
+    /// `shopt -s expand_aliases`, or a shell other than bash: words are replaced by what `alias` said of them.
+    pub aliases: bool,
 }
 
 /// Variables that a function hides, by name.
@@ -52,6 +56,8 @@ pub(super) type Frame = BTreeMap<String, Option<Arc<Variable>>>;
 pub(super) struct State {
     pub variables: BTreeMap<String, Arc<Variable>>,
     pub functions: BTreeMap<String, Arc<List>>,
+    /// Names that `alias` gave, each with its line.
+    pub aliases: BTreeMap<String, usize>,
     /// None: those of the script itself, which are its caller's and are taken to be none.
     pub positional: Option<Arc<Vec<String>>>,
     pub frames: Vec<Frame>,
@@ -107,6 +113,12 @@ pub(super) fn loose(text: &str) -> bool {
     matches!((chars.next(), chars.next()), (Some(UNKNOWN | UNSET), None))
 }
 
+/// Whether a text is the name of a variable.
+pub(super) fn is_name(text: &str) -> bool {
+    let first = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+    first && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
 /// Whether a text is known.
 pub(super) fn known(text: &str) -> bool {
     !text.contains([UNKNOWN, UNSET])
@@ -115,7 +127,54 @@ pub(super) fn known(text: &str) -> bool {
 /// What copying an entry of a map costs, in characters.
 pub(super) const ENTRY: usize = 16;
 
+/// Most names that stand for one another.
+const MOST_REFERENCES: usize = 16;
+
+/// The order in which bash (5.0 and later) gives the keys of a table: by their place among its 1,024 chains
+/// (hashlib.c `hash_string`, assoc.h `ASSOC_HASH_BUCKETS`); none where two share a chain, or a key is not ASCII.
+pub(super) fn in_order_of_bash<T>(table: &BTreeMap<String, T>) -> Option<Vec<(&String, &T)>> {
+    const CHAINS: u32 = 1024;
+    let chain = |key: &str| {
+        let hash =
+            key.bytes().fold(2_166_136_261_u32, |hash, c| hash.wrapping_mul(16_777_619) ^ u32::from(c));
+        hash % CHAINS
+    };
+    let placed: BTreeMap<u32, _> = table.iter().map(|entry| (chain(entry.0), entry)).collect();
+    let plain = table.keys().all(|key| key.is_ascii() && known(key));
+    // Twice as many keys as chains make it grow.
+    (plain && placed.len() == table.len()).then(|| placed.into_values().collect())
+}
+
 impl State {
+    /// The variable that is meant by a name, behind `declare -n`; none where that is not known.
+    pub(super) fn meant(&self, name: &str) -> Option<String> {
+        let mut name = name;
+        for _ in 0..MOST_REFERENCES {
+            match self.variables.get(name).map(|variable| &variable.value) {
+                Some(Value::Reference(target)) if is_name(target) => name = target,
+                Some(Value::Reference(_)) => return None,
+                _ => return Some(name.to_owned()),
+            }
+        }
+        None
+    }
+
+    /// Makes a name stand for another one.
+    pub(super) fn refer(&mut self, name: &str, target: &str) {
+        let value = Value::Reference(if is_name(target) { target.to_owned() } else { unknown() });
+        self.variables.insert(name.to_owned(), Arc::new(Variable { value, ..Variable::default() }));
+    }
+
+    /// Forgets what all variables hold.
+    pub(super) fn forget_variables(&mut self) {
+        for variable in self.variables.values_mut().filter(|variable| !variable.read_only) {
+            let value = Value::Text(unknown());
+            let exported = variable.exported || self.options.export_all;
+            *variable = Arc::new(Variable { value, exported, ..Variable::clone(variable) });
+        }
+        self.anything = true;
+    }
+
     /// What a copy of it costs, in characters.
     pub(super) fn size(&self) -> usize {
         let hidden: usize = self.frames.iter().map(|frame| frame.len() + 1).sum();
@@ -156,6 +215,8 @@ impl State {
                 frame.entry(name).or_insert(value);
             }
         }
+        let mut aliases = self.aliases;
+        aliases.extend(other.aliases);
         let mut written = self.written;
         for (key, theirs) in &other.written {
             let same = written.get(key).is_some_and(|mine| mine.text == theirs.text);
@@ -175,6 +236,7 @@ impl State {
         Self {
             variables,
             functions,
+            aliases,
             positional: if self.positional == other.positional {
                 self.positional
             } else {
@@ -186,6 +248,7 @@ impl State {
             folders: if self.folders == other.folders { self.folders } else { Vec::new() },
             options: Options {
                 export_all: self.options.export_all || other.options.export_all,
+                aliases: self.options.aliases || other.options.aliases,
                 ..self.options
             },
             written,
@@ -206,6 +269,7 @@ fn joined_variables(one: Option<&Arc<Variable>>, two: Option<&Arc<Variable>>) ->
             Value::Text(text) => Value::Text(joined_texts("", &text)),
             Value::Array(members) => joined_arrays(&BTreeMap::new(), &members),
             Value::Table(_) => Value::Text(unknown()),
+            Value::Reference(_) => Value::Reference(unknown()),
         };
         return Arc::new(Variable { value, ..set });
     };
@@ -216,6 +280,7 @@ fn joined_variables(one: Option<&Arc<Variable>>, two: Option<&Arc<Variable>>) ->
         (a, b) if a == b => a.clone(),
         (Value::Text(a), Value::Text(b)) => Value::Text(joined_texts(a, b)),
         (Value::Array(a), Value::Array(b)) => joined_arrays(a, b),
+        (Value::Reference(_), _) | (_, Value::Reference(_)) => Value::Reference(unknown()),
         _ => Value::Text(unknown()),
     };
     Arc::new(Variable {
@@ -346,10 +411,19 @@ impl Shell<'_> {
         }
     }
 
+    /// What is held by the variable that is meant by a name.
+    pub(super) fn variable(&self, name: &str) -> Option<Arc<Variable>> {
+        match self.state.meant(name) {
+            Some(name) => self.state.variables.get(&name).map(Arc::clone),
+            None => Some(Arc::new(Variable { value: Value::Text(unknown()), ..Variable::default() })),
+        }
+    }
+
     /// The text of a variable or of one member; none where it is not set.
     pub(super) fn content(&mut self, name: &str, index: Option<&str>) -> Option<String> {
-        let Some(variable) = self.state.variables.get(name).map(Arc::clone) else {
-            return match name {
+        let Some(variable) = self.variable(name) else {
+            let name = self.state.meant(name).unwrap_or_default();
+            return match name.as_str() {
                 "PWD" => Some(self.working_folder()),
                 name if self.state.anything || is_surrounding(name, self.job.is_some()) => Some(unknown()),
                 name => {
@@ -360,6 +434,7 @@ impl Shell<'_> {
         };
         match &variable.value {
             Value::Unset => None,
+            Value::Reference(_) => Some(unknown()),
             Value::Text(text) if index.is_none() || loose(text) => Some(text.clone()),
             Value::Text(text) => match self.sum(index.unwrap_or_default()) {
                 Some(0 | -1) => Some(text.clone()),
@@ -387,7 +462,7 @@ impl Shell<'_> {
 
     /// Assigns a text to a variable or to a member of it.
     pub(super) fn put(&mut self, name: &str, index: Option<&str>, append: bool, text: String) {
-        let old = self.state.variables.get(name).map(Arc::clone).unwrap_or_default();
+        let old = self.variable(name).unwrap_or_default();
         if old.read_only {
             return;
         }
@@ -440,19 +515,21 @@ impl Shell<'_> {
 
     /// Assigns a whole value; attributes of the name stay.
     pub(super) fn store(&mut self, name: &str, value: Value) {
-        let old = self.state.variables.get(name).map(|v| Variable::clone(v)).unwrap_or_default();
+        let Some(name) = self.state.meant(name) else { return self.state.forget_variables() };
+        let old = self.state.variables.get(&name).map(|v| Variable::clone(v)).unwrap_or_default();
         if old.read_only {
             return;
         }
         let exported = old.exported || self.state.options.export_all;
-        self.state.variables.insert(name.to_owned(), Arc::new(Variable { value, exported, ..old }));
+        self.state.variables.insert(name, Arc::new(Variable { value, exported, ..old }));
     }
 
     /// Changes the attributes of a name.
     pub(super) fn mark(&mut self, name: &str, change: impl FnOnce(&mut Variable)) {
-        let mut variable = self.state.variables.get(name).map(|v| Variable::clone(v)).unwrap_or_default();
+        let Some(name) = self.state.meant(name) else { return };
+        let mut variable = self.state.variables.get(&name).map(|v| Variable::clone(v)).unwrap_or_default();
         change(&mut variable);
-        self.state.variables.insert(name.to_owned(), Arc::new(variable));
+        self.state.variables.insert(name, Arc::new(variable));
     }
 
     /// Forgets what a name holds.

@@ -166,6 +166,7 @@ const WRAPPERS: &[Wrapper] = &[
         operands: 0,
         kind: Kind::Terminal,
     },
+    LSF,
     Wrapper {
         names: "xargs",
         verbs: "",
@@ -199,6 +200,19 @@ const BATCH: Wrapper = Wrapper {
     kind: Kind::Here,
 };
 
+/// `bsub` of LSF, which joins the words behind its options into one command.
+const LSF: Wrapper = Wrapper {
+    names: "bsub",
+    verbs: "",
+    valued: "-a -alloc_flags -app -b -C -c -clusters -cn_cu -cn_mem -core_isolation -csm -cu -cwd -D -data -datagrp -E -Ep \
+        -e -eo -env -eptl -ext -F -f -freq -G -g -gpu -hostfile -i -is -J -Jd -jobaff -jsdl -jsm -k -L -Lp -ln_mem \
+        -ln_slots -M -m -mig -n -network -nnodes -o -oo -outdir -P -p -pack -ptl -Q -q -R -rnc -S -s -sla -smt -sp \
+        -stage -step_cgroup -T -t -ti -U -u -v -W -We -w -wa -wt",
+    switches: "-B -H -hl -I -Ip -Is -IS -ISp -ISs -IX -K -N -Ne -r -rn -ul -x -XF -Zs",
+    operands: 0,
+    kind: Kind::Elsewhere,
+};
+
 /// `qsub` of PBS and its kin.
 const PBS: Wrapper = Wrapper {
     names: "qsub",
@@ -212,15 +226,21 @@ const PBS: Wrapper = Wrapper {
 /// Where the script stands that `sbatch` or `qsub` is given; none where it is given a text or none, or an option is not
 /// known.
 pub(super) fn batch_script(fields: &[Word]) -> Option<usize> {
-    let (at, queue) = queue(fields).filter(|(at, _)| program(&fields[*at].text) != "salloc")?;
+    let (at, queue) =
+        queue(fields).filter(|(at, _)| !matches!(program(&fields[*at].text), "salloc" | "bsub"))?;
     let script = at + queue.command(&fields[at..]).ok()?;
     (script < fields.len()).then_some(script)
 }
 
 /// The program that asks for a job of its own.
 fn queue(launcher: &[Word]) -> Option<(usize, &'static Wrapper)> {
-    let at = program_at(launcher, |name| matches!(name, "sbatch" | "salloc" | "qsub"))?;
-    Some((at, if program(&launcher[at].text) == "qsub" { &PBS } else { &BATCH }))
+    let at = program_at(launcher, |name| matches!(name, "sbatch" | "salloc" | "qsub" | "bsub"))?;
+    let queue = match program(&launcher[at].text) {
+        "qsub" => &PBS,
+        "bsub" => &LSF,
+        _ => &BATCH,
+    };
+    Some((at, queue))
 }
 
 /// Where the options stand of a program that asks for a job of its own, and where the command begins that `salloc` starts.
@@ -248,6 +268,7 @@ pub(super) fn program_at(words: &[Word], is_meant: impl Fn(&str) -> bool) -> Opt
             || option.starts_with("--container-") && !option.contains('=')
             || has(before, &["srun", "sbatch", "salloc"]) && holds(BATCH.valued, option)
             || has(before, &["qsub"]) && holds(PBS.valued, option)
+            || has(before, &["bsub"]) && holds(LSF.valued, option)
     };
     let may = |at: usize| !words[at].text.starts_with('-') && !is_value(at);
     (0..words.len()).find(|&at| is_meant(program(&words[at].text)) && may(at))

@@ -337,6 +337,60 @@ fn jobs_are_read_with_the_options_before_them() {
     assert_eq!((arguments(&launch), launch.ranks()), (vec!["--n", "2"], Ok(Some(16))));
 }
 
+/// LSF's `bsub` joins its words into one command; what a shell is asked for by its first line is a script without a suffix
+/// as well.
+#[test]
+fn jobs_of_lsf_and_scripts_without_a_suffix_are_read() {
+    let files = |path: &str| {
+        match path {
+        "job" => Ok("#!/usr/bin/env bash\n#BSUB -nnodes 2\ntorchrun --nnodes 2 --nproc-per-node 8 x.py --n ${1:-5} --m $A\n".to_owned()),
+        "other" => Ok("#!/usr/bin/python\nimport torch\n".to_owned()),
+        _ => Err("there is no such file".to_owned()),
+    }
+    };
+    for (text, words) in [
+        ("export A=3; bsub -nnodes 2 -W 60 -J name ./job 4", "--n 4 --m 3"),
+        ("export A=3; bsub -n 16 -R 'span[ptile=8]' -gpu num=8 -Is bash ./job", "--n 5 --m 3"),
+        ("export A=3; bsub -q long < job", "--n 5 --m 3"),
+        ("bsub 'A=3 ./job 7'", "--n 7 --m 3"),
+        ("export A=3; bsub -n 16 torchrun --nnodes 2 --nproc-per-node 8 x.py --n 9 --m 3", "--n 9 --m 3"),
+        ("export A=3; ./job 4", "--n 4 --m 3"),
+        ("A=3 srun ./job", "--n 5 --m 3"),
+    ] {
+        let launch = read_launch(text, &files).unwrap_or_else(|error| panic!("{text}: {error}"));
+        let expected: Vec<&str> = words.split(' ').collect();
+        assert_eq!((arguments(&launch), launch.ranks()), (expected, Ok(Some(16))), "{text}");
+    }
+    for text in ["./other --n 1", "./missing --n 1", "bsub -no_such_option x ./job"] {
+        assert!(read_launch(text, &files).is_err(), "{text}");
+    }
+}
+
+/// Where aliases count they are refused where they are used, not passed over: bash itself passes over them in scripts unless
+/// told otherwise.
+#[test]
+fn aliases_are_refused_where_they_count() {
+    let train = "torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1";
+    let alias = "alias torchrun='torchrun --nnodes 4'";
+    for before in ["", "#!/bin/bash\n", "shopt -s expand_aliases\nshopt -u expand_aliases\n"] {
+        assert_eq!(read(&format!("{before}{alias}\n{train}\n")).ranks(), Ok(Some(16)), "{before}");
+    }
+    for before in ["#!/bin/sh\n", "#!/usr/bin/env zsh\n", "shopt -s expand_aliases\n"] {
+        let error = read_launch(&format!("{before}{alias}\n{train}\n"), &no_files).unwrap_err();
+        assert_eq!(error.line, 3, "{before}: {error}");
+        assert!(
+            error.message.contains("`torchrun` is an alias here (line 2), which is not followed"),
+            "{error}"
+        );
+        // Another's, one that is taken back, one in quotes.
+        for other in [alias.replace("torchrun=", "t="), format!("{alias}\nunalias torchrun")] {
+            assert_eq!(read(&format!("{before}{other}\n{train}\n")).ranks(), Ok(Some(16)), "{other}");
+        }
+        let quoted = format!("{before}{alias}\n{}\n", train.replacen("torchrun", "\\torchrun", 1));
+        assert_eq!(read(&quoted).ranks(), Ok(Some(16)), "{quoted}");
+    }
+}
+
 #[test]
 fn shells_that_read_their_script_run_it() {
     let train = "torchrun --nproc-per-node 8 x.py --n ${1:-5} --m $A";

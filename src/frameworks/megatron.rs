@@ -13,6 +13,7 @@ mod layer_lists;
 mod left_out;
 pub(super) mod other_jobs;
 pub mod positions;
+pub mod read_rules;
 pub mod shape;
 mod values;
 mod vocabulary;

@@ -6,6 +6,7 @@ use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{Change, Destination, Format, Settings, export, write};
 use autoplan::frameworks::megatron::flag_rules::{FLAG_RULES, in_the_way};
 use autoplan::frameworks::megatron::import::{Given, Imported, import as import_given, import_with};
+use autoplan::frameworks::megatron::read_rules::ReadRule;
 use autoplan::frameworks::shell::{Handed, ImportError, no_files, read_launch};
 use autoplan::frameworks::{Judge, Target, legal_plan};
 use autoplan::layers::Layers;
@@ -775,7 +776,41 @@ const VALUES: &[(&str, &str)] = &[
     ("N=2; case $(hostname) in *) N=8;; esac", "8"),
     ("A=1; B=0; C=0; N=2; if [[ ( $A == 1 || $B == 1 ) && $C == 1 ]]; then N=8; fi", "2"),
     ("A=1; B=0; N=2; if [[ ! ( $A == 1 && $B == 1 ) ]]; then N=8; fi", "8"),
-    ("N=4; if [[ 7b =~ ^(7|8)b$ ]]; then N=8; fi", "?"),
+    ("N=4; if [[ 7b =~ ^(7|8)b$ ]]; then N=8; fi", "8"),
+    // Regular expressions and what they find.
+    ("M=llama-8b-tp4; N=2; if [[ $M =~ tp([0-9]+)$ ]]; then N=${BASH_REMATCH[1]}; fi", "4"),
+    ("M=llama; N=2; [[ $M =~ tp([0-9]+)$ ]] && N=${BASH_REMATCH[1]}", "2"),
+    ("R='^(-?)([0-9]+)b'; N=2; [[ 70b =~ $R ]] && N=\"${BASH_REMATCH[1]}|${BASH_REMATCH[2]}\"", "|70"),
+    ("N=2; [[ 7.5b =~ ^7\\.5 ]] && N=4; [[ 7x5b =~ ^7\\.5 ]] && N=8", "4"),
+    ("N=2; R=.; [[ 7x5b =~ 7\"$R\"5 ]] && N=8", "2"),
+    ("N=2; [[ 'a b' =~ ^(a b)$ ]] && N=${#BASH_REMATCH[@]}", "2"),
+    ("N=2; [[ aab =~ a*(ab)? ]] && N=${BASH_REMATCH[0]}", "aab"),
+    ("N=2; [[ 0x1F =~ ^0[xX][[:xdigit:]]{1,4}$ ]] && N=8", "8"),
+    ("N=2; [[ x =~ y ]]; N=${#BASH_REMATCH[@]}", "0"),
+    ("N=2; [[ ab =~ ^(a|ab)+$ ]] && N=${BASH_REMATCH[1]}", "?"),
+    ("N=2; [[ a7 =~ \\w[0-9] ]] && N=8", "?"),
+    ("N=2; [[ $(date) =~ ^2 ]] && N=8", "?"),
+    // Names for other names.
+    ("declare -n R=N; N=1; R=4", "4"),
+    ("f() { local -n R=$1; R=4; }; N=1; f N", "4"),
+    ("f() { local -n out=$1; shift; out+=(\"$@\"); }; A=(2); f A 4 8; N=\"${A[*]}\"", "2 4 8"),
+    ("f() { local -n R=$1; N=${R[1]}; }; A=(2 4); f A", "4"),
+    ("f() { local -n R=$1; N=${!R}; }; f ABC", "ABC"),
+    ("f() { local -n R=$1; R[b]=4; }; declare -A A=([a]=2); f A; N=${A[b]}", "4"),
+    ("f() { local -n R=N; unset R; }; N=8; f; N=${N-unset}", "unset"),
+    ("declare -n R=N; N=8; unset -n R; R=4", "8"),
+    ("A=1; B=2; declare -n R=A; for R in A B; do R=7; done; N=$A$B", "77"),
+    ("R=5; f() { local -n R=N; R=4; }; f; N=$N$R", "45"),
+    ("declare -n R=N S=R; S=8", "8"),
+    ("N=8; declare -n R=$(hostname); R=4", "?"),
+    ("N=8; for i in $(seq $(nproc)); do declare -n R=N; R=4; done", "?"),
+    // Keys in the order of bash 5.
+    (
+        "declare -A A=([tp]=4 [pp]=2 [cp]=1 [ep]=8); for k in \"${!A[@]}\"; do N+=\"$k=${A[$k]} \"; done; N=${N% }",
+        "pp=2 cp=1 tp=4 ep=8",
+    ),
+    ("declare -A A=([--bf16]= [--lr]=1e-4 [--seed]=1); N=\"${A[*]} ${!A[@]}\"", "1e-4  1 --lr --bf16 --seed"),
+    ("declare -A A=([$(date)]=4); N=${!A[@]}", "?"),
     ("A=(4 8); N=2; if [[ \" ${A[*]} \" =~ \" 8 \" ]]; then N=8; fi", "8"),
     ("M=\"\"; if [[ -z \"$M\" ]]; then echo needed; exit 1; fi; N=8", "8"),
     ("P=a/b; N=${P//\\//_}", "a_b"),
@@ -1791,6 +1826,191 @@ fn every_rule_between_flags_refuses_what_it_says() {
     }
 }
 
+/// Changes of a script (`FROM => TO; …`) that break one rule each which is asked while it is read, and what is said of it.
+const BROKEN_READS: &[(ReadRule, &str, &str)] = &[
+    (
+        ReadRule::Ranks,
+        "--tensor-model-parallel-size 4 => --tensor-model-parallel-size 3",
+        "64 ranks do not divide by",
+    ),
+    (
+        ReadRule::Batch,
+        "--global-batch-size 256 => --global-batch-size 255",
+        "the global batch 255 is no multiple",
+    ),
+    (
+        ReadRule::Positions,
+        "--max-position-embeddings 4096 => --max-position-embeddings 2048",
+        "--max-position-embeddings 2048 is less than --seq-length 4096",
+    ),
+    (ReadRule::Activations, "--swiglu => --swiglu --quick-geglu", "--swiglu excludes --quick-geglu"),
+    (ReadRule::Activations, "--swiglu => --swiglu --squared-relu", "--squared-relu excludes --swiglu"),
+    (
+        ReadRule::HeadSize,
+        "--num-attention-heads 32 => --num-attention-heads 36",
+        "does not divide among 36 heads",
+    ),
+    (
+        ReadRule::LatentGroups,
+        "--swiglu => --swiglu --multi-latent-attention --group-query-attention --num-query-groups 8",
+        "--group-query-attention excludes --multi-latent-attention",
+    ),
+    (
+        ReadRule::PredictedTokens,
+        "--swiglu => --swiglu --mtp-num-layers 1",
+        "needs --position-embedding-type rope or none",
+    ),
+    (
+        ReadRule::RopeType,
+        "--swiglu => --swiglu --position-embedding-type rope --rope-type yarn",
+        "needs --multi-latent-attention",
+    ),
+    (ReadRule::Halves, "--bf16 => --bf16 --fp16", "exclude each other"),
+    (ReadRule::LowPrecisions, "--bf16 => --bf16 --fp8-format hybrid --fp4-format e2m1", "exclude each other"),
+    (ReadRule::Experts, "--swiglu => --swiglu --expert-model-parallel-size 2", "needs --num-experts"),
+    (
+        ReadRule::RouterGroups,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-num-groups 3 --moe-router-group-topk 1",
+        "8 experts do not divide into these groups",
+    ),
+    (
+        ReadRule::RouterGroups,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-num-groups 4 --moe-router-group-topk 5",
+        "more groups are chosen than there are",
+    ),
+    (
+        ReadRule::RouterBias,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-enable-expert-bias",
+        "an expert bias needs --moe-router-score-function sigmoid",
+    ),
+    (
+        ReadRule::RouterTopOne,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-topk 1",
+        "one expert per token with softmax needs --moe-router-pre-softmax",
+    ),
+    (
+        ReadRule::RouterTop,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-topk 9",
+        "9 of 8 experts cannot be chosen",
+    ),
+    (
+        ReadRule::Instances,
+        "--swiglu => --swiglu --num-distributed-optimizer-instances 3",
+        "8 ranks do not divide among 3 optimizer instances",
+    ),
+    (ReadRule::Gathers, "--swiglu => --swiglu --overlap-param-gather", "needs --overlap-grad-reduce"),
+    (
+        ReadRule::Gathers,
+        "--use-distributed-optimizer => --overlap-param-gather --overlap-grad-reduce",
+        "and the distributed optimizer",
+    ),
+    (
+        ReadRule::TensorOverlap,
+        "--sequence-parallel => --tp-comm-overlap",
+        "--tp-comm-overlap needs --sequence-parallel",
+    ),
+    (
+        ReadRule::VirtualStages,
+        "--swiglu => --swiglu --num-layers-per-virtual-pipeline-stage 8 --num-virtual-stages-per-pipeline-rank 2",
+        "virtual stages are said in more than one way",
+    ),
+    (
+        ReadRule::VirtualNeedsStages,
+        "--pipeline-model-parallel-size 2 => --num-virtual-stages-per-pipeline-rank 2",
+        "virtual stages need at least 2 pipeline stages",
+    ),
+    (
+        ReadRule::Ends,
+        "--swiglu => --swiglu --decoder-first-pipeline-num-layers 15 --account-for-loss-in-pipeline-split",
+        "first and last stage counts exclude every other way",
+    ),
+    (
+        ReadRule::Ends,
+        "--swiglu => --swiglu --decoder-last-pipeline-num-layers 15 --num-layers-per-virtual-pipeline-stage 5",
+        "first and last stage counts exclude every other way",
+    ),
+    (ReadRule::Layers, "--num-layers 32 => --num-layers 33", "33 layers do not divide among 2 stages"),
+    (ReadRule::Layers, "--swiglu => --swiglu --account-for-loss-in-pipeline-split", "33 layers"),
+    (
+        ReadRule::Layers,
+        "--swiglu => --swiglu --num-layers-per-virtual-pipeline-stage 5",
+        "32 layers do not divide into 2 stages of chunks of 5",
+    ),
+    (ReadRule::Layers, "--swiglu => --swiglu --num-virtual-stages-per-pipeline-rank 3", "do not divide"),
+    (
+        ReadRule::LayoutString,
+        "--swiglu => --swiglu --position-embedding-type rope --pipeline-model-parallel-layout 'Et*15|t*16L'",
+        "31",
+    ),
+    (
+        ReadRule::LayoutString,
+        "--swiglu => --swiglu --position-embedding-type rope --pipeline-model-parallel-layout 'Et*10|t*11|t*11L'",
+        "3 stages",
+    ),
+    (
+        ReadRule::LayoutString,
+        "--swiglu => --swiglu --position-embedding-type rope --pipeline-model-parallel-layout 't*16|Et*16L'",
+        "E",
+    ),
+    (
+        ReadRule::FullRecomputation,
+        "--swiglu => --swiglu --recompute-granularity full --recompute-num-layers 1",
+        "full recomputation needs --recompute-method and --recompute-num-layers",
+    ),
+    (
+        ReadRule::FullRecomputation,
+        "--swiglu => --swiglu --recompute-granularity full --recompute-method uniform",
+        "full recomputation needs --recompute-method and --recompute-num-layers",
+    ),
+    (
+        ReadRule::SelectiveRecomputation,
+        "--swiglu => --swiglu --recompute-granularity selective --recompute-method uniform",
+        "selective recomputation takes neither",
+    ),
+    (
+        ReadRule::BatchSchedule,
+        "--global-batch-size 256 => --step-batch-size-schedule '10B:64 1B:128'",
+        "the first threshold must be 0",
+    ),
+    (
+        ReadRule::OneName,
+        "--num-layers 32 => --num-layers 32 --encoder-num-layers 32",
+        "are one flag: the command has both",
+    ),
+    (
+        ReadRule::Vocabulary,
+        "--vocab-size 32000 => --tokenizer-type NullTokenizer",
+        "--tokenizer-type NullTokenizer needs --vocab-size",
+    ),
+    (
+        ReadRule::Withdrawn,
+        "--swiglu => --swiglu --checkpoint-activations",
+        "today it is --recompute-activations",
+    ),
+    (ReadRule::Withdrawn, "--micro-batch-size => --batch-size", "today it is --micro-batch-size"),
+    (
+        ReadRule::Withdrawn,
+        "--tensor-model-parallel-size => --model-parallel-size",
+        "today it is --tensor-model-parallel-size",
+    ),
+    (ReadRule::Withdrawn, "--swiglu => --swiglu --warmup 0.01", "today it is --lr-warmup-fraction"),
+];
+
+#[test]
+fn every_rule_asked_while_reading_refuses_what_it_says() {
+    for &(rule, change, part) in BROKEN_READS {
+        let error = import(&script(change), "x", None).expect_err(change);
+        let message = &error.message;
+        assert!(
+            message.contains(part) && message.ends_with(&format!("({})", rule.source())),
+            "{change}: {error}"
+        );
+    }
+    for rule in ReadRule::ALL {
+        assert!(BROKEN_READS.iter().any(|case| case.0 == *rule), "nothing breaks the rule {}", rule.name());
+    }
+}
+
 /// Variables and flags that break one rule together on a Hopper cluster, the flag that is pointed at, and what is
 /// said of it.
 const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
@@ -1927,7 +2147,10 @@ fn write_flag_cases() {
     });
     let environments = BROKEN_ENVIRONMENTS;
     let of_variables = environments.iter().map(|&(rule, v, change, ..)| (rule, with_environment(v, change)));
-    for (at, (rule, text)) in of_flags.chain(of_variables).enumerate() {
+    let of_reads = BROKEN_READS.iter().map(|&(rule, change, _)| {
+        (rule.name(), format!("export CUDA_DEVICE_MAX_CONNECTIONS=1\n{}", script(change)))
+    });
+    for (at, (rule, text)) in of_flags.chain(of_variables).chain(of_reads).enumerate() {
         let dry = "--tokenizer-type NullTokenizer --mock-data --lr 1e-4 --train-iters 10";
         let dry =
             if text.contains("--train-iters") { "--tokenizer-type NullTokenizer --mock-data" } else { dry };
@@ -2162,6 +2385,12 @@ fn what_the_parser_refuses_is_refused() {
     }
     // Of an earlier version or of a fork, as another flag shows.
     for (change, parts) in [
+        (
+            "--tensor-model-parallel-size => --model-parallel-size;--use-distributed-optimizer => --deepspeed --zero-stage 1",
+            &[
+                "--model-parallel-size is read as --tensor-model-parallel-size: Megatron-DeepSpeed of today refuses",
+            ][..],
+        ),
         (
             "--micro-batch-size => --DDP-impl local --checkpoint-activations --batch-size",
             &[

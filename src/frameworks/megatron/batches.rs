@@ -3,6 +3,7 @@
 use super::super::export::one_line;
 use super::super::shell::ImportError;
 use super::flags::{Flags, Read, real_number};
+use super::read_rules::ReadRule;
 use crate::cost::advice::BatchRamp;
 
 /// `--rampup-batch-size`.
@@ -26,8 +27,9 @@ pub(super) fn ramp(f: &mut Flags, assumed: &mut Vec<String>) -> Read<Option<Batc
 /// The batch that `--step-batch-size-schedule` ends with.
 pub(super) fn last_of_schedule(f: &mut Flags, sequence: u32, assumed: &mut Vec<String>) -> Read<Option<u32>> {
     let Some((text, line)) = f.text(SCHEDULE)? else { return Ok(None) };
-    let last = scheduled(&text, sequence)
-        .map_err(|why| ImportError::new(line, format!("{SCHEDULE} `{}`: {why}", one_line(&text))))?;
+    let last = scheduled(&text, sequence).map_err(|why| {
+        ReadRule::BatchSchedule.broken(line, format!("{SCHEDULE} `{}`: {why}", one_line(&text)))
+    })?;
     assumed.push(format!("{SCHEDULE}: the plan is that of the full batch, {last}"));
     Ok(Some(last))
 }

@@ -3,6 +3,7 @@
 use super::super::shell::ImportError;
 use super::flags::{Flags, Read};
 use super::layer_lists::flags_of;
+use super::read_rules::ReadRule;
 use crate::plan::Dispatcher;
 use crate::spec::model::{Activation, Moe, Router, RouterGroups, RouterScore};
 
@@ -62,8 +63,9 @@ pub(super) fn read(
         f.given.get("--moe-router-load-balancing-type").and_then(|(kinds, _)| kinds.first().cloned());
     // core/transformer/transformer_config.py __post_init__
     let grouped = groups.is_none_or(|(count, chosen)| count > 0 && experts % count == 0 && chosen <= count);
-    for (holds, flag, text) in [
+    for (rule, holds, flag, text) in [
         (
+            ReadRule::RouterGroups,
             grouped,
             "--moe-router-num-groups",
             format!(
@@ -71,23 +73,26 @@ pub(super) fn read(
             ),
         ),
         (
+            ReadRule::RouterBias,
             sigmoid || !f.given.contains_key("--moe-router-enable-expert-bias"),
             "--moe-router-enable-expert-bias",
             "an expert bias needs --moe-router-score-function sigmoid".to_owned(),
         ),
         (
+            ReadRule::RouterTopOne,
             top_k > 1 || sigmoid || before || balancing.as_deref() == Some("sinkhorn"),
             "--moe-router-topk",
             "one expert per token with softmax needs --moe-router-pre-softmax".to_owned(),
         ),
         (
+            ReadRule::RouterTop,
             (1..=experts).contains(&top_k),
             "--moe-router-topk",
             format!("{top_k} of {experts} experts cannot be chosen"),
         ),
     ] {
         if !holds {
-            return Err(ImportError::new(f.line_of(&[flag]), text));
+            return Err(rule.broken(f.line_of(&[flag]), text));
         }
     }
     let width = f.number("--moe-ffn-hidden-size")?.unwrap_or(width);

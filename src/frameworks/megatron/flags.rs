@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
 use super::super::shell::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown, untold_value};
+use super::read_rules::ReadRule;
 use super::values::{is_earlier, neutral};
 
 /// The switch that Megatron-DeepSpeed's commands have.
@@ -58,17 +59,20 @@ fn of_earlier_versions(arguments: &[Word]) -> Read<Option<String>> {
         flags.map(|word| (word.text.split('=').next().unwrap_or_default(), word.line))
     };
     if named().any(|(name, _)| name == DEEPSPEED) {
-        return Ok(None);
+        // Megatron-DeepSpeed has kept one of them.
+        let old =
+            |name: &str| WITHDRAWN.iter().find(|(old, _)| *old == name && name != "--checkpoint-activations");
+        let first = named().find_map(|(name, line)| Some((old(name)?, line)));
+        return Ok(first.map(|((name, now), line)| {
+            format!("line {line}: {name} is read as {now}: Megatron-DeepSpeed of today refuses the old name (megatron/arguments.py)")
+        }));
     }
     let unknown = |name: &str| UNKNOWN_TODAY.contains(&name) || is_earlier(name);
     let withdrawn = |name: &str| WITHDRAWN.iter().find(|(old, _)| *old == name).map(|(_, now)| *now);
     if !named().any(|(name, _)| unknown(name)) {
         let first = named().find_map(|(name, line)| Some((name, withdrawn(name)?, line)));
         return first.map_or(Ok(None), |(name, now, line)| {
-            let text = format!(
-                "Megatron-LM refuses {name}: today it is {now} (training/arguments.py validate_args)"
-            );
-            Err(ImportError::new(line, text))
+            Err(ReadRule::Withdrawn.broken(line, format!("Megatron-LM refuses {name}: today it is {now}")))
         });
     }
     let shown = named().filter(|(name, _)| unknown(name) || withdrawn(name).is_some()).map(|(name, line)| {
@@ -246,7 +250,7 @@ impl Flags {
                     let own = |word: &Word| word.text.split('=').next() == Some(new);
                     if arguments.iter().any(own) {
                         let text = format!("{old} and {new} are one flag: the command has both");
-                        return Err(ImportError::new(*line, text));
+                        return Err(ReadRule::OneName.broken(*line, text));
                     }
                 }
                 let name = renamed.map_or(name, |(_, new)| (*new).to_owned());

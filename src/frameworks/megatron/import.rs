@@ -14,6 +14,7 @@ use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
 use super::flags::{DEEPSPEED, Flags, Read, left_out_note, real_number, whole_number};
 use super::layer_lists::flags_of;
+use super::read_rules::ReadRule;
 use super::{batches, experts, left_out, other_jobs, positions, values, vocabulary};
 use crate::cost::advice::BatchRamp;
 use crate::layers::Layers;
@@ -167,7 +168,8 @@ fn of_flags(
     let (model, hybrid_split) = model(f, given, assumed)?;
     let sequence = f.small("--seq-length")?.ok_or_else(|| f.missing("--seq-length"))?;
     if u64::from(sequence) > model.max_sequence {
-        return Err(ImportError::new(
+        return Err(ReadRule::Positions.broken_by(
+            f,
             f.line_of(&["--max-position-embeddings", "--seq-length"]),
             format!("--max-position-embeddings {} is less than --seq-length {sequence}", model.max_sequence),
         ));
@@ -221,7 +223,8 @@ fn of_flags(
         }
     };
     if global_batch_size % per_step != 0 {
-        return Err(ImportError::new(
+        return Err(ReadRule::Batch.broken_by(
+            f,
             batch_line,
             format!(
                 "the global batch {global_batch_size} is no multiple of micro-batch {} x {} replicas = {per_step}",
@@ -391,14 +394,13 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     let quick = f.on("--quick-geglu");
     let squared = f.on("--squared-relu");
     if gated && quick {
-        let text =
-            "--swiglu excludes --quick-geglu (training/arguments.py core_transformer_config_from_args)";
-        return Err(ImportError::new(f.line("--quick-geglu"), text));
+        let line = f.line("--quick-geglu");
+        return Err(ReadRule::Activations.broken_by(f, line, "--swiglu excludes --quick-geglu"));
     }
     let activation = match (gated || quick, squared) {
         (true, true) => {
             let text = "--squared-relu excludes --swiglu and --quick-geglu";
-            return Err(ImportError::new(f.line("--squared-relu"), text));
+            return Err(ReadRule::Activations.broken_by(f, f.line("--squared-relu"), text));
         }
         (true, false) => Activation::SwiGlu,
         (false, true) => Activation::SquaredRelu,
@@ -492,7 +494,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
     if modules.is_some() && matches!(model.position, Position::Learned(_)) {
         let line = f.line_of(&["--mtp-num-layers"]);
         let text = "multi-token prediction needs --position-embedding-type rope or none";
-        return Err(ImportError::new(line, text));
+        return Err(ReadRule::PredictedTokens.broken_by(f, line, text));
     }
     match &hybrid {
         Some(h) if !h.mtp.is_empty() => {
@@ -568,7 +570,8 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
     let softmax = f.choice("--softmax-type", &[("vanilla", false), ("learnable", true)])?.unwrap_or(false);
     let attention = if latent {
         if grouped {
-            return Err(ImportError::new(
+            return Err(ReadRule::LatentGroups.broken_by(
+                f,
                 grouped_line,
                 "--group-query-attention excludes --multi-latent-attention",
             ));
@@ -599,7 +602,7 @@ fn mixers(f: &mut Flags, hidden: u64, qkv_bias: bool, output_bias: bool) -> Read
                     let text = format!(
                         "hidden size {hidden} does not divide among {heads} heads; --kv-channels says their size"
                     );
-                    return Err(ImportError::new(line, text));
+                    return Err(ReadRule::HeadSize.broken_by(f, line, text));
                 }
             },
             qkv_bias,
@@ -685,7 +688,7 @@ fn segments(names: &[String]) -> Vec<Segment> {
 fn precision(f: &mut Flags) -> Read<Precision> {
     let (bf16, fp16) = (f.on("--bf16"), f.on("--fp16"));
     if bf16 && fp16 {
-        return Err(ImportError::new(f.line, "--bf16 and --fp16 exclude each other"));
+        return Err(ReadRule::Halves.broken_by(f, f.line, "--bf16 and --fp16 exclude each other"));
     }
     let fp4 = f.text("--fp4-format")?;
     let fp8 = f.text("--fp8-format")?;
@@ -698,7 +701,8 @@ fn precision(f: &mut Flags) -> Read<Precision> {
     let recipe = f.choice("--fp8-recipe", &recipes)?;
     match (fp4, fp8) {
         (Some(_), Some((_, line))) => {
-            Err(ImportError::new(line, "--fp8-format and --fp4-format exclude each other"))
+            let text = "--fp8-format and --fp4-format exclude each other";
+            Err(ReadRule::LowPrecisions.broken_by(f, line, text))
         }
         (Some((_, line)), None) | (None, Some((_, line))) if !bf16 => {
             let text = "low-precision matrix products are modelled beside --bf16 alone";
@@ -755,7 +759,8 @@ fn layout(
     let cp = f.small("--context-parallel-size")?.or(ulysses).unwrap_or(1);
     let ranks = product([tp, pp, cp]);
     if u64::from(gpus) % ranks != 0 {
-        return Err(ImportError::new(
+        return Err(ReadRule::Ranks.broken_by(
+            f,
             tp_line,
             format!(
                 "{gpus} ranks do not divide by tp {tp} x pp {pp} x cp {cp} = {ranks}; --gpus says another number"
@@ -780,7 +785,7 @@ fn layout(
     }
     let split = deepspeed && f.on("--enable-expert-tensor-parallelism");
     if ep > 1 && !has_experts {
-        return Err(ImportError::new(ep_line, format!("{ep_flag} needs --num-experts")));
+        return Err(ReadRule::Experts.broken_by(f, ep_line, format!("{ep_flag} needs --num-experts")));
     }
     if deepspeed && dp % ep != 0 {
         // DeepSpeed utils/groups.py _create_expert_data_and_model_parallel
@@ -818,7 +823,8 @@ fn layout(
     let instances_line = f.line("--num-distributed-optimizer-instances");
     let instances = f.small("--num-distributed-optimizer-instances")?.unwrap_or(1);
     if (dp * cp) % instances != 0 {
-        return Err(ImportError::new(
+        return Err(ReadRule::Instances.broken_by(
+            f,
             instances_line,
             format!("{} ranks do not divide among {instances} optimizer instances", dp * cp),
         ));
@@ -828,7 +834,8 @@ fn layout(
     let gather_line = f.line("--overlap-param-gather");
     let gather = f.on("--overlap-param-gather");
     if gather && (!reduce || (zero_stage == 0 && !fsdp && !layerwise)) {
-        return Err(ImportError::new(
+        return Err(ReadRule::Gathers.broken_by(
+            f,
             gather_line,
             "--overlap-param-gather needs --overlap-grad-reduce and the distributed optimizer",
         ));
@@ -850,7 +857,8 @@ fn layout(
     let overlap_line = f.line("--tp-comm-overlap");
     let tensor_overlap = f.on("--tp-comm-overlap");
     if tensor_overlap && !(sequence_parallel && tp > 1) {
-        return Err(ImportError::new(overlap_line, "--tp-comm-overlap needs --sequence-parallel"));
+        let text = "--tp-comm-overlap needs --sequence-parallel";
+        return Err(ReadRule::TensorOverlap.broken_by(f, overlap_line, text));
     }
     let cuda_graphs = cuda_graphs(f, assumed)?;
     let offloads = f.on("--optimizer-cpu-offload");
@@ -1041,18 +1049,26 @@ fn chunks(
     let uneven = first.is_some() || last.is_some();
     if usize::from(per_stage.is_some()) + usize::from(stages.is_some()) + usize::from(text.is_some()) > 1 {
         let line = per_stage_line.max(stages_line);
-        return Err(ImportError::new(
+        return Err(ReadRule::VirtualStages.broken_by(
+            f,
             line,
             "virtual stages are said in more than one way (layers per stage, stages per rank, layout)",
         ));
     }
     if uneven && (embedding || loss || text.is_some() || per_stage.is_some()) {
-        return Err(ImportError::new(
+        return Err(ReadRule::Ends.broken_by(
+            f,
             ends_line,
             "first and last stage counts exclude every other way to place layers",
         ));
     }
-    let fail = |line: usize| move |error: LayoutError| ImportError::new(line, error.to_string());
+    let fork = f.is_fork();
+    let fail_by = |rule: ReadRule, line: usize| {
+        move |error: LayoutError| {
+            if fork { ImportError::new(line, error.to_string()) } else { rule.broken(line, error) }
+        }
+    };
+    let fail = |line: usize| fail_by(ReadRule::Layers, line);
     let mut virtual_stages = stages.unwrap_or(1);
     let chunks = if let Some(stages) = hybrid {
         let count = stages.len() as u32;
@@ -1073,10 +1089,10 @@ fn chunks(
         }
     } else if let Some((text, line)) = text {
         let modules = model.mtp.as_ref().map_or(0, |m| m.modules);
-        let chunks =
-            crate::stages::layout::layout_chunks(&text, layers, pp, Some(modules)).map_err(fail(line))?;
+        let chunks = crate::stages::layout::layout_chunks(&text, layers, pp, Some(modules))
+            .map_err(fail_by(ReadRule::LayoutString, line))?;
         virtual_stages = chunks.len() as u32 / pp;
-        let stages = read_layout(&text).map_err(fail(line))?;
+        let stages = read_layout(&text).map_err(fail_by(ReadRule::LayoutString, line))?;
         if stages.last().is_some_and(|s| s.mtp == 0) && modules > 0 {
             assumed.push(
                 "multi-token prediction stands on a stage of its own; the plan has it beside the head".into(),
@@ -1101,7 +1117,8 @@ fn chunks(
         if let Some(per_stage) = per_stage {
             let counted = layers + u32::from(embedding) + u32::from(loss);
             if counted % pp != 0 || (counted / pp) % per_stage != 0 {
-                return Err(ImportError::new(
+                return Err(ReadRule::Layers.broken_by(
+                    f,
                     per_stage_line,
                     format!("{counted} layers do not divide into {pp} stages of chunks of {per_stage}"),
                 ));
@@ -1118,7 +1135,8 @@ fn chunks(
     };
     if virtual_stages > 1 {
         if pp == 1 {
-            return Err(ImportError::new(stages_line, "virtual stages need at least 2 pipeline stages"));
+            let text = "virtual stages need at least 2 pipeline stages";
+            return Err(ReadRule::VirtualNeedsStages.broken_by(f, stages_line, text));
         }
         layout.virtual_stages = virtual_stages;
         layout.schedule = Schedule::Interleaved;
@@ -1187,21 +1205,24 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
             Ok(if method == Some(false) { Recompute::FullBlock(n) } else { Recompute::FullUniform(n) })
         }
         None if method.is_some() => {
-            Err(ImportError::new(method_line, "--recompute-method needs --recompute-granularity full"))
+            let text = "--recompute-method needs --recompute-granularity full";
+            Err(ImportError::new(method_line, text))
         }
         None => Ok(Recompute::None),
         Some(1) => match (method, number) {
             (Some(false), Some(0)) => Ok(Recompute::None),
             (Some(true), Some(n)) => Ok(Recompute::FullUniform(n)),
             (Some(false), Some(n)) => Ok(Recompute::FullBlock(n)),
-            _ => Err(ImportError::new(
+            _ => Err(ReadRule::FullRecomputation.broken_by(
+                f,
                 line,
                 "full recomputation needs --recompute-method and --recompute-num-layers",
             )),
         },
         Some(_) => {
             if method.is_some() || number.is_some() {
-                return Err(ImportError::new(
+                return Err(ReadRule::SelectiveRecomputation.broken_by(
+                    f,
                     f.line_of(&["--recompute-method", "--recompute-num-layers"]),
                     "selective recomputation takes neither a method nor a number of layers",
                 ));

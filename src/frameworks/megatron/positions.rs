@@ -2,6 +2,7 @@
 
 use super::super::shell::ImportError;
 use super::flags::Flags;
+use super::read_rules::ReadRule;
 use super::shape::Shape;
 use crate::spec::model::{Model, Position, PositionScaling, Yarn};
 
@@ -92,7 +93,7 @@ pub(super) fn read(
     if kind && !latent {
         let text =
             "--rope-type yarn needs --multi-latent-attention; others say --position-embedding-type yarn";
-        return Err(ImportError::new(line, text));
+        return Err(ReadRule::RopeType.broken_by(f, line, text));
     }
     let factor = f.decimal("--rotary-scaling-factor")?.unwrap_or(1.0);
     let mscale = f.decimal("--mscale")?.unwrap_or(1.0);

@@ -1,8 +1,9 @@
 //! How many entries the vocabulary of a launch has, which mostly only its tokenizer's files say.
 
 use super::super::export::one_line;
-use super::super::shell::{ImportError, program, shown};
+use super::super::shell::{program, shown};
 use super::flags::{Flags, Read};
+use super::read_rules::ReadRule;
 
 /// Entries of the vocabularies that published models with these names have (their config.json); the first part that
 /// a tokenizer's name holds counts.
@@ -86,7 +87,8 @@ pub(super) fn read(f: &mut Flags, given: Option<u64>, assumed: &mut Vec<String>)
     let kind = value("--tokenizer-type");
     if kind == "NullTokenizer" {
         let line = f.line_of(&["--tokenizer-type"]);
-        return Err(ImportError::new(line, "--tokenizer-type NullTokenizer needs --vocab-size"));
+        let text = "--tokenizer-type NullTokenizer needs --vocab-size";
+        return Err(ReadRule::Vocabulary.broken_by(f, line, text));
     }
     let files = ["--tokenizer-model", "--tokenizer-name-or-path", "--tokenizer-name", "--vocab-file"];
     let named: Vec<&str> = files.into_iter().map(value).filter(|name| !name.is_empty()).collect();

@@ -629,6 +629,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
             unknown.push((line, "zero_optimization.reduce_scatter: false".to_owned()));
         }
     }
+    low_precision_states(&top, layout.zero_stage)?;
     let (micro_batch, accumulation, batch) = batch(&top, given, &layout, &mut assumed)?;
     layout.micro_batch_size = micro_batch;
     layout.gradient_accumulation_steps = accumulation;
@@ -874,6 +875,31 @@ fn optimizer(top: &Section, precision: Precision, assumed: &mut Vec<String>) -> 
             kind
         }
     })
+}
+
+/// Refuses weights, gradients and moments of 16 bits where DeepSpeed does, whatever optimizer they belong to
+/// (`runtime/config.py` `_do_error_check`).
+fn low_precision_states(top: &Section, zero_stage: u8) -> Read<()> {
+    let weights = ["bf16_master_weights_and_grads", "fp16_master_weights_and_grads"];
+    for section in ["bf16", "bfloat16", "fp16"].iter().map(|name| top.section(name)) {
+        let Some(section) = section? else { continue };
+        let mut masters = false;
+        for key in weights.into_iter().chain(["bf16_optimizer_states"]) {
+            let Some(node) = section.get(key).filter(|_| matches!(section.flag(key), Ok(Some(true)))) else {
+                continue;
+            };
+            let needs = if zero_stage == 0 {
+                "ZeRO stage 1, 2 or 3"
+            } else if key == "bf16_optimizer_states" && !masters {
+                weights[0]
+            } else {
+                masters = true;
+                continue;
+            };
+            return Err(section.error(node, format!("{key} needs {needs} (runtime/config.py)")));
+        }
+    }
+    Ok(())
 }
 
 fn optimizer_kind(top: &Section, assumed: &mut Vec<String>) -> Read<Optimizer> {

@@ -1037,6 +1037,8 @@ fn sharding(zero: &Section, layout: &mut Layout, unknown: &mut Vec<(usize, Strin
     let ranks = layout.data_parallel * layout.context_parallel;
     layout.shard_group = if stage == 0 { 1 } else { ranks };
     if let Some(group) = zero.number("zero_hpz_partition_size", 1)?.filter(|g| *g > 1) {
+        // More than there are counts as all (utils/groups.py _create_zero_param_parallel_group).
+        let group = group.min(ranks);
         if let Some(node) = zero.get("zero_hpz_partition_size").filter(|_| ranks % group != 0) {
             let message = format!("zero_hpz_partition_size {group} does not divide the {ranks} ranks");
             return Err(zero.error(node, message));

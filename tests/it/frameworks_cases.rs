@@ -9,7 +9,7 @@ use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{
     Destination, ExportRequest, ExportedFile, Format, Prediction, export_or_nearest, inexpressible, write,
 };
-use autoplan::frameworks::{COMMON_PLAN_RULES, COMMON_RULES, Context, Hardware, Judge, Target, legal_plan};
+use autoplan::frameworks::{Context, Hardware, Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Layout, Module, Modules, Offload, Place, Plan, Recompute, Schedule,
@@ -706,10 +706,11 @@ fn random_plans_reach_legal_and_illegal() {
     }
 }
 
-/// Rules that random plans cannot break: laws of every plan, and what the generator leaves to the tests that break each rule.
-/// Every other rule of a framework is broken by some random plan.
+/// Every rule of a framework's own is broken by some random plan, but for those on training that the generator has none of
+/// and on compiled layers. Of the rules that all share, laws of every plan and options that a framework does not have are
+/// left to the tests that break each.
 #[test]
-fn random_plans_break_the_rules() {
+fn random_plans_break_every_rule_of_a_framework() {
     let models = models();
     for target in Target::ALL.into_iter().filter(|t| t.exports()) {
         let mut random = Random::new(20_261_126);
@@ -719,15 +720,15 @@ fn random_plans_break_the_rules() {
             let wild = Wild { degrees: 25, switches: if tries % 2 == 0 { 15 } else { 40 } };
             let Some(question) = question(&mut random, target, &models, wild) else { continue };
             let (context, plan) = (question.context(), &question.plan);
-            let rules = COMMON_RULES.iter().chain(target.rules());
-            broken.extend(rules.filter(|r| (r.check)(k, &context, plan.layout()).is_err()).map(|r| r.name));
-            let rules = COMMON_PLAN_RULES.iter().chain(target.plan_rules());
-            broken.extend(rules.filter(|r| (r.check)(k, &context, plan).is_err()).map(|r| r.name));
+            let rules = target.rules().iter().filter(|r| (r.check)(k, &context, plan.layout()).is_err());
+            broken.extend(rules.map(|r| r.name));
+            let rules = target.plan_rules().iter().filter(|r| (r.check)(k, &context, plan).is_err());
+            broken.extend(rules.map(|r| r.name));
         }
-        let all = COMMON_RULES.iter().chain(target.rules()).map(|r| r.name);
-        let all: BTreeSet<&str> =
-            all.chain(COMMON_PLAN_RULES.iter().chain(target.plan_rules()).map(|r| r.name)).collect();
-        let unbroken: Vec<&str> = all.difference(&broken).copied().collect();
-        println!("{target}: {} of {} rules broken; not: {}", broken.len(), all.len(), unbroken.join(" "));
+        let all = target.rules().iter().map(|r| r.name).chain(target.plan_rules().iter().map(|r| r.name));
+        let left_out = ["training", "tensor-overlap-compiled"];
+        let unbroken: Vec<&str> =
+            all.filter(|name| !broken.contains(name) && !left_out.contains(name)).collect();
+        assert_eq!(unbroken, [""; 0], "{target}");
     }
 }

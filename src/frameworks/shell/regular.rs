@@ -183,7 +183,8 @@ impl Parser {
         self.at += 1;
         // A repeated repetition, a repeated anchor, or nothing repeated.
         let again = matches!(self.peek(), Some('*' | '+' | '?' | '{'));
-        (!again && !(most > 1 && may_be_empty(&node)) && !matches!(node, Node::Start | Node::End))
+        let endless = most > 1 && may_be_empty(&node);
+        (!(again || endless || matches!(node, Node::Start | Node::End)))
             .then(|| Node::Repeat(Box::new(node), least, most))
     }
 

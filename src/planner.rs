@@ -370,14 +370,28 @@ impl Prepared<'_> {
     #[must_use]
     pub fn nearest_miss(&self, observer: &dyn Observer) -> Option<NearestMiss> {
         let limit = self.cost().memory_limit();
-        let under = |limit: Bytes| {
+        let under = |limit: Bytes, kept: Option<&Layout>| {
             let mut task = self.task.clone();
             task.job.memory_limit = Some(limit);
+            if let Some(layout) = kept {
+                let r = &mut task.restrictions;
+                let axes = [
+                    (&mut r.tensor_parallel, layout.tensor_parallel),
+                    (&mut r.pipeline_parallel, layout.pipeline_parallel),
+                    (&mut r.virtual_stages, layout.virtual_stages),
+                    (&mut r.context_parallel, layout.context_parallel),
+                    (&mut r.expert_parallel, layout.expert_parallel),
+                    (&mut r.micro_batch_size, layout.micro_batch_size),
+                ];
+                for (axis, degree) in axes {
+                    *axis = Axis { only: Some(vec![degree]), max: None };
+                }
+            }
             // Larger micro-batches only need more.
             if task.restrictions.micro_batch_size.only.is_none() {
                 task.restrictions.micro_batch_size.max = Some(1);
             }
-            let request = Request { top: 1, ..Request::default() };
+            let request = Request { top: 1, insist: kept.is_some(), ..Request::default() };
             let found = task.prepare().search(&request, observer).found.into_iter().next()?;
             let stopped = observer.stop();
             Some(NearestMiss { plan: found.plan, allocated: found.prediction.allocated, stopped })
@@ -386,17 +400,22 @@ impl Prepared<'_> {
         let mut below = limit;
         let mut miss = (1..=10).find_map(|doublings| {
             let raised = Bytes(limit.0.saturating_mul(1 << doublings));
-            let miss = under(raised);
+            let miss = under(raised, None);
             if miss.is_none() {
                 below = raised;
             }
             miss
         })?;
-        while miss.allocated.0.saturating_sub(below.0) > limit.0 / 20 && !observer.stop() {
-            let middle = Bytes(below.0 + (miss.allocated.0 - below.0) / 2);
-            match under(middle) {
-                Some(nearer) => miss = nearer,
-                None => below = middle,
+        // First of all layouts; then of the one that is found, with layers moved.
+        for keeps in [false, true] {
+            let layout = *miss.plan.layout();
+            let mut below = if keeps { limit } else { below };
+            while miss.allocated.0.saturating_sub(below.0) > limit.0 / 20 && !observer.stop() {
+                let middle = Bytes(below.0 + (miss.allocated.0 - below.0) / 2);
+                match under(middle, keeps.then_some(&layout)) {
+                    Some(nearer) => miss = nearer,
+                    None => below = middle,
+                }
             }
         }
         Some(NearestMiss { stopped: observer.stop(), ..miss })

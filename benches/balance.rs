@@ -124,7 +124,7 @@ fn balance(c: &mut Criterion) {
             spread(&format!("integer programme, {name}, {freedom:?}"), &single[..20], |problem| {
                 // As in the product: it has to find again what the dynamic programme has, and prove it.
                 if let Outcome::Found(known) = balancer.solve(problem, Objective::Chain, None) {
-                    black_box(milp::solve_at_most(problem, Objective::Chain, known, limits));
+                    black_box(milp::solve_chain_then_closed(problem, Some(known), limits));
                 }
             });
         }

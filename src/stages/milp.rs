@@ -14,6 +14,7 @@
 //! the last resort.
 
 use std::collections::HashMap;
+use std::time::Instant;
 
 use good_lp::solvers::highs::highs;
 use good_lp::variable::VariableDefinition;
@@ -26,12 +27,19 @@ use crate::units::Picos;
 /// When to give up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
-    /// Seconds of one solve, the last resort.
+    /// Seconds of all solves of one call together, the last resort.
     pub seconds: f64,
     /// Nodes of the search tree of one solve.
     pub nodes: i32,
     /// Share of the objective within which an answer counts as optimal.
     pub gap: f64,
+}
+
+impl Limits {
+    /// What is left of them.
+    fn after(self, start: Instant) -> Self {
+        Self { seconds: (self.seconds - start.elapsed().as_secs_f64()).max(0.0), ..self }
+    }
 }
 
 impl Default for Limits {
@@ -89,9 +97,11 @@ pub fn solve_at_most(problem: &Problem, objective: Objective, known: Picos, limi
 /// closed form.
 #[must_use]
 pub fn solve_chain_then_closed(problem: &Problem, known: Option<Picos>, limits: Limits) -> Outcome {
+    let start = Instant::now();
     let ceilings = Ceilings { value: known, chain: None };
     let first = solve_below(problem, Objective::Chain, ceilings, limits);
     let Outcome::Found(chain) = &first else { return first };
+    let limits = limits.after(start);
     let ceilings = Ceilings { value: Some(chain.evaluation.closed), chain: Some(chain.value) };
     match solve_below(problem, Objective::Closed, ceilings, limits) {
         Outcome::Found(both) if both.evaluation.chain <= chain.value => {
@@ -129,6 +139,7 @@ fn solve_below(problem: &Problem, objective: Objective, ceilings: Ceilings, limi
             ways.into_iter().map(|way| vec![way]).collect()
         }
     };
+    let start = Instant::now();
     let mut best: Option<Answer> = None;
     let mut bound: Option<Picos> = None;
     for ways in whole {
@@ -139,7 +150,8 @@ fn solve_below(problem: &Problem, objective: Objective, ceilings: Ceilings, limi
             continue;
         }
         let ceilings = Ceilings { value: ceilings.value.filter(|_| below.is_none()), ..ceilings };
-        let (found, least) = Programme::new(problem, &ways, objective, below, ceilings).run(limits);
+        let (found, least) =
+            Programme::new(problem, &ways, objective, below, ceilings).run(limits.after(start));
         // Nothing of this family is below its own bound, nor, if it was cut off, below the best so far.
         let least = match (least, below) {
             (Some(least), Some(below)) => Some(least.min(below)),
@@ -791,7 +803,9 @@ impl<'a> Programme<'a> {
         if self.impossible {
             return (None, None);
         }
-        let Some(total) = self.total else { return (None, Some(Picos::ZERO)) };
+        let Some(total) = self.total.filter(|_| limits.seconds > 0.0) else {
+            return (None, Some(Picos::ZERO));
+        };
         let whole = self.time_unit <= 1.0 && !self.rounds_down();
         // HiGHS' presolve does not end on one in a thousand programmes whose ranks each choose how many of their layers
         // they recompute whole, and fails on as few others.

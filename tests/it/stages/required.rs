@@ -43,7 +43,7 @@ fn best(task: &Task) -> Option<Found> {
     assert!(found.even.is_none_or(|even| found.prediction.step() <= even));
     #[cfg(feature = "milp")]
     if let Some(verified) = &found.verified {
-        assert!(verified.agrees, "{verified:?}");
+        assert_eq!(verified.agrees, Some(true), "{verified:?}");
         assert!(verified.bound <= verified.chain);
     }
     Some(found)

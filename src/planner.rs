@@ -210,13 +210,14 @@ impl Prepared<'_> {
     }
 
     /// Searches the space without offload. Where nothing was said about offload, the framework has it, and either
-    /// nothing fits or the GPUs are few, it is tried as well, and is the answer where it is needed or pays.
+    /// nothing fits, or only splits far from even ones do, or the GPUs are few, it is tried as well, and is the answer where
+    /// it is needed or pays.
     #[must_use]
     pub fn solve(&self, request: &Request, observer: &dyn Observer) -> Solution {
         let answer = self.search(request, observer);
         let memory_binds = answer.found.is_empty() && answer.counters.pruned.contains_key("memory");
         let (ways, said) = (self.ways_to_offload(), self.task.restrictions.offload.is_some());
-        let few = self.task.job.gpus <= FEW_GPUS && !answer.found.is_empty();
+        let few = (self.task.job.gpus <= FEW_GPUS || answer.insisted) && !answer.found.is_empty();
         if !(memory_binds || few) || answer.stop == Stop::Interrupted || said || ways.is_empty() {
             return Solution { answer, offloading: Offloading::Left };
         }

@@ -61,7 +61,8 @@ pub struct Request {
     pub exhaustive: bool,
     /// Only the even split.
     pub even_stages: bool,
-    /// Where no layout fits, look once more, for splits that only moving layers one by one finds ([`Spread::Any`]).
+    /// Where no layout fits, and in spaces of at most [`SMALL_SPACE`] layouts anyway, look once more, for splits that only
+    /// moving layers one by one finds ([`Spread::Any`]).
     pub insist: bool,
     /// How many of the best plans are looked at closely. With one chunk per rank the integer programme checks the
     /// split, of deep pipelines only if they are the best; with several, chains of passes bound all others.
@@ -70,7 +71,7 @@ pub struct Request {
 
 impl Default for Request {
     fn default() -> Self {
-        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false, insist: false, verified: 0 }
+        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false, insist: true, verified: 0 }
     }
 }
 
@@ -165,7 +166,13 @@ pub struct Answer {
     pub optimality_gap: f64,
     /// Why it ended.
     pub stop: Stop,
+    /// Whether only a second look found anything, see [`Request::insist`].
+    pub insisted: bool,
 }
+
+/// Layouts of a space that is looked at twice: it costs a second at most, and more memory never makes its answer slower
+/// only because something fits that is found at first sight.
+pub const SMALL_SPACE: u64 = 2_000;
 
 /// Hears how a search goes on.
 pub trait Observer: Sync {
@@ -291,11 +298,18 @@ impl Search<'_> {
     #[must_use]
     pub fn run(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Answer {
         let first = self.passes(&Request { insist: false, ..request.clone() }, found, observer);
-        let futile = !request.insist || self.spread(request) < Spread::Any || !found.is_empty();
-        if futile || first.stop == Stop::Interrupted || !first.found.is_empty() {
+        let futile = !request.insist || self.spread(request) < Spread::Any;
+        let small = first.counters.candidates <= SMALL_SPACE;
+        if futile || first.stop == Stop::Interrupted || !(first.found.is_empty() || small) {
             return first;
         }
-        self.passes(request, found, observer)
+        let second = self.passes(request, found, observer);
+        let best = |answer: &Answer| answer.found.first().map(|best| best.prediction.step());
+        match (best(&first), best(&second)) {
+            (Some(first_step), Some(second_step)) if second_step < first_step => second,
+            (None, Some(_)) => Answer { insisted: true, ..second },
+            _ => first,
+        }
     }
 
     /// As many walks over the space as are needed for the classes that are kept.
@@ -474,7 +488,7 @@ impl Search<'_> {
             _ => 0.0,
         };
         let found = self.finish_all(best.into_sorted(), request.verified);
-        Answer { found, counters, optimality_gap, stop }
+        Answer { found, counters, optimality_gap, stop, insisted: false }
     }
 
     /// Puts a group with a sharper bound back; one without, nothing of which fits, is dropped.

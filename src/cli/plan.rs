@@ -185,8 +185,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         per_class: args.per_layout as usize,
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
-        insist: true,
         verified: VERIFIED,
+        ..Request::default()
     };
     let mut tasks: Vec<(String, Task)> = Vec::new();
     let mut unable: Vec<String> = Vec::new();
@@ -299,7 +299,6 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         verified: 1,
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
-        insist: true,
         ..Request::default()
     };
     let mut tasks = Vec::new();

@@ -89,20 +89,23 @@ pub(super) fn descend(
     Some(passes.descend(start, moves(problem), &mut |_| true))
 }
 
-/// The split that is reached from one among those that fit; the same where it takes too long to look. Times of layers
-/// are those of the problem, recomputation included.
+/// The fastest of the splits that are reached from some among those that fit; the first of them where simulation takes too
+/// long. Times of layers are those of the problem, recomputation included.
 pub(super) fn descend_among(
     problem: &Problem,
-    split: Vec<u32>,
+    splits: Vec<Vec<u32>>,
     simulator: &mut Simulator,
     fits: &mut dyn FnMut(&[u32]) -> bool,
-) -> Vec<u32> {
-    let Some(shape) = any_shape(problem) else { return split };
+) -> Option<Vec<u32>> {
+    let Some(shape) = any_shape(problem) else { return splits.into_iter().next() };
     let mut passes = Passes::new(problem, shape, simulator);
-    match passes.time(&split, Picos(u64::MAX)) {
-        Some(time) => passes.descend((time, split), moves(problem), fits),
-        None => split,
-    }
+    let mut descend = |split: Vec<u32>| {
+        let time = passes.time(&split, Picos(u64::MAX))?;
+        let reached = passes.descend((time, split), moves(problem), fits);
+        Some((passes.time(&reached, Picos(u64::MAX))?, reached))
+    };
+    let reached = splits.into_iter().filter_map(&mut descend).min();
+    reached.map(|(_, split)| split)
 }
 
 /// How many moves can be tried.

@@ -14,7 +14,7 @@ use super::tables::Tables;
 use super::walk::{Row, Shown, Walk};
 
 /// How much shares weigh more if they are larger: one after the other, as far as moves help.
-const SHARPNESS: [f64; 4] = [8.0, 20.0, 50.0, 120.0];
+const SHARPNESS: [f64; 6] = [6.0, 12.0, 24.0, 48.0, 96.0, 200.0];
 /// Sums of floating-point numbers that should be equal differ by less.
 const SLACK: f64 = 1e-9;
 /// Chunks of which splits are walked through where moves find none, and for how many steps.
@@ -23,7 +23,7 @@ const STEPS: u64 = 4_000;
 /// Layers that a cut moves at most, at first.
 const REACH: i32 = 4;
 /// Moves that are made at most, for one level of time.
-const MOVES: usize = 96;
+const MOVES: usize = 160;
 /// Levels of time that are tried between that of an average rank and that of the first split that fits.
 const LEVELS: usize = 5;
 
@@ -103,24 +103,33 @@ impl<'a> Fitting<'a> {
         Self { problem, tables, policy, bytes, time, sums, unseen }
     }
 
-    /// A split that fits, reached from another; and of those, as fast as the fullest rank tells.
-    pub fn split(&mut self, from: &[u32], loads: &mut Loads) -> Option<Vec<u32>> {
+    /// Splits that fit, reached from another: one whose fullest rank takes as little time as is found, and those on the way
+    /// there. None if none is found.
+    pub fn splits(&mut self, from: &[u32], loads: &mut Loads) -> Vec<Vec<u32>> {
         let cuts = cuts_of(from);
         self.see(&cuts, loads);
         let mut best = match self.under(f64::INFINITY, cuts, loads) {
             Ok(cuts) => cuts,
-            Err(Failed::NothingFits) => return None,
-            Err(Failed::NoneFound) => self.walk(loads)?,
+            Err(Failed::NothingFits) => return Vec::new(),
+            Err(Failed::NoneFound) => match self.walk(loads) {
+                Some(cuts) => cuts,
+                None => return Vec::new(),
+            },
         };
+        let mut found = vec![split_at(&best)];
         let (mut high, mut low) = self.times(&best);
         for _ in 0..LEVELS {
             let level = low.midpoint(high);
             match self.under(level, best.clone(), loads) {
-                Ok(cuts) => (high, best) = (self.times(&cuts).0, cuts),
+                Ok(cuts) => {
+                    found.push(split_at(&cuts));
+                    (high, best) = (self.times(&cuts).0, cuts);
+                }
                 Err(_) => low = level,
             }
         }
-        Some(split_at(&best))
+        found.reverse();
+        found
     }
 
     /// The first split that fits of few chunks.

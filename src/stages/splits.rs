@@ -660,12 +660,12 @@ impl<'a> Relief<'a> {
         Some(Chunked::new(problem, tables, work).assignment(layers?, policy))
     }
 
-    /// A split that fits, found by moving cuts; and then as fast as moving them makes it.
+    /// A split that fits, found by moving cuts: the fastest of those that moving them further reaches.
     fn fitted(&self, work: &mut ChunkWork, policy: Policy) -> Option<Vec<u32>> {
         let (problem, tables) = (self.problem, self.tables);
         let bytes: Vec<_> = (0..tables.kinds).map(|kind| self.bytes_of(policy, kind)).collect();
         let mut fitting = Fitting::new(problem, tables, policy, &bytes);
-        let split = fitting.split(&problem.even_layers(), &mut work.loads)?;
+        let splits = fitting.splits(&problem.even_layers(), &mut work.loads);
         let longer = |(kind, of): (usize, &Kind)| Kind {
             backward: of.backward + Picos(self.extra_of(policy, kind)),
             ..*of
@@ -674,7 +674,7 @@ impl<'a> Relief<'a> {
             Problem { kinds: problem.kinds.iter().enumerate().map(longer).collect(), ..problem.clone() };
         let ChunkWork { simulator, loads, .. } = work;
         let mut fits = |split: &[u32]| fitting.fits(split, loads);
-        Some(descent::descend_among(&recomputing, split, simulator, &mut fits))
+        descent::descend_among(&recomputing, splits, simulator, &mut fits)
     }
 
     /// A split that fits in which ranks are filled up to one level, if one is found.

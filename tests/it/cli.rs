@@ -483,8 +483,20 @@ fn what_only_moving_layers_makes_fit_is_found() {
     // By hand, this fits: 5, 6, 5, 7, 8, 8, 10, 10, 4, 6, 7, 7, 7, 9, 8, 11 layers.
     let (found, saved) = plan("63.8e9");
     assert!(found, "{saved}");
+    // More memory makes no plan slower.
+    let step = |saved: &str| {
+        let path = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(path.path(), saved).unwrap();
+        let path = path.path().to_str().unwrap();
+        let output = autoplan(&["explain", path, "--format", "json"]);
+        let report: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        report["step_time_s"].as_f64().unwrap()
+    };
+    let (_, more) = plan("66e9");
+    assert!(step(&more) <= step(&saved));
     // All weights and the least of activations need more.
-    assert!(!plan("30e9").0);
+    let (found, text) = plan("30e9");
+    assert!(!found, "{text}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use autoplan::layers::Layers;
 use autoplan::plan::{ContextComm, Dispatcher, Layout, Offload, Place, Plan, Schedule};
 use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
-use autoplan::search::{Answer, Found, Observer, Request, Search, Silent, Stop};
+use autoplan::search::{Answer, Found, Observer, Request, SMALL_SPACE, Search, Silent, Stop};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
@@ -348,12 +348,20 @@ fn class(l: &Layout) -> Class {
 
 /// The best `per_class` of the best `top` classes, and how many layouts there were.
 fn naive_search(world: &World, request: &Request) -> (Vec<(Picos, Plan)>, u64) {
-    let (found, layouts) =
-        naive_search_among(world, request, if request.even_stages { Spread::Even } else { Spread::Uneven });
-    if request.insist && found.is_empty() && !request.even_stages {
-        return naive_search_among(world, request, Spread::Any);
+    let spread = if request.even_stages { Spread::Even } else { Spread::Uneven };
+    let (found, layouts) = naive_search_among(world, request, spread);
+    let small =
+        world.search(&Request { insist: false, ..request.clone() }).counters.candidates <= SMALL_SPACE;
+    if !request.insist || request.even_stages || !(found.is_empty() || small) {
+        return (found, layouts);
     }
-    (found, layouts)
+    let (other, _) = naive_search_among(world, request, Spread::Any);
+    let step = |found: &[(Picos, Plan)]| found.first().map(|best| best.0);
+    let faster = match (step(&found), step(&other)) {
+        (Some(found), Some(other)) => other < found,
+        (found, _) => found.is_none(),
+    };
+    (if faster { other } else { found }, layouts)
 }
 
 fn naive_search_among(world: &World, request: &Request, spread: Spread) -> (Vec<(Picos, Plan)>, u64) {

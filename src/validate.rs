@@ -552,14 +552,15 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
         |tensors| [tensors, reserve.reserved(tensors), reserve.device(tensors)].map(|bytes| bytes.0 as f64);
     let first = prediction.memory.first().filter(|_| profile.memory.first_rank_reports);
     let reported = first.map(RankMemory::total);
-    let own = |interval: Interval| match stands_in {
-        true => interval.beside(ErrorBars::shipped().transfer),
+    let bars = ErrorBars::shipped();
+    let own = |interval: Interval, unknown: f64| match stands_in {
+        true => interval.beside(unknown),
         false => interval,
     };
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(profile),
-        interval: own(prediction.interval),
-        memory_interval: own(prediction.memory_interval),
+        interval: own(prediction.interval, bars.transfer),
+        memory_interval: own(prediction.memory_interval, bars.memory_transfer),
         memory: counts(prediction.allocated),
         reported: counts(reported.unwrap_or(prediction.allocated)),
         fits: prediction.allocated <= cost.device_limit(),

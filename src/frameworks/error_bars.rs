@@ -143,6 +143,16 @@ pub struct Covered {
     pub experts: bool,
 }
 
+/// What memory was read of, whatever the generation of GPUs.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Read {
+    /// Runtime profile.
+    pub profile: String,
+    /// Routed experts.
+    pub experts: bool,
+}
+
 /// All classes, the narrowest first.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -152,6 +162,10 @@ pub struct ErrorBars {
     /// What comes on top of a standard deviation of the logarithm of the step time where nothing was, in squares:
     /// what predictions lose when all constants are fitted without the run's own source.
     pub transfer: f64,
+    /// What memory was read of.
+    pub read: Vec<Read>,
+    /// The same as `transfer` of peak memory, where none was read.
+    pub memory_transfer: f64,
     /// Classes of step times.
     pub bars: Vec<ErrorBar>,
     /// Classes of peak memory. Bytes are counted from shapes, so that the generation of the GPUs does not matter.
@@ -184,10 +198,28 @@ impl ErrorBars {
         if self.measured(class) { interval } else { interval.beside(self.transfer) }
     }
 
-    /// That of peak memory.
+    /// That of peak memory. Where a profile was read with experts, but too seldom for a class, its classes without them
+    /// stand in, and where all profiles were, those of all without. A profile that nobody read, with or without experts,
+    /// has the interval of all profiles, and what predictions lose without their own source on top.
     #[must_use]
     pub fn of_memory(&self, class: &Class) -> Interval {
-        first(&self.memory, class)
+        let dense = Class { experts: false, ..class.clone() };
+        let narrowest = |of_profile: bool| {
+            let holding = |class: &Class| {
+                self.memory.iter().find(|bar| bar.profile.is_some() == of_profile && bar.holds(class))
+            };
+            holding(class).or_else(|| holding(&dense))
+        };
+        let read = self.memory_was_read(class);
+        let bar = narrowest(true).filter(|_| read).or_else(|| narrowest(false));
+        let interval = bar.map_or(Interval::ANYTHING, ErrorBar::interval);
+        if read { interval } else { interval.beside(self.memory_transfer) }
+    }
+
+    /// Whether memory of the class's profile, with or without experts, was read.
+    #[must_use]
+    pub fn memory_was_read(&self, class: &Class) -> bool {
+        self.read.iter().any(|read| (&read.profile, read.experts) == (&class.profile, class.experts))
     }
 
     /// Whether runs of the class's profile on its generation of GPUs, with or without experts, were measured.
@@ -232,5 +264,30 @@ mod tests {
         assert_eq!(table.of_memory(&elsewhere), table.of_memory(&class("nemo", 64)));
         // Small runs of nanotron scatter less than large ones.
         assert!(table.of(&class("nanotron", 8)).sigma < table.of(&class("nanotron", 256)).sigma);
+    }
+    #[test]
+    fn memory_that_nobody_read_is_no_better_known_than_all_that_was() {
+        let table = ErrorBars::shipped();
+        let class = |profile: &str, experts, gpus| Class {
+            profile: profile.to_owned(),
+            experts,
+            architecture: Architecture::Hopper,
+            narrow: false,
+            scale: Scale::of(gpus),
+            crossing: false,
+        };
+        let of_all = table.memory.iter().find(|bar| bar.profile.is_none() && !bar.experts).unwrap();
+        for gpus in [8, 64, 256, 1024] {
+            let unread = [("nanotron", true), ("deepspeed", true), ("nemo", true), ("deepspeed", false)];
+            for (profile, experts) in unread {
+                let class = class(profile, experts, gpus);
+                assert!(!table.memory_was_read(&class), "{class:?}");
+                let interval = table.of_memory(&class);
+                assert!(interval.sigma > of_all.sigma && interval.two_sigma > of_all.two_sigma, "{class:?}");
+            }
+            // Four readings with experts, all of them right, are not more than dozens without.
+            let [dense, experts] = [false, true].map(|experts| class("megatron", experts, gpus));
+            assert_eq!(table.of_memory(&experts), table.of_memory(&dense));
+        }
     }
 }

@@ -1,10 +1,10 @@
 //! Error bars from residuals, and how often the truth lies inside them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::constants::Measurand;
 use super::{Coverage, RowReport, quantile};
-use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Interval, Scale};
+use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Interval, Read, Scale};
 
 impl Coverage {
     /// Of rows, each with its error, one standard deviation, and what is said to hold 95 %.
@@ -70,14 +70,56 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
             *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
         }
     }
-    let transfer = transfer(rows);
+    let mut read: BTreeMap<Read, usize> = BTreeMap::new();
+    for row in distinct(rows, Measurand::Memory) {
+        *read.entry(read_of(row)).or_default() += 1;
+    }
+    let round = |x: f64| (x * 1e4).round() / 1e4;
     let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
+    let read = read.into_iter().filter(|(_, readings)| *readings >= FEWEST_KNOWN).map(|(read, _)| read);
     ErrorBars {
         measured: known.collect(),
-        transfer: (transfer * 1e4).round() / 1e4,
+        transfer: round(transfer(rows, Measurand::StepTime)),
+        read: read.collect(),
+        memory_transfer: round(transfer(rows, Measurand::Memory)),
         bars: bars_of(rows, Measurand::StepTime),
         memory: bars_of(rows, Measurand::Memory),
     }
+}
+
+/// Rows with a prediction and a reading, without those that repeat another's reading of memory: the same value of the
+/// same model under the same plan but for how many micro-batches are accumulated, which memory does not depend on.
+fn distinct<'a>(rows: impl IntoIterator<Item = &'a RowReport>, what: Measurand) -> Vec<&'a RowReport> {
+    let mut seen = BTreeSet::new();
+    let mut new = |row: &RowReport| {
+        let Some(value) = Readings::of(row, what).measured else { return false };
+        let labels = &row.labels;
+        let words = row.plan.as_deref().unwrap_or_default().split(' ');
+        let accumulates = |word: &str| word.strip_prefix("ga").is_some_and(|n| n.parse::<u32>().is_ok());
+        let plan: Vec<&str> = words.filter(|word| !accumulates(word)).collect();
+        let run = (labels.profile, labels.gpu.clone(), labels.model.clone(), labels.gpus, plan.join(" "));
+        seen.insert((run, labels.sequence_length, row.precision, labels.training, value.to_bits()))
+    };
+    let mut kept = Vec::new();
+    for row in rows {
+        let read = Readings::of(row, what).residual().is_some();
+        if read && (what == Measurand::StepTime || new(row)) {
+            kept.push(row);
+        }
+    }
+    kept
+}
+
+/// The kind of memory reading that a row is.
+fn read_of(row: &RowReport) -> Read {
+    Read { profile: row.labels.profile.to_owned(), experts: row.labels.experts }
+}
+
+/// Whether so many readings of so many sources make a class: one that speaks for all frameworks rests on more than one
+/// source.
+fn enough(key: &BarKey, what: Measurand, readings: usize, sources: impl FnOnce() -> usize) -> bool {
+    let of_all = what == Measurand::Memory && key.profile.is_none();
+    readings >= FEWEST_RUNS && (!of_all || sources() >= FEWEST_SOURCES)
 }
 
 /// Classes of one kind of reading.
@@ -85,11 +127,13 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
     let mut residuals: BTreeMap<(u8, BarKey), [Vec<f64>; 2]> = BTreeMap::new();
     let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
     let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
-    for row in rows {
+    let mut sources: BTreeMap<(u8, BarKey), BTreeSet<&str>> = BTreeMap::new();
+    for row in distinct(rows, what) {
         let readings = Readings::of(row, what);
         let Some(residual) = readings.residual() else { continue };
         let left_out = readings.left_out_residual();
         for key in bar_keys(row) {
+            sources.entry(key.clone()).or_default().insert(&row.labels.source);
             let [own, apart] = residuals.entry(key).or_default();
             own.push(residual.abs());
             apart.push(left_out.unwrap_or(residual).abs());
@@ -109,8 +153,9 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
         }
     }
     let mut bars = Vec::new();
-    for ((level, key), [own, apart]) in &residuals {
-        if own.len() < FEWEST_RUNS {
+    for (class, [own, apart]) in &residuals {
+        let (level, key) = class;
+        if !enough(key, what, own.len(), || sources.get(class).map_or(0, BTreeSet::len)) {
             continue;
         }
         let round = |x: f64| (x * 1e4).round() / 1e4;
@@ -138,13 +183,13 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
 
 /// What predictions lose, in standard deviations of their logarithm, when constants are fitted without the row's own
 /// source.
-fn transfer<'a>(rows: impl IntoIterator<Item = &'a RowReport>) -> f64 {
+fn transfer<'a>(rows: impl IntoIterator<Item = &'a RowReport>, what: Measurand) -> f64 {
     let (mut own, mut left_out) = (Vec::new(), Vec::new());
-    for row in rows {
-        let measured = row.measured_step_s.zip(row.predicted_step_s).zip(row.left_out_step_s);
-        if let Some(((measured, predicted), elsewhere)) = measured {
-            own.push((predicted / measured).ln().abs());
-            left_out.push((elsewhere / measured).ln().abs());
+    for row in distinct(rows, what) {
+        let readings = Readings::of(row, what);
+        if let Some((predicted, elsewhere)) = readings.residual().zip(readings.left_out_residual()) {
+            own.push(predicted.abs());
+            left_out.push(elsewhere.abs());
         }
     }
     let (own, left_out) = (deviation(&own), deviation(&left_out));
@@ -198,23 +243,42 @@ pub(super) fn off_and_bars(row: &RowReport, what: Measurand) -> Option<[f64; 3]>
 /// The same of such predictions inside the bars that the rows of other sources ask for by the rule of [`error_bars`].
 pub(super) fn left_out_coverage(rows: &[&RowReport], what: Measurand) -> Option<Coverage> {
     let mut residuals: BTreeMap<(u8, BarKey), Vec<(&str, f64)>> = BTreeMap::new();
-    for row in rows {
+    let mut read: BTreeMap<Read, Vec<&str>> = BTreeMap::new();
+    for row in distinct(rows.iter().copied(), what) {
+        read.entry(read_of(row)).or_default().push(&row.labels.source);
         let Some(residual) = Readings::of(row, what).left_out_residual() else { continue };
         for key in bar_keys(row) {
             residuals.entry(key).or_default().push((&row.labels.source, residual.abs()));
         }
     }
+    let sources: BTreeSet<&str> = rows.iter().map(|row| row.labels.source.as_str()).collect();
+    let without = |source: &str| {
+        let source = source.to_owned();
+        rows.iter().copied().filter(move |row| row.labels.source != source)
+    };
+    let transfers: BTreeMap<&str, f64> =
+        sources.into_iter().map(|source| (source, transfer(without(source), what))).collect();
     let inside = |row: &&RowReport| {
         let off = Readings::of(row, what).left_out_residual()?.abs();
-        let of_others = |key: &(u8, BarKey)| -> Vec<f64> {
-            let all = residuals.get(key).into_iter().flatten();
-            all.filter(|(source, _)| *source != row.labels.source).map(|(_, residual)| *residual).collect()
+        let own: &str = &row.labels.source;
+        let others = read.get(&read_of(row)).into_iter().flatten().filter(|source| **source != own).count();
+        // Step times have none on top here.
+        let known = what == Measurand::StepTime || others >= FEWEST_KNOWN;
+        let of_others = |key: &(u8, BarKey)| -> Option<Vec<f64>> {
+            let all = residuals.get(key)?.iter().filter(|(source, _)| *source != own);
+            let numbers: Vec<f64> = all.clone().map(|(_, residual)| *residual).collect();
+            let sources = || all.map(|(source, _)| source).collect::<BTreeSet<_>>().len();
+            enough(&key.1, what, numbers.len(), sources).then_some(numbers)
         };
-        let numbers = bar_keys(row).iter().map(of_others).find(|numbers| numbers.len() >= FEWEST_RUNS);
-        let interval = numbers.map_or(Interval::ANYTHING, |numbers| {
+        let classes = match what {
+            Measurand::StepTime => bar_keys(row).to_vec(),
+            Measurand::Memory => memory_keys(row, known),
+        };
+        let interval = classes.iter().find_map(of_others).map_or(Interval::ANYTHING, |numbers| {
             let (sigma, two_sigma) = widths(&numbers);
             Interval { sigma, two_sigma, difference: sigma }
         });
+        let interval = if known { interval } else { interval.beside(transfers[own]) };
         Some([off, interval.sigma, interval.two_sigma])
     };
     Coverage::of(rows.iter().filter_map(inside))
@@ -227,8 +291,10 @@ const TWO_SIGMA: f64 = 0.954;
 /// Fewest runs after which a profile counts as measured on a generation of GPUs.
 const FEWEST_KNOWN: usize = 3;
 
-/// Fewest runs of a class with an error bar of its own.
+/// Fewest runs of a class with an error bar of its own; of memory, fewest readings that repeat no other.
 const FEWEST_RUNS: usize = 12;
+/// Fewest sources of a class of memory that speaks for all frameworks.
+const FEWEST_SOURCES: usize = 2;
 /// Repeated runs of one plan differ by this much.
 const LEAST_SIGMA: f64 = 0.01;
 
@@ -271,4 +337,17 @@ fn bar_keys(row: &RowReport) -> [(u8, BarKey); 6] {
         crossing: Some(row.labels.crossing),
     };
     [0, 1, 2, 3, 4, 5].map(|level| (level, key.clone().widened(level)))
+}
+
+/// The classes that stand for a row's memory, in order, as [`ErrorBars::of_memory`] has them; `known`: its profile was
+/// read, with or without experts.
+fn memory_keys(row: &RowReport, known: bool) -> Vec<(u8, BarKey)> {
+    let own = bar_keys(row);
+    let dense = own.clone().map(|(level, key)| (level, BarKey { experts: false, ..key }));
+    let both = |of_profile: bool| {
+        let all = own.iter().chain(&dense).filter(move |(_, key)| key.profile.is_some() == of_profile);
+        all.cloned().collect::<Vec<_>>()
+    };
+    let profile = if known { both(true) } else { Vec::new() };
+    [profile, both(false)].concat()
 }

@@ -107,8 +107,11 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          is the geometric mean of what holds 68.3% and of half of the second. Where nobody measured a framework on a \
          generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
          fitted without a run's own source. Hardly a row below has that on top. Peak memory has intervals by the same rule, whatever \
-         the generation of GPUs.",
-        percent(ErrorBars::shipped().transfer)
+         the generation of GPUs; readings of one model and plan that differ in accumulation alone and have one value count once, and a class \
+         of all frameworks rests on at least two sources. A framework that was read too seldom with experts has its interval \
+         without them. One whose memory nobody read, with or without experts, has that of all frameworks, and {} on top, in squares.",
+        percent(ErrorBars::shipped().transfer),
+        percent(ErrorBars::shipped().memory_transfer)
     );
     let times = [s.coverage, s.left_out_inside_shipped, s.left_out_coverage];
     let memory = [s.memory_coverage, s.left_out_memory_inside_shipped, s.left_out_memory_coverage];

@@ -803,6 +803,11 @@ const VALUES: &[(&str, &str)] = &[
     ("R=5; f() { local -n R=N; R=4; }; f; N=$N$R", "45"),
     ("declare -n R=N S=R; S=8", "8"),
     ("N=8; declare -n R=$(hostname); R=4", "?"),
+    ("N=1; declare -n R=N; declare +n R; R=5; N=$N$R", "15"),
+    ("N=1; declare -n R=N; declare +n R; N=$R", "N"),
+    ("f() { local -n R=$1; R=4; }; R=1; f R; N=$R", "?"),
+    ("add() { local -n args=$1; args+=(8); }; args=(4); add args; N=\"${args[*]}\"", "?"),
+    ("f() { local -n R=N; local R; R=5; }; N=1; f", "?"),
     ("N=8; for i in $(seq $(nproc)); do declare -n R=N; R=4; done", "?"),
     // Keys in the order of bash 5.
     (
@@ -1887,6 +1892,17 @@ const BROKEN_READS: &[(ReadRule, &str, &str)] = &[
         ReadRule::RouterTopOne,
         "--swiglu => --swiglu --num-experts 8 --moe-router-topk 1",
         "one expert per token with softmax needs --moe-router-pre-softmax",
+    ),
+    (
+        ReadRule::RouterTopOne,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn aux_loss \
+         --moe-aux-loss-coeff 1 1",
+        "one expert per token with softmax needs --moe-router-pre-softmax",
+    ),
+    (
+        ReadRule::RouterTop,
+        "--swiglu => --swiglu --num-experts 8 --moe-router-topk 0",
+        "0 of 8 experts cannot be chosen",
     ),
     (
         ReadRule::RouterTop,

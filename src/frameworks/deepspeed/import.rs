@@ -51,9 +51,9 @@ pub struct Trainer {
 const NEUTRAL_OF_TRAINER: &str = "
     adam_beta1 adam_beta2 adam_epsilon batch_eval_metrics data_seed dataloader_drop_last
     dataloader_num_workers dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
-    ddp_backend ddp_timeout disable_tqdm do_eval do_predict do_train enable_jit_checkpoint
+    ddp_timeout disable_tqdm do_eval do_predict do_train enable_jit_checkpoint
     eval_accumulation_steps eval_delay eval_do_concat_batches eval_on_start eval_steps eval_strategy
-    eval_use_gather_object full_determinism greater_is_better hub_always_push hub_model_id
+    eval_use_gather_object greater_is_better hub_always_push hub_model_id
     hub_private_repo hub_revision hub_strategy hub_token ignore_data_skip include_for_metrics
     include_num_input_tokens_seen label_names learning_rate load_best_model_at_end local_rank log_level
     log_level_replica log_on_each_node logging_dir logging_first_step logging_nan_inf_filter logging_steps
@@ -112,6 +112,9 @@ impl Trainer {
                 "__fp16" if on => trainer.precision = Some(Precision::Fp16),
                 "__gradient_checkpointing" => trainer.recompute = Some(on),
                 "__bf16" | "__fp16" | "__deepspeed" | "__deepspeed_config" => {}
+                // Otherwise kernels wait for one another (transformers/trainer_utils.py enable_full_determinism).
+                "__full_determinism" if !on => {}
+                "__ddp_backend" if value == Some("nccl") => {}
                 "__use_lora" | "__lora_enable" | "__use_peft" | "__use_qlora" | "__finetuning_type"
                 | "__train_type" | "__peft_type" => {
                     let lora = value.is_some_and(|text| text.to_lowercase().contains("lora"));

@@ -59,8 +59,9 @@ pub(super) fn read(
     let before = f.on("--moe-router-pre-softmax");
     let groups = f.number("--moe-router-num-groups")?.zip(f.number("--moe-router-group-topk")?);
     let top_k = f.number("--moe-router-topk")?.unwrap_or(2);
-    let balancing =
-        f.given.get("--moe-router-load-balancing-type").and_then(|(kinds, _)| kinds.first().cloned());
+    // Of a list with other kinds it is not asked.
+    let kinds = f.given.get("--moe-router-load-balancing-type");
+    let sinkhorn = kinds.is_some_and(|(kinds, _)| matches!(kinds.as_slice(), [kind] if kind == "sinkhorn"));
     // core/transformer/transformer_config.py __post_init__
     let grouped = groups.is_none_or(|(count, chosen)| count > 0 && experts % count == 0 && chosen <= count);
     for (rule, holds, flag, text) in [
@@ -79,16 +80,16 @@ pub(super) fn read(
             "an expert bias needs --moe-router-score-function sigmoid".to_owned(),
         ),
         (
-            ReadRule::RouterTopOne,
-            top_k > 1 || sigmoid || before || balancing.as_deref() == Some("sinkhorn"),
-            "--moe-router-topk",
-            "one expert per token with softmax needs --moe-router-pre-softmax".to_owned(),
-        ),
-        (
             ReadRule::RouterTop,
             (1..=experts).contains(&top_k),
             "--moe-router-topk",
             format!("{top_k} of {experts} experts cannot be chosen"),
+        ),
+        (
+            ReadRule::RouterTopOne,
+            top_k != 1 || sigmoid || before || sinkhorn,
+            "--moe-router-topk",
+            "one expert per token with softmax needs --moe-router-pre-softmax".to_owned(),
         ),
     ] {
         if !holds {

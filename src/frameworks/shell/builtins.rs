@@ -101,6 +101,8 @@ struct Attributes {
     global: bool,
     /// `-n`
     reference: bool,
+    /// `+n`
+    no_reference: bool,
     /// `-f`, `-l`, …
     other: bool,
 }
@@ -149,12 +151,21 @@ impl Shell<'_> {
 
     fn assign(&mut self, raw: &Raw) {
         let Some(assignment) = assignment(raw) else { return };
+        let index = assignment.index.map(|index| self.joined(&index));
+        match assignment.name.as_str() {
+            // Where the name is not known, any may be an alias.
+            "BASH_ALIASES" => {
+                let name = index.clone().filter(|name| known(name)).unwrap_or_else(unknown);
+                self.state.aliases.insert(name, raw.line);
+            }
+            "POSIXLY_CORRECT" => self.state.options.aliases = true,
+            _ => {}
+        }
         if let Some(members) = &raw.members {
             let value = self.members_of(&assignment.name, assignment.append, members);
             self.store(&assignment.name, value);
             return;
         }
-        let index = assignment.index.map(|index| self.joined(&index));
         let text = self.joined(&assignment.value);
         self.put(&assignment.name, index.as_deref(), assignment.append, text);
     }
@@ -225,7 +236,7 @@ impl Shell<'_> {
         let keyword = first.plain().unwrap_or_default();
         if self.state.options.aliases
             && first.parts.iter().all(|part| matches!(part, Part::Text { quoted: false, .. }))
-            && let Some(at) = self.state.aliases.get(&keyword)
+            && let Some(at) = self.state.aliases.get(&keyword).or_else(|| self.state.aliases.get(&unknown()))
         {
             let text = format!(
                 "`{keyword}` is an alias here (line {at}), which is not followed: write out what it stands for"
@@ -355,8 +366,14 @@ impl Shell<'_> {
             "set" => self.set_options(&texts),
             "shopt" => {
                 let named = |name: &str| texts.iter().any(|w| w == name);
-                let (on, options) = (named("-s"), &mut self.state.options);
-                if on || named("-u") {
+                let flag = |flag: char| texts.iter().any(|w| w.starts_with('-') && w[1..].contains(flag));
+                let (on, of_set) = (flag('s'), flag('o'));
+                let options = &mut self.state.options;
+                if of_set && (on || flag('u')) {
+                    options.pipe_fails = if named("pipefail") { on } else { options.pipe_fails };
+                    options.export_all = if named("allexport") { on } else { options.export_all };
+                    options.aliases |= on && named("posix");
+                } else if on || flag('u') {
                     options.ignore_case = if named("nocasematch") { on } else { options.ignore_case };
                     options.last_pipe = if named("lastpipe") { on } else { options.last_pipe };
                     options.aliases = if named("expand_aliases") { on } else { options.aliases };
@@ -463,12 +480,22 @@ impl Shell<'_> {
         if name.is_empty() {
             return;
         }
-        if !attributes.global && matches!(keyword, "local" | "declare" | "typeset") {
+        let hides = !attributes.global && matches!(keyword, "local" | "declare" | "typeset");
+        // One of this function that is declared again is no reference any more, or still is one.
+        let again = hides && !attributes.reference && !attributes.no_reference && self.refers_here(&name);
+        if hides {
             self.hide(&name);
         }
         if attributes.reference {
             let text = word.plain().unwrap_or_default();
             self.state.refer(&name, text.split_once('=').map_or("", |(_, target)| target));
+            return;
+        }
+        if attributes.no_reference {
+            self.state.end_reference(&name);
+        }
+        if again {
+            self.state.refer(&name, "");
             return;
         }
         if attributes.other {
@@ -565,6 +592,8 @@ impl Shell<'_> {
             let option = |options: &mut Options, name: &str| match name {
                 "allexport" => options.export_all = on,
                 "pipefail" => options.pipe_fails = on,
+                // Without it they may be as they were before.
+                "posix" => options.aliases |= on,
                 _ => {}
             };
             match word.as_str() {
@@ -718,8 +747,8 @@ impl Attributes {
                 'A' => self.table = true,
                 'a' => self.array = true,
                 'g' => self.global = true,
-                'n' if on => self.reference = true,
-                'f' | 'F' | 'p' | 'n' | 'l' | 'u' | 'c' => self.other = true,
+                'n' => (self.reference, self.no_reference) = (on, !on),
+                'f' | 'F' | 'p' | 'l' | 'u' | 'c' => self.other = true,
                 _ => {}
             }
         }

@@ -22,6 +22,8 @@ enum Node {
 struct Class {
     negated: bool,
     ranges: Vec<(char, char)>,
+    /// Whether the language says which characters beyond ASCII are among them: it has a range, or one by its name.
+    open: bool,
 }
 
 impl Class {
@@ -141,16 +143,16 @@ impl Parser {
                     Node::Group(number, inside)
                 }
                 '[' => Node::One(self.class()?),
-                '.' => Node::One(Class { negated: true, ranges: Vec::new() }),
+                '.' => Node::One(Class { negated: true, ranges: Vec::new(), open: false }),
                 '*' | '+' | '?' | '{' => return None,
                 '\\' => {
                     let c = self
                         .peek()
                         .filter(|c| !c.is_alphanumeric() && !matches!(c, '<' | '>' | '`' | '\''))?;
                     self.at += 1;
-                    Node::One(Class { negated: false, ranges: vec![(c, c)] })
+                    Node::One(Class { negated: false, ranges: vec![(c, c)], open: false })
                 }
-                c => Node::One(Class { negated: false, ranges: vec![(c, c)] }),
+                c => Node::One(Class { negated: false, ranges: vec![(c, c)], open: false }),
             };
             nodes.push(self.repeated(node)?);
             if self.parts > MOST {
@@ -194,13 +196,15 @@ impl Parser {
         self.at += usize::from(negated);
         let mut ranges: Vec<(char, char)> = Vec::new();
         let first = self.at;
+        let mut open = false;
         loop {
             let c = self.peek()?;
             self.at += 1;
             match c {
-                ']' if self.at - 1 > first => return Some(Class { negated, ranges }),
+                ']' if self.at - 1 > first => return Some(Class { negated, ranges, open }),
                 '\\' => return None,
                 '[' if self.peek() == Some(':') => {
+                    open = true;
                     let rest: String = self.chars[self.at + 1..].iter().collect();
                     let name = rest.split(":]").next()?;
                     ranges.extend_from_slice(match name {
@@ -220,6 +224,7 @@ impl Parser {
                 c => match (self.peek(), self.chars.get(self.at + 1)) {
                     (Some('-'), Some(&end)) if end != ']' => {
                         self.at += 2;
+                        open = true;
                         // Other ranges are ordered by the language.
                         let kind =
                             |c: char| [c.is_ascii_digit(), c.is_ascii_lowercase(), c.is_ascii_uppercase()];
@@ -254,6 +259,7 @@ impl Search<'_, '_> {
             Node::Start if at > 0 => Some(()),
             Node::End if at < self.text.len() => Some(()),
             Node::Start | Node::End => self.run(rest, at, spans),
+            Node::One(class) if class.open && self.text.get(at).is_some_and(|c| !c.is_ascii()) => None,
             Node::One(class) => match self.text.get(at).filter(|c| class.has(**c)) {
                 Some(_) => self.run(rest, at + 1, spans),
                 None => Some(()),
@@ -358,6 +364,16 @@ mod tests {
             assert_eq!(told, bash, "[[ '{text}' =~ {expression} ]]");
         }
         assert!(judged.0 > 250 && judged.1 > 60, "{judged:?}");
+    }
+
+    #[test]
+    fn classes_beyond_ascii_are_of_the_language() {
+        for expression in ["[[:alpha:]]", "[^a-z]", "[0-9]"] {
+            assert_eq!(find(expression, "é", &mut Steps::new()), None, "{expression}");
+        }
+        for expression in [".", "é", "[é]", "[^a]"] {
+            assert!(matches!(find(expression, "é", &mut Steps::new()), Some(Found::Yes(_))), "{expression}");
+        }
     }
 
     #[test]

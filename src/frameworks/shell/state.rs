@@ -161,13 +161,27 @@ impl State {
 
     /// Makes a name stand for another one.
     pub(super) fn refer(&mut self, name: &str, target: &str) {
-        let value = Value::Reference(if is_name(target) { target.to_owned() } else { unknown() });
+        // A name that stands for itself is that of the function's caller.
+        let whose = is_name(target) && target != name;
+        let value = Value::Reference(if whose { target.to_owned() } else { unknown() });
         self.variables.insert(name.to_owned(), Arc::new(Variable { value, ..Variable::default() }));
+    }
+
+    /// Makes a name that stood for another one hold the other's name.
+    pub(super) fn end_reference(&mut self, name: &str) {
+        let Some(variable) = self.variables.get_mut(name) else { return };
+        if let Value::Reference(target) = &variable.value {
+            let value = Value::Text(target.clone());
+            *variable = Arc::new(Variable { value, ..Variable::clone(variable) });
+        }
     }
 
     /// Forgets what all variables hold.
     pub(super) fn forget_variables(&mut self) {
-        for variable in self.variables.values_mut().filter(|variable| !variable.read_only) {
+        // Those that functions hide are meant by some names as well.
+        let hidden = self.frames.iter_mut().flat_map(|frame| frame.values_mut().flatten());
+        let all = self.variables.values_mut().chain(hidden);
+        for variable in all.filter(|variable| !variable.read_only) {
             let value = Value::Text(unknown());
             let exported = variable.exported || self.options.export_all;
             *variable = Arc::new(Variable { value, exported, ..Variable::clone(variable) });
@@ -548,6 +562,12 @@ impl Shell<'_> {
                 .variables
                 .insert(name.to_owned(), Arc::new(Variable { exported, ..Variable::default() }));
         }
+    }
+
+    /// Whether a name stands for another one and is of the function that runs.
+    pub(super) fn refers_here(&self, name: &str) -> bool {
+        let refers = matches!(self.state.variables.get(name).map(|v| &v.value), Some(Value::Reference(_)));
+        refers && self.state.frames.last().is_some_and(|frame| frame.contains_key(name))
     }
 
     /// Exported variables with their texts.

@@ -124,7 +124,8 @@ impl Effects {
             "export" | "local" | "declare" | "readonly" | "typeset" | "unset" | "read" | "mapfile"
             | "readarray" | "printf" | "getopts" | "let" => {
                 // A name for another one: whatever it is given, any variable may be.
-                let refers = |word: &Raw| word.plain().is_some_and(|w| w.starts_with('-') && w.contains('n'));
+                let refers =
+                    |word: &Raw| word.plain().is_some_and(|w| w.starts_with(['-', '+']) && w.contains('n'));
                 let declares = matches!(first.as_str(), "local" | "declare" | "typeset");
                 self.everything |= declares && words[1..].iter().any(refers);
                 for word in &words[1..] {

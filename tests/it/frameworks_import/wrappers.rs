@@ -375,7 +375,14 @@ fn aliases_are_refused_where_they_count() {
     for before in ["", "#!/bin/bash\n", "shopt -s expand_aliases\nshopt -u expand_aliases\n"] {
         assert_eq!(read(&format!("{before}{alias}\n{train}\n")).ranks(), Ok(Some(16)), "{before}");
     }
-    for before in ["#!/bin/sh\n", "#!/usr/bin/env zsh\n", "shopt -s expand_aliases\n"] {
+    for before in [
+        "#!/bin/sh\n",
+        "#!/usr/bin/env zsh\n",
+        "shopt -s expand_aliases\n",
+        "shopt -qs expand_aliases\n",
+        "set -o posix\n",
+        "shopt -so posix\n",
+    ] {
         let error = read_launch(&format!("{before}{alias}\n{train}\n"), &no_files).unwrap_err();
         assert_eq!(error.line, 3, "{before}: {error}");
         assert!(
@@ -386,6 +393,8 @@ fn aliases_are_refused_where_they_count() {
         for other in [alias.replace("torchrun=", "t="), format!("{alias}\nunalias torchrun")] {
             assert_eq!(read(&format!("{before}{other}\n{train}\n")).ranks(), Ok(Some(16)), "{other}");
         }
+        let text = format!("{before}BASH_ALIASES[torchrun]='torchrun --nnodes 4'\n{train}\n");
+        assert!(read_launch(&text, &no_files).is_err_and(|error| error.line == 3), "{text}");
         let quoted = format!("{before}{alias}\n{}\n", train.replacen("torchrun", "\\torchrun", 1));
         assert_eq!(read(&quoted).ranks(), Ok(Some(16)), "{quoted}");
     }

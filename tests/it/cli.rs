@@ -485,7 +485,7 @@ fn what_only_moving_layers_makes_fit_is_found() {
     assert!(found, "{saved}");
     // More memory makes no plan slower.
     let step = |saved: &str| {
-        let path = tempfile::NamedTempFile::new().unwrap();
+        let path = tempfile::Builder::new().suffix(".ron").tempfile().unwrap();
         std::fs::write(path.path(), saved).unwrap();
         let path = path.path().to_str().unwrap();
         let output = autoplan(&["explain", path, "--format", "json"]);

@@ -34,6 +34,12 @@ pub struct Axis {
 }
 
 impl Axis {
+    /// One value alone.
+    #[must_use]
+    pub fn exactly(value: u32) -> Self {
+        Self { only: Some(vec![value]), max: None }
+    }
+
     /// Whether a value may be used; `ceiling` holds where nothing was said.
     #[must_use]
     pub fn admits(&self, value: u32, ceiling: u32) -> bool {

@@ -359,7 +359,7 @@ impl Prepared<'_> {
                 (&mut r.expert_parallel, refused.expert_parallel),
             ];
             for ((axis, degree), _) in axes.into_iter().zip(kept).filter(|(_, kept)| **kept) {
-                *axis = Axis { only: Some(vec![degree]), max: None };
+                *axis = Axis::exactly(degree);
             }
             let found = task.prepare().solve(&request, observer).answer.found;
             found.into_iter().next().map(|found| found.plan)
@@ -385,7 +385,7 @@ impl Prepared<'_> {
                     (&mut r.micro_batch_size, layout.micro_batch_size),
                 ];
                 for (axis, degree) in axes {
-                    *axis = Axis { only: Some(vec![degree]), max: None };
+                    *axis = Axis::exactly(degree);
                 }
             }
             // Larger micro-batches only need more.

@@ -28,7 +28,6 @@ pub mod dp;
 mod ends;
 mod fitting;
 pub mod layout;
-mod lightest;
 mod loads;
 #[cfg(feature = "milp")]
 pub mod milp;

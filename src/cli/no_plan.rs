@@ -190,11 +190,16 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
     for (at, (reason, count)) in reasons.into_iter().take(5).enumerate() {
         let count = group(*count);
         lines.push(match (at, reason.as_str()) {
-            (0, "memory") => format!(
-                "memory binds: {count} layouts need more than the {} of a GPU that may be allocated",
-                prepared.cost().memory_limit()
-            ),
-            (_, "memory") => format!("{count} layouts need more memory than a GPU has"),
+            (at, "memory") => {
+                let binds = if at == 0 { "memory binds: " } else { "" };
+                let limit = prepared.cost().memory_limit();
+                // Splits with more empty stages are legal, and not sought.
+                let filled = prepared.task.target.capabilities().empty_stages;
+                let filled = if filled { " with layers on all stages between the ends" } else { "" };
+                format!(
+                    "{binds}{count} layouts{filled} need more than the {limit} of a GPU that may be allocated"
+                )
+            }
             (_, reason) => format!("{count} layouts fell to {reason}"),
         });
     }

@@ -110,7 +110,7 @@ pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> 
 fn less_memory(task: &Task, out: &mut Remedies) {
     for stage in task.target.capabilities().zero_stages.iter().rev() {
         if *stage >= 2 && task.restrictions.zero_stage == Axis::default() {
-            let axis = Axis { only: Some(vec![u32::from(*stage)]), max: None };
+            let axis = Axis::exactly(u32::from(*stage));
             out.attempt(
                 format!("shard more: --fix zero={stage}"),
                 &changed(task, |t| t.restrictions.zero_stage = axis),

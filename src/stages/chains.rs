@@ -21,9 +21,8 @@ use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
 
 use super::caps::{self, Caps};
 use super::ends::{Duals, Margins};
-use super::lightest::Chunks;
 use super::relax::Relaxation;
-use super::walk::{self, Shown, Walk};
+use super::walk::{self, Chunks, Shown, Walk};
 use super::{Assignment, Block, Choice, Evaluation, Problem, Traffic, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;

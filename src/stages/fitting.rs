@@ -8,10 +8,9 @@
 
 use super::Problem;
 use super::chunked::Policy;
-use super::lightest::Chunks;
 use super::loads::Loads;
 use super::tables::Tables;
-use super::walk::{Row, Shown, Walk};
+use super::walk::{Chunks, Row, Shown, Walk};
 
 /// How much shares weigh more if they are larger: one after the other, as far as moves help.
 const SHARPNESS: [f64; 6] = [6.0, 12.0, 24.0, 48.0, 96.0, 200.0];
@@ -53,6 +52,11 @@ pub(super) struct Fitting<'a> {
 
 /// First layer of every chunk, and the end of the last.
 type Cuts = Vec<u32>;
+
+/// How much worse a split gets by one unit more of a sum.
+fn price(sum: &Sum, share: f64, sharpness: f64) -> f64 {
+    sharpness * (sharpness * share).exp() / sum.most
+}
 
 /// Layers of every chunk.
 fn split_at(cuts: &[u32]) -> Vec<u32> {
@@ -155,7 +159,8 @@ impl<'a> Fitting<'a> {
             found = Some(cuts_of(split));
             Shown::Enough
         };
-        Walk::new(chunks, &rows, 8).run(&mut STEPS.clone(), &mut seen);
+        let mut steps = STEPS;
+        Walk::new(chunks, &rows, 8).run(&mut steps, &mut seen);
         found
     }
 
@@ -271,7 +276,7 @@ impl<'a> Fitting<'a> {
     fn derivative(&self, shares: &[f64], sharpness: f64) -> Vec<f64> {
         let mut weights = vec![0.0; self.problem.chunks() * self.tables.kinds];
         for (sum, share) in self.sums.iter().zip(shares) {
-            self.weigh(sum, sharpness * (sharpness * share).exp() / sum.most, &mut weights);
+            self.weigh(sum, price(sum, *share, sharpness), &mut weights);
         }
         weights
     }
@@ -282,17 +287,17 @@ impl<'a> Fitting<'a> {
         let least = self.least();
         let chunks = Chunks { order: &self.tables.kind_at, sorts: self.tables.kinds, least: &least };
         let allowed = self.sums.iter().zip(shares).map(|(sum, share)| {
-            let price = sharpness * (sharpness * share).exp() / sum.most;
             let unseen = if sum.in_flight.is_empty() { 0.0 } else { self.unseen[sum.rank] };
             let left = sum.most - sum.beside - unseen;
-            if left.is_finite() { price * left } else { 0.0 }
+            if left.is_finite() { price(sum, *share, sharpness) * left } else { 0.0 }
         });
         chunks.lightest(weights)[0] > allowed.sum::<f64>() * (1.0 + SLACK)
     }
 
-    /// Fewest and most layers of a chunk.
-    fn range(&self, k: usize) -> (u32, u32) {
-        if self.problem.fixed[k].closed { (0, 0) } else { (self.problem.least(k), u32::MAX) }
+    /// Whether a chunk may hold the layers between two cuts.
+    fn holds(&self, k: usize, from: u32, to: u32) -> bool {
+        let closed = self.problem.fixed[k].closed;
+        to.checked_sub(from).is_some_and(|n| n >= self.problem.least(k) && (n == 0 || !closed))
     }
 
     /// Every cut moved by `reach` layers at most, so that the layers weigh least.
@@ -308,7 +313,6 @@ impl<'a> Fitting<'a> {
         let mut came = vec![0_usize; (count + 1) * width];
         least[reach as usize] = 0.0;
         for k in 0..count {
-            let range = self.range(k);
             let own = &weights[k * kinds..][..kinds];
             for step in 0..width {
                 let (Some(from), before) = (place(k, step), least[k * width + step]) else { continue };
@@ -316,10 +320,7 @@ impl<'a> Fitting<'a> {
                     continue;
                 }
                 for next in 0..width {
-                    let Some(to) = place(k + 1, next).filter(|&to| to >= from) else { continue };
-                    if to - from < range.0 || to - from > range.1 {
-                        continue;
-                    }
+                    let Some(to) = place(k + 1, next).filter(|&to| self.holds(k, from, to)) else { continue };
                     let counts = self.tables.counts(from, to);
                     let weight: f64 = own.iter().zip(counts).map(|(each, n)| each * f64::from(n)).sum();
                     let at = (k + 1) * width + next;
@@ -373,10 +374,7 @@ impl<'a> Fitting<'a> {
         moves.into_iter().find_map(|(_, first, last, up)| {
             let mut trial = cuts.to_vec();
             trial[first..=last].iter_mut().for_each(|cut| *cut = if up { *cut + 1 } else { *cut - 1 });
-            let legal = |k: usize| {
-                let (least, most) = self.range(k);
-                trial[k + 1].checked_sub(trial[k]).is_some_and(|n| n >= least && n <= most)
-            };
+            let legal = |k: usize| self.holds(k, trial[k], trial[k + 1]);
             let next = (legal(first - 1) && legal(last)).then(|| self.measure(&trial, sharpness, work));
             next.filter(|next| *next < value).map(|next| (next, trial))
         })

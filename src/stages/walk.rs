@@ -4,8 +4,6 @@
 //! A row is a sum over layers, each with the weight of its chunk and sort, that must not exceed a number. After some
 //! chunks are filled, the layers that are left weigh at least what they do in the lightest split over the other chunks.
 
-use super::lightest::Chunks;
-
 /// A sum over layers that stays below a number.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
@@ -18,6 +16,7 @@ pub(super) struct Row {
 }
 
 /// What a complete split shows.
+#[cfg_attr(not(feature = "milp"), expect(dead_code, reason = "rows are added where chains are certified"))]
 pub(super) enum Shown {
     /// Nothing that rules out others.
     Nothing,
@@ -44,6 +43,47 @@ const MORE_ROWS: usize = 192;
 const MOST_NUMBERS: usize = 2 << 20;
 /// Rows that are looked at together.
 const LANES: usize = 8;
+
+/// Chunks that are filled in model order.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Chunks<'a> {
+    /// Sort of every layer, and how many sorts there are.
+    pub order: &'a [u8],
+    pub sorts: usize,
+    /// By chunk: the fewest layers, and whether it takes any.
+    pub least: &'a [(u32, bool)],
+}
+
+impl Chunks<'_> {
+    /// What the lightest split weighs that puts the layers from each on into the chunks from each on, by chunk and layer;
+    /// infinite where there is none. `each` is as in [`Row::each`].
+    pub fn lightest(&self, each: &[f64]) -> Vec<f64> {
+        let (layers, count) = (self.order.len(), self.least.len());
+        let width = layers + 1;
+        let mut table = vec![f64::INFINITY; (count + 1) * width];
+        table[count * width + layers] = 0.0;
+        let weight = |k: usize, layer: usize| each[k * self.sorts + usize::from(self.order[layer])];
+        // The same where a chunk has its fewest layers already.
+        let mut more = vec![0.0; width];
+        for (k, &(least, open)) in self.least.iter().enumerate().rev() {
+            let (own, after) = table[k * width..].split_at_mut(width);
+            if !open {
+                own.copy_from_slice(&after[..width]);
+                continue;
+            }
+            more[layers] = after[layers];
+            for layer in (0..layers).rev() {
+                more[layer] = after[layer].min(weight(k, layer) + more[layer + 1]);
+            }
+            let least = least as usize;
+            for layer in 0..width.saturating_sub(least) {
+                let fewest: f64 = (layer..layer + least).map(|layer| weight(k, layer)).sum();
+                own[layer] = fewest + more[layer + least];
+            }
+        }
+        table
+    }
+}
 
 /// Which splits there are.
 pub(super) struct Walk<'a> {

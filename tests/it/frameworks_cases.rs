@@ -486,15 +486,19 @@ fn broken_configurations(
     .take(count)
 }
 
-fn import_of(question: &Question, text: &str) -> Result<(), String> {
-    let given = deepspeed::Given {
+/// What a launch would give beside a configuration.
+pub(crate) fn given_of(question: &Question) -> deepspeed::Given<'_> {
+    deepspeed::Given {
         model: &question.model,
         gpus: question.job.gpus,
         sequence_length: Some(question.job.sequence_length),
         pipeline_parallel: 1,
         trainer: deepspeed::Trainer::default(),
-    };
-    deepspeed::import(text, given).map(drop).map_err(|error| error.title().to_owned())
+    }
+}
+
+fn import_of(question: &Question, text: &str) -> Result<(), String> {
+    deepspeed::import(text, given_of(question)).map(drop).map_err(|error| error.title().to_owned())
 }
 
 /// Rules on keys, which no plan can break, are broken in the configurations of random plans and refused on import.

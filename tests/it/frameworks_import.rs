@@ -19,7 +19,7 @@ mod forks;
 mod unknown;
 mod wrappers;
 
-use crate::frameworks_cases::{Question, Random, Wild, models, question};
+use crate::frameworks_cases::{Question, Random, Wild, given_of, models, question};
 
 fn import(text: &str, name: &str, gpus: Option<u32>) -> Result<Imported, ImportError> {
     import_given(text, Given { name, gpus, ..Given::default() })
@@ -374,14 +374,7 @@ fn thousands_of_configurations_survive_export_and_import() {
         let to = Destination::Framework(Target::DeepSpeed);
         let Ok(files) = export(to, &question.request(Format::Script)) else { continue };
         let config = files.iter().find(|f| f.name == "ds_config.json").unwrap();
-        let given = deepspeed::Given {
-            model: &question.model,
-            gpus: question.job.gpus,
-            sequence_length: Some(question.job.sequence_length),
-            pipeline_parallel: 1,
-            trainer: deepspeed::Trainer::default(),
-        };
-        let imported = deepspeed::import(&config.text, given)
+        let imported = deepspeed::import(&config.text, given_of(&question))
             .unwrap_or_else(|error| panic!("{}\n{}", error.render(false), config.text));
         assert_eq!(
             shown_by_deepspeed(question.plan.layout()),
@@ -705,6 +698,19 @@ fn texts_that_grow_without_end_are_unknown() {
 
 /// Scripts before `--n $N`, and the value that bash gives it; `?` where only a running shell knows it.
 const VALUES: &[(&str, &str)] = &[
+    // Members, and what a pattern would take out of what is not known.
+    ("declare -A k=([tp]=4); N=1; [[ -v k[tp] ]] && N=${k[tp]}", "4"),
+    ("declare -A k=([tp]=4); N=1; [[ -v k[pp] ]] && N=2", "1"),
+    ("a=(1 2 3); N=1; [[ -v a[7] ]] || N=2", "2"),
+    ("a=(1 2 3); N=1; [[ -v a[2] ]] && N=2", "2"),
+    ("a=(1 2 3); N=1; [[ -v a ]] && N=2", "2"),
+    ("a=(); N=1; [[ -v a[@] ]] || N=2", "2"),
+    ("G=$(lspci); N=${G//[^,]/}", "?"),
+    ("G=$(lspci); N=${G//?/x}", "?"),
+    ("G=$(lspci); N=${G##?}", "?"),
+    ("G=$(lspci); N=${G%%[!,]*}", "?"),
+    ("G=$(lspci)/x7; N=${G##*/x}", "7"),
+    ("G=0,1,2,3; G=${G//[^,]/}; N=${#G}", "3"),
     // Arithmetic.
     ("M=4; if (( M > 8 )); then N=8; else N=2; fi", "2"),
     ("N=4; (( N = 8 ))", "8"),

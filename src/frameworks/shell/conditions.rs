@@ -134,11 +134,7 @@ impl Shell<'_> {
             "-f" | "-e" | "-r" | "-s" => self.is_there(text),
             "-v" => {
                 let name = self.tested(text)?;
-                let name = name.split('[').next().unwrap_or_default().to_owned();
-                if self.variable(&name).is_none() {
-                    self.assumed = true;
-                }
-                Some(self.content(&name, None).is_some())
+                self.is_set(&name)
             }
             _ => None,
         }

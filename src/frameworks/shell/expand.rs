@@ -420,6 +420,21 @@ impl Shell<'_> {
         }
     }
 
+    /// Whether a variable, or a member of it, is set; none where that is not known.
+    pub(super) fn is_set(&mut self, expression: &str) -> Option<bool> {
+        let expansion = Expansion::of(expression);
+        if self.variable(expansion.name).is_none() {
+            self.assumed = true;
+            if self.state.anything {
+                return None;
+            }
+        }
+        let index = expansion.index.filter(|_| !expansion.is_whole());
+        let content = self.content(expansion.name, index);
+        // Of a member that is not known it is not known either whether it is there.
+        if index.is_some() && content.as_deref().is_some_and(loose) { None } else { Some(content.is_some()) }
+    }
+
     fn length(&mut self, name: &str) -> String {
         if matches!(name, "@" | "*") {
             return self.number_of_arguments();
@@ -468,11 +483,12 @@ impl Shell<'_> {
         {
             if let Some(pattern) = rest.strip_prefix(mark) {
                 let pattern = self.pattern_of(pattern);
-                // What is not known may hold a shorter match.
-                let decided = known(value) || longest || !pattern.contains(['*', '?', '[']);
                 self.worked(value.len());
-                let left = self.sought(|steps| without(value, &pattern, at_end, longest, steps));
-                return left.filter(|_| decided && known(&pattern));
+                let left = self.sought(|steps| without(value, &pattern, at_end, longest, steps))?;
+                // What is not known may hold a shorter match; and only `*` matches all that it may be.
+                let open = pattern.contains(['?', '[']) && fewer_unknown(&left, value);
+                let decided = known(value) || !pattern.contains(['*', '?', '[']) || longest && !open;
+                return Some(left).filter(|_| decided && known(&pattern));
             }
         }
         if let Some(both) = rest.strip_prefix('/') {
@@ -486,8 +502,9 @@ impl Shell<'_> {
             let (from, to) = at_slash(both);
             let (from, to) = (self.pattern_of(from), self.text_of(to, false));
             self.worked(value.len());
-            let changed = self.sought(|steps| replaced(value, &from, &to, place, LONGEST, steps));
-            return changed.filter(|_| known(&from));
+            let changed = self.sought(|steps| replaced(value, &from, &to, place, LONGEST, steps))?;
+            // A pattern says nothing of what it would replace in what is not known.
+            return Some(changed).filter(|changed| known(&from) && !fewer_unknown(changed, value));
         }
         match rest {
             "^^" => return Some(value.to_uppercase()),
@@ -529,6 +546,11 @@ impl Shell<'_> {
         let (from, count) = text.split_once(':').map_or((text, None), |(from, count)| (from, Some(count)));
         (self.sum(from), count.map(|count| self.sum(count)))
     }
+}
+
+/// Whether less of a text is unknown than of what it was made from.
+fn fewer_unknown(text: &str, of: &str) -> bool {
+    text.matches(UNKNOWN).count() < of.matches(UNKNOWN).count()
 }
 
 /// Whether a text counts as empty where a default stands beside it.

@@ -29,6 +29,7 @@ use crate::spec::hf::import_with_notes;
 use crate::spec::job::{Job, Precision};
 use crate::spec::model::Model;
 use crate::spec::saved::SavedPlan;
+use crate::spec::shipped::nearest;
 use crate::spec::{self, Machine, ron_options};
 
 /// Options of `autoplan import`.
@@ -229,6 +230,19 @@ pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
     Ok(told.iter().any(|key| text.contains(key)).then_some(Kind::DeepSpeed))
 }
 
+/// `--model` as it can be given: the shipped model nearest to the one that a trainer's flags name, if they do.
+fn way_to_name_a_model(flags: &Settings) -> String {
+    let kinds = "a config.json, a .ron file or a name that `autoplan models` lists";
+    let named = ["--model_name_or_path", "--model-name-or-path"].iter().find_map(|flag| flags.get(*flag));
+    let near = named.and_then(|path| {
+        let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_lowercase();
+        let near = nearest(&name, spec::shipped::Kind::Model.all().iter().map(|shipped| shipped.name));
+        near.first()
+            .map(|near| format!("--model {near} if that is what `{}` names, else {kinds}", shown(path)))
+    });
+    near.unwrap_or_else(|| format!("--model, {kinds}"))
+}
+
 /// Whether a file's name says that it holds JSON.
 fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"))
@@ -398,9 +412,11 @@ impl Launched {
         let needed = |what: &str, flag: &str| {
             Failure::Usage(format!("{source}: a DeepSpeed configuration does not say {what}: give {flag}"))
         };
-        let model = spec::load_model(
-            args.model.as_deref().ok_or_else(|| needed("which model it trains", "--model"))?,
-        )?;
+        let model = args.model.as_deref().ok_or_else(|| {
+            let also = if gpus.is_none() { " (and --gpus)" } else { "" };
+            needed("which model it trains", &format!("{}{also}", way_to_name_a_model(&beside)))
+        })?;
+        let model = spec::load_model(model)?;
         let given = deepspeed::Given {
             model: &model,
             gpus: gpus.ok_or_else(|| needed("how many GPUs it runs on", "--gpus"))?,

@@ -28,7 +28,7 @@ mod wrappers;
 pub use accelerate::{Handed, Told};
 use calls::{file_key, in_folder};
 pub use jobs::Job;
-use jobs::of_pbs;
+use jobs::{nodes_of_queue, of_pbs};
 pub use kubernetes::is_manifest;
 pub use launches::program;
 pub use origins::Origin;
@@ -36,6 +36,7 @@ pub(super) use origins::untold_value;
 pub use printed::Written;
 use printed::held;
 use ranks::values_among;
+use state::Value;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -94,6 +95,10 @@ pub struct Launch {
     pub perhaps_set: Vec<usize>,
     /// Variables and arguments that are used and that nothing sets.
     pub unset: BTreeSet<String>,
+    /// Flags that say degrees, shapes or batches, in branches that may or may not be taken, with their lines.
+    pub undecided: BTreeSet<(usize, String)>,
+    /// Nodes of the job that LSF or PBS is asked for.
+    pub queue_nodes: Option<u32>,
     /// What was decided without knowing it, for people.
     pub notes: Vec<String>,
 }
@@ -307,11 +312,61 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
     if let Some(list) = list {
         return Ok(shell.launch_of(&list));
     }
-    shell.list(&commands)?;
+    shell.queue_nodes = nodes_of_queue(&[], text);
+    shell.text(&commands)?;
+    given_in_vain(&mut shell, text, started_with);
     if shell.found.is_empty() && shell.perhaps.is_empty() && shell.arguments.is_empty() {
         shell.scripts_in_documents()?;
     }
     launch_found(shell, text)
+}
+
+/// Notes what the script is started with and sets itself, or takes no heed of.
+fn given_in_vain(shell: &mut run::Shell, text: &str, words: &[String]) {
+    let mut pairs = words.iter().map_while(|word| assignment(word));
+    for (name, value) in pairs.by_ref() {
+        let Some(set) = shell.state.variables.get(name).cloned() else { continue };
+        if let Value::Text(own) = &set.value
+            && own != value
+        {
+            let own = if is_unknown(own) { String::new() } else { format!(" to `{own}`") };
+            shell.note(format!("`{name}={value}` is given, and the script itself sets {name}{own}"));
+        }
+    }
+    let arguments = &words[words.iter().take_while(|word| assignment(word).is_some()).count()..];
+    let takes = |mark: &str| {
+        let mut behind = text.match_indices(mark).map(|(at, _)| &text[at + mark.len()..]);
+        behind.any(|rest| rest.starts_with(|c: char| c.is_ascii_digit() && c != '0' || "@*#".contains(c)))
+    };
+    let heeds =
+        takes("$") || takes("${") || ["shift", "getopt", "BASH_ARGV"].iter().any(|w| text.contains(w));
+    if let Some(first) = arguments.first().filter(|_| !heeds) {
+        shell.note(format!(
+            "arguments are given behind `--`, of which the script takes none: `{}`",
+            shown(first)
+        ));
+    }
+}
+
+/// Whether the flags of a launch say what is trained.
+fn tells(launch: &Launch) -> bool {
+    launch.arguments.iter().any(|w| TELLING.contains(&w.text.split('=').next().unwrap_or_default()))
+}
+
+/// Why nothing is trained where a script ends before.
+fn ended_before(shell: &run::Shell, text: &str, starts: impl Fn(&str) -> bool) -> Option<ImportError> {
+    let line = shell.ended.filter(|_| shell.flow == state::Flow::Exit)?;
+    let mut behind =
+        text.lines().enumerate().skip(line).filter(|(_, own)| !own.trim_start().starts_with('#'));
+    let (at, _) = behind.find(|(_, own)| starts(own))?;
+    let message = format!("the script ends here, before line {}, which would start training", at + 1);
+    Some(ImportError::new(line, message))
+}
+
+/// Whether a line starts training by a launcher or has flags that tell what is trained.
+fn trains(line: &str) -> bool {
+    const LAUNCHERS: &[&str] = &["torchrun", "torch.distributed", "deepspeed ", "accelerate launch"];
+    LAUNCHERS.iter().chain(TELLING).any(|word| line.contains(word))
 }
 
 /// Sets the variables of a list, those with values.
@@ -323,9 +378,20 @@ fn set_pairs(shell: &mut run::Shell, list: &str) {
 /// The one training command that a script starts.
 fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError> {
     let unread = shell.unread;
-    let unset = std::mem::take(&mut shell.unset);
+    let (unset, undecided) = (std::mem::take(&mut shell.unset), std::mem::take(&mut shell.undecided));
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let mut notes = std::mem::take(&mut shell.notes);
+    let defaults = shell
+        .defaults
+        .iter()
+        .filter(|(name, _)| !["PORT", "RANK", "SEED"].iter().any(|end| name.ends_with(end)));
+    let defaults: Vec<String> = defaults.map(|(name, value)| format!("{name}={value}")).collect();
+    if !defaults.is_empty() {
+        notes.push(format!(
+            "a file that is not read may set what counts as its default here: {}",
+            defaults.join(", ")
+        ));
+    }
     // What may not run counts where nothing else does.
     if found.iter().all(|launch| launch.arguments.is_empty())
         && arguments.is_empty()
@@ -350,6 +416,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
             notes,
             unread,
             unset,
+            undecided,
             ..Launch::default()
         });
     }
@@ -360,26 +427,27 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
         );
         return Err(ImportError::new(word.line, text));
     }
+    let started = found.iter().any(Launch::is_distributed);
     let bare = found.iter().find(|l| l.arguments.is_empty()).and_then(|l| l.script.clone());
     found.retain(|l| !l.arguments.is_empty() || l.deepspeed_config() != Ok(None));
-    let tells = |l: &Launch| {
-        l.arguments.iter().any(|w| TELLING.contains(&w.text.split('=').next().unwrap_or_default()))
-    };
     if found.iter().any(tells) {
         // Scripts that prepare data are started in the same way.
         found.retain(tells);
     } else {
         let configurations: Result<Vec<_>, _> = found.iter().map(Launch::deepspeed_config).collect();
         if configurations?.iter().all(Option::is_none)
-            && let Some(error) = elsewhere(text)
+            && let Some(error) =
+                ended_before(&shell, text, trains).filter(|_| !started).or_else(|| elsewhere(text))
         {
-            return Err(error);
+            return Err(ImportError { notes, ..error });
         }
     }
     let mut launches = found.into_iter();
     let Some(first) = launches.next() else {
         notes.append(&mut shell.not_started);
-        let error = shell.unfollowed.take().unwrap_or_else(|| no_command(text, bare));
+        let ended = ended_before(&shell, text, |line| trains(line) || line.contains(".py"));
+        let ended = ended.filter(|_| !started);
+        let error = ended.or(shell.unfollowed.take()).unwrap_or_else(|| no_command(text, bare));
         return Err(ImportError { notes, ..error });
     };
     if let Some(ImportError { line, message, .. }) = shell.unfollowed.take() {
@@ -416,7 +484,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
         let line = other.script.as_ref().map_or(1, |w| w.line);
         return Err(ImportError { notes, ..ImportError::new(line, format!("{what}; expected one")) });
     }
-    Ok(Launch { notes, unset, ..first })
+    Ok(Launch { notes, unset, undecided, ..first })
 }
 
 /// The words of a text that holds variables, perhaps a script, and flags, and no command.

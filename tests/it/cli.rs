@@ -1251,6 +1251,16 @@ fn launches_that_leave_much_open_are_refused() {
             "--finetuning_type: the training of adapters",
         ),
         ("echo nothing\n".to_owned(), model, "no training command was found"),
+        (
+            format!("{deepspeed} --model_name_or_path meta-llama/Llama-3.1-8B\n"),
+            &[],
+            "give --model llama3.1-8b if that is what `meta-llama/Llama-3.1-8B` names",
+        ),
+        (
+            format!("{deepspeed}\n"),
+            &[],
+            "give --model, a config.json, a .ron file or a name that `autoplan models`",
+        ),
     ] {
         let output = explain(&text, more);
         assert_eq!(output.status.code(), Some(2), "{told}: {}", stdout(&output));

@@ -828,6 +828,46 @@ const VALUES: &[(&str, &str)] = &[
     ("M=28; N=${M/#2/}", "8"),
     ("M=82; N=${M/%2/}", "8"),
     ("M=4x12; N=${M%x[0-9]*}", "4"),
+    // Groups of patterns, which `[[` always has, and all else with `extglob`.
+    ("M=16; N=2; [[ $M == +([0-9]) ]] && N=8", "8"),
+    ("M=f16; N=2; [[ $M == f+([0-9]) ]] && N=8", "8"),
+    ("M=f16a; N=2; [[ $M == f+([0-9]) ]] && N=8", "2"),
+    ("M=; N=2; [[ $M == *(a) && $M == ?(a) && $M != +(a) ]] && N=8", "8"),
+    ("M=c; N=2; [[ $M != @(a|b) && $M == !(a|b) ]] && N=8", "8"),
+    ("M=ab; N=2; [[ $M == a!(b)b ]] && N=8", "8"),
+    ("M=foobar; N=2; [[ $M == !(foo) && foo != !(foo) ]] && N=8", "8"),
+    ("M=8x7b; N=2; [[ $M == +([0-9])x+([0-9])@([bB]) ]] && N=8", "8"),
+    ("P='+([0-9])'; M=12; N=2; [[ $M == $P && $M != \"$P\" ]] && N=8", "8"),
+    ("A=foo; M=foo; N=2; [[ $M == @($A|bar) ]] && N=8", "8"),
+    ("M='a|b'; N=2; [[ $M == @(\"a|b\"|c) && a != @(\"a|b\") ]] && N=8", "8"),
+    ("M='a b'; N=2; [[ $M == @(a b|c) ]] && N=8", "8"),
+    ("M=405B; N=2; shopt -s nocasematch; [[ $M == +([0-9])b ]] && N=8", "8"),
+    ("M='+(a)'; N=2; [ $M == '+(a)' ] && N=8", "8"),
+    ("M=tp12; N=${M##+([a-z])}", "tp12"),
+    ("M='a+(b)'; N=${M%+(b)}", "a"),
+    ("shopt -s extglob\nM=tp12; N=${M##+([a-z])}", "12"),
+    ("shopt -s extglob\nM=tp12; N=${M#+([a-z])}", "p12"),
+    ("shopt -s extglob\nM=1,2,,3; N=${M//+(,)/;}", "1;2;3"),
+    ("shopt -s extglob\nM=aXb; N=${M//?(a)/y}", "?"),
+    ("shopt -s extglob\nG=$(hostname); N=${G//+([0-9])/}", "?"),
+    ("shopt -s extglob\nG=$(hostname); N=${G%%+([0-9])}", "?"),
+    ("shopt -s extglob\ncase tp4 in @(tp|pp)[0-9]) N=8;; *) N=2;; esac", "8"),
+    // Numbers in a row.
+    ("N=$(seq -s , 0 7)", "0,1,2,3,4,5,6,7"),
+    ("N=$(seq -s, 1 2 7)", "1,3,5,7"),
+    ("N=$(seq --separator=: 3)", "1:2:3"),
+    ("N=$(seq --separator : 3)", "1:2:3"),
+    ("N=$(seq -s '' 3)", "123"),
+    ("N=$(seq -ws: 8 10)", "08:09:10"),
+    ("N=$(seq --equal-width -s: 008 9)", "008:009"),
+    ("N=$(seq -s: -- -1 1)", "-1:0:1"),
+    ("N=$(seq -s: 3 -1 1)", "3:2:1"),
+    ("N=x$(seq 3 1)", "x"),
+    ("N=$(seq -s $(hostname) 3)", "?"),
+    ("N=$(seq -f n%g 3)", "?"),
+    ("N=$(seq -w -1 1)", "?"),
+    ("CUDA=$(seq -s , 0 3); IFS=, read -ra G <<< \"$CUDA\"; N=${#G[@]}", "4"),
+    ("N=$(echo 'scale=0; 17 * 8 % 5' | bc)", "1"),
     // Arrays and names.
     ("A=(1 2 4); A[1]=8; N=${A[1]}", "8"),
     ("N=4; N=(8)", "8"),
@@ -971,7 +1011,20 @@ fn what_a_script_does_not_reach_is_not_read() {
     ] {
         assert_eq!(read(text).unwrap().arguments[1].text, "8", "{text}");
     }
-    assert!(read("exit 0\npython x.py --n 4").is_err());
+    // Where it ends before, that is what is said.
+    for (text, line, behind) in [
+        ("exit 0\npython x.py --n 4", 1, 2),
+        ("echo edit me\nexit 1\n# torchrun y.py\ntorchrun x.py $ARGS", 2, 4),
+        ("python prepare.py --input x\nif true; then\n exit 0\nfi\ntorchrun x.py --num-layers 4", 3, 5),
+        ("A='--num-layers 4'\nexec bash\npython x.py $A", 2, 3),
+    ] {
+        let error = read(text).unwrap_err();
+        let told = format!("the script ends here, before line {behind}, which would start training");
+        assert!(error.line == line && error.message == told, "{text}: {error}");
+    }
+    // What prepares data is no training, so that an error behind it is not taken either.
+    let text = "python prepare.py --input x\nif [ -z \"$D\" ]; then exit 1; fi\npython x.py --num-layers 8";
+    assert_eq!(read(text).unwrap().arguments[1].text, "8");
     // Flags that may be there are unknown, and those around them stay.
     let launch = read("A=(--n 8)\n[ -d /x ] && A+=(--m 4)\npython x.py \"${A[@]}\" --k").unwrap();
     let texts: Vec<&str> = launch.arguments.iter().map(|w| w.text.as_str()).collect();

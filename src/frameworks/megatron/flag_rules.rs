@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::export::{Change, Settings};
-use super::super::shell::is_unknown;
+use super::super::shell::{is_unknown, shown};
 use super::flags::{real_number, whole_number};
 use super::layer_lists::flags_of;
 use crate::plan::Layout;
@@ -169,7 +169,7 @@ pub static FLAG_RULES: &[FlagRule] = &[
             let flags = ["--tensor-model-parallel-size", "--context-parallel-size"];
             let flag = flags.into_iter().find(|f| c.number(f).is_some_and(|n| n > 1)).unwrap_or(flags[0]);
             let said = match c.environment.get(CONNECTIONS) {
-                Some(value) => format!("the script sets it to {value}"),
+                Some(value) => format!("the script sets it to {}", shown(value)),
                 None => "the script does not export it".to_owned(),
             };
             refuse(

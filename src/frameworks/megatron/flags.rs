@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::export::one_line;
-use super::super::shell::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown, untold_value};
+use super::super::shell::{
+    HANDED, ImportError, Launch, Origin, UNTOLD, Word, is_unknown, shown, untold_value,
+};
 use super::read_rules::ReadRule;
 use super::values::{is_earlier, neutral};
 
@@ -125,8 +127,10 @@ pub(super) struct Flags {
     pub(super) earlier: Vec<(String, (Vec<String>, usize))>,
     /// Names that were asked for, given or not.
     pub(super) asked: BTreeSet<String>,
-    /// Line of flags that only a running shell knows.
-    left_out: Option<usize>,
+    /// Lines of flags that only a running shell knows.
+    left_out: Vec<usize>,
+    /// Flags that say degrees, shapes or batches and may or may not be set, with their lines.
+    undecided: BTreeSet<(usize, String)>,
     /// There are flags that may or may not be set and say no degrees.
     perhaps_set: bool,
     /// Where the values come from that only a running shell knows.
@@ -232,13 +236,13 @@ fn times(line: &str, name: &str) -> usize {
 impl Flags {
     /// The flags of a launch whose script is `text`.
     pub(super) fn new(launch: &Launch, text: &str, notes: &mut Vec<String>) -> Read<Self> {
-        let arguments = placed(&launch.arguments, text);
+        let (arguments, text_of_script) = (placed(&launch.arguments, text), text);
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
         notes.extend(of_earlier_versions(&arguments)?);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
         let mut earlier: Vec<(String, (Vec<String>, usize))> = Vec::new();
         let mut open: Option<String> = None;
-        let mut left_out = None;
+        let mut left_out = Vec::new();
         for Word { text, line } in &arguments {
             if text.starts_with("--") {
                 let (name, value) = match text.split_once('=') {
@@ -267,8 +271,11 @@ impl Flags {
                 // A word of which nothing is known may be flags, unless a flag still lacks its value.
                 let lacks = open.as_ref().and_then(|name| map.get(name)).is_some_and(|(v, _)| v.is_empty());
                 if is_unknown(text) && (open.is_none() || (!lacks && shown(text) == "$…")) {
-                    notes.push(left_out_note(*line));
-                    left_out.get_or_insert(*line);
+                    let given = launch.unset_on(text_of_script, *line).map(|origin| origin.remedy());
+                    notes.push(
+                        given.map_or(left_out_note(*line), |how| format!("{}; {how}", left_out_note(*line))),
+                    );
+                    left_out.push(*line);
                     continue;
                 }
                 let Some(name) = &open else {
@@ -314,6 +321,7 @@ impl Flags {
             map,
             asked: BTreeSet::new(),
             left_out,
+            undecided: launch.undecided.clone(),
             perhaps_set: !launch.perhaps_set.is_empty(),
             origins,
             unset,
@@ -330,26 +338,49 @@ impl Flags {
 
     /// Whether there are flags that only a running shell knows.
     pub(super) fn leaves_out(&self) -> bool {
-        self.left_out.is_some() || self.perhaps_set || !self.behind_switches.is_empty()
+        !self.left_out.is_empty() || self.perhaps_set || !self.behind_switches.is_empty()
     }
 
     /// Refuses a command of which a part is unknown that could hold its degrees.
     pub(super) fn knows_degrees(&self) -> Read<()> {
-        let degrees = ["--tensor-model-parallel-size", "--pipeline-model-parallel-size"];
         let whole = |values: &Vec<String>| values.iter().any(|value| shown(value) == "$…");
-        let again = self.earlier.iter().find(|(_, (values, _))| whole(values)).map(|(_, (_, line))| *line);
-        match self.left_out.or(self.behind_switches.first().copied()).or(again) {
-            Some(line) if !degrees.iter().any(|name| self.given.contains_key(*name)) => {
-                let text = "part of the command is known only when the script runs, and the degrees of parallelism may be \
-                            in it";
-                let remedy = match self.unset.get(&line) {
-                    Some(origin) => format!("{text}: {}", origin.remedy()),
-                    None => format!("{text}. {HANDED}"),
-                };
-                Err(ImportError::new(line, remedy))
-            }
-            _ => Ok(()),
+        let again = self.earlier.iter().filter(|(_, (values, _))| whole(values)).map(|(_, (_, line))| *line);
+        let lines: Vec<usize> =
+            self.left_out.iter().chain(&self.behind_switches).copied().chain(again).collect();
+        let Some(&first) = lines.first() else { return Ok(()) };
+        if let Some((line, name)) = self.undecided.first() {
+            let text = format!(
+                "whether {name} is set {UNTOLD}, and the plan's degrees of parallelism, the model or the batch depend on it: \
+                 write out what the command has"
+            );
+            return Err(ImportError::new(*line, text));
         }
+        let needed = [
+            ("--tensor-model-parallel-size", true),
+            ("--pipeline-model-parallel-size", !self.given.contains_key("--no-pipeline-parallel")),
+            ("--expert-model-parallel-size", !self.is_fork() && self.given.contains_key("--num-experts")),
+        ];
+        let lacking: Vec<&str> = needed
+            .into_iter()
+            .filter(|(name, needed)| *needed && !self.given.contains_key(*name))
+            .map(|(name, _)| name)
+            .collect();
+        // What nothing sets is empty unless somebody sets it.
+        let empty = lines.iter().all(|line| self.unset.contains_key(line));
+        let said = ["--tensor-model-parallel-size", "--pipeline-model-parallel-size"]
+            .iter()
+            .any(|name| self.given.contains_key(*name));
+        if lacking.is_empty() || empty && said {
+            return Ok(());
+        }
+        let line = lines.iter().find(|line| !self.unset.contains_key(line)).unwrap_or(&first);
+        let remedy = match self.unset.get(line) {
+            Some(origin) => origin.remedy(),
+            None => format!("write out {}", lacking.join(", ")),
+        };
+        let text =
+            format!("part of the command {UNTOLD}, and the degrees of parallelism may be in it: {remedy}");
+        Err(ImportError::new(*line, text))
     }
 
     /// Takes a flag out.
@@ -378,7 +409,7 @@ impl Flags {
             Some((other, (_, line))) => {
                 ImportError::new(*line, format!("the command has no {name}: did you mean it by {other}?"))
             }
-            None => match self.left_out {
+            None => match self.left_out.first().copied() {
                 Some(line) => {
                     let text =
                         format!("the command has no {name}, and flags that only a running shell knows");

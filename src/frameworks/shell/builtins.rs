@@ -156,7 +156,7 @@ impl Shell<'_> {
             // Where the name is not known, any may be an alias.
             "BASH_ALIASES" => {
                 let name = index.clone().filter(|name| known(name)).unwrap_or_else(unknown);
-                self.state.aliases.insert(name, raw.line);
+                Arc::make_mut(&mut self.state.aliases).insert(name, raw.line);
             }
             "POSIXLY_CORRECT" => self.state.options.aliases = true,
             _ => {}
@@ -234,9 +234,10 @@ impl Shell<'_> {
         let Some(first) = words.first() else { return Ok(Some(0)) };
         let line = first.line;
         let keyword = first.plain().unwrap_or_default();
-        if self.state.options.aliases
+        let replaced = &self.state.replaced;
+        if !replaced.is_empty()
             && first.parts.iter().all(|part| matches!(part, Part::Text { quoted: false, .. }))
-            && let Some(at) = self.state.aliases.get(&keyword).or_else(|| self.state.aliases.get(&unknown()))
+            && let Some(at) = replaced.get(&keyword).or_else(|| replaced.get(&unknown()))
         {
             let text = format!(
                 "`{keyword}` is an alias here (line {at}), which is not followed: write out what it stands for"
@@ -245,7 +246,7 @@ impl Shell<'_> {
         }
         if let Some(body) = self.state.functions.get(&keyword).cloned() {
             let arguments = self.all_fields(&words[1..]).into_iter().map(|w| w.text).collect();
-            return self.call(&body, arguments);
+            return self.call(&keyword, &body, arguments);
         }
         match keyword.as_str() {
             "exec" | "time" | "nohup" | "command" | "builtin" | "do" | "then" | "sudo" | "nice" | "env" => {
@@ -280,7 +281,7 @@ impl Shell<'_> {
             return Ok(self.substitution.unwrap_or(Some(0)));
         };
         if let Some(body) = self.state.functions.get(&name.text).cloned() {
-            return self.call(&body, arguments.iter().map(|w| w.text.clone()).collect());
+            return self.call(&name.text, &body, arguments.iter().map(|w| w.text.clone()).collect());
         }
         // A declaration that a variable holds.
         if declares(&name.text) {
@@ -351,6 +352,7 @@ impl Shell<'_> {
         }
         if prefix == "exec" && self.flow == Flow::Next {
             self.flow = Flow::Exit;
+            self.ended = words.first().map(|word| word.line);
         }
         Ok(status)
     }
@@ -376,6 +378,7 @@ impl Shell<'_> {
                 } else if on || flag('u') {
                     options.ignore_case = if named("nocasematch") { on } else { options.ignore_case };
                     options.last_pipe = if named("lastpipe") { on } else { options.last_pipe };
+                    options.extended = if named("extglob") { on } else { options.extended };
                     options.aliases = if named("expand_aliases") { on } else { options.aliases };
                 }
                 Some(0)
@@ -384,7 +387,10 @@ impl Shell<'_> {
             "mapfile" | "readarray" => self.read_lines(&texts),
             "getopts" => self.options_of_caller(&texts),
             "cd" | "pushd" | "popd" => self.change_folder(name, &texts),
-            "break" | "continue" | "return" | "exit" => self.leave(name, texts.first()),
+            "break" | "continue" | "return" | "exit" => {
+                self.ended = if name == "exit" { Some(line) } else { self.ended };
+                self.leave(name, texts.first())
+            }
             "source" | "." => match arguments.split_first() {
                 Some((path, arguments)) => self.source(&path.text, arguments, line)?,
                 None => None,
@@ -397,16 +403,16 @@ impl Shell<'_> {
                     return Ok(Some(None));
                 }
                 let list = parse_sourced(&text, line).map_err(|e| super::ImportError { line, ..e })?;
-                self.nested(|shell| shell.list(&list))?
+                self.nested(|shell| shell.text(&list))?
             }
             "alias" => {
                 let names = texts.iter().filter_map(|text| text.split_once('='));
-                self.state.aliases.extend(names.map(|(name, _)| (name.to_owned(), line)));
+                Arc::make_mut(&mut self.state.aliases).extend(names.map(|(name, _)| (name.to_owned(), line)));
                 Some(0)
             }
             "unalias" => {
                 let all = texts.iter().any(|text| text == "-a");
-                self.state.aliases.retain(|name, _| !all && !texts.contains(name));
+                Arc::make_mut(&mut self.state.aliases).retain(|name, _| !all && !texts.contains(name));
                 Some(0)
             }
             "trap" | "ulimit" | "sleep" | "umask" | "jobs" | "disown" | "hash" => Some(0),

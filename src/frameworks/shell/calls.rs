@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use super::jobs::{Job, of_pbs};
+use super::jobs::{Job, nodes_of_queue, of_pbs};
 use super::launches::program;
 use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
 use super::ranks::values_among;
 use super::run::{Run, Shell};
-use super::state::{Branch, Flow, Options, Status, known, unknown};
+use super::state::{Aliases, Branch, Flow, Options, Status, known, unknown};
 use super::wrappers::{is_closed, program_at, without_job, without_wrappers};
 use super::{UNKNOWN, UNSET, UNTOLD, Word, as_value, once, shown};
 
@@ -78,7 +78,9 @@ pub(super) fn replaces_aliases(text: &str) -> bool {
 
 impl Shell<'_> {
     /// Calls a function.
-    pub(super) fn call(&mut self, body: &List, arguments: Vec<String>) -> Run<Status> {
+    pub(super) fn call(&mut self, name: &str, body: &List, arguments: Vec<String>) -> Run<Status> {
+        let replaced = self.state.replaced_in.get(name).cloned().unwrap_or_default();
+        let replaced = std::mem::replace(&mut self.state.replaced, replaced);
         let before = self.state.positional.replace(Arc::new(arguments));
         let outer = std::mem::take(&mut self.pending);
         let loops = std::mem::take(&mut self.loops);
@@ -96,6 +98,7 @@ impl Shell<'_> {
         }
         self.pending.splice(0..0, outer);
         self.state.positional = before;
+        self.state.replaced = replaced;
         Ok(self.state.status)
     }
 
@@ -176,7 +179,7 @@ impl Shell<'_> {
         let own: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
         let before = (!own.is_empty()).then(|| self.state.positional.replace(Arc::new(own)));
         let outer = std::mem::take(&mut self.pending);
-        self.nested(|shell| shell.list(&list))?;
+        self.nested(|shell| shell.text(&list))?;
         self.end_of_call();
         self.pending.splice(0..0, outer);
         if let Some(before) = before {
@@ -237,7 +240,8 @@ impl Shell<'_> {
         // Files of variables that are not read.
         let more = self.env_files(launcher).is_none();
         self.unread |= closed || more;
-        let outer = self.job.clone();
+        let outer = (self.job.clone(), self.queue_nodes);
+        self.queue_nodes = nodes_of_queue(launcher, text).or(self.queue_nodes);
         let status = self.nested(|shell| {
             shell.subshell(|shell| {
                 shell.state.variables.retain(|_, variable| variable.exported && !closed);
@@ -247,16 +251,17 @@ impl Shell<'_> {
                 }
                 shell.state.functions.clear();
                 shell.state.frames.clear();
-                shell.state.aliases.clear();
+                shell.state.aliases = Aliases::default();
+                shell.state.replaced_in.clear();
                 shell.state.options = Options { aliases: replaces_aliases(text), ..Options::default() };
                 shell.state.positional = arguments.map(Arc::new);
                 if let Some(job) = job {
                     shell.begin_job(job);
                 }
-                shell.list(list)
+                shell.text(list)
             })
         })?;
-        self.job = outer;
+        (self.job, self.queue_nodes) = outer;
         Ok(status)
     }
 

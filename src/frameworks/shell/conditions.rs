@@ -149,7 +149,7 @@ impl Shell<'_> {
                     Some(true)
                 } else {
                     let text = self.tested(&left.text)?;
-                    self.sought(|steps| matches(&pattern, &text, ignore_case && double, steps))
+                    self.sought(|steps| matches(&pattern, &text, (double, ignore_case && double), steps))
                 };
                 equal.map(|equal| equal == (operator != "!="))
             }

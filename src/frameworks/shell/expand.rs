@@ -412,6 +412,9 @@ impl Shell<'_> {
             Some(text) if !empty => Some(text.to_owned()),
             _ => {
                 let text = self.text_of(word, quoted);
+                if set.is_none() && self.unread && text.parse::<u64>().is_ok() {
+                    self.defaults.insert(expansion.name.to_owned(), text.clone());
+                }
                 if mark == '=' {
                     self.put(expansion.name, expansion.index, false, text.clone());
                 }
@@ -478,16 +481,18 @@ impl Shell<'_> {
     }
 
     fn changed_if_followed(&mut self, value: &str, rest: &str) -> Option<String> {
+        let extended = self.state.options.extended;
         for (mark, at_end, longest) in
             [("%%", true, true), ("%", true, false), ("##", false, true), ("#", false, false)]
         {
             if let Some(pattern) = rest.strip_prefix(mark) {
                 let pattern = self.pattern_of(pattern);
                 self.worked(value.len());
-                let left = self.sought(|steps| without(value, &pattern, at_end, longest, steps))?;
+                let left =
+                    self.sought(|steps| without(value, (&pattern, extended), at_end, longest, steps))?;
                 // What is not known may hold a shorter match; and only `*` matches all that it may be.
-                let open = pattern.contains(['?', '[']) && fewer_unknown(&left, value);
-                let decided = known(value) || !pattern.contains(['*', '?', '[']) || longest && !open;
+                let open = pattern.contains(['?', '[', '(']) && fewer_unknown(&left, value);
+                let decided = known(value) || !pattern.contains(['*', '?', '[', '(']) || longest && !open;
                 return Some(left).filter(|_| decided && known(&pattern));
             }
         }
@@ -502,7 +507,8 @@ impl Shell<'_> {
             let (from, to) = at_slash(both);
             let (from, to) = (self.pattern_of(from), self.text_of(to, false));
             self.worked(value.len());
-            let changed = self.sought(|steps| replaced(value, &from, &to, place, LONGEST, steps))?;
+            let changed =
+                self.sought(|steps| replaced(value, (&from, extended), &to, place, LONGEST, steps))?;
             // A pattern says nothing of what it would replace in what is not known.
             return Some(changed).filter(|changed| known(&from) && !fewer_unknown(changed, value));
         }

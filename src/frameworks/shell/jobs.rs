@@ -117,6 +117,52 @@ pub(super) fn of_pbs(launcher: &[Word], text: &str) -> Vec<Word> {
     words
 }
 
+/// How many nodes a script asks LSF or PBS for, by its header and by the options of `bsub` or `qsub` before it.
+pub(super) fn nodes_of_queue(launcher: &[Word], text: &str) -> Option<u32> {
+    nodes_of_lsf(launcher, text).or_else(|| nodes_of_pbs(&of_pbs(launcher, text)))
+}
+
+/// `-nnodes 4`; `-n 32` tasks, as many on every node as `-R "span[ptile=8]"` says.
+fn nodes_of_lsf(launcher: &[Word], text: &str) -> Option<u32> {
+    let mut words = header(text, "#BSUB");
+    if let Some(at) = program_at(launcher, |name| name == "bsub") {
+        words.extend(launcher[at + 1..].iter().cloned());
+    }
+    let number = |name: &str| values_among(&words, &[name]).pop()?.2.text.parse::<u32>().ok();
+    number("-nnodes").or_else(|| {
+        let spans = values_among(&words, &["-R"]).into_iter().map(|(_, _, value)| value.text);
+        let spans: Vec<String> = spans.collect();
+        if spans.iter().any(|span| span.contains("span[hosts=1]")) {
+            return Some(1);
+        }
+        let each = spans.iter().rev().find_map(|span| {
+            let digits = span.split_once("span[ptile=")?.1.split(']').next()?;
+            digits.parse::<u32>().ok().filter(|each| *each > 0)
+        })?;
+        number("-n").map(|tasks| tasks.div_ceil(each))
+    })
+}
+
+/// `-l select=4:ngpus=8`, `-l nodes=4:ppn=8`: chunks that are nodes, so none of a single GPU or core.
+fn nodes_of_pbs(words: &[Word]) -> Option<u32> {
+    let asked = values_among(words, &["-l"]).into_iter().rev();
+    let mut lists = asked.flat_map(|(_, _, value)| {
+        let lists = value
+            .text
+            .split(',')
+            .filter_map(|one| one.strip_prefix("select=").or(one.strip_prefix("nodes=")).map(str::to_owned));
+        lists.collect::<Vec<_>>()
+    });
+    let chunk = |text: &str| {
+        let mut parts = text.split(':');
+        let count = parts.next()?;
+        let single = parts.any(|part| matches!(part, "ngpus=1" | "ncpus=1" | "gpus=1" | "ppn=1"));
+        let count = if count.contains('=') { Some(1) } else { count.parse::<u32>().ok() };
+        count.filter(|_| !single)
+    };
+    lists.next()?.split('+').map(chunk).sum()
+}
+
 /// The words of a script's `#SBATCH` lines. They begin their line, end with a comment and stand before the first command
 /// (Slurm's `sbatch/opt.c`).
 fn header(text: &str, mark: &str) -> Vec<Word> {

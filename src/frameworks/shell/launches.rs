@@ -124,6 +124,7 @@ impl Shell<'_> {
         self.unread |= closed;
         let mut environment = if closed { BTreeMap::new() } else { self.environment() };
         environment.extend(launch.environment);
+        environment.values_mut().for_each(|value| *value = as_value(value));
         let hosts = host_file(&launch.launcher).map(str::to_owned).and_then(|path| self.text_at(&path));
         let accelerate = accelerate::options(&launch.launcher).map(|options| {
             let text = options.get("config_file").map(|word| {
@@ -136,6 +137,7 @@ impl Shell<'_> {
             environment,
             hosts,
             job: launch.job.clone().or_else(|| self.job.clone()),
+            queue_nodes: self.queue_nodes,
             accelerate,
             written: self.state.written.clone(),
             folder: self.state.folder.clone(),

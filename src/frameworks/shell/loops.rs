@@ -4,7 +4,7 @@ use super::Word;
 use super::parse::{List, Loop, Part, Raw};
 use super::run::{Run, Shell};
 use super::state::{Branch, Flow, State, Status, Value, loose};
-use super::undecided::{Effects, flags_in};
+use super::undecided::Effects;
 
 /// Most turns of a loop that are followed, and those of one that may have been left before.
 const MOST_TURNS: usize = 10_000;
@@ -133,10 +133,7 @@ impl Shell<'_> {
         effects.of_loop(kind, body, &self.state.functions);
         self.forget(&effects);
         let branch = self.branch(|shell| shell.list(body))?;
-        let flags = flags_in(body);
-        if !flags.is_empty() {
-            let names: Vec<&str> = flags.iter().map(|f| f.1.as_str()).collect();
-            let names = names.join(" ");
+        if let Some((_, names)) = self.may_be_set(body) {
             self.note(format!(
                 "line {line}: how often this loop sets {names} is known only when the script runs"
             ));

@@ -1,5 +1,6 @@
 //! Which variable an unknown value comes from, for messages: found in the script's text and not carried along.
 
+use super::state::is_surrounding;
 use super::{Launch, UNTOLD, assignment, shown};
 
 /// Most variables that are followed from one to the next.
@@ -12,6 +13,8 @@ pub struct Origin {
     pub word: String,
     /// The variable or argument that nothing sets.
     unset: Option<String>,
+    /// The variable that a running shell finds in its surroundings.
+    around: Option<String>,
     /// The line and the program whose output it is.
     by: Option<(usize, String)>,
 }
@@ -20,15 +23,17 @@ pub struct Origin {
 pub(in crate::frameworks) fn untold_value(flag: &str, value: &str, origin: Option<&Origin>) -> String {
     match origin {
         Some(origin) => format!("the value of {flag} (`{}`) {UNTOLD}; {}", origin.word, origin.remedy()),
-        None => {
-            format!("the value of {flag} (`{}`) {UNTOLD}; write it out or give it behind `--`", shown(value))
-        }
+        None => format!("the value of {flag} (`{}`) {UNTOLD}; write it out", shown(value)),
     }
 }
 
 impl Origin {
     /// How the value can be given, as the end of a sentence.
     pub(in crate::frameworks) fn remedy(&self) -> String {
+        // Giving the name of a file that a program reads says nothing of what it holds.
+        if let Some((line, program)) = self.by.as_ref().filter(|(_, name)| READERS.contains(&name.as_str())) {
+            return format!("line {line} takes it from `{program}`, which is not followed: write it out");
+        }
         match &self.unset {
             Some(name) if name.bytes().all(|b| b.is_ascii_digit()) => format!(
                 "nobody gives the script its argument {name}: write it out, or give the script's arguments behind `--`"
@@ -39,7 +44,13 @@ impl Origin {
             None if let Some((line, program)) = &self.by => {
                 format!("line {line} takes it from `{program}`, which is not followed: write it out")
             }
-            None => "write it out or give it behind `--`".to_owned(),
+            None => match &self.around {
+                Some(name) => format!(
+                    "`{name}` is set where the script runs: write it out, or give it behind `--`, as in `-- {name}=VALUE`"
+                ),
+                // The script sets it itself, whatever it is given.
+                None => "write it out".to_owned(),
+            },
         }
     }
 }
@@ -55,7 +66,8 @@ impl Launch {
         let word =
             behind.split([' ', '\t', '"', '\'', '\\', ')', ';']).next().filter(|word| word.contains('$'))?;
         let unset = self.unset_in(word, text, MOST_STEPS);
-        Some(Origin { word: word.to_owned(), unset, by: program_in(behind, line, text, MOST_STEPS) })
+        let around = around_in(word, text, MOST_STEPS);
+        Some(Origin { word: word.to_owned(), unset, around, by: program_in(behind, line, text, MOST_STEPS) })
     }
 
     /// The first variable of a line of the script that nothing sets.
@@ -63,7 +75,7 @@ impl Launch {
     pub fn unset_on(&self, text: &str, line: usize) -> Option<Origin> {
         let own = text.lines().nth(line.checked_sub(1)?)?;
         let unset = self.unset_in(own, text, MOST_STEPS)?;
-        Some(Origin { word: format!("${unset}"), unset: Some(unset), by: None })
+        Some(Origin { word: format!("${unset}"), unset: Some(unset), around: None, by: None })
     }
 
     /// The first variable named in a text that nothing sets, or that what it names is set to.
@@ -77,6 +89,32 @@ impl Launch {
         })
     }
 }
+
+/// The first variable named in a text, or in what those are set to, that the surroundings of a script set.
+fn around_in(words: &str, text: &str, steps: usize) -> Option<String> {
+    names_in(words).find_map(|name| match last_set(name, text) {
+        Some((_, value)) => around_in(value, text, steps.checked_sub(1)?),
+        None => is_surrounding(name, true).then(|| name.to_owned()),
+    })
+}
+
+/// Programs whose output is what a file or the machine holds.
+const READERS: &[&str] = &[
+    "cat",
+    "wc",
+    "sort",
+    "uniq",
+    "head",
+    "tail",
+    "awk",
+    "sed",
+    "cut",
+    "grep",
+    "jq",
+    "yq",
+    "nvidia-smi",
+    "lspci",
+];
 
 /// The program whose output stands first in words on a line, or in what the first variable there is set to.
 fn program_in(words: &str, line: usize, text: &str, steps: usize) -> Option<(usize, String)> {

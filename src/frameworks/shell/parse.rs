@@ -108,8 +108,10 @@ impl Streams {
 /// What links a pipe to the one before.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Link {
-    /// A new line, `;` or `&`.
+    /// `;` or `&`.
     Then,
+    /// A new line, which a shell reads when all before it has run.
+    Line,
     /// `&&`
     And,
     /// `||`
@@ -124,6 +126,13 @@ pub(super) struct Pipe {
     pub negated: bool,
     /// `&` behind it.
     pub background: bool,
+}
+
+impl Link {
+    /// Whether a pipe runs whatever becomes of the one before.
+    pub(super) fn is_end(self) -> bool {
+        matches!(self, Self::Then | Self::Line)
+    }
 }
 
 pub(super) type List = Vec<(Link, Pipe)>;
@@ -377,16 +386,20 @@ impl Parser {
         }
     }
 
-    /// Skips blanks and empty lines; reads here-documents that wait.
-    fn lines(&mut self) -> Result<(), ImportError> {
+    /// Skips blanks and empty lines; reads here-documents that wait. Whether a line ended.
+    fn lines(&mut self) -> Result<bool, ImportError> {
+        let mut ended = false;
         loop {
             self.blanks()?;
             match self.peek() {
-                Some('\n') => self.newline()?,
+                Some('\n') => {
+                    ended = true;
+                    self.newline()?;
+                }
                 Some(';') if !self.words && self.second() != Some(';') && self.second() != Some('&') => {
                     self.next();
                 }
-                _ => return Ok(()),
+                _ => return Ok(ended),
             }
         }
     }
@@ -456,7 +469,9 @@ impl Parser {
         let mut list: List = Vec::new();
         let mut link = Link::Then;
         loop {
-            self.lines()?;
+            if self.lines()? && link == Link::Then {
+                link = Link::Line;
+            }
             if matches!(self.peek(), None | Some(')' | ';')) || self.word_ahead(ends) {
                 return Ok(list);
             }
@@ -472,10 +487,10 @@ impl Parser {
                 self.at += 1;
                 pipe.background = true;
                 // What it is linked to runs beside the script as well.
-                let from = if link == Link::Then {
+                let from = if link.is_end() {
                     list.len()
                 } else {
-                    list.iter().rposition(|one| one.0 == Link::Then).unwrap_or(0)
+                    list.iter().rposition(|one| one.0.is_end()).unwrap_or(0)
                 };
                 list[from..].iter_mut().for_each(|(_, linked)| linked.background = true);
             }
@@ -1020,10 +1035,7 @@ impl Parser {
                 continue;
             }
             if self.patterns && "?*+@!".contains(c) && self.second() == Some('(') {
-                self.next();
-                for inner in std::iter::once(c).chain(self.parentheses()?.chars()) {
-                    pending.push(&mut raw, inner, false);
-                }
+                self.pattern_group(&mut raw, &mut pending)?;
                 any = true;
                 continue;
             }
@@ -1036,6 +1048,25 @@ impl Parser {
         }
         pending.flush(&mut raw);
         Ok(any.then_some(raw))
+    }
+
+    /// `@(a|b)` and the like, in which blanks and bars are text.
+    fn pattern_group(&mut self, raw: &mut Raw, pending: &mut Pending) -> Result<(), ImportError> {
+        let line = self.line;
+        let mut depth = 0_u32;
+        while let Some(c) = self.peek() {
+            if matches!(c, '(' | ')') {
+                depth = if c == '(' { depth + 1 } else { depth.saturating_sub(1) };
+                self.next();
+                pending.push(raw, c, false);
+                if depth == 0 {
+                    return Ok(());
+                }
+            } else {
+                self.piece(raw, pending)?;
+            }
+        }
+        Err(ImportError::new(line, "this pattern is never closed by `)`"))
     }
 
     /// The next character of a word outside quotes, with what belongs to it.

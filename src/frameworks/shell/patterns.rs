@@ -1,7 +1,11 @@
-//! Patterns of the shell: `*`, `?`, classes in brackets; a backslash makes the next character literal.
+//! Patterns of the shell: `*`, `?`, classes in brackets, and with `extglob` groups such as `@(a|b)`; a backslash makes the
+//! next character literal.
 
 /// Most comparisons of one search; what takes more is not followed.
 const MOST_STEPS: usize = 1 << 22;
+
+/// Most groups inside one another.
+const DEEPEST: usize = 32;
 
 /// Comparisons that a search may still make.
 pub(super) struct Steps {
@@ -26,9 +30,15 @@ impl Steps {
     }
 }
 
-/// Whether a pattern matches a text; none where it holds what is not followed.
-pub(super) fn matches(pattern: &str, text: &str, ignore_case: bool, steps: &mut Steps) -> Option<bool> {
-    let pieces = pieces(pattern, steps)?;
+/// Whether a pattern matches a text, in which `@(a|b)` and the like are patterns where it is `extended`; none where it
+/// holds what is not followed.
+pub(super) fn matches(
+    pattern: &str,
+    text: &str,
+    (extended, ignore_case): (bool, bool),
+    steps: &mut Steps,
+) -> Option<bool> {
+    let pieces = pieces(pattern, extended, steps)?;
     matched(&pieces, &text.chars().collect::<Vec<_>>(), ignore_case, steps)
 }
 
@@ -38,10 +48,31 @@ enum Piece {
     One(char),
     Any,
     Many,
-    Class { negated: bool, ranges: Vec<(char, char)> },
+    Class {
+        negated: bool,
+        ranges: Vec<(char, char)>,
+    },
+    /// `@(a|b)`, or another of `?*+!` before it.
+    Group {
+        mark: char,
+        ways: Vec<Vec<Piece>>,
+    },
 }
 
 impl Piece {
+    /// Whether it stands for a character.
+    fn fits(&self, c: char, ignore_case: bool) -> bool {
+        let same = |c: char| match self {
+            Self::One(one) => *one == c,
+            Self::Any => true,
+            Self::Many | Self::Group { .. } => false,
+            Self::Class { negated, ranges } => {
+                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *negated
+            }
+        };
+        same(c) || ignore_case && (same(c.to_ascii_lowercase()) || same(c.to_ascii_uppercase()))
+    }
+
     /// Comparisons that it takes with a character.
     fn steps(&self) -> usize {
         if let Self::Class { ranges, .. } = self { ranges.len() + 1 } else { 1 }
@@ -55,7 +86,7 @@ fn literal(pieces: &[Piece]) -> Option<String> {
 
 /// A text as a pattern that matches nothing else.
 pub(super) fn escaped(text: &str) -> String {
-    with_backslashes(text, "*?[]\\()!+@")
+    with_backslashes(text, "*?[]\\()|!+@")
 }
 
 /// A text as a regular expression that matches nothing else.
@@ -74,39 +105,78 @@ fn with_backslashes(text: &str, before: &str) -> String {
     pattern
 }
 
-fn pieces(pattern: &str, steps: &mut Steps) -> Option<Vec<Piece>> {
+fn pieces(pattern: &str, extended: bool, steps: &mut Steps) -> Option<Vec<Piece>> {
     let chars: Vec<char> = pattern.chars().collect();
-    let mut pieces = Vec::new();
-    let mut at = 0;
-    while let Some(&c) = chars.get(at) {
-        at += 1;
-        // `@(a|b)` and the like.
-        if "?*+@!".contains(c) && chars.get(at) == Some(&'(') {
+    Reader { chars: &chars, at: 0, extended, depth: 0 }.pieces(steps)
+}
+
+/// Takes a pattern apart.
+struct Reader<'p> {
+    chars: &'p [char],
+    at: usize,
+    extended: bool,
+    /// Groups that are open.
+    depth: usize,
+}
+
+impl Reader<'_> {
+    /// Up to the end, inside of a group to that of one of its ways.
+    fn pieces(&mut self, steps: &mut Steps) -> Option<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        while let Some(&c) = self.chars.get(self.at) {
+            if self.depth > 0 && matches!(c, '|' | ')') {
+                break;
+            }
+            self.at += 1;
+            if self.extended && "?*+@!".contains(c) && self.chars.get(self.at) == Some(&'(') {
+                self.at += 1;
+                pieces.push(self.group(c, steps)?);
+                continue;
+            }
+            match c {
+                // It may end the group, or be closed inside of it.
+                '(' if self.depth > 0 => return None,
+                '*' if pieces.last() == Some(&Piece::Many) => {}
+                '*' => pieces.push(Piece::Many),
+                '?' => pieces.push(Piece::Any),
+                '\\' => {
+                    pieces.push(Piece::One(self.chars.get(self.at).copied().unwrap_or('\\')));
+                    self.at += 1;
+                }
+                '[' => match class(&self.chars[self.at..]) {
+                    Some((length, piece)) => {
+                        steps.take(length)?;
+                        pieces.push(piece?);
+                        self.at += length;
+                    }
+                    None => {
+                        steps.take(self.chars.len() - self.at)?;
+                        pieces.push(Piece::One('['));
+                    }
+                },
+                c => pieces.push(Piece::One(c)),
+            }
+        }
+        Some(pieces)
+    }
+
+    /// The ways of a group, whose parenthesis was just opened.
+    fn group(&mut self, mark: char, steps: &mut Steps) -> Option<Piece> {
+        self.depth += 1;
+        if self.depth > DEEPEST {
             return None;
         }
-        match c {
-            '*' if pieces.last() == Some(&Piece::Many) => {}
-            '*' => pieces.push(Piece::Many),
-            '?' => pieces.push(Piece::Any),
-            '\\' => {
-                pieces.push(Piece::One(chars.get(at).copied().unwrap_or('\\')));
-                at += 1;
+        let mut ways = Vec::new();
+        loop {
+            ways.push(self.pieces(steps)?);
+            let end = *self.chars.get(self.at)?;
+            self.at += 1;
+            if end == ')' {
+                self.depth -= 1;
+                return Some(Piece::Group { mark, ways });
             }
-            '[' => match class(&chars[at..]) {
-                Some((length, piece)) => {
-                    steps.take(length)?;
-                    pieces.push(piece?);
-                    at += length;
-                }
-                None => {
-                    steps.take(chars.len() - at)?;
-                    pieces.push(Piece::One('['));
-                }
-            },
-            c => pieces.push(Piece::One(c)),
         }
     }
-    Some(pieces)
 }
 
 /// A class in brackets after the opening one: its length and what it is, where that is followed; none if it never
@@ -147,17 +217,10 @@ fn class(chars: &[char]) -> Option<(usize, Option<Piece>)> {
 }
 
 fn matched(pieces: &[Piece], text: &[char], ignore_case: bool, steps: &mut Steps) -> Option<bool> {
-    let fits = |piece: &Piece, c: char| {
-        let same = |c: char| match piece {
-            Piece::One(one) => *one == c,
-            Piece::Any => true,
-            Piece::Many => false,
-            Piece::Class { negated, ranges } => {
-                ranges.iter().any(|(low, high)| (*low..=*high).contains(&c)) != *negated
-            }
-        };
-        same(c) || ignore_case && (same(c.to_ascii_lowercase()) || same(c.to_ascii_uppercase()))
-    };
+    if has_groups(pieces) {
+        let start = (0..=text.len()).map(|at| at == 0).collect();
+        return reached(pieces, text, start, ignore_case, steps).map(|ends| ends.last() == Some(&true));
+    }
     // Greedy with one place to come back to.
     let (mut p, mut t, mut star) = (0, 0, None);
     while t < text.len() {
@@ -167,7 +230,7 @@ fn matched(pieces: &[Piece], text: &[char], ignore_case: bool, steps: &mut Steps
                 star = Some((p, t));
                 p += 1;
             }
-            Some(piece) if fits(piece, text[t]) => {
+            Some(piece) if piece.fits(text[t], ignore_case) => {
                 p += 1;
                 t += 1;
             }
@@ -184,16 +247,88 @@ fn matched(pieces: &[Piece], text: &[char], ignore_case: bool, steps: &mut Steps
     Some(pieces[p..].iter().all(|piece| *piece == Piece::Many))
 }
 
+fn has_groups(pieces: &[Piece]) -> bool {
+    pieces.iter().any(|piece| matches!(piece, Piece::Group { .. }))
+}
+
+/// Where in a text, before one of its characters or at its end, pieces may end that begin at one of these places.
+fn reached(
+    pieces: &[Piece],
+    text: &[char],
+    from: Vec<bool>,
+    ignore_case: bool,
+    steps: &mut Steps,
+) -> Option<Vec<bool>> {
+    let mut places = from;
+    for piece in pieces {
+        steps.take(places.len().saturating_mul(piece.steps()))?;
+        places = match piece {
+            Piece::Many => {
+                let first = places.iter().position(|here| *here).unwrap_or(places.len());
+                (0..places.len()).map(|at| at >= first).collect()
+            }
+            Piece::Group { mark, ways } => behind_group(*mark, ways, text, places, ignore_case, steps)?,
+            _ => {
+                let behind = text.iter().zip(&places).map(|(c, here)| *here && piece.fits(*c, ignore_case));
+                std::iter::once(false).chain(behind).collect()
+            }
+        };
+    }
+    Some(places)
+}
+
+/// The same of a group: one of its ways, once or as often as its mark says, or behind `!` anything else.
+fn behind_group(
+    mark: char,
+    ways: &[Vec<Piece>],
+    text: &[char],
+    from: Vec<bool>,
+    ignore_case: bool,
+    steps: &mut Steps,
+) -> Option<Vec<bool>> {
+    let either = |one: &[bool], other: &[bool]| one.iter().zip(other).map(|(a, b)| *a || *b).collect();
+    let mut once = |from: &[bool]| {
+        let mut ends = vec![false; from.len()];
+        for way in ways {
+            ends = either(&ends, &reached(way, text, from.to_vec(), ignore_case, steps)?);
+        }
+        Some::<Vec<bool>>(ends)
+    };
+    match mark {
+        '@' => once(&from),
+        '?' => Some(either(&from, &once(&from)?)),
+        '!' => {
+            let mut ends = vec![false; from.len()];
+            for start in (0..from.len()).filter(|at| from[*at]) {
+                let alone: Vec<bool> = (0..from.len()).map(|at| at == start).collect();
+                let excluded = once(&alone)?;
+                (start..from.len()).for_each(|end| ends[end] |= !excluded[end]);
+            }
+            Some(ends)
+        }
+        _ => {
+            let mut ends = if mark == '*' { from.clone() } else { vec![false; from.len()] };
+            let mut fresh = from;
+            while fresh.contains(&true) {
+                let next = once(&fresh)?;
+                fresh = next.iter().zip(&ends).map(|(new, old)| *new && !*old).collect();
+                ends = either(&ends, &fresh);
+            }
+            Some(ends)
+        }
+    }
+}
+
 /// The longest or shortest end (or start) of a text that a pattern matches, as what is left without it; none where it is not followed
 /// or too long to try.
 pub(super) fn without(
     text: &str,
-    pattern: &str,
+    (pattern, extended): (&str, bool),
     at_end: bool,
     longest: bool,
     steps: &mut Steps,
 ) -> Option<String> {
-    let pieces = pieces(pattern, steps)?;
+    let pieces = pieces(pattern, extended, steps)?;
     if let Some(part) = literal(&pieces) {
         let rest = if at_end { text.strip_suffix(&part) } else { text.strip_prefix(&part) };
         return Some(rest.unwrap_or(text).to_owned());
@@ -229,7 +364,7 @@ pub(super) enum Place {
 /// A text with what a pattern matches replaced; none where it is not followed, or too long.
 pub(super) fn replaced(
     text: &str,
-    pattern: &str,
+    (pattern, extended): (&str, bool),
     to: &str,
     place: Place,
     most: usize,
@@ -238,7 +373,11 @@ pub(super) fn replaced(
     if pattern.is_empty() && matches!(place, Place::First | Place::All) {
         return Some(text.to_owned());
     }
-    let pieces = pieces(pattern, steps)?;
+    let pieces = pieces(pattern, extended, steps)?;
+    // Where a group stands for nothing, what is put in its place is not followed.
+    if has_groups(&pieces) && matched(&pieces, &[], false, steps)? {
+        return None;
+    }
     if let Some(from) = literal(&pieces) {
         let times = if place == Place::All { text.matches(from.as_str()).count() } else { 1 };
         if times.saturating_mul(to.len()) > most {
@@ -302,17 +441,27 @@ mod tests {
             ("x\\*", "x*", true),
             ("[", "[", true),
         ] {
-            assert_eq!(matches(pattern, text, false, &mut Steps::new()), Some(expected), "{pattern} {text}");
+            assert_eq!(
+                matches(pattern, text, (true, false), &mut Steps::new()),
+                Some(expected),
+                "{pattern} {text}"
+            );
         }
         let steps = &mut Steps::new();
-        assert_eq!(matches("@(a|b)", "a", false, steps), None);
-        assert_eq!(without("4x12", "x[0-9]*", true, false, steps).as_deref(), Some("4"));
-        assert_eq!(replaced("a1b22", "[0-9]", "", Place::All, 99, steps).as_deref(), Some("ab"));
+        assert_eq!(matches("@(a|b)", "a", (false, false), steps), Some(false));
+        assert_eq!(matches("@(a|b)", "@(a|b)", (false, false), steps), Some(true));
+        for open in ["@(a|b", "@(a(b)c)", &"@(".repeat(100)] {
+            assert_eq!(matches(open, "a", (true, false), steps), None, "{open}");
+        }
+        let (many, long) = ("+(a|aa|*(a))".repeat(200), "a".repeat(2000));
+        assert_eq!(matches(&many, &long, (true, false), &mut Steps::new()), None);
+        assert_eq!(without("4x12", ("x[0-9]*", false), true, false, steps).as_deref(), Some("4"));
+        assert_eq!(replaced("a1b22", ("[0-9]", false), "", Place::All, 99, steps).as_deref(), Some("ab"));
         // Work that multiplies is given up, not done.
         let (almost, long) = (format!("*{}b", "a".repeat(5000)), "a".repeat(100_000));
-        assert_eq!(matches(&almost, &long, false, &mut Steps::new()), None);
-        assert_eq!(without(&long, "*[!a]", true, false, &mut Steps::new()), None);
-        assert_eq!(matches(&"[".repeat(100_000), "a", false, &mut Steps::new()), None);
-        assert_eq!(replaced("28", "2", "", Place::Start, 99, steps).as_deref(), Some("8"));
+        assert_eq!(matches(&almost, &long, (false, false), &mut Steps::new()), None);
+        assert_eq!(without(&long, ("*[!a]", false), true, false, &mut Steps::new()), None);
+        assert_eq!(matches(&"[".repeat(100_000), "a", (false, false), &mut Steps::new()), None);
+        assert_eq!(replaced("28", ("2", false), "", Place::Start, 99, steps).as_deref(), Some("8"));
     }
 }

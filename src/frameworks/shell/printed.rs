@@ -128,8 +128,9 @@ impl Shell<'_> {
             "bc" if words.is_empty() => {
                 let plain =
                     |text: &String| text.chars().all(|c| c.is_ascii_digit() || "+-*/%() \n".contains(c));
-                let sum =
-                    self.state.input.take().filter(|text| plain(text) && text.trim().lines().count() == 1);
+                let sum = self.state.input.take();
+                let sum = sum.map(|text| text.strip_prefix("scale=0;").unwrap_or(&text).to_owned());
+                let sum = sum.filter(|text| plain(text) && text.trim().lines().count() == 1);
                 Done::well(sum.and_then(|sum| self.sum(&sum)).map(|number| format!("{number}\n")))
             }
             "tr" => {
@@ -440,8 +441,27 @@ fn formatted(form: &str, values: &[String]) -> Option<String> {
     }
 }
 
-/// `seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST`
+/// `seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST`, behind `-s SEPARATOR` and `-w`.
 fn sequence(words: &[String]) -> Option<String> {
+    let (mut separator, mut wide, mut words) = ("\n", false, words);
+    while let Some((option, rest)) = words.split_first()
+        && option.starts_with('-')
+        && option.parse::<i64>().is_err()
+    {
+        words = rest;
+        let letters = option[1..].trim_start_matches('w');
+        wide |= option == "--equal-width" || option.starts_with("-w");
+        match (option.as_str(), letters) {
+            ("--", _) => break,
+            ("--equal-width", _) | (_, "") => {}
+            ("--separator", _) | (_, "s") => {
+                let (given, rest) = words.split_first()?;
+                (separator, words) = (given, rest);
+            }
+            // A format of its own is not followed.
+            (long, _) => separator = long.strip_prefix("--separator=").or(letters.strip_prefix('s'))?,
+        }
+    }
     let numbers: Vec<i64> = words.iter().map(|w| w.parse().ok()).collect::<Option<_>>()?;
     let (first, step, last) = match numbers.as_slice() {
         [last] => (1, 1, *last),
@@ -449,11 +469,24 @@ fn sequence(words: &[String]) -> Option<String> {
         [first, step, last] if *step != 0 => (*first, *step, *last),
         _ => return None,
     };
+    let digits = |word: &String| word.bytes().all(|b| b.is_ascii_digit());
+    if !known(separator) || wide && !words.iter().all(digits) {
+        return None;
+    }
+    // Zeros that an end begins with count.
+    let ends = [words.first().filter(|_| words.len() > 1), words.last()];
+    let width = ends.into_iter().flatten().map(String::len).max().filter(|_| wide).unwrap_or(0);
     let mut text = String::new();
     let mut n = first;
     while if step > 0 { n <= last } else { n >= last } {
-        text.push_str(&format!("{n}\n"));
+        if n != first {
+            text.push_str(separator);
+        }
+        text.push_str(&format!("{n:0width$}"));
         n = n.checked_add(step).filter(|_| text.len() <= LONGEST)?;
+    }
+    if !text.is_empty() {
+        text.push('\n');
     }
     Some(text)
 }

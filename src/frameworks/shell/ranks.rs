@@ -6,7 +6,7 @@ use super::hosts::{Hosts, slots_listed};
 use super::jobs::{GPUS_PER_NODE, Job, NODES as OF_JOB_NODES, TASKS, TASKS_PER_GPU, TASKS_PER_NODE};
 use super::state::{known, loose};
 use super::wrappers::{program_at, starter_at, torch_at};
-use super::{HANDED, ImportError, Launch, Origin, Word, is_unknown, shown};
+use super::{HANDED, ImportError, Launch, Origin, UNTOLD, Word, is_unknown, shown};
 use crate::spec::shipped::nearest;
 
 /// A number that a launch may say.
@@ -73,12 +73,17 @@ impl Launch {
     fn ranks_of_torch(&self) -> Result<Option<u32>, ImportError> {
         self.see_enough()?;
         let nodes = self.option(&NODES)?.or(self.variable("PET_NNODES")?);
-        let of_slurm = if self.is_told_no_nodes() { Said::Not } else { self.nodes_of_slurm()? };
-        Ok(nodes.or_read(of_slurm).times(self.per_node()?))
+        let of_job = if self.is_told_no_nodes() { Said::Not } else { self.nodes_of_job()? };
+        Ok(nodes.or_read(of_job).times(self.per_node()?))
     }
 
-    fn nodes_of_slurm(&self) -> Result<Said, ImportError> {
-        Ok(self.option(OF_JOB_NODES)?.or_read(self.of_job(OF_JOB_NODES)))
+    fn nodes_of_job(&self) -> Result<Said, ImportError> {
+        Ok(self.option(OF_JOB_NODES)?.or_read(self.of_job(OF_JOB_NODES)).or_read(self.of_queue()))
+    }
+
+    /// Nodes of the job that LSF or PBS is asked for.
+    fn of_queue(&self) -> Said {
+        self.queue_nodes.map_or(Said::Not, Said::Number)
     }
 
     /// Whether torchrun takes its node for the only one (`torch/distributed/run.py`: the default of --nnodes).
@@ -141,7 +146,7 @@ impl Launch {
         if nodes == Said::Not && host_file(self.own_words()).is_some() {
             return Ok(None);
         }
-        Ok(nodes.or_read(self.nodes_of_slurm()?).times(self.per_node()?))
+        Ok(nodes.or_read(self.nodes_of_job()?).times(self.per_node()?))
     }
 
     /// Processes that torchrun or DeepSpeed starts on a node.
@@ -240,6 +245,9 @@ impl Launch {
         if program_at(&self.launcher, |name| name == "jsrun").is_some() {
             // Resource sets with tasks in each, or tasks alone.
             let (sets, each) = (self.option(&["-n", "--nrs"])?, self.option(&["-a", "--tasks_per_rs"])?);
+            let of_host = self.option(&["-r", "--rs_per_host"])?.number();
+            let of_hosts = of_host.zip(self.queue_nodes).and_then(|(one, nodes)| one.checked_mul(nodes));
+            let sets = sets.or_read(of_hosts.map_or(Said::Not, Said::Number));
             return Ok(match (self.option(&["-p", "--np"])?, sets) {
                 (Said::Not, Said::Not) => None,
                 (Said::Not, sets) => sets.times(each.or(Said::Number(1))),
@@ -247,7 +255,8 @@ impl Launch {
             });
         }
         let tasks = self.option(&["--ntasks", "--tasks", "-n", "-np", "--np"])?;
-        let per_node: &[&str] = if mpi { &["-N", "--npernode", "-npernode", "-ppn"] } else { TASKS_PER_NODE };
+        let per_node: &[&str] =
+            if mpi { &["-N", "--npernode", "-npernode", "-ppn", "--ppn"] } else { TASKS_PER_NODE };
         let per_node = self.option(per_node)?;
         let all = if per_node == Said::Not { tasks.or_read(self.tasks_of_job()) } else { tasks };
         // The hosts of OpenMPI, each with its slots.
@@ -265,7 +274,8 @@ impl Launch {
             return Ok(hosts);
         }
         if all != Said::Not {
-            return Ok(all.number());
+            let of_queue = self.of_queue().times(per_node).filter(|_| mpi && self.queue_nodes.is_some());
+            return Ok(all.number().or(of_queue));
         }
         if let Some(size) = self.environment.get("WORLD_SIZE").and_then(|s| s.parse().ok()) {
             return Ok(Some(size));
@@ -285,6 +295,11 @@ impl Launch {
                 self.values_of(&[name]).pop().filter(|(_, value)| is_unknown(&value.text))?;
             self.origin_of(text, value.line, &written)
         })
+    }
+
+    /// Whether torchrun or DeepSpeed starts it.
+    pub(super) fn is_distributed(&self) -> bool {
+        self.torch().is_some() || self.deepspeed().is_some()
     }
 
     fn torch(&self) -> Option<usize> {
@@ -501,6 +516,10 @@ impl Launch {
             return Vec::new();
         }
         let mut notes = Vec::new();
+        let open = self.option(&NODES) == Ok(Said::Unread) && self.nodes_of_job() == Ok(self.of_queue());
+        notes.extend(self.queue_nodes.filter(|_| torch && open).map(|nodes| {
+            format!("how many nodes the launcher is told {UNTOLD}: read as the {nodes} that the job asks for")
+        }));
         let of_slurm = [OF_JOB_NODES, TASKS, TASKS_PER_NODE, GPUS_PER_NODE];
         for names in [&NODES[..], &PER_NODE].into_iter().filter(|_| torch).chain(of_slurm) {
             notes.extend(self.said_twice(names));

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::jobs::Job;
 use super::parse::{Arm, ArmEnd, Command, Input, Link, List, Output, Part, Pipe, Raw, Streams};
 use super::patterns::{Steps, matches};
-use super::state::{Branch, Flow, State, Status, Variable, known, unknown};
+use super::state::{Branch, Flow, State, Status, Variable, is_shaping, known, unknown};
 use super::undecided::{Effects, flags_in};
-use super::{Files, ImportError, Launch, UNSET, Word};
+use super::{Files, ImportError, Launch, UNSET, Word, tells};
 
 /// Commands after which a script is taken to loop for ever.
 const MOST_COMMANDS: u32 = 200_000;
@@ -72,6 +72,14 @@ pub(super) struct Shell<'f> {
     pub(super) unread: bool,
     /// Variables and arguments that are used and that nothing sets.
     pub(super) unset: BTreeSet<String>,
+    /// Numbers that count where a file that was not read does not set a variable.
+    pub(super) defaults: BTreeMap<String, String>,
+    /// Flags that say degrees, shapes or batches, in branches that may or may not be taken, with their lines.
+    pub(super) undecided: BTreeSet<(usize, String)>,
+    /// The last line that ended a script.
+    pub(super) ended: Option<usize>,
+    /// Nodes of the job that LSF or PBS is asked for.
+    pub(super) queue_nodes: Option<u32>,
     /// What was decided without knowing, for people.
     pub(super) notes: Vec<String>,
 }
@@ -108,6 +116,10 @@ impl<'f> Shell<'f> {
             arguments: Vec::new(),
             unread: false,
             unset: BTreeSet::new(),
+            defaults: BTreeMap::new(),
+            undecided: BTreeSet::new(),
+            ended: None,
+            queue_nodes: None,
             not_started: Vec::new(),
             unfollowed: None,
             notes: Vec::new(),
@@ -155,23 +167,39 @@ impl<'f> Shell<'f> {
         }
     }
 
+    /// Runs the commands of a text, of which a shell reads a line when those before have run: aliases replace what is
+    /// read behind them.
+    pub(super) fn text(&mut self, list: &List) -> Run<Status> {
+        let outer = Arc::clone(&self.state.replaced);
+        let mut rest = list.as_slice();
+        while !rest.is_empty() && self.flow == Flow::Next {
+            let behind = rest.iter().skip(1).position(|(link, _)| *link == Link::Line);
+            let (line, others) = rest.split_at(behind.map_or(rest.len(), |at| at + 1));
+            self.state.replaced = self.state.aliases_now();
+            self.list(line)?;
+            rest = others;
+        }
+        self.state.replaced = outer;
+        Ok(self.state.status)
+    }
+
     /// Runs a list; the status of its last command, where the text decides it.
-    pub(super) fn list(&mut self, list: &List) -> Run<Status> {
+    pub(super) fn list(&mut self, list: &[(Link, Pipe)]) -> Run<Status> {
         for (link, pipe) in list {
             let wanted = match link {
-                Link::Then => None,
+                Link::Then | Link::Line => None,
                 Link::And => Some(true),
                 Link::Or => Some(false),
             };
             let goes = wanted.map_or(Some(true), |wanted| self.state.status.map(|s| (s == 0) == wanted));
             // Of `test && command` only the test may rest on what nobody gave.
-            let assumed = *link != Link::Then && self.assumed;
-            if *link == Link::Then {
+            let assumed = !link.is_end() && self.assumed;
+            if link.is_end() {
                 self.assumed = false;
             }
             match goes {
                 Some(false) => {}
-                Some(true) if *link == Link::Then => {
+                Some(true) if link.is_end() => {
                     self.pipe(pipe)?;
                 }
                 Some(true) => {
@@ -335,6 +363,10 @@ impl<'f> Shell<'f> {
             Command::Subshell(list) => self.subshell(|shell| shell.list(list)),
             Command::Function { name, body } => {
                 self.state.functions.insert(name.clone(), Arc::clone(body));
+                self.state.replaced_in.remove(name);
+                if !self.state.replaced.is_empty() {
+                    self.state.replaced_in.insert(name.clone(), Arc::clone(&self.state.replaced));
+                }
                 Ok(Some(0))
             }
             Command::Either(one, other) => {
@@ -429,10 +461,11 @@ impl<'f> Shell<'f> {
     /// one that fails before is not, nor one that ends because of what nobody gave.
     fn way(&mut self, assumed: bool, run: impl FnOnce(&mut Self) -> Run<Status>) -> Run<bool> {
         let (before, found) = (self.copied(), self.found.len() + self.perhaps.len());
+        let trains = self.found.iter().chain(&self.perhaps).any(tells);
         run(self)?;
         let fails = self.state.status != Some(0);
         let starts = self.found.len() + self.perhaps.len() > found;
-        let meant = self.flow != Flow::Exit || starts || found > 0 || !(assumed || fails);
+        let meant = self.flow != Flow::Exit || starts || trains || !(assumed || fails);
         if !meant {
             self.flow = Flow::Next;
             self.state = before;
@@ -474,12 +507,19 @@ impl<'f> Shell<'f> {
         if branch.flow == Flow::Exit {
             return;
         }
-        let flags = flags_in(body);
-        if let Some((line, _)) = flags.first() {
-            let names: Vec<&str> = flags.iter().map(|f| f.1.as_str()).collect();
-            let names = names.join(" ");
+        if let Some((line, names)) = self.may_be_set(body) {
             self.note(format!("line {line}: whether {names} is set is known only when the script runs"));
         }
+    }
+
+    /// The flags and files that commands would set, for people, and the first line that has one; keeps those that say
+    /// degrees, shapes or batches.
+    pub(super) fn may_be_set(&mut self, body: &[(Link, Pipe)]) -> Option<(usize, String)> {
+        let flags = flags_in(body);
+        let shaping = flags.iter().filter(|flag| flag.kept && is_shaping(&flag.name));
+        self.undecided.extend(shaping.map(|flag| (flag.line, flag.name.clone())));
+        let names: Vec<&str> = flags.iter().map(|flag| flag.name.as_str()).collect();
+        Some((flags.first()?.line, names.join(" ")))
     }
 
     fn branches(&mut self, arms: &[(List, List)], otherwise: &List) -> Run<Status> {
@@ -549,8 +589,9 @@ impl<'f> Shell<'f> {
             let one = if pattern == "*" {
                 Some(true)
             } else if known(value) && known(&pattern) {
-                let ignore_case = self.state.options.ignore_case;
-                self.sought(|steps| matches(&pattern, value, ignore_case, steps))
+                let options = self.state.options;
+                let how = (options.extended, options.ignore_case);
+                self.sought(|steps| matches(&pattern, value, how, steps))
             } else {
                 None
             };

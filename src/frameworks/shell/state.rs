@@ -39,6 +39,8 @@ pub(super) struct Variable {
 pub(super) struct Options {
     /// `set -a`
     pub export_all: bool,
+    /// `shopt -s extglob`
+    pub extended: bool,
     /// `shopt -s nocasematch`
     pub ignore_case: bool,
     /// `set -o pipefail`
@@ -49,6 +51,9 @@ pub(super) struct Options {
     pub aliases: bool,
 }
 
+/// Names of aliases, each with the line that says what it stands for.
+pub(super) type Aliases = Arc<BTreeMap<String, usize>>;
+
 /// Variables that a function hides, by name.
 pub(super) type Frame = BTreeMap<String, Option<Arc<Variable>>>;
 
@@ -57,7 +62,11 @@ pub(super) struct State {
     pub variables: BTreeMap<String, Arc<Variable>>,
     pub functions: BTreeMap<String, Arc<List>>,
     /// Names that `alias` gave, each with its line.
-    pub aliases: BTreeMap<String, usize>,
+    pub aliases: Aliases,
+    /// Those of them that replace words of what is being run: they stood when it was read.
+    pub replaced: Aliases,
+    /// The same of functions.
+    pub replaced_in: BTreeMap<String, Aliases>,
     /// None: those of the script itself, which are its caller's and are taken to be none.
     pub positional: Option<Arc<Vec<String>>>,
     pub frames: Vec<Frame>,
@@ -176,6 +185,11 @@ impl State {
         }
     }
 
+    /// The aliases that replace words of what is read now.
+    pub(super) fn aliases_now(&self) -> Aliases {
+        if self.options.aliases { Arc::clone(&self.aliases) } else { Aliases::default() }
+    }
+
     /// Forgets what all variables hold.
     pub(super) fn forget_variables(&mut self) {
         // Those that functions hide are meant by some names as well.
@@ -192,7 +206,8 @@ impl State {
     /// What a copy of it costs, in characters.
     pub(super) fn size(&self) -> usize {
         let hidden: usize = self.frames.iter().map(|frame| frame.len() + 1).sum();
-        let entries = self.variables.len() + self.functions.len() + self.written.len() + hidden;
+        let functions = self.functions.len() + self.replaced_in.len();
+        let entries = self.variables.len() + functions + self.written.len() + hidden;
         let texts = [self.output.as_ref().and_then(Option::as_ref), self.input.as_ref()];
         let texts = texts.into_iter().flatten().chain(&self.folders).map(|text| text.len() + ENTRY);
         entries * ENTRY + texts.sum::<usize>()
@@ -229,8 +244,13 @@ impl State {
                 frame.entry(name).or_insert(value);
             }
         }
-        let mut aliases = self.aliases;
-        aliases.extend(other.aliases);
+        let aliases = either(self.aliases, &other.aliases);
+        let replaced = either(self.replaced, &other.replaced);
+        let mut replaced_in = self.replaced_in;
+        for (name, theirs) in other.replaced_in {
+            let mine = replaced_in.remove(&name).unwrap_or_default();
+            replaced_in.insert(name, either(mine, &theirs));
+        }
         let mut written = self.written;
         for (key, theirs) in &other.written {
             let same = written.get(key).is_some_and(|mine| mine.text == theirs.text);
@@ -251,6 +271,8 @@ impl State {
             variables,
             functions,
             aliases,
+            replaced,
+            replaced_in,
             positional: if self.positional == other.positional {
                 self.positional
             } else {
@@ -262,6 +284,8 @@ impl State {
             folders: if self.folders == other.folders { self.folders } else { Vec::new() },
             options: Options {
                 export_all: self.options.export_all || other.options.export_all,
+                // Written so where it is meant.
+                extended: self.options.extended || other.options.extended,
                 aliases: self.options.aliases || other.options.aliases,
                 ..self.options
             },
@@ -273,6 +297,14 @@ impl State {
             anything: self.anything || other.anything,
         }
     }
+}
+
+/// Aliases that may stand.
+fn either(mine: Aliases, theirs: &Aliases) -> Aliases {
+    if Arc::ptr_eq(&mine, theirs) || theirs.is_empty() {
+        return mine;
+    }
+    Arc::new(mine.iter().chain(theirs.iter()).map(|(name, line)| (name.clone(), *line)).collect())
 }
 
 fn joined_variables(one: Option<&Arc<Variable>>, two: Option<&Arc<Variable>>) -> Arc<Variable> {
@@ -341,8 +373,7 @@ fn harmless<'w>(words: impl Iterator<Item = &'w str>) -> bool {
     let mut within = false;
     for word in words.filter(|word| !is_harmless(word)) {
         let name = word.split('=').next().unwrap_or_default();
-        if loose(word) || name.starts_with("--") && SHAPING.split_whitespace().any(|part| name.contains(part))
-        {
+        if loose(word) || is_shaping(name) {
             return false;
         }
         within |= name.starts_with("--");
@@ -351,6 +382,11 @@ fn harmless<'w>(words: impl Iterator<Item = &'w str>) -> bool {
         }
     }
     true
+}
+
+/// Whether a word is a flag that says them.
+pub(super) fn is_shaping(name: &str) -> bool {
+    name.starts_with("--") && SHAPING.split_whitespace().any(|part| name.contains(part))
 }
 
 /// Parts of the names of flags that say degrees, shapes, batches or which framework trains.
@@ -363,7 +399,7 @@ pub(super) fn array_of(words: Vec<Word>) -> Value {
 }
 
 /// What the surroundings of every script set; of a Slurm job some more.
-fn is_surrounding(name: &str, slurm: bool) -> bool {
+pub(super) fn is_surrounding(name: &str, slurm: bool) -> bool {
     const ALWAYS: &[&str] = &[
         "HOME",
         "PATH",

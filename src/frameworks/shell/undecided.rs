@@ -158,21 +158,30 @@ impl Effects {
     }
 }
 
-/// Flags, numbers and files that the commands of a list would set, with their lines.
-pub(super) fn flags_in(list: &[(Link, Pipe)]) -> Vec<(usize, String)> {
+/// A flag, a number or a file that commands would set.
+#[derive(Debug)]
+pub(super) struct Named {
+    pub line: usize,
+    pub name: String,
+    /// In the value of a variable, where a training command may take it from.
+    pub kept: bool,
+}
+
+/// Flags, numbers and files that the commands of a list would set.
+pub(super) fn flags_in(list: &[(Link, Pipe)]) -> Vec<Named> {
     let mut flags = Vec::new();
     add_list(list, &mut flags);
     flags.truncate(MOST_NAMED);
     flags
 }
 
-fn add_list(list: &[(Link, Pipe)], flags: &mut Vec<(usize, String)>) {
+fn add_list(list: &[(Link, Pipe)], flags: &mut Vec<Named>) {
     for (_, pipe) in list {
         pipe.commands.iter().for_each(|command| add_command(command, flags));
     }
 }
 
-fn add_command(command: &Command, flags: &mut Vec<(usize, String)>) {
+fn add_command(command: &Command, flags: &mut Vec<Named>) {
     if flags.len() > MOST_NAMED {
         return;
     }
@@ -183,7 +192,7 @@ fn add_command(command: &Command, flags: &mut Vec<(usize, String)>) {
                 .and_then(Raw::plain)
                 .is_none_or(|w| !matches!(w.as_str(), "echo" | "printf" | "["))
             {
-                add_words(words, flags);
+                add_words(words, false, flags);
             }
             add_files(streams, flags);
         }
@@ -202,9 +211,9 @@ fn add_command(command: &Command, flags: &mut Vec<(usize, String)>) {
     }
 }
 
-fn add_words(words: &[Raw], flags: &mut Vec<(usize, String)>) {
+fn add_words(words: &[Raw], kept: bool, flags: &mut Vec<Named>) {
     for word in words {
-        add_words(word.members.as_deref().unwrap_or_default(), flags);
+        add_words(word.members.as_deref().unwrap_or_default(), true, flags);
         // Variables within are no flags of this branch.
         let text: String = word
             .parts
@@ -219,21 +228,23 @@ fn add_words(words: &[Raw], flags: &mut Vec<(usize, String)>) {
         if let Some((name, value)) = &said
             && value.parse::<u64>().is_ok()
         {
-            flags.push((word.line, name.clone()));
+            flags.push(Named { line: word.line, name: name.clone(), kept: true });
         }
         let text = said.as_ref().map_or(text.as_str(), |(_, value)| value);
         let pieces = text.split_whitespace().map(|piece| piece.trim_end_matches('='));
         let pieces = pieces.filter(|piece| piece.starts_with("--") && piece.len() > 2);
-        flags.extend(pieces.take(MOST_NAMED).map(|piece| (word.line, piece.to_owned())));
+        let kept = kept || said.is_some();
+        let named = |piece: &str| Named { line: word.line, name: piece.to_owned(), kept };
+        flags.extend(pieces.take(MOST_NAMED).map(named));
     }
 }
 
-fn add_files(streams: &Streams, flags: &mut Vec<(usize, String)>) {
+fn add_files(streams: &Streams, flags: &mut Vec<Named>) {
     for output in &streams.outputs {
         if let Output::File { path, .. } = output
             && let Some(name) = path.plain().filter(|name| name.ends_with(".json"))
         {
-            flags.push((path.line, name));
+            flags.push(Named { line: path.line, name, kept: false });
         }
     }
 }

@@ -34,6 +34,9 @@ fn variables_that_nothing_sets_are_named_with_the_way_to_give_them() {
         ),
         (with("export A=\"`jq .tp < conf.json`\"", "$A"), 2, "`$A`", "line 1 takes it from `jq`"),
         (with("", "$(awk 1 conf)"), 2, "`$(awk`", "line 2 takes it from `awk`"),
+        // What a file holds is not said by its name.
+        (with("A=$(wc -l < $HOSTS)", "$A"), 2, "`$A`", "line 1 takes it from `wc`"),
+        (with("", "$SHLVL"), 2, "`$SHLVL`", "`SHLVL` is set where the script runs: write it out, or give it"),
     ] {
         let error = import(&text).unwrap_err();
         let message = &error.message;
@@ -97,6 +100,89 @@ fn flags_that_may_be_set_and_say_no_degrees_are_left_out() {
             told || imported.as_ref().is_err_and(|e| e.message.contains("degrees of parallelism")),
             "{text}"
         );
+    }
+}
+
+/// A plan with another degree is another plan: what may or may not be there is refused, not left out.
+#[test]
+fn degrees_that_may_be_set_are_refused_beside_others() {
+    let tensor = "--tensor-model-parallel-size 4";
+    let stages = "--pipeline-model-parallel-size 2";
+    let bare = COMMAND.replace(tensor, "").replace(stages, "").replace("--sequence-parallel", "");
+    for (text, line, part) in [
+        (
+            format!("if nvidia-smi; then A='{stages}'; fi\n{START} {bare} {tensor} $A\n"),
+            1,
+            "whether --pipeline-model-parallel-size is set",
+        ),
+        (
+            format!(
+                "A=({tensor} {stages})\nif nvidia-smi\nthen A+=(--context-parallel-size 2)\nfi\n{START} {bare} \"${{A[@]}}\"\n"
+            ),
+            3,
+            "whether --context-parallel-size is set",
+        ),
+        (
+            format!("A='{tensor} {stages}'\n[ -d /x ] && A+=' --num-experts 8'\n{START} {bare} $A\n"),
+            2,
+            "whether --num-experts is set",
+        ),
+        (
+            format!("A=$(python flags.py)\n{START} {bare} {tensor} $A\n"),
+            2,
+            "write out --pipeline-model-parallel-size",
+        ),
+        (
+            format!("A=$(python flags.py)\n{START} {bare} {tensor} {stages} --num-experts 8 $A\n"),
+            2,
+            "write out --expert-model-parallel-size",
+        ),
+    ] {
+        let error = import(&text).unwrap_err();
+        assert!(error.line == line && error.message.contains(part), "{error}\n{text}");
+        assert!(error.message.contains("degrees of parallelism"), "{error}");
+        assert!(!error.message.contains("`--`"), "nothing that is given would count: {error}");
+    }
+    // With all degrees there, and where nothing sets what stands beside them.
+    for (text, part) in [
+        (format!("A=$(python flags.py)\n{START} {bare} {tensor} {stages} $A\n"), "are left out"),
+        (format!("{START} {bare} {tensor} $EXTRA\n"), "nothing sets `EXTRA`"),
+        (format!("if nvidia-smi; then python a.py --vocab-size 3; fi\n{START} {bare} {tensor} $B\n"), "`B`"),
+    ] {
+        let imported = import(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(imported.plan.layout().tensor_parallel, 4, "{text}");
+        assert!(imported.assumed.iter().any(|note| note.contains(part)), "{:?}\n{text}", imported.assumed);
+    }
+}
+
+/// What is given and counts for nothing, and defaults that may not count, are told.
+#[test]
+fn what_is_given_in_vain_is_told() {
+    let wanting = COMMAND.replace("--tensor-model-parallel-size 4", "--tensor-model-parallel-size ${TP:-4}");
+    for (before, words, note) in [
+        ("TP=4", &["TP=8"][..], "`TP=8` is given, and the script itself sets TP to `4`"),
+        ("TP=${TP:-2}", &["TP=4"], ""),
+        (
+            "",
+            &["TP=4", "--tensor-model-parallel-size", "8"],
+            "of which the script takes none: `--tensor-model",
+        ),
+        ("A=$1", &["TP=4", "x"], ""),
+        ("while getopts t: o; do :; done", &["TP=4", "-t", "8"], ""),
+        ("source sizes.sh", &[], "may set what counts as its default here: TP=4"),
+        ("source sizes.sh", &["TP=4"], "`sizes.sh` is not read"),
+        ("TP=4\nsource sizes.sh", &[], "`sizes.sh` is not read"),
+    ] {
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        let text = format!("{before}\n{START} {wanting}\n");
+        let given = Given { name: "x", gpus: Some(64), words: &words, ..Given::default() };
+        let imported = import_given(&text, given).unwrap_or_else(|error| panic!("{error}\n{text}"));
+        assert_eq!(imported.plan.layout().tensor_parallel, 4, "{text}");
+        let told = |part: &str| imported.assumed.iter().any(|note| note.contains(part));
+        assert!(told(note) || note.is_empty(), "{:?}\n{text}", imported.assumed);
+        assert_eq!(told("is given, and"), note.contains("is given, and"), "{:?}\n{text}", imported.assumed);
+        assert_eq!(told("takes none"), note.contains("takes none"), "{:?}\n{text}", imported.assumed);
+        assert_eq!(told("its default"), note.contains("its default"), "{:?}\n{text}", imported.assumed);
     }
 }
 

@@ -400,6 +400,85 @@ fn aliases_are_refused_where_they_count() {
     }
 }
 
+/// An alias replaces what is read while it stands: a line when those before have run, a function where it is defined. Bash has
+/// the last word on which of the commands `t` is one.
+#[test]
+fn aliases_count_where_a_command_is_read() {
+    let alias = "alias t='N=alias; :'";
+    let on = "shopt -s expand_aliases\nt() { N=plain; }\n";
+    for (text, replaced) in [
+        (format!("{on}f() {{ t; }}\n{alias}\nf"), false),
+        (format!("{on}{alias}\nf() {{ t; }}\nunalias t\nf"), true),
+        (format!("{on}{alias}\nf() {{\n t\n}}\nshopt -u expand_aliases\nf"), true),
+        (format!("{on}{alias}\nf() {{ g() {{ t; }}; }}\nunalias -a\nf; g"), true),
+        (format!("{on}{alias}; t"), false),
+        (format!("{on}{alias}; f() {{ t; }}\nf"), false),
+        (format!("{on}{{ {alias}\nt\n}}"), false),
+        (format!("{on}if true; then {alias}\nfi; t"), false),
+        (format!("{on}if true; then {alias}\nfi\nt"), true),
+        (format!("{on}{alias}\neval t"), true),
+        (format!("{on}{alias}; eval t"), true),
+        (format!("{on}eval \"{alias}\nt\""), true),
+        (format!("{on}f() {{ t; }}\n{alias}\nf() {{ t; }}\nf"), true),
+        (format!("{on}{alias}\nf() {{ t; }}\nunalias t\nf() {{ t; }}\nf"), false),
+        (format!("{on}{alias}\n( t ); M=$N; t"), true),
+        (format!("t() {{ N=plain; }}\n{alias}\nt"), false),
+        (format!("t() {{ N=plain; }}\n{alias}; shopt -s expand_aliases\nt"), true),
+    ] {
+        let read = read_launch(&format!("{text}\npython x.py --n $N\n"), &no_files);
+        match &read {
+            Ok(launch) => assert!(!replaced && launch.arguments[1].text == "plain", "{text}: {launch:?}"),
+            Err(error) => assert!(replaced && error.message.contains("`t` is an alias"), "{text}: {error}"),
+        }
+        let script = format!("{text}\necho $N");
+        if let Ok(output) =
+            std::process::Command::new("bash").args(["--norc", "-c", &script]).env_clear().output()
+        {
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert_eq!(said.trim(), if replaced { "alias" } else { "plain" }, "{text}");
+        }
+    }
+}
+
+/// Nodes that only a running job knows are those that its header, or the command that submits it, asks for.
+#[test]
+fn nodes_of_lsf_and_pbs_are_those_asked_for() {
+    let ours = |text: &str| read(text).ranks();
+    let torch = "torchrun --nnodes $(sort -u $LSB_DJOB_HOSTFILE | wc -l) --nproc-per-node 8 x.py --n 1";
+    for (header, ranks) in [
+        ("#BSUB -nnodes 4", Some(32)),
+        ("#BSUB -P X -W 2:00\n#BSUB -nnodes 4 -J train", Some(32)),
+        ("#BSUB -n 64\n#BSUB -R \"rusage[mem=4] span[ptile=32]\"", Some(16)),
+        ("#BSUB -n 16 -R span[hosts=1]", Some(8)),
+        ("#BSUB -n 16", None),
+        ("#PBS -l select=4:system=polaris\n#PBS -l walltime=1:00:00", Some(32)),
+        ("#PBS -l walltime=1:00:00,nodes=2:ppn=8", Some(16)),
+        ("#PBS -l select=1:ngpus=8+3:ngpus=8", Some(32)),
+        ("#PBS -l select=32:ngpus=1", None),
+        ("#PBS -l nodes=a:ppn=8", None),
+        ("echo x\n#BSUB -nnodes 4", None),
+        ("", None),
+    ] {
+        assert_eq!(ours(&format!("#!/bin/bash\n{header}\n{torch}\n")), Ok(ranks), "{header}");
+    }
+    let header = "#!/bin/bash\n#PBS -l select=4\nN=$(wc -l < $PBS_NODEFILE)\n";
+    for (start, ranks) in [
+        ("mpiexec -n $((N * 8)) --ppn 8 python x.py --n 1", Some(32)),
+        ("mpiexec -n $((N * 8)) python x.py --n 1", None),
+        ("torchrun --nproc-per-node 8 x.py --n 1", Some(8)),
+        ("torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),
+    ] {
+        assert_eq!(ours(&format!("{header}{start}\n")), Ok(ranks), "{start}");
+    }
+    let header = "#!/bin/bash\n#BSUB -nnodes 4\nN=$(cat $LSB_DJOB_HOSTFILE | uniq | wc -l)\n";
+    assert_eq!(ours(&format!("{header}jsrun -n $N -r 1 -a 8 -g 8 python x.py --n 1\n")), Ok(Some(32)));
+    // What is told to the command that submits it counts for the script.
+    let text = format!("bsub -nnodes 2 <<'X'\n#BSUB -W 1:00\n{torch}\nX\n");
+    assert_eq!(ours(&text), Ok(Some(16)));
+    let notes = read(&format!("#!/bin/bash\n#BSUB -nnodes 4\n{torch}\n")).disagreements();
+    assert!(notes.iter().any(|note| note.contains("read as the 4 that the job asks for")), "{notes:?}");
+}
+
 #[test]
 fn shells_that_read_their_script_run_it() {
     let train = "torchrun --nproc-per-node 8 x.py --n ${1:-5} --m $A";

@@ -28,7 +28,7 @@ mod wrappers;
 pub use accelerate::{Handed, Told};
 use calls::{file_key, in_folder};
 pub use jobs::Job;
-use jobs::{nodes_of_queue, of_pbs};
+use jobs::{nodes_of_queue, of_pbs, variables_of_queue};
 pub use kubernetes::is_manifest;
 pub use launches::program;
 pub use origins::Origin;
@@ -313,6 +313,7 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
         return Ok(shell.launch_of(&list));
     }
     shell.queue_nodes = nodes_of_queue(&[], text);
+    shell.queue_sets = variables_of_queue(&[], text);
     shell.text(&commands)?;
     given_in_vain(&mut shell, text, started_with);
     if shell.found.is_empty() && shell.perhaps.is_empty() && shell.arguments.is_empty() {

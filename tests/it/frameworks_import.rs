@@ -877,6 +877,28 @@ const VALUES: &[(&str, &str)] = &[
     ("N=$(printf '4\\n8\\n' | tr '\\n' ' ')", "4 8 "),
     ("N=$(echo abcd | tr abc xy)", "xyyd"),
     ("N=$(echo a-b | tr -d ab)", "-"),
+    ("N=$(echo Qwen-70B | tr -dc '0-9')", "70"),
+    ("N=$(echo Qwen-70B | tr '[:upper:]' '[:lower:]')", "qwen-70b"),
+    ("N=$(echo '[Ab]' | tr '[a-z]' '[A-Z]')", "[AB]"),
+    ("N=$(echo a-b | tr - _)", "a_b"),
+    ("N=$(echo 'a*b' | tr '[=a=]' x)", "?"),
+    // Parts of lines.
+    ("N=$(echo llama_70b_tp4 | cut -d_ -f2)", "70b"),
+    ("N=$(echo a-b-c-d | cut -d '-' -f 1,3-)", "a-c-d"),
+    ("N=$(echo a-b-c | cut -f2 -d -)", "b"),
+    ("N=$(echo abc | cut -d- -f2)", "abc"),
+    ("N=$(echo abc | cut -c1-2)", "?"),
+    ("N=$(echo ' a  b c' | awk '{print $2}')", "b"),
+    ("N=$(echo a:b:c | awk -F: '{ print $NF }')", "c"),
+    ("N=$(echo a_b | awk -F _ '{print $1;}')", "a"),
+    ("N=x$(echo a_b | awk -F_ '{print $3}')", "x"),
+    ("N=$(echo 7 | awk '{print $1*2}')", "?"),
+    ("N=$(hostname | cut -d. -f1)", "?"),
+    ("N=$(printf '4\\n8\\n2\\n' | head -n 1)", "4"),
+    ("N=$(printf '4\\n8\\n2\\n' | head -2 | tail -n1)", "8"),
+    ("N=$(printf '4\\n8\\n' | tail -n +2)", "?"),
+    ("N=$(printf '4\\n8\\n' | tail -n+2)", "?"),
+    ("N=2; if (( BASH_VERSINFO[0] < 4 )); then N=8; fi", "?"),
     ("N=$(echo '(2 + 7 * 2) / 2' | bc)", "8"),
     ("N=$(echo '17 / 2' | bc)", "8"),
     ("N=$(echo '(9 - 1) % 16 / 1' | bc)", "8"),
@@ -1022,6 +1044,10 @@ fn what_a_script_does_not_reach_is_not_read() {
         let told = format!("the script ends here, before line {behind}, which would start training");
         assert!(error.line == line && error.message == told, "{text}: {error}");
     }
+    // An error that does not rest on what nobody gave is told of.
+    let launch = read("A=1\nif [ $A -eq 1 ]; then exit 1; fi\npython x.py --n 8").unwrap();
+    assert!(launch.notes[0].starts_with("line 2: the script ends here with an error"), "{:?}", launch.notes);
+    assert!(read("if [ -z \"$1\" ]; then exit 1; fi\npython x.py --n 8").unwrap().notes.is_empty());
     // What prepares data is no training, so that an error behind it is not taken either.
     let text = "python prepare.py --input x\nif [ -z \"$D\" ]; then exit 1; fi\npython x.py --num-layers 8";
     assert_eq!(read(text).unwrap().arguments[1].text, "8");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::jobs::{Job, nodes_of_queue, of_pbs};
+use super::jobs::{Job, nodes_of_queue, of_pbs, variables_of_queue};
 use super::launches::program;
 use super::parse::{List, parse_inside, parse_sourced};
 use super::printed::held;
@@ -240,7 +240,8 @@ impl Shell<'_> {
         // Files of variables that are not read.
         let more = self.env_files(launcher).is_none();
         self.unread |= closed || more;
-        let outer = (self.job.clone(), self.queue_nodes);
+        let outer = (self.job.clone(), self.queue_nodes, self.queue_sets);
+        self.queue_sets = variables_of_queue(launcher, text).or(self.queue_sets);
         self.queue_nodes = nodes_of_queue(launcher, text).or(self.queue_nodes);
         let status = self.nested(|shell| {
             shell.subshell(|shell| {
@@ -261,7 +262,7 @@ impl Shell<'_> {
                 shell.text(list)
             })
         })?;
-        (self.job, self.queue_nodes) = outer;
+        (self.job, self.queue_nodes, self.queue_sets) = outer;
         Ok(status)
     }
 

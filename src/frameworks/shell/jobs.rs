@@ -122,6 +122,15 @@ pub(super) fn nodes_of_queue(launcher: &[Word], text: &str) -> Option<u32> {
     nodes_of_lsf(launcher, text).or_else(|| nodes_of_pbs(&of_pbs(launcher, text)))
 }
 
+/// What the names of the variables begin with that LSF or PBS sets for a script, by its header or what submits it.
+pub(super) fn variables_of_queue(launcher: &[Word], text: &str) -> Option<&'static str> {
+    let queues = [("#BSUB", "bsub", "LSB_"), ("#PBS", "qsub", "PBS_")];
+    let mut own = queues.iter().filter(|(mark, program, _)| {
+        !header(text, mark).is_empty() || program_at(launcher, |name| name == *program).is_some()
+    });
+    own.next().map(|(_, _, start)| *start)
+}
+
 /// `-nnodes 4`; `-n 32` tasks, as many on every node as `-R "span[ptile=8]"` says.
 fn nodes_of_lsf(launcher: &[Word], text: &str) -> Option<u32> {
     let mut words = header(text, "#BSUB");

@@ -13,6 +13,8 @@ pub struct Origin {
     pub word: String,
     /// The variable or argument that nothing sets.
     unset: Option<String>,
+    /// The line that sets it on a way that is not taken.
+    passed: Option<usize>,
     /// The variable that a running shell finds in its surroundings.
     around: Option<String>,
     /// The line and the program whose output it is.
@@ -37,6 +39,10 @@ impl Origin {
         match &self.unset {
             Some(name) if name.bytes().all(|b| b.is_ascii_digit()) => format!(
                 "nobody gives the script its argument {name}: write it out, or give the script's arguments behind `--`"
+            ),
+            Some(name) if let Some(line) = self.passed => format!(
+                "line {line} sets `{name}`, but not on the way that the script takes as it is started: what it asks for can be given \
+                 behind `--`"
             ),
             Some(name) => format!(
                 "nothing sets `{name}`: write it out, or give it behind `--`, as in `-- {name}=VALUE`"
@@ -66,8 +72,15 @@ impl Launch {
         let word =
             behind.split([' ', '\t', '"', '\'', '\\', ')', ';']).next().filter(|word| word.contains('$'))?;
         let unset = self.unset_in(word, text, MOST_STEPS);
+        let passed = unset.as_deref().and_then(|name| set_on(name, text));
         let around = around_in(word, text, MOST_STEPS);
-        Some(Origin { word: word.to_owned(), unset, around, by: program_in(behind, line, text, MOST_STEPS) })
+        Some(Origin {
+            word: word.to_owned(),
+            unset,
+            passed,
+            around,
+            by: program_in(behind, line, text, MOST_STEPS),
+        })
     }
 
     /// The first variable of a line of the script that nothing sets.
@@ -75,7 +88,8 @@ impl Launch {
     pub fn unset_on(&self, text: &str, line: usize) -> Option<Origin> {
         let own = text.lines().nth(line.checked_sub(1)?)?;
         let unset = self.unset_in(own, text, MOST_STEPS)?;
-        Some(Origin { word: format!("${unset}"), unset: Some(unset), around: None, by: None })
+        let (word, passed) = (format!("${unset}"), set_on(&unset, text));
+        Some(Origin { word, unset: Some(unset), passed, around: None, by: None })
     }
 
     /// The first variable named in a text that nothing sets, or that what it names is set to.
@@ -88,6 +102,17 @@ impl Launch {
             self.unset_in(value, text, steps - 1)
         })
     }
+}
+
+/// The first line of a script on which a variable is set, wherever it stands there.
+fn set_on(name: &str, text: &str) -> Option<usize> {
+    let mark = format!("{name}=");
+    let before = |c: char| c.is_ascii_alphanumeric() || "_-$".contains(c);
+    let sets = |line: &str| {
+        let mut all = line.match_indices(&mark).map(|(at, _)| &line[..at]);
+        !line.trim_start().starts_with('#') && all.any(|head| !head.ends_with(before))
+    };
+    text.lines().position(sets).map(|at| at + 1)
 }
 
 /// The first variable named in a text, or in what those are set to, that the surroundings of a script set.

@@ -38,19 +38,43 @@ impl Done {
     }
 }
 
-/// What `tr` makes of a text where its sets are plain characters; none otherwise.
-fn translated(text: &str, words: &[String]) -> Option<String> {
-    let plain = |set: &String| {
-        let set = set.replace("\\n", "\n").replace("\\t", "\t");
-        (!set.contains(['[', '-', '\\'])).then(|| set.chars().collect::<Vec<_>>())
-    };
-    match words {
-        [option, set] if option == "-d" => {
-            let set = plain(set)?;
-            Some(text.chars().filter(|c| !set.contains(c)).collect())
+/// The characters of one of `tr`'s sets: ranges and some classes; none where it holds others.
+fn characters(set: &str) -> Option<Vec<char>> {
+    let set = [("[:upper:]", "A-Z"), ("[:lower:]", "a-z"), ("[:digit:]", "0-9")]
+        .iter()
+        .fold(set.replace("\\n", "\n").replace("\\t", "\t"), |set, (class, range)| set.replace(class, range));
+    if set.contains("[:") || set.contains("[=") || set.contains(['*', '\\']) {
+        return None;
+    }
+    let set: Vec<char> = set.chars().collect();
+    let (mut all, mut at) = (Vec::new(), 0);
+    while let Some(&first) = set.get(at) {
+        match (set.get(at + 1), set.get(at + 2)) {
+            (Some('-'), Some(&last)) if first.is_ascii() && last.is_ascii() => {
+                if last < first {
+                    return None;
+                }
+                all.extend(first..=last);
+                at += 3;
+            }
+            _ => {
+                all.push(first);
+                at += 1;
+            }
         }
-        [from, to] if !from.starts_with('-') => {
-            let (from, to) = (plain(from)?, plain(to)?);
+    }
+    Some(all)
+}
+
+/// What `tr` makes of a text; none where that is not followed.
+fn translated(text: &str, words: &[String]) -> Option<String> {
+    match words {
+        [option, set] if matches!(option.as_str(), "-d" | "-dc" | "-cd") => {
+            let (set, others) = (characters(set)?, option.contains('c'));
+            Some(text.chars().filter(|c| set.contains(c) == others).collect())
+        }
+        [from, to] if from == "-" || !from.starts_with('-') => {
+            let (from, to) = (characters(from)?, characters(to)?);
             // The last of the second set stands for all that it lacks, and of a character given twice the last counts.
             let last = *to.last()?;
             let new = |c: char| {
@@ -61,6 +85,87 @@ fn translated(text: &str, words: &[String]) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// The fields of every line that `cut -d X -f LIST` keeps; none for other options.
+fn cut(text: &str, words: &[String]) -> Option<String> {
+    let (mut between, mut list) = ('\t', None);
+    let mut words = words.iter();
+    while let Some(word) = words.next() {
+        let letter = word.get(..2)?;
+        let given = if word.len() > 2 { &word[2..] } else { words.next()?.as_str() };
+        match letter {
+            "-d" => {
+                let mut chars = given.chars();
+                between = chars.next().filter(|_| chars.next().is_none())?;
+            }
+            "-f" => list = Some(given),
+            _ => return None,
+        }
+    }
+    let number = |text: &str, other: usize| if text.is_empty() { Some(other) } else { text.parse().ok() };
+    let ranges: Option<Vec<(usize, usize)>> = list?
+        .split(',')
+        .map(|one| match one.split_once('-') {
+            Some((first, last)) => Some((number(first, 1)?, number(last, usize::MAX)?)),
+            None => one.parse().ok().map(|only| (only, only)),
+        })
+        .collect();
+    let (ranges, separator) = (ranges?, between.to_string());
+    let kept = |line: &str| {
+        // A line without any is kept whole.
+        if !line.contains(between) {
+            return line.to_owned();
+        }
+        let fields = line.split(between).enumerate();
+        let fields =
+            fields.filter(|(at, _)| ranges.iter().any(|(low, high)| (*low..=*high).contains(&(at + 1))));
+        fields.map(|(_, field)| field).collect::<Vec<_>>().join(&separator)
+    };
+    Some(text.lines().map(|line| kept(line) + "\n").collect())
+}
+
+/// The field of every line that `awk '{print $N}'` prints, with `-F` and a plain character or without; none for other
+/// programs.
+fn field_by_awk(text: &str, words: &[String]) -> Option<String> {
+    let (between, program) = match words {
+        [program] => (None, program),
+        [option, given, program] if option == "-F" => (Some(given.as_str()), program),
+        [option, program] => (Some(option.strip_prefix("-F")?), program),
+        _ => return None,
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() && c != 't' || "_-:,;=/@#".contains(c);
+    if between.is_some_and(|between| between.len() != 1 || !between.contains(plain)) {
+        return None;
+    }
+    let inner = program.trim().strip_prefix('{')?.strip_suffix('}')?.trim().trim_end_matches(';');
+    let field = inner.strip_prefix("print")?.trim().strip_prefix('$')?;
+    let number = if field == "NF" { None } else { Some(field.parse::<usize>().ok().filter(|n| *n > 0)?) };
+    let of_line = |line: &str| {
+        let fields: Vec<&str> = match between {
+            Some(between) => line.split(between).collect(),
+            None => line.split_whitespace().collect(),
+        };
+        let field = number.map_or(fields.last(), |number| fields.get(number - 1));
+        format!("{}\n", field.unwrap_or(&""))
+    };
+    Some(text.lines().map(of_line).collect())
+}
+
+/// The first or last lines of a text, as many as `-n N` or `-N` says; none for other options.
+fn lines_at_end(name: &str, text: &str, words: &[String]) -> Option<String> {
+    // Behind `+` it is where to begin.
+    let number = |text: &str| text.parse::<usize>().ok().filter(|_| !text.starts_with('+'));
+    let count = match words {
+        [] => 10,
+        [option] => number(option.strip_prefix("-n").or(option.strip_prefix('-'))?)?,
+        [option, count] if option == "-n" => number(count)?,
+        _ => return None,
+    };
+    let lines: Vec<&str> = text.lines().collect();
+    let count = count.min(lines.len());
+    let kept = if name == "head" { &lines[..count] } else { &lines[lines.len() - count..] };
+    Some(kept.iter().map(|line| format!("{line}\n")).collect())
 }
 
 /// Most files that a program's text names.
@@ -136,6 +241,20 @@ impl Shell<'_> {
             "tr" => {
                 let text = self.state.input.take().filter(|text| known(text));
                 Done::well(text.and_then(|text| translated(&text, words)))
+            }
+            // Of files, and behind other options, nothing is known.
+            "cut" | "awk" | "head" | "tail" if self.state.input.as_ref().is_some_and(|text| known(text)) => {
+                let text = self.state.input.take().unwrap_or_default();
+                let made = match name {
+                    "cut" => cut(&text, words),
+                    "awk" => field_by_awk(&text, words),
+                    _ => lines_at_end(name, &text, words),
+                };
+                if made.is_none() {
+                    self.state.input = Some(text);
+                    return None;
+                }
+                Done::well(made)
             }
             "tee" => {
                 let text = self.state.input.take();

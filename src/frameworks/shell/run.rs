@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::jobs::Job;
 use super::parse::{Arm, ArmEnd, Command, Input, Link, List, Output, Part, Pipe, Raw, Streams};
 use super::patterns::{Steps, matches};
-use super::state::{Branch, Flow, State, Status, Variable, is_shaping, known, unknown};
+use super::state::{Branch, Flow, State, Status, Variable, is_degree, known, unknown};
 use super::undecided::{Effects, flags_in};
 use super::{Files, ImportError, Launch, UNSET, Word, tells};
 
@@ -80,6 +80,8 @@ pub(super) struct Shell<'f> {
     pub(super) ended: Option<usize>,
     /// Nodes of the job that LSF or PBS is asked for.
     pub(super) queue_nodes: Option<u32>,
+    /// What the names of the variables begin with that LSF or PBS sets, in a job of theirs.
+    pub(super) queue_sets: Option<&'static str>,
     /// What was decided without knowing, for people.
     pub(super) notes: Vec<String>,
 }
@@ -120,6 +122,7 @@ impl<'f> Shell<'f> {
             undecided: BTreeSet::new(),
             ended: None,
             queue_nodes: None,
+            queue_sets: None,
             not_started: Vec::new(),
             unfollowed: None,
             notes: Vec::new(),
@@ -467,6 +470,11 @@ impl<'f> Shell<'f> {
         let starts = self.found.len() + self.perhaps.len() > found;
         let meant = self.flow != Flow::Exit || starts || trains || !(assumed || fails);
         if !meant {
+            if let Some(line) = self.ended.filter(|_| !assumed) {
+                self.note(format!(
+                    "line {line}: the script ends here with an error, as it is written and started: read as if it went on"
+                ));
+            }
             self.flow = Flow::Next;
             self.state = before;
         }
@@ -513,10 +521,10 @@ impl<'f> Shell<'f> {
     }
 
     /// The flags and files that commands would set, for people, and the first line that has one; keeps those that say
-    /// degrees, shapes or batches.
+    /// degrees, sizes or batches.
     pub(super) fn may_be_set(&mut self, body: &[(Link, Pipe)]) -> Option<(usize, String)> {
         let flags = flags_in(body);
-        let shaping = flags.iter().filter(|flag| flag.kept && is_shaping(&flag.name));
+        let shaping = flags.iter().filter(|flag| flag.kept && is_degree(&flag.name));
         self.undecided.extend(shaping.map(|flag| (flag.line, flag.name.clone())));
         let names: Vec<&str> = flags.iter().map(|flag| flag.name.as_str()).collect();
         Some((flags.first()?.line, names.join(" ")))

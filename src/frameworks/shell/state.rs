@@ -385,8 +385,14 @@ fn harmless<'w>(words: impl Iterator<Item = &'w str>) -> bool {
 }
 
 /// Whether a word is a flag that says them.
-pub(super) fn is_shaping(name: &str) -> bool {
+fn is_shaping(name: &str) -> bool {
     name.starts_with("--") && SHAPING.split_whitespace().any(|part| name.contains(part))
+}
+
+/// Whether a word is a flag that says degrees, batches or sizes but that of the vocabulary, which tokenizers say as well.
+pub(super) fn is_degree(name: &str) -> bool {
+    const OTHERS: &[&str] = &["vocab", "token", "workers", "log", "save", "load"];
+    is_shaping(name) && !OTHERS.iter().any(|part| name.contains(part))
 }
 
 /// Parts of the names of flags that say degrees, shapes, batches or which framework trains.
@@ -418,6 +424,14 @@ pub(super) fn is_surrounding(name: &str, slurm: bool) -> bool {
         "BASHPID",
         "BASH",
         "BASH_VERSION",
+        "BASH_VERSINFO",
+        "BASH_SUBSHELL",
+        "BASHOPTS",
+        "SHELLOPTS",
+        "SRANDOM",
+        "EPOCHREALTIME",
+        "GROUPS",
+        "DIRSTACK",
         "BASH_SOURCE",
         "BASH_LINENO",
         "BASH_REMATCH",
@@ -454,6 +468,12 @@ pub(super) fn is_surrounding(name: &str, slurm: bool) -> bool {
 }
 
 impl Shell<'_> {
+    /// Whether a variable is set by what the script runs in.
+    fn is_surrounding(&self, name: &str) -> bool {
+        let of_queue = self.queue_sets.is_some_and(|start| name.starts_with(start));
+        of_queue || is_surrounding(name, self.job.is_some())
+    }
+
     /// Remembers what is used and set by nothing.
     pub(super) fn is_unset(&mut self, name: &str) {
         if self.unset.len() < MOST_UNSET {
@@ -475,7 +495,7 @@ impl Shell<'_> {
             let name = self.state.meant(name).unwrap_or_default();
             return match name.as_str() {
                 "PWD" => Some(self.working_folder()),
-                name if self.state.anything || is_surrounding(name, self.job.is_some()) => Some(unknown()),
+                name if self.state.anything || self.is_surrounding(name) => Some(unknown()),
                 name => {
                     self.is_unset(name);
                     None

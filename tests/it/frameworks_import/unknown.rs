@@ -34,6 +34,8 @@ fn variables_that_nothing_sets_are_named_with_the_way_to_give_them() {
         ),
         (with("export A=\"`jq .tp < conf.json`\"", "$A"), 2, "`$A`", "line 1 takes it from `jq`"),
         (with("", "$(awk 1 conf)"), 2, "`$(awk`", "line 2 takes it from `awk`"),
+        // It is set, but on another way.
+        (with("case $1 in a) A=4;; b) A=8;; esac", "$A"), 2, "`$A`", "line 1 sets `A`, but not on the way"),
         // What a file holds is not said by its name.
         (with("A=$(wc -l < $HOSTS)", "$A"), 2, "`$A`", "line 1 takes it from `wc`"),
         (with("", "$SHLVL"), 2, "`$SHLVL`", "`SHLVL` is set where the script runs: write it out, or give it"),
@@ -147,6 +149,10 @@ fn degrees_that_may_be_set_are_refused_beside_others() {
     for (text, part) in [
         (format!("A=$(python flags.py)\n{START} {bare} {tensor} {stages} $A\n"), "are left out"),
         (format!("{START} {bare} {tensor} $EXTRA\n"), "nothing sets `EXTRA`"),
+        (
+            format!("if [ -d /x ]; then A='--vocab-file x'; fi\n{START} {bare} {tensor} {stages} $A\n"),
+            "whether --vocab-file is set",
+        ),
         (format!("if nvidia-smi; then python a.py --vocab-size 3; fi\n{START} {bare} {tensor} $B\n"), "`B`"),
     ] {
         let imported = import(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));

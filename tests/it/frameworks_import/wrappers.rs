@@ -472,6 +472,12 @@ fn nodes_of_lsf_and_pbs_are_those_asked_for() {
     }
     let header = "#!/bin/bash\n#BSUB -nnodes 4\nN=$(cat $LSB_DJOB_HOSTFILE | uniq | wc -l)\n";
     assert_eq!(ours(&format!("{header}jsrun -n $N -r 1 -a 8 -g 8 python x.py --n 1\n")), Ok(Some(32)));
+    // There its variables are set.
+    for (header, name) in [("#BSUB -nnodes 4", "LSB_JOBID"), ("#PBS -l select=4", "PBS_NODEFILE")] {
+        let text = format!("N=1\nif [ -n \"${name}\" ]; then N=2; fi\npython x.py --n $N");
+        assert_eq!(arguments(&read(&format!("{header}\n{text}"))), ["--n", "\u{fffc}"], "{header}");
+        assert_eq!(arguments(&read(&text)), ["--n", "1"], "{name}");
+    }
     // What is told to the command that submits it counts for the script.
     let text = format!("bsub -nnodes 2 <<'X'\n#BSUB -W 1:00\n{torch}\nX\n");
     assert_eq!(ours(&text), Ok(Some(16)));

@@ -329,6 +329,8 @@ fn given_in_vain(shell: &mut run::Shell, text: &str, words: &[String]) {
         let Some(set) = shell.state.variables.get(name).cloned() else { continue };
         if let Value::Text(own) = &set.value
             && own != value
+            // `PATH=$PATH:…`
+            && (value.parse::<u64>().is_ok() || !own.contains(value))
         {
             let own = if is_unknown(own) { String::new() } else { format!(" to `{own}`") };
             shell.note(format!("`{name}={value}` is given, and the script itself sets {name}{own}"));

@@ -290,6 +290,8 @@ fn behind_group(
     let mut once = |from: &[bool]| {
         let mut ends = vec![false; from.len()];
         for way in ways {
+            // A way may be empty.
+            steps.take(from.len())?;
             ends = either(&ends, &reached(way, text, from.to_vec(), ignore_case, steps)?);
         }
         Some::<Vec<bool>>(ends)
@@ -455,6 +457,8 @@ mod tests {
         }
         let (many, long) = ("+(a|aa|*(a))".repeat(200), "a".repeat(2000));
         assert_eq!(matches(&many, &long, (true, false), &mut Steps::new()), None);
+        let (empty, long) = (format!("!({})", "|".repeat(100_000)), "a".repeat(100_000));
+        assert_eq!(matches(&empty, &long, (true, false), &mut Steps::new()), None);
         assert_eq!(without("4x12", ("x[0-9]*", false), true, false, steps).as_deref(), Some("4"));
         assert_eq!(replaced("a1b22", ("[0-9]", false), "", Place::All, 99, steps).as_deref(), Some("ab"));
         // Work that multiplies is given up, not done.

@@ -168,6 +168,7 @@ fn what_is_given_in_vain_is_told() {
     for (before, words, note) in [
         ("TP=4", &["TP=8"][..], "`TP=8` is given, and the script itself sets TP to `4`"),
         ("TP=${TP:-2}", &["TP=4"], ""),
+        ("export LIBS=$LIBS:/y", &["TP=4", "LIBS=/x"], ""),
         (
             "",
             &["TP=4", "--tensor-model-parallel-size", "8"],

@@ -504,7 +504,7 @@ impl Context {
         let hf = special.then(|| HfModel::of(model, layers)).flatten();
         context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
         context.sequence_splits = hf.as_ref().is_none_or(HfModel::sequence_splits);
-        context.tensor_splits = hf.as_ref().is_none_or(HfModel::tensor_splits);
+        context.tensor_splits = hf::splits_tensors(layers, hf.as_ref());
         // Accelerate looks at the configuration alone: a window that no sequence reaches is one.
         let is_cut = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some() || a.window.is_some());
         let cut = context.sinks || layers.kinds.iter().any(is_cut) || !context.mamba.is_empty();

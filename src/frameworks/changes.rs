@@ -237,7 +237,7 @@ const CONCEPTS: &[Concept] = &[
 ];
 
 /// What is written beside a setting, and needed where that is new to the launch.
-const BESIDE: [(&str, &str); 14] = [
+const BESIDE: [(&str, &str); 16] = [
     ("--ckpt-format", "--use-megatron-fsdp"),
     ("--init-model-with-meta-device", "--use-megatron-fsdp"),
     ("--calculate-per-token-loss", "--use-megatron-fsdp"),
@@ -252,6 +252,8 @@ const BESIDE: [(&str, &str); 14] = [
     ("zero_optimization.offload_optimizer.nvme_path", "zero_optimization.offload_optimizer.device"),
     ("zero_optimization.offload_param.pin_memory", "zero_optimization.offload_param.device"),
     ("zero_optimization.offload_param.nvme_path", "zero_optimization.offload_param.device"),
+    ("tensor_parallel.partition_config.layer_specs", "tensor_parallel.autotp_size"),
+    ("tensor_parallel.partition_config.use_default_specs", "tensor_parallel.autotp_size"),
 ];
 
 /// What the Hugging Face trainer fills in for `"auto"`, by which flag, and its own default

@@ -10,7 +10,7 @@ use super::{
     Capabilities, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule, SequenceParallel,
     ShardGroups, ensure, heads_divide, numbers, widths_divide,
 };
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Modules, Place, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Place, Recompute, Schedule};
 use crate::spec::job::{Optimizer, Precision};
 
 /// What a DeepSpeed configuration can express for a Hugging Face model.
@@ -68,6 +68,11 @@ pub static MEGATRON_CAPABILITIES: Capabilities = Capabilities {
     activation_offload: true,
     ..CAPABILITIES
 };
+
+/// Whether DeepEP brings tokens to experts on other ranks.
+fn deepep(l: &Layout) -> bool {
+    l.dispatcher == Some(Dispatcher::DeepEp) && l.expert_parallel > 1
+}
 
 const ULYSSES_HEADS: Rule = Rule {
     name: "ulysses-heads",
@@ -289,22 +294,32 @@ pub static RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "ulysses-experts",
+        source: "runtime/engine.py _configure_expert_parallel: the ranks that runtime/sequence_parallel/parallel_state_sp.py \
+                 names model parallel count as tensor parallel",
+        judge: Judge::Run,
+        reach: Reach::Group,
+        check: |_, c, l| {
+            ensure(
+                !c.has_experts() || l.expert_parallel == 1 || l.context_parallel == 1,
+                "expert parallelism (ep {0}) excludes Ulysses (cp {1})",
+                numbers([u64::from(l.expert_parallel), u64::from(l.context_parallel)]),
+            )
+        },
+    },
+    Rule {
         name: "experts-zero",
-        source: "module_inject/auto_ep.py, AutoEP under ZeRO stage 3",
+        source: "runtime/engine.py _validate_zero3_moe_compatibility, AutoEP under ZeRO stage 3",
         judge: Judge::Run,
         reach: Reach::Sharding,
         check: |_, c, l| {
             if !c.has_experts() || l.expert_parallel == 1 || l.zero_stage < 3 {
                 return Ok(());
             }
-            ensure(
-                l.context_parallel == 1,
-                "expert parallelism under ZeRO stage 3 excludes Ulysses (cp {0})",
-                numbers([u64::from(l.context_parallel)]),
-            )?;
             let ranks = l.data_parallel * l.context_parallel;
+            // A group of one is none to DeepSpeed; `partition-neighbours` refuses it.
             ensure(
-                l.shard_group == ranks,
+                l.shard_group == ranks || l.shard_group == 1,
                 "expert parallelism under ZeRO stage 3 excludes shard groups ({0})",
                 numbers([u64::from(l.shard_group)]),
             )
@@ -325,13 +340,14 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "tensor-class",
-        source: "module_inject/auto_tp.py AutoTP.supported",
-        judge: Judge::Nobody,
+        source: "module_inject/auto_tp.py AutoTP.supported; module_inject/tp_plan_converter.py TPPlanConverter.convert",
+        judge: Judge::Run,
         reach: Reach::Group,
         check: |_, c, l| {
             ensure(
                 c.tensor_splits || l.tensor_parallel == 1,
-                "AutoTP (tp {0}) does not take GPT-2, the Transformers class of this model",
+                "AutoTP (tp {0}) does not take the Transformers class of this model: not GPT-2, no latent attention, no \
+                 norms over all heads",
                 numbers([u64::from(l.tensor_parallel)]),
             )
         },
@@ -362,6 +378,32 @@ pub static RULES: &[Rule] = &[
                 !c.has_experts() || l.tensor_parallel == 1 || l.offload == crate::plan::Offload::NONE,
                 "offload excludes AutoTP (tp {0}) on a model with experts",
                 numbers([u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "deepep-tensor",
+        source: "module_inject/auto_ep_layer.py AutoEPMoELayer.set_deepspeed_parallelism",
+        judge: Judge::Run,
+        reach: Reach::Cell,
+        check: |_, _, l| {
+            ensure(
+                !deepep(l) || l.tensor_parallel == 1,
+                "AutoEP's DeepEP excludes AutoTP (tp {0})",
+                numbers([u64::from(l.tensor_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "deepep-format",
+        source: "module_inject/auto_ep_comm.py assert_dtype_supported",
+        judge: Judge::Run,
+        reach: Reach::Cell,
+        check: |_, c, l| {
+            ensure(
+                !deepep(l) || c.precision == Precision::Bf16,
+                "AutoEP's DeepEP exchanges bf16 only",
+                [0; 4],
             )
         },
     },

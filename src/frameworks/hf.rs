@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::export::WrittenFor;
-use crate::layers::Layers;
+use crate::layers::{LayerKind, Layers};
 use crate::spec::model::{
     Activation, Attention, Block, Dense, FeedForward, LatentAttention, Mixer, Model, Moe, Norm, Position,
     PositionScaling, QkNorm, RouterScore, Yarn,
@@ -45,17 +45,36 @@ impl HfModel {
         }
     }
 
-    /// Whether DeepSpeed's AutoTP takes the class (module_inject/auto_tp.py AutoTP.supported).
+    /// What DeepSpeed's AutoTP is told to split of a model whose experts its AutoEP spreads. Without it the plan of
+    /// Transformers counts, which splits the experts too, and which DeepSpeed refuses as a whole
+    /// (module_inject/tp_plan_converter.py TPPlanConverter.convert). What is not named stays whole; norms of heads see
+    /// a part of them, so that their gradients are summed.
     #[must_use]
-    pub fn tensor_splits(&self) -> bool {
-        self.family() != "gpt2"
+    pub fn tensor_partition(&self) -> Option<Value> {
+        self.expert_preset?;
+        let one = |pattern: &str, kind: &str| json!({"patterns": [pattern], "partition_type": kind});
+        let mut layers = vec![
+            one(r".*\.self_attn\.[qkv]_proj\.weight$", "column"),
+            one(r".*\.self_attn\.o_proj\.weight$", "row"),
+        ];
+        if self.family() == "qwen3_moe" {
+            let mut norms = one(r".*\.self_attn\.[qk]_norm\.weight$", "skip");
+            norms["grad_allreduce"] = json!(true);
+            layers.push(norms);
+        }
+        if self.config.get("tie_word_embeddings") == Some(&json!(false)) {
+            let mut head = one(r".*lm_head\.weight$", "column");
+            head["gather_output"] = json!(true);
+            layers.push(head);
+        }
+        Some(json!({"use_default_specs": false, "layer_specs": layers}))
     }
 
     /// Whether Ulysses takes its attention: it refuses the eager one, and GPT-2's class shapes the heads' output by
     /// the sequence that it was given (runtime/sequence_parallel/ulysses_sp.py; transformers modeling_gpt2.py).
     #[must_use]
     pub fn sequence_splits(&self) -> bool {
-        self.attention() == "sdpa" && self.tensor_splits()
+        self.attention() == "sdpa" && self.family() != "gpt2"
     }
 
     /// The family that has exactly this model's layers, if any. Multi-token prediction is not trained
@@ -103,6 +122,20 @@ pub fn masks_drop(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool 
         Some(hf) => hf.attention() == "sdpa" && !matches!(hf.family(), "gpt2" | "gpt_neox"),
         None => !is_falcon(model, layers) && !matches!(model.position, Position::Learned(_)),
     }
+}
+
+/// Whether DeepSpeed's AutoTP takes the Transformers class of a model: not GPT-2 (module_inject/auto_tp.py
+/// AutoTP.supported), and no class whose plan splits something in a way that it does not know, which it refuses as a
+/// whole (module_inject/tp_plan_converter.py TPPlanConverter.convert): latent attention (`mla_kv_a_proj`), rows of
+/// heads that are normalised as one (`rowwise_split_input`).
+#[must_use]
+pub fn splits_tensors(layers: &Layers, hf: Option<&HfModel>) -> bool {
+    let known = |kind: &LayerKind| match &kind.block.mixer {
+        Mixer::Attention(a) => a.qk_norm != QkNorm::Full,
+        Mixer::Latent(_) => false,
+        Mixer::Mamba2(_) | Mixer::None => true,
+    };
+    hf.is_none_or(|hf| hf.family() != "gpt2") && layers.kinds.iter().all(known)
 }
 
 /// Whether Transformers has a plan that splits all layers of a model's class by tensor parallelism, as far as is known

@@ -39,6 +39,15 @@ pub const LATENT_MOE: &str = r#"(
     mtp: (modules: 1, block: "moe"),
 )"#;
 
+/// Experts in every layer, as in Mixtral.
+pub const EXPERTS: &str = r#"(
+    schema: 1, name: "Plain MoE", hidden: 4096, vocabulary: 32000, max_sequence: 32768,
+    blocks: { "layer": (
+        mixer: Attention(heads: 32, kv_heads: 8, head_dim: 128),
+        feed_forward: Moe(experts: 8, top_k: 2, width: 14336)) },
+    layers: [(repeat: 32, of: ["layer"])],
+)"#;
+
 /// Windows, sinks and biases, as in gpt-oss.
 pub const WINDOWS: &str = r#"(
     schema: 1, name: "Windows MoE", hidden: 2880, vocabulary: 201088, max_sequence: 131072,
@@ -482,6 +491,25 @@ static CASES: &[Case] = &[
         l.context_parallel = 2;
         l.context_comm = ContextComm::AllToAll;
     }),
+    case(Target::DeepSpeed, "ulysses-experts", EXPERTS, same, |l| {
+        moe(l);
+        (l.expert_parallel, l.context_parallel) = (8, 2);
+        l.context_comm = ContextComm::AllToAll;
+    }),
+    case(Target::DeepSpeed, "deepep-tensor", EXPERTS, same, |l| {
+        l.dispatcher = Some(Dispatcher::DeepEp);
+        (l.tensor_parallel, l.expert_parallel) = (2, 8);
+    }),
+    case(
+        Target::DeepSpeed,
+        "deepep-format",
+        EXPERTS,
+        |j| j.precision = Precision::Fp16,
+        |l| {
+            l.dispatcher = Some(Dispatcher::DeepEp);
+            l.expert_parallel = 8;
+        },
+    ),
     case(Target::DeepSpeed, "experts-zero", WINDOWS, same, |l| {
         moe(l);
         l.expert_parallel = 8;

@@ -9,7 +9,7 @@ use autoplan::frameworks::hf::HfModel;
 use autoplan::layers::Layers;
 use autoplan::plan::{Dispatcher, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::{Accelerator, Cluster};
-use autoplan::spec::job::Job;
+use autoplan::spec::job::{Job, Optimizer};
 use autoplan::spec::model::{FeedForward, Model, Position, PositionScaling};
 use autoplan::spec::{ron_options, shipped};
 use autoplan::units::{Bytes, Seconds};
@@ -335,6 +335,47 @@ fn buffers_of_weights_on_drives_hold_the_largest_shard() {
     // The embedding has 128,256 rows of 8,192: an eighth of it is the largest shard.
     assert!(weights["buffer_size"].as_u64().unwrap() >= 128_256 * 8192 / 8, "{text}");
     assert_eq!(config["zero_optimization"]["offload_optimizer"]["device"], "nvme");
+}
+
+/// DeepSpeed refuses Transformers' plans for experts (module_inject/tp_plan_converter.py): what AutoTP splits beside AutoEP is
+/// written down.
+#[test]
+fn tensor_parallelism_beside_experts_names_what_is_split() {
+    let shipped = |name: &str| shipped::models().into_iter().find(|m| m.name == name).unwrap().text;
+    let job = job(64, 256);
+    let tensor = |name: &str, layers: u32| -> serde_json::Value {
+        let layout = fill(&job, |l| {
+            (l.tensor_parallel, l.expert_parallel) = (2, 4);
+            l.dispatcher = Some(Dispatcher::AllToAll);
+        });
+        let plan = spread(layout, &job, layers, Recompute::None);
+        let text = text_of(Target::DeepSpeed, "ds_config.json", shipped(name), &job, &plan);
+        let config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        config["tensor_parallel"].clone()
+    };
+    let kinds = |tensor: &serde_json::Value| -> Vec<String> {
+        let layers = tensor["partition_config"]["layer_specs"].as_array().unwrap();
+        layers.iter().map(|one| one["partition_type"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(kinds(&tensor("mixtral-8x7b", 32)), ["column", "row", "column"]);
+    let qwen = tensor("qwen3-30b-a3b", 48);
+    assert_eq!(kinds(&qwen), ["column", "row", "skip", "column"]);
+    assert_eq!(qwen["partition_config"]["layer_specs"][2]["grad_allreduce"], true);
+    // Muon leaves AutoEP its scattered gradients below stage 3.
+    let mut muon = job.clone();
+    muon.optimizer = Optimizer::Muon;
+    for (stage, scattered) in [(1, true), (3, false)] {
+        let layout = fill(&muon, |l| {
+            (l.expert_parallel, l.zero_stage) = (4, stage);
+            l.dispatcher = Some(Dispatcher::AllToAll);
+        });
+        let plan = spread(layout, &muon, 48, Recompute::None);
+        let text = text_of(Target::DeepSpeed, "ds_config.json", shipped("qwen3-30b-a3b"), &muon, &plan);
+        assert!(text.contains(&format!("\"reduce_scatter\": {scattered}")), "{text}");
+    }
+    let dense = spread(fill(&job, |l| l.tensor_parallel = 2), &job, 80, Recompute::None);
+    let text = text_of(Target::DeepSpeed, "ds_config.json", DENSE, &job, &dense);
+    assert!(!text.contains("partition_config"), "{text}");
 }
 
 #[test]

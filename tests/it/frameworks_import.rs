@@ -491,6 +491,10 @@ fn what_a_configuration_says_in_vain_is_told() {
     for (text, part) in [
         (r#""expert_parallel": {"enabled": true, "autoep_size": 5}"#, "expert-parallel 5"),
         (
+            r#""tensor_parallel": {"autotp_size": 2}, "expert_parallel": {"enabled": true, "autoep_size": 4}"#,
+            "AutoTP refuses Transformers' plan",
+        ),
+        (
             r#""expert_parallel": {"enabled": true, "autoep_size": 8, "preset_model": "mixtral"}"#,
             "`mixtral` is not that of Qwen3 30B-A3B: `qwen3_moe`",
         ),
@@ -503,6 +507,21 @@ fn what_a_configuration_says_in_vain_is_told() {
         assert!(error.title().contains(part), "{text}: {}", error.title());
         assert_eq!(error.place().map(|(line, _)| line), Some(3), "{text}");
     }
+    // How gradients of experts are reduced.
+    let reduced = |stage: u32, key: &str| {
+        let model = models.iter().find(|model| model.name == qwen).unwrap();
+        let trainer = deepspeed::Trainer::default();
+        let given = deepspeed::Given { model, gpus: 8, sequence_length: None, pipeline_parallel: 1, trainer };
+        let text = format!(
+            r#"{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": {stage}, "{key}": false}},
+            "expert_parallel": {{"enabled": true, "autoep_size": 4}}}}"#
+        );
+        deepspeed::import(&text, given).map(drop).map_err(|error| error.title().to_owned())
+    };
+    for (stage, key) in [(1, "reduce_scatter"), (2, "reduce_scatter"), (2, "contiguous_gradients")] {
+        assert_eq!(reduced(stage, key), Err(format!("AutoEP needs {key} at ZeRO stage {stage}")));
+    }
+    assert_eq!(reduced(3, "reduce_scatter").and(reduced(1, "contiguous_gradients")), Ok(()));
     // Tensor-parallel ranks of a pipeline stand elsewhere.
     let batch = read(llama, "\"train_batch_size\": 4, \"gradient_accumulation_steps\": 1", 2).unwrap_err();
     assert!(batch.render(false).contains("give the launch script"), "{}", batch.render(false));

@@ -311,6 +311,8 @@ const CLOSED: [(&str, &[&str]); 7] = [
             "tensor_parallel",
             "tp",
             "tp_overlap_comm",
+            "vocab_parallel_ce_backend",
+            "vocab_parallel_lm_head",
         ],
     ),
     ("bf16", BF16),
@@ -366,17 +368,22 @@ const OPEN: [(&str, &[&str]); 4] = [
     (
         "expert_parallel",
         &[
+            "async_split_plan",
             "autoep_size",
             "combine_impl",
             "comm_backend",
             "comm_max_tokens_per_rank",
+            "comm_num_sm",
+            "comm_qp_margin",
             "disable_triton_grouped_mm",
             "enabled",
+            "expert_activation",
             "expert_pattern",
             "expert_tensor_parallel_size",
             "expert_w1",
             "expert_w2",
             "expert_w3",
+            "gate_up_impl",
             "has_shared_experts",
             "load_balance_coeff",
             "moe_layer_pattern",
@@ -388,6 +395,7 @@ const OPEN: [(&str, &[&str]); 4] = [
             "route_scale",
             "routed_scaling_factor",
             "router_pattern",
+            "row_weighting_impl",
             "score_apply",
             "score_func",
             "shared_experts_gate_pattern",
@@ -626,6 +634,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
     left_out(&top, precision, &mut assumed)?;
     if let Some(zero) = &zero {
         sharding(zero, &mut layout, &mut unknown)?;
+        experts_reduce(zero, &layout)?;
         // Muon needs whole gradients.
         if optimizer != Optimizer::Muon && zero.flag("reduce_scatter")? == Some(false) {
             let line = zero.get("reduce_scatter").map_or(1, |node| zero.line(node.span.start));
@@ -791,6 +800,15 @@ fn degrees(top: &Section, given: Given) -> Read<Layout> {
         experts_fit(&expert, ep, given.model)?;
         if matches!(expert.get("comm_backend").map(|n| &n.value), Some(Value::Text(t)) if t == "deepep") {
             dispatcher = Some(Dispatcher::DeepEp);
+        }
+        let told = |tensor: &Section| {
+            let named = |key: &str| tensor.get(key).is_some_and(|node| node.value != Value::Null);
+            named("partition_config") || named("preset_model")
+        };
+        if let Some(tensor) = tensor.as_ref().filter(|tensor| tp > 1 && ep > 1 && !told(tensor)) {
+            // module_inject/tp_plan_converter.py TPPlanConverter.convert, with the plans of Transformers 5.
+            let message = "AutoTP refuses Transformers' plan for a model with experts: `partition_config` must say what is split";
+            return Err(tensor.error_at(tensor.get("autotp_size"), message.to_owned()));
         }
     }
     let pp = given.pipeline_parallel.max(1);
@@ -988,6 +1006,21 @@ fn experts_fit(expert: &Section, degree: u32, model: &Model) -> Read<()> {
         }
         None => Ok(()),
     }
+}
+
+/// How gradients of experts that AutoEP spreads are reduced below stage 3 (`runtime/zero/stage_1_and_2.py`
+/// `_configure_moe_settings`).
+fn experts_reduce(zero: &Section, layout: &Layout) -> Read<()> {
+    for (key, from) in [("reduce_scatter", 1), ("contiguous_gradients", 2)] {
+        let asked = layout.expert_parallel > 1 && (from..3).contains(&layout.zero_stage);
+        if let Some(node) = zero.get(key).filter(|_| asked)
+            && zero.flag(key)? == Some(false)
+        {
+            let stage = layout.zero_stage;
+            return Err(zero.error(node, format!("AutoEP needs {key} at ZeRO stage {stage}")));
+        }
+    }
+    Ok(())
 }
 
 /// The value of a section's key, else the section.

@@ -113,7 +113,10 @@ fn configuration(
         insert(&mut c, "data_parallel_size", json!(l.data_parallel));
     }
     if auto_tensor {
-        let tensor = json!({"autotp_size": l.tensor_parallel, "tp_overlap_comm": l.tensor_overlap});
+        let mut tensor = json!({"autotp_size": l.tensor_parallel, "tp_overlap_comm": l.tensor_overlap});
+        if let Some(partition) = hf.and_then(HfModel::tensor_partition) {
+            tensor["partition_config"] = partition;
+        }
         insert(&mut c, "tensor_parallel", tensor);
     }
     if l.expert_parallel > 1 {
@@ -233,8 +236,9 @@ fn buckets(request: &ExportRequest, layers: &Layers, z: &mut Map<String, Value>)
     let bucket = layer.clamp(50_000_000, 500_000_000);
     insert(z, "overlap_comm", json!(l.data_overlap));
     insert(z, "contiguous_gradients", json!(true));
-    // Muon needs whole gradients of a matrix (runtime/zero/stage3.py).
-    insert(z, "reduce_scatter", json!(request.job.optimizer != Optimizer::Muon));
+    // Muon needs whole gradients of a matrix at stage 3 (runtime/zero/stage3.py); below, AutoEP needs them scattered
+    // (runtime/zero/stage_1_and_2.py _configure_moe_settings).
+    insert(z, "reduce_scatter", json!(request.job.optimizer != Optimizer::Muon || l.zero_stage < 3));
     insert(z, "reduce_bucket_size", json!(bucket));
     if l.zero_stage < 3 {
         insert(z, "allgather_partitions", json!(true));

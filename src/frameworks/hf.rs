@@ -51,7 +51,9 @@ impl HfModel {
     /// a part of them, so that their gradients are summed.
     #[must_use]
     pub fn tensor_partition(&self) -> Option<Value> {
-        self.expert_preset?;
+        if !matches!(self.family(), "mixtral" | "qwen3_moe") {
+            return None;
+        }
         let one = |pattern: &str, kind: &str| json!({"patterns": [pattern], "partition_type": kind});
         let mut layers = vec![
             one(r".*\.self_attn\.[qkv]_proj\.weight$", "column"),

@@ -72,6 +72,9 @@ pub enum SplitLost {
     Experts,
     /// Rules of the framework on degrees.
     Rules,
+    /// More chunks than layers, ends and multi-token-prediction modules in all numbers of virtual stages that the user
+    /// allows.
+    Chunks,
     /// Schedules, virtual stages, flags or stages of sharding.
     Layouts,
 }
@@ -331,8 +334,9 @@ impl<'a> Space<'a> {
             let split = (group.tensor_parallel, group.context_parallel, group.pipeline_parallel);
             let lost = match self.degrees_rule(&group) {
                 Some(_) => Some(SplitLost::Rules),
-                None if self.count(&group) == 0 => Some(SplitLost::Layouts),
-                None => None,
+                None if self.count(&group) > 0 => None,
+                None if self.too_many_chunks(&group) => Some(SplitLost::Chunks),
+                None => Some(SplitLost::Layouts),
             };
             let known = come.entry(split).or_insert(lost);
             *known = (*known).zip(lost).map(|(known, lost)| known.max(lost));
@@ -743,6 +747,17 @@ impl<'a> Space<'a> {
         })
     }
 
+    /// Every chunk holds a layer, an end, or a multi-token-prediction module.
+    fn most_virtual_stages(&self, g: &Group) -> u32 {
+        (self.context.layers + self.context.mtp_modules + 2) / g.pipeline_parallel
+    }
+
+    fn too_many_chunks(&self, g: &Group) -> bool {
+        let most = self.most_virtual_stages(g).max(1);
+        let only = self.restrictions.virtual_stages.only.as_ref();
+        only.is_some_and(|only| only.iter().all(|&v| v > most))
+    }
+
     fn virtual_stages(&self, g: &Group, schedule: Schedule, mut each: impl FnMut(u32)) {
         let admits = |v| self.restrictions.virtual_stages.admits(v, u32::MAX);
         match schedule {
@@ -751,8 +766,7 @@ impl<'a> Space<'a> {
                 {
                     return;
                 }
-                // Every chunk holds a layer, an end, or a multi-token-prediction module.
-                let most = (self.context.layers + self.context.mtp_modules + 2) / g.pipeline_parallel;
+                let most = self.most_virtual_stages(g);
                 (2..=most).filter(|&v| admits(v)).for_each(each);
             }
             Schedule::ZeroBubbleV | Schedule::DualPipe if admits(2) => each(2),

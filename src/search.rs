@@ -20,6 +20,7 @@ mod layouts;
 #[cfg(test)]
 mod levels;
 mod polish;
+mod traffic;
 #[cfg(feature = "milp")]
 mod verify;
 

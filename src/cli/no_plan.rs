@@ -237,6 +237,7 @@ fn undivided(prepared: &Prepared) -> String {
             SplitLost::MicroBatches => "leave no micro-batch and accumulation under --fix and --max".into(),
             SplitLost::Experts => "leave no degrees of experts".into(),
             SplitLost::Rules => format!("break rules of {}", prepared.task.target),
+            SplitLost::Chunks => "have more chunks (pp x vpp) than layers under --fix vpp".into(),
             SplitLost::Layouts => {
                 "leave no schedule, flags or stage of sharding under --fix and --max".into()
             }
@@ -250,7 +251,7 @@ fn undivided(prepared: &Prepared) -> String {
         let which = if fewest == most { fewest.to_string() } else { format!("{fewest} to {most}") };
         ways.push(format!("{count} have {which} replicas, which do not divide the batch"));
     }
-    let beyond = [SplitLost::Experts, SplitLost::Rules, SplitLost::Layouts];
+    let beyond = [SplitLost::Experts, SplitLost::Rules, SplitLost::Chunks, SplitLost::Layouts];
     let begin = if beyond.iter().any(|reason| lost.contains_key(reason)) {
         "no layout is left".to_owned()
     } else {

@@ -262,7 +262,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let rows = rows(report);
     let mut out = std::io::stdout().lock();
     if matches!(format, Format::Csv | Format::Ron) {
-        for note in offload_notes(report) {
+        for note in notes(report) {
             anstream::eprintln!("note: {note}");
         }
     }
@@ -300,10 +300,28 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     Ok(!rows.is_empty())
 }
 
-/// Where the searches opened offload.
-fn offload_notes(report: &Report) -> Vec<String> {
+/// Where memory may be allocated that GPUs do not have, and where the searches opened offload.
+fn notes(report: &Report) -> Vec<String> {
     let several = report.sections.len() > 1;
-    report.sections.iter().filter_map(|section| section.offload_note(several)).collect()
+    let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
+    beyond_memory(report).into_iter().chain(offload).collect()
+}
+
+/// Says that a limit on memory is above what a GPU has, which helps to see what more would bring.
+fn beyond_memory(report: &Report) -> Option<String> {
+    let of = |section: &Section| {
+        let limit = section.prepared.cost().memory_limit();
+        let accelerator = &section.prepared.task.machine.accelerator;
+        (limit > accelerator.memory).then(|| {
+            format!(
+                "--memory-limit {:.1} GB is more than the {:.1} GB of {}: plans may not run there",
+                limit.gigabytes(),
+                accelerator.memory.gigabytes(),
+                accelerator.name
+            )
+        })
+    };
+    report.sections.iter().find_map(of)
 }
 
 pub(crate) fn percent(share: f64) -> String {
@@ -327,7 +345,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         job.sequence_length,
     )?;
     writeln!(out, "{}", assumptions(prepared.task))?;
-    for note in offload_notes(report) {
+    for note in notes(report) {
         writeln!(out, "{note}")?;
     }
     if rows.is_empty() {

@@ -215,6 +215,14 @@ impl Ways {
     }
 }
 
+impl Ways {
+    /// The most that recomputing a layer of a kind takes.
+    #[must_use]
+    pub fn most_extra(&self, kind: usize) -> Picos {
+        self.modes.most_extra(kind)
+    }
+}
+
 /// Whether groups of layers that are recomputed together all keep the same input, whatever the layers.
 pub(crate) fn comes_in_groups(cell: &CellCosts, recompute: Recompute) -> bool {
     let grouped = matches!(recompute, Recompute::FullUniform(n) if n > 1);

@@ -45,6 +45,13 @@ impl Floor {
         let passes = self.passes(time);
         passes..=passes + Picos(8 + (time.0 >> 38))
     }
+
+    /// The same where so much comes on top of the passes at least.
+    pub fn passes_beside(self, more: Picos, time: Option<Picos>) -> RangeInclusive<Picos> {
+        let Some(time) = time else { return self.at_most(None) };
+        let (certainly, not) = self.at_most(Some(time)).into_inner();
+        certainly.saturating_sub(more)..=not.saturating_sub(more)
+    }
 }
 
 /// An order of passes: schedule, chunks per rank, and whether the experts' exchange overlaps.

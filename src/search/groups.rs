@@ -9,10 +9,11 @@ use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways, least
 use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::bounds::{Floor, least_passes};
 use super::layouts::Sharded;
+use super::traffic::Ranks;
 use super::{Bounded, Counters, Observer, Request, Scratch, Search};
 use crate::candidates::{Group, Shards, layout_of};
 use crate::cost::schedule::Load;
-use crate::cost::step::{shape, state_bytes};
+use crate::cost::step::{OncePerStep, once_per_step, shape, state_bytes};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::frameworks::Reach;
 use crate::plan::{Layout, Offload, Schedule};
@@ -29,6 +30,8 @@ pub(super) struct Line {
     states: usize,
     /// Least time of all passes.
     pub passes: Picos,
+    /// What its ranks do, as far as it is known.
+    pub ranks: Ranks,
     /// Which cell, and which schedule and number of chunks, in the order of generation.
     at: (usize, usize),
     pub cell: Rc<Priced>,
@@ -70,6 +73,14 @@ struct States {
 }
 
 impl States {
+    /// The least time of a step under any sharding of an order that could be used; none if none could.
+    fn least_step(&self, order: usize, passes: Picos, ranks: &Ranks) -> Option<Picos> {
+        let shardings = self.all.len() / self.some.len();
+        let all = self.all[order * shardings..][..shardings].iter();
+        let usable = all.filter(|one| one.rule.is_none() && one.room.suffices());
+        usable.map(|one| ranks.least_step(passes, one)).min()
+    }
+
     /// Why no layout with them is looked at, if none is.
     fn refusal(&self, request: &Request) -> Option<String> {
         let full = !request.exhaustive && self.fitting.iter().all(|&fitting| fitting == 0);
@@ -81,6 +92,8 @@ impl States {
 pub(super) struct StateCost {
     pub sharding: Sharding,
     pub floor: Floor,
+    /// What all ranks of the pipeline together reduce and gather at the ends of a step.
+    pub traffic: OncePerStep,
     pub room: Room,
     /// The rule that forbids it.
     pub rule: Option<&'static str>,
@@ -104,7 +117,9 @@ impl Room {
 /// A priced cell.
 pub(super) struct Priced {
     pub cell: CellCosts,
-    /// One micro-batch through all layers and ends.
+    /// One micro-batch through all layers and ends, forward and backward.
+    pub passes: [Picos; 2],
+    /// Both.
     sum: Picos,
     /// The part of it that computes weight gradients, which no other pass need wait for.
     delayed: Picos,
@@ -362,11 +377,10 @@ impl Search<'_> {
                 continue;
             }
             let states = &known[line.states];
-            let of_order = (&states.some[line.at.1], states.most[line.at.1].as_ref());
             let more = if request.exhaustive {
                 Ok(false)
             } else {
-                self.know_more(&mut line, of_order, (request, limit), scratch)
+                self.know_more(&mut line, states, (request, limit), scratch)
             };
             match more {
                 Ok(true) => lines.push(line),
@@ -431,6 +445,12 @@ impl Search<'_> {
                     Ways::new(&hopeful, &cell.cell)
                 })
             };
+            let ranks = Ranks::of(&layout, self.layers, cell, ways);
+            let least = states.least_step(order, passes, &ranks).unwrap_or(least);
+            if limit.excludes(least) {
+                counters.drop("bound: traffic", count);
+                continue;
+            }
             let tables = TablesOf { cell: &cell.cell, sharding: &some.sharding, hop };
             let pipeline = scratch.pipelines.of(shape(&layout));
             let balancing =
@@ -444,6 +464,7 @@ impl Search<'_> {
                 known: Known::Relaxed,
                 states: of_cell,
                 passes,
+                ranks,
                 at: (at, order),
                 cell: cell.clone(),
                 layout,
@@ -460,7 +481,8 @@ impl Search<'_> {
                 };
                 let mut raise = |passes: Picos| {
                     line.passes = line.passes.max(passes);
-                    line.least = line.least.max(some.floor.step(passes));
+                    let least = states.least_step(order, passes, &line.ranks).unwrap_or_default();
+                    line.least = line.least.max(least);
                     limit.excludes(line.least)
                 };
                 let chained =
@@ -476,15 +498,17 @@ impl Search<'_> {
     }
 
     /// Raises the bound of a line by the next that is known of its completions, or says what excludes it; false if
-    /// nothing more is known before its layouts are settled. `some` and `most` hold no more, and no less, than any of
-    /// its shardings.
+    /// nothing more is known before its layouts are settled.
     fn know_more(
         &self,
         line: &mut Line,
-        (some, most): (&StateCost, Option<&Sharding>),
+        states: &States,
         (request, limit): (&Request, Threshold),
         scratch: &mut Scratch,
     ) -> Result<bool, &'static str> {
+        let order = line.at.1;
+        // They hold no more, and no less, than any of its shardings.
+        let (some, most) = (&states.some[order], states.most[order].as_ref());
         let Some(most) = most.filter(|_| line.layout.virtual_stages > 1) else { return Ok(false) };
         let highest = *some.floor.at_most(limit.time()).end();
         // Where backward passes are split, their parts are not known here.
@@ -492,12 +516,15 @@ impl Search<'_> {
         let (known, bound) = match line.known {
             Known::Relaxed => {
                 let spread = self.spread(request);
-                let Line { balancing, cell, layout, hop, .. } = &mut *line;
+                let Line { balancing, cell, layout, hop, ranks, .. } = &mut *line;
                 let (mut found, bound) = scratch.balancer.bounded_splits(&balancing.problem, spread, highest);
                 // None is relieved if all are even, or if one fits with the fullest states.
                 balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
                 let bounded =
                     spread == Spread::Even || scratch.balancer.any_fits(&balancing.problem, &mut found);
+                if bounded {
+                    ranks.know(&found, &balancing.problem, cell);
+                }
                 line.splits = Some(found);
                 if !bounded {
                     // This says nothing of those that are relieved, but of all others.
@@ -516,7 +543,8 @@ impl Search<'_> {
         let reason = if limit.time().is_none() { "memory" } else { known.bound() };
         let bound = bound.ok_or(reason)?;
         line.passes = line.passes.max(bound);
-        line.least = line.least.max(some.floor.step(bound));
+        let least = states.least_step(order, bound, &line.ranks).unwrap_or_default();
+        line.least = line.least.max(least);
         if limit.excludes(line.least) { Err(reason) } else { Ok(true) }
     }
 
@@ -544,9 +572,10 @@ impl Search<'_> {
                 let layout = layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap);
                 let sharding = self.cost.sharding(&layout);
                 let floor = self.once(&sharding, &parameters, u64::from(p));
+                let traffic = once_per_step(&sharding, &parameters);
                 let room = self.room(&sharding, &parameters, p);
                 fitting += u32::from(room.suffices() && rule.is_none());
-                states.all.push(StateCost { sharding, floor, room, rule });
+                states.all.push(StateCost { sharding, floor, traffic, room, rule });
             }
             let legal = || states.all[from..].iter().filter(|one| one.rule.is_none());
             let once = legal().map(|one| one.floor.once).min().unwrap_or_default();
@@ -554,6 +583,7 @@ impl Search<'_> {
             let some = StateCost {
                 sharding: Sharding::least(legal().map(|one| &one.sharding)),
                 floor: Floor { once, jitter },
+                traffic: OncePerStep::default(),
                 room: Room { fits: true, held: true },
                 rule: None,
             };
@@ -613,7 +643,7 @@ impl Search<'_> {
 
     pub(super) fn price(&self, key: &CellKey, scratch: &mut Scratch) -> Priced {
         let cell = self.cost.cell_with(key, &mut scratch.parts);
-        let (mut sum, mut delayed) = (Picos::ZERO, Picos::ZERO);
+        let (mut passes, mut delayed) = ([Picos::ZERO; 2], Picos::ZERO);
         let mut parameters = LocalParameters::default();
         let mut longest_forward: f64 = 0.0;
         let mut share = |forward: Picos, backward: Picos| {
@@ -625,14 +655,14 @@ impl Search<'_> {
         for run in &self.layers.runs {
             let layer = &cell.layers[run.kind as usize];
             let (f, b) = (layer.forward.total(), layer.backward.total());
-            sum += (f + b) * u64::from(run.count);
+            passes = [passes[0] + f * u64::from(run.count), passes[1] + b * u64::from(run.count)];
             delayed += layer.weight_gradient * u64::from(run.count);
             share(f, b);
             parameters = parameters.plus(&layer.parameters, u64::from(run.count));
         }
         for end in [&cell.embedding, &cell.head] {
             let (f, b) = (end.forward.total(), end.backward.total());
-            sum += f + b;
+            passes = [passes[0] + f, passes[1] + b];
             delayed += end.weight_gradient;
             share(f, b);
             parameters = parameters.plus(&end.parameters, 1);
@@ -645,7 +675,8 @@ impl Search<'_> {
             .map(|layer| layer.forward.total() + layer.backward.total())
             .min()
             .unwrap_or_default();
-        Priced { cell, sum, delayed, parameters, forward_share: longest_forward, least_layer }
+        let sum = passes[0] + passes[1];
+        Priced { cell, passes, sum, delayed, parameters, forward_share: longest_forward, least_layer }
     }
 
     /// A time that the passes of a layout take at least, wherever its layers are and whatever they

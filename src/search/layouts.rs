@@ -69,8 +69,9 @@ impl Search<'_> {
         scratch: &mut Scratch,
         counters: &mut Counters,
     ) -> Option<Settled> {
-        let Sharded { layout, states: StateCost { sharding, floor, room, rule }, limit } = one;
-        if limit.excludes_layout(floor.step(line.passes), layout) {
+        let Sharded { layout, states, limit } = one;
+        let StateCost { sharding, floor, room, rule, .. } = states;
+        if limit.excludes_layout(line.ranks.least_step(line.passes, states), layout) {
             counters.drop("bound: layout", 1);
             return None;
         }
@@ -93,18 +94,20 @@ impl Search<'_> {
             return None;
         }
         // Of no interest is what takes longer than what certainly does not matter.
-        let most = limit.time().map_or(Picos(u64::MAX), |time| *floor.at_most(Some(time)).end());
+        let exposed = line.ranks.exposed_on_first(states);
+        let passes = floor.passes_beside(exposed, limit.time());
+        let most = *passes.end();
         let sought = Sought { layout, problem, spread: self.spread(request), most };
         let chunked = layout.virtual_stages > 1;
         // Several chunks have bounds that are sharper than a relaxed one; but those of a line know nothing of traffic in
         // the passes.
         if !request.exhaustive && (!chunked || layout.zero_stage >= 2) {
-            let relaxed = scratch.relaxation.lower_bound(problem, floor.at_most(limit.time()));
+            let relaxed = scratch.relaxation.lower_bound(problem, passes);
             let reason = match relaxed {
                 None => Some("memory"),
-                Some(relaxed) => {
-                    limit.excludes_layout(floor.step(relaxed), layout).then_some("bound: memory and stages")
-                }
+                Some(relaxed) => limit
+                    .excludes_layout(floor.step(relaxed + exposed), layout)
+                    .then_some("bound: memory and stages"),
             };
             if let Some(reason) = reason {
                 counters.drop(reason, 1);

@@ -24,6 +24,14 @@ fn split_backward() -> Task {
     task
 }
 
+/// Tasks with a micro-batch or two per replica, so that gradients and weights on the network decide; from ZeRO-2 on they
+/// are there in the passes as well.
+fn short_steps() -> [Task; 2] {
+    let mut sharded = tight("llama3.2-1b", 16, 16, 60_000_000_000);
+    sharded.target = crate::frameworks::Target::DeepSpeed;
+    [tight("llama3.2-1b", 32, 32, 60_000_000_000), sharded]
+}
+
 /// Looks at every group of the spaces of some tasks, and its first bound.
 fn each_group(tasks: &[Task], mut look: impl FnMut(&Search<'_>, Group, Picos, &mut Scratch)) {
     for task in tasks {
@@ -97,6 +105,7 @@ fn a_threshold_drops_nothing_below_it() {
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
         split_backward(),
     ];
+    let tasks = [&tasks[..], &short_steps()].concat();
     let mut below = 0;
     each_group(&tasks, |search, group, _, scratch| {
         let mut sorted = |exhaustive: bool, any: Option<Picos>| {

@@ -54,8 +54,13 @@ impl Job {
                 return fault(field, format!("expected 1 to {largest}, found {value}"));
             }
         }
-        if self.memory_limit == Some(Bytes::ZERO) {
-            return fault("memory_limit", "a limit of 0 bytes leaves no room".into());
+        match self.memory_limit {
+            Some(Bytes::ZERO) => return fault("memory_limit", "a limit of 0 bytes leaves no room".into()),
+            Some(Bytes(bytes)) if bytes < LEAST_MEMORY => {
+                let message = format!("a limit of {bytes} bytes leaves no room; did you mean {bytes}GB?");
+                return fault("memory_limit", message);
+            }
+            _ => {}
         }
         if let Some(Err(message)) = self.packed.as_ref().map(PackedLengths::validate) {
             return fault("packed", message);
@@ -71,6 +76,8 @@ impl Job {
 
 /// Most GPUs and most sequences per step that are accepted: products stay inside 64 bits.
 pub const LARGEST_JOB: u32 = 1 << 26;
+/// Fewest bytes that a GPU may be limited to.
+const LEAST_MEMORY: u64 = 1_000_000;
 /// Longest sequence that is accepted.
 const LARGEST_SEQUENCE: u32 = 1 << 28;
 /// Most sequences of a step, and most tokens of a sequence, that a user may state.

@@ -110,6 +110,11 @@ impl Loads {
         }
     }
 
+    /// Layers of every kind on a rank.
+    pub fn counts(&self, rank: usize) -> &Counts {
+        &self.ranks[rank].counts
+    }
+
     /// Reads what the ranks hold; problems that share splits may differ in that.
     pub fn hold(&mut self, problem: &Problem) {
         for (load, order) in self.ranks.iter_mut().zip(&problem.pipeline.orders) {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::{Mode, PerKind, ProblemError};
+use crate::units::Picos;
 
 /// Ways to recompute, shared by the problems of many layouts.
 #[derive(Debug, Clone)]
@@ -37,6 +38,12 @@ impl Modes {
     /// Whether both are one and the same list.
     pub(super) fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// The most that recomputing a layer of a kind takes.
+    #[must_use]
+    pub fn most_extra(&self, kind: usize) -> Picos {
+        Picos(self.0.most.get(kind).map_or(0, |most| most.extra))
     }
 
     /// The most of every kind of layers, if each mode lists just so many kinds.

@@ -11,7 +11,7 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{WITHOUT_OFFLOAD, layout_json, money, percent, plain_table, seconds};
+use super::output::{WITHOUT_OFFLOAD, item_name, layout_json, money, percent, plain_table, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
@@ -401,7 +401,7 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     for (name, time) in p.times.iter().filter(|(_, time)| time.0 > 0) {
         let share = time.0 as f64 / total.0 as f64;
         table.add_row([
-            format!("  {}", name.replace('_', " ")),
+            format!("  {}", item_name(name, &prepared.layers)),
             seconds(time.seconds()),
             percent(share),
             "#".repeat((share * 40.0).round() as usize),
@@ -819,7 +819,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
             let (one, two) = (one.seconds(), two.seconds());
             let change = (two.0 - one.0) / x.0 * 100.0;
             table.add_row([
-                format!("  {}", name.replace('_', " ")),
+                format!("  {}", item_name(name, &prepared[0].0.layers)),
                 seconds(one),
                 seconds(two),
                 format!("{change:+.1}% of the step"),

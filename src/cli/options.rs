@@ -8,7 +8,9 @@ use crate::cost::money::Pricing;
 use crate::frameworks::Target;
 use crate::frameworks::profile::Profile;
 use crate::planner::Task;
-use crate::spec::job::{Job, MOST_SEQUENCES, Optimizer, PackedLengths, Precision, Routing, Training};
+use crate::spec::job::{
+    Job, MOST_SEQUENCES, Optimizer, PackedLengths, Precision, Routing, Training, too_little,
+};
 use crate::spec::{self, Machine};
 use crate::units::{Bytes, Tokens};
 
@@ -46,7 +48,7 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "TOKENS", value_parser = some_tokens)]
     pub tokens: Option<Tokens>,
     /// Limit on allocated bytes per GPU, instead of the accelerator's: 75e9, 70GiB.
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = some_memory)]
     pub memory_limit: Option<Bytes>,
     /// Price of a GPU-hour: on-demand, reserved, dollars such as 2.5, or 1.1+power.
     #[arg(long, default_value = "on-demand", allow_negative_numbers = true)]
@@ -194,6 +196,12 @@ impl JobArgs {
 fn some_tokens(text: &str) -> Result<Tokens, String> {
     let tokens: Tokens = text.parse().map_err(|error| format!("{error}"))?;
     if tokens.0 == 0 { Err("expected tokens above 0, such as 15T".to_owned()) } else { Ok(tokens) }
+}
+
+/// Memory of a GPU that something may fit into.
+fn some_memory(text: &str) -> Result<Bytes, String> {
+    let bytes: Bytes = text.parse().map_err(|error| format!("{error}"))?;
+    too_little(bytes).map_or(Ok(bytes), Err)
 }
 
 /// A whole number of sequences or tokens.

@@ -1,5 +1,6 @@
 //! Plans as a table, JSON, CSV and RON.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Duration;
 
@@ -14,10 +15,12 @@ use super::{Failure, stages};
 use crate::cost::goodput::NoProgress;
 use crate::cost::money::{PhasedCost, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
+use crate::layers::Layers;
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Offloading, Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, Stop};
 use crate::spec::job::Phase;
+use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
 use crate::units::{Dollars, Seconds};
 
@@ -246,7 +249,7 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
     }
     if report.sections.len() > 1 {
         // Of each GPU count and cluster the best, and whatever else is on the front.
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen = BTreeSet::new();
         rows.retain(|row| {
             seen.insert((row.section.cluster.clone(), row.section.prepared.task.job.gpus)) || row.pareto
         });
@@ -307,8 +310,8 @@ fn notes(report: &Report) -> Vec<String> {
     beyond_memory(report).into_iter().chain(offload).collect()
 }
 
-/// Says that a limit on memory is above what a GPU has, which helps to see what more would bring.
-fn beyond_memory(report: &Report) -> Option<String> {
+/// Which GPUs a limit on memory is above the memory of, which helps to see what more would bring.
+fn beyond_memory(report: &Report) -> BTreeSet<String> {
     let of = |section: &Section| {
         let limit = section.prepared.cost().memory_limit();
         let accelerator = &section.prepared.task.machine.accelerator;
@@ -321,7 +324,16 @@ fn beyond_memory(report: &Report) -> Option<String> {
             )
         })
     };
-    report.sections.iter().find_map(of)
+    report.sections.iter().filter_map(of).collect()
+}
+
+/// What an item of a step is called: of models with state-space layers, what mixes tokens is not attention alone.
+pub(crate) fn item_name(name: &str, layers: &Layers) -> String {
+    let scans = || layers.kinds.iter().any(|kind| matches!(kind.block.mixer, Mixer::Mamba2(_)));
+    match name {
+        "attention" if scans() => "attention and scans".into(),
+        _ => name.replace('_', " "),
+    }
 }
 
 pub(crate) fn percent(share: f64) -> String {

@@ -213,9 +213,7 @@ impl Ways {
         modes.extend(family.hopeless.iter().map(|mode| mode.mode(false)));
         Self { modes: modes.into(), meanings: meanings.into(), block, hopeless }
     }
-}
 
-impl Ways {
     /// The most that recomputing a layer of a kind takes.
     #[must_use]
     pub fn most_extra(&self, kind: usize) -> Picos {

@@ -78,7 +78,7 @@ impl Search<'_> {
         let floors: HashMap<Family, Picos> = families.par_iter().map_init(Parts::default, price).collect();
         let bound = |g: &Group| {
             let least = floors.get(&family_of(g)).copied().unwrap_or_default();
-            (self.floor(Picos::ZERO).step(least_passes(least, g)), *g)
+            (self.floor(Picos::ZERO).step(self.least_passes(least, g)), *g)
         };
         groups.par_iter().map(bound).collect()
     }
@@ -282,17 +282,18 @@ impl Search<'_> {
         Floor { once: update + sharding.step_overhead, jitter: sharding.jitter }
     }
 
+    /// What the passes of a group take at least if one micro-batch takes `total`: every rank runs all micro-batches, and,
+    /// unless weight gradients may come later than what other ranks wait for, one micro-batch passes through all ranks.
+    pub(super) fn least_passes(&self, total: Picos, g: &Group) -> Picos {
+        let average = Picos(total.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel));
+        if self.looped() { total.max(average) } else { average }
+    }
+
     /// What every step takes beside its passes.
     pub(super) fn floor(&self, once: Picos) -> Floor {
         let (overhead, jitter) = self.cost.step_floor();
         Floor { once: once + overhead, jitter }
     }
-}
-
-/// What the passes of a group take at least if one micro-batch takes `total`: every rank runs all
-/// micro-batches, and one micro-batch passes through all ranks.
-pub(super) fn least_passes(total: Picos, g: &Group) -> Picos {
-    total.max(Picos(total.0 * u64::from(g.micro_batches) / u64::from(g.pipeline_parallel)))
 }
 
 /// TP, CP, micro-batch, EP, ETP.

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use super::balance::{Balancing, Hopeless, RecomputeFamily, TablesOf, Ways, least_layers};
 use super::best::{Best, Class, Settled, Threshold, class_of_group};
-use super::bounds::{Floor, least_passes};
+use super::bounds::Floor;
 use super::layouts::Sharded;
 use super::traffic::Ranks;
 use super::{Bounded, Counters, Observer, Request, Scratch, Search};
@@ -331,7 +331,8 @@ impl Search<'_> {
     ) -> bool {
         let &Opening { group, request, frozen, ref orders, shardings, .. } = opening;
         let count = shardings.len() as u64;
-        let bound_of = |cell: &(Picos, CellKey)| self.floor(Picos::ZERO).step(least_passes(cell.0, group));
+        let bound_of =
+            |cell: &(Picos, CellKey)| self.floor(Picos::ZERO).step(self.least_passes(cell.0, group));
         let mut cells = cells.iter().enumerate().peekable();
         let mut lines: BinaryHeap<Line> = BinaryHeap::new();
         let mut own = Best::new(&Request { top: usize::MAX, ..request.clone() });
@@ -522,7 +523,8 @@ impl Search<'_> {
                 balancing.restate(layout, TablesOf { cell: &cell.cell, sharding: most, hop: *hop });
                 let bounded =
                     spread == Spread::Even || scratch.balancer.any_fits(&balancing.problem, &mut found);
-                if bounded {
+                // Where weight gradients come last, others may end after the first.
+                if bounded && !layout.schedule.splits_backward() {
                     ranks.know(&found, &balancing.problem, cell);
                 }
                 line.splits = Some(found);

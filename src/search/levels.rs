@@ -3,8 +3,10 @@
 use super::best::Settled;
 use super::*;
 use crate::candidates::Axis;
+use crate::frameworks::profile::Profile;
 use crate::plan::{Recompute, Schedule};
 use crate::planner::Task;
+use crate::spec::model::{FeedForward, Segment};
 use crate::units::Bytes;
 
 fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
@@ -22,6 +24,28 @@ fn split_backward() -> Task {
     let zero_bubble = vec![Schedule::ZeroBubbleV, Schedule::DualPipe, Schedule::OneFOneB];
     task.restrictions.schedule = Some(zero_bubble);
     task
+}
+
+/// Tasks with backward passes in two parts, the second of which others need not wait for: fewer micro-batches than ranks,
+/// and a model whose middle takes longest and whose first rank has most parameters.
+fn delayed_weights() -> [Task; 2] {
+    let mut few = tight("llama3.2-1b", 8, 4, 60_000_000_000);
+    let mut humped = Task::shipped("deepseek-v2-lite", "a800-ib", 4, 12, 16_384).expect("ships");
+    let dense = humped.model.blocks.get_mut("dense").map(|block| &mut block.feed_forward);
+    let Some(FeedForward::Dense(dense)) = dense else { panic!("its first layer is dense") };
+    dense.width = 65_536;
+    let segment = |repeat, of: &str| Segment { repeat, of: vec![of.into()] };
+    humped.model.layers = vec![segment(2, "moe"), segment(4, "dense"), segment(2, "moe")];
+    humped.restrictions.tensor_parallel = Axis::exactly(1);
+    humped.restrictions.context_parallel = Axis::exactly(1);
+    humped.restrictions.expert_parallel = Axis::exactly(1);
+    humped.restrictions.micro_batch_size = Axis::exactly(1);
+    humped.job.memory_limit = Some(Bytes(4_000_000_000_000));
+    for task in [&mut few, &mut humped] {
+        task.target = crate::frameworks::Target::HaiLlm;
+        (task.profile_name, task.profile) = Profile::of(task.target);
+    }
+    [few, humped]
 }
 
 /// Tasks with a micro-batch or two per replica, so that gradients and weights on the network decide; from ZeRO-2 on they
@@ -69,6 +93,7 @@ fn no_bound_on_a_group_is_above_its_layouts() {
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
         tight("nemotron-h-8b", 8, 32, 30_000_000_000),
     ];
+    let tasks = [&tasks[..], &delayed_weights()].concat();
     let (mut groups, mut recomputing, mut sharper) = (0, 0, 0);
     each_group(&tasks, |search, group, first, scratch| {
         let settled = settled(search, group, true, None, scratch);
@@ -105,7 +130,7 @@ fn a_threshold_drops_nothing_below_it() {
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
         split_backward(),
     ];
-    let tasks = [&tasks[..], &short_steps()].concat();
+    let tasks = [&tasks[..], &short_steps(), &delayed_weights()].concat();
     let mut below = 0;
     each_group(&tasks, |search, group, _, scratch| {
         let mut sorted = |exhaustive: bool, any: Option<Picos>| {

@@ -9,6 +9,9 @@ use crate::plan::Layout;
 use crate::stages::{Problem, Splits};
 use crate::units::Picos;
 
+/// More than what sums, products and quotients of both kinds of traffic are rounded by.
+const ROUNDING: Picos = Picos(12);
+
 /// What is known of a pipeline's ranks, wherever layers are and whatever they recompute.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ranks {
@@ -27,7 +30,7 @@ struct AverageRank {
     windows: [Picos; 2],
 }
 
-/// The rank that starts first and ends last.
+/// The rank that starts first and, where backward passes are whole, ends last.
 #[derive(Debug, Clone, Copy)]
 struct FirstRank {
     /// Its parameters, at least.
@@ -45,8 +48,8 @@ impl Ranks {
         let extra = |run: &Run| ways.most_extra(usize::from(run.kind)) * u64::from(run.count);
         let extra: Picos = layers.runs.iter().map(extra).sum();
         let [forward, backward] = priced.passes;
-        let each = |all: Picos| Picos(all.0 / ranks + 1);
-        let windows = [each(forward) + overhead, each(backward + extra)];
+        let at_most = |all: Picos| Picos(all.0 / ranks + 1);
+        let windows = [at_most(forward) + overhead, at_most(backward + extra)];
         let busy = Picos((forward + backward).0 * micro_batches / ranks) + overhead * micro_batches;
         let parameters = priced.parameters;
         Self {
@@ -55,9 +58,9 @@ impl Ranks {
         }
     }
 
-    /// Takes note of splits, one of which is used.
+    /// Takes note of splits, one of which is used by a schedule with whole backward passes.
     pub fn know(&mut self, splits: &Splits, problem: &Problem, priced: &Priced) {
-        let [fewest, most] = splits.on_first_rank();
+        let Some([fewest, most]) = splits.on_first_rank() else { return };
         let mut parameters = priced.cell.embedding.parameters;
         let mut windows = [Picos::ZERO; 2];
         for &chunk in &problem.pipeline.orders[0].chunks {
@@ -66,7 +69,7 @@ impl Ranks {
         }
         for (kind, (layer, of)) in priced.cell.layers.iter().zip(&problem.kinds).enumerate() {
             let n = u64::from(most[kind]);
-            parameters = parameters.plus(&layer.parameters, u64::from(fewest[kind].min(most[kind])));
+            parameters = parameters.plus(&layer.parameters, u64::from(fewest[kind]));
             let backward = of.backward + problem.modes.most_extra(kind);
             windows = [windows[0] + of.forward * n, windows[1] + backward * n];
         }
@@ -108,6 +111,5 @@ fn least_exposed(sharding: &Sharding, traffic: OncePerStep, windows: [Picos; 2])
     let [forward, backward] = windows.map(|window| if unknown { Picos(u64::MAX) } else { window });
     let gather = exposed(traffic.gather, exposed_floor.1, hidden_share.1, *interference, forward);
     let reduce = exposed(traffic.reduce, exposed_floor.0, hidden_share.0, *interference, backward);
-    // Sums are rounded to whole picoseconds.
-    (gather + reduce).saturating_sub(Picos(12))
+    (gather + reduce).saturating_sub(ROUNDING)
 }

@@ -54,13 +54,8 @@ impl Job {
                 return fault(field, format!("expected 1 to {largest}, found {value}"));
             }
         }
-        match self.memory_limit {
-            Some(Bytes::ZERO) => return fault("memory_limit", "a limit of 0 bytes leaves no room".into()),
-            Some(Bytes(bytes)) if bytes < LEAST_MEMORY => {
-                let message = format!("a limit of {bytes} bytes leaves no room; did you mean {bytes}GB?");
-                return fault("memory_limit", message);
-            }
-            _ => {}
+        if let Some(message) = self.memory_limit.and_then(too_little) {
+            return fault("memory_limit", message);
         }
         if let Some(Err(message)) = self.packed.as_ref().map(PackedLengths::validate) {
             return fault("packed", message);
@@ -78,6 +73,15 @@ impl Job {
 pub const LARGEST_JOB: u32 = 1 << 26;
 /// Fewest bytes that a GPU may be limited to.
 const LEAST_MEMORY: u64 = 1_000_000;
+/// What is wrong with a limit on the memory of a GPU that nothing fits under.
+#[must_use]
+pub fn too_little(limit: Bytes) -> Option<String> {
+    let Bytes(bytes) = limit;
+    let gigabytes = (1..10_000).contains(&bytes);
+    let meant = if gigabytes { format!("; did you mean {bytes}GB?") } else { String::new() };
+    (bytes < LEAST_MEMORY).then(|| format!("a limit of {bytes} bytes leaves no room{meant}"))
+}
+
 /// Longest sequence that is accepted.
 const LARGEST_SEQUENCE: u32 = 1 << 28;
 /// Most sequences of a step, and most tokens of a sequence, that a user may state.

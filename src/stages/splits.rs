@@ -22,7 +22,7 @@ use super::descent;
 use super::fitting::Fitting;
 use super::loads::Loads;
 use super::tables::{ModeCost, Tables};
-use super::{Assignment, Block, Choice, Counts, Freedom, Kind, MAX_KINDS, Problem, Way, measure};
+use super::{Assignment, Block, Choice, Counts, Freedom, Kind, Problem, Way, measure};
 use crate::units::Picos;
 
 /// Simulates forward and backward passes of all chunks: the makespan, if it is not above a time.
@@ -215,16 +215,15 @@ impl Splits {
         least
     }
 
-    /// The fewest and the most layers of every kind that any of the list gives the first rank.
-    pub(crate) fn on_first_rank(&self) -> [Counts; 2] {
-        let mut range = [[u32::MAX; MAX_KINDS], [0; MAX_KINDS]];
-        for split in &self.list {
-            for (kind, &n) in split.loads.counts(0).iter().enumerate() {
-                range[0][kind] = range[0][kind].min(n);
-                range[1][kind] = range[1][kind].max(n);
-            }
-        }
-        range
+    /// The fewest and the most layers of every kind that any of the list gives the first rank; none if there is no split.
+    pub(crate) fn on_first_rank(&self) -> Option<[Counts; 2]> {
+        let mut counts = self.list.iter().map(|split| split.loads.counts(0));
+        let first = *counts.next()?;
+        Some(counts.fold([first; 2], |[mut fewest, mut most], counts| {
+            fewest.iter_mut().zip(counts).for_each(|(fewest, &n)| *fewest = n.min(*fewest));
+            most.iter_mut().zip(counts).for_each(|(most, &n)| *most = n.max(*most));
+            [fewest, most]
+        }))
     }
 
     /// Whether any split fits in any way, so that none is relieved.

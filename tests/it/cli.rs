@@ -540,6 +540,7 @@ fn empty_intersections_are_answered() {
         ("ep=2", "has no experts: ep is 1"),
         ("schedule=zb-v", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
         ("tp=8 pp=16", "need 128 GPUs or more"),
+        ("pp=8 vpp=8", "1 have more chunks (pp x vpp) than layers under --fix vpp"),
         (
             "offload=parameters-nvme",
             "megatron has no offload=parameters-nvme; it has none, optimizer, activations",
@@ -556,6 +557,19 @@ fn empty_intersections_are_answered() {
     let text = stdout(&output);
     assert!(text.contains("no plan") && text.contains("tp=3 does not divide the GPUs"), "{text}");
     assert!(text.contains("remedy: drop the --fix and --max restrictions (confirmed"), "{text}");
+}
+
+#[test]
+fn limits_that_no_gpu_has_are_told() {
+    let output = small(&["--memory-limit", "80"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("did you mean 80GB?"), "{}", stderr(&output));
+    let output = small(&["--memory-limit", "120GB"]);
+    let told = "--memory-limit 120.0 GB is more than the 85.0 GB of NVIDIA A100 SXM4 80GB";
+    assert!(stdout(&output).contains(told), "{}", stdout(&output));
+    let output = small(&["--memory-limit", "120GB", "--format", "csv"]);
+    assert!(stderr(&output).contains(told) && !stdout(&output).contains(told), "{}", stderr(&output));
+    assert!(!stdout(&small(&["--memory-limit", "80GB"])).contains("is more than"));
 }
 
 #[test]

@@ -885,6 +885,7 @@ const VALUES: &[(&str, &str)] = &[
     ("N=$(seq -s $(hostname) 3)", "?"),
     ("N=$(seq -f n%g 3)", "?"),
     ("N=$(seq -w -1 1)", "?"),
+    ("N=$(seq -w 0000000000000000000001 1)", "?"),
     ("CUDA=$(seq -s , 0 3); IFS=, read -ra G <<< \"$CUDA\"; N=${#G[@]}", "4"),
     ("N=$(echo 'scale=0; 17 * 8 % 5' | bc)", "1"),
     // Arrays and names.

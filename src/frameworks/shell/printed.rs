@@ -560,6 +560,9 @@ fn formatted(form: &str, values: &[String]) -> Option<String> {
     }
 }
 
+/// Digits of the longest number that is counted with, sign included.
+const LONGEST_NUMBER: usize = 20;
+
 /// `seq LAST`, `seq FIRST LAST`, `seq FIRST STEP LAST`, behind `-s SEPARATOR` and `-w`.
 fn sequence(words: &[String]) -> Option<String> {
     let (mut separator, mut wide, mut words) = ("\n", false, words);
@@ -595,6 +598,9 @@ fn sequence(words: &[String]) -> Option<String> {
     // Zeros that an end begins with count.
     let ends = [words.first().filter(|_| words.len() > 1), words.last()];
     let width = ends.into_iter().flatten().map(String::len).max().filter(|_| wide).unwrap_or(0);
+    if width > LONGEST_NUMBER {
+        return None;
+    }
     let mut text = String::new();
     let mut n = first;
     while if step > 0 { n <= last } else { n >= last } {

@@ -281,7 +281,8 @@ impl Launch {
             return Ok(Some(size));
         }
         let nodes = if mpi { Said::Not } else { self.option(OF_JOB_NODES)? };
-        let nodes = nodes.or_read(self.of_job(OF_JOB_NODES));
+        let of_queue = if mpi { self.of_queue() } else { Said::Not };
+        let nodes = nodes.or_read(self.of_job(OF_JOB_NODES)).or_read(of_queue);
         let per_node = per_node.or_read(self.of_job(TASKS_PER_NODE)).or(self.gpus_of_slurm());
         Ok(nodes.times(per_node))
     }

@@ -296,7 +296,8 @@ impl<'f> Shell<'f> {
                 self.print(text);
                 Ok(Some(0))
             }
-            None => self.nested(|shell| shell.subshell(|shell| shell.list(list))),
+            // It is read when it runs.
+            None => self.nested(|shell| shell.subshell(|shell| shell.text(list))),
         };
         self.uncertain -= 1;
         let text = std::mem::replace(&mut self.state.output, outer).flatten();

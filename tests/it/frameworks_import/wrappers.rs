@@ -422,6 +422,8 @@ fn aliases_count_where_a_command_is_read() {
         (format!("{on}f() {{ t; }}\n{alias}\nf() {{ t; }}\nf"), true),
         (format!("{on}{alias}\nf() {{ t; }}\nunalias t\nf() {{ t; }}\nf"), false),
         (format!("{on}{alias}\n( t ); M=$N; t"), true),
+        (format!("{on}{alias}; N=$(t; echo $N)"), true),
+        (format!("{on}f() {{ N=$(t; echo $N); }}\n{alias}\nf"), true),
         (format!("t() {{ N=plain; }}\n{alias}\nt"), false),
         (format!("t() {{ N=plain; }}\n{alias}; shopt -s expand_aliases\nt"), true),
     ] {
@@ -464,6 +466,7 @@ fn nodes_of_lsf_and_pbs_are_those_asked_for() {
     let header = "#!/bin/bash\n#PBS -l select=4\nN=$(wc -l < $PBS_NODEFILE)\n";
     for (start, ranks) in [
         ("mpiexec -n $((N * 8)) --ppn 8 python x.py --n 1", Some(32)),
+        ("mpiexec --ppn 8 python x.py --n 1", Some(32)),
         ("mpiexec -n $((N * 8)) python x.py --n 1", None),
         ("torchrun --nproc-per-node 8 x.py --n 1", Some(8)),
         ("torchrun --nnodes 2 --nproc-per-node 8 x.py --n 1", Some(16)),

@@ -75,8 +75,8 @@ pub static RULES: &[Rule] = &[
     },
     Rule {
         name: "widths",
-        source: "models/common/feed_forward.py, sharding over the tp mesh",
-        judge: Judge::Run,
+        source: "models/common/feed_forward.py, sharding over the tp mesh: uneven shards, the first ranks hold more",
+        judge: Judge::Nobody,
         reach: Reach::Group,
         check: widths_divide,
     },
@@ -299,8 +299,8 @@ pub static RULES: &[Rule] = &[
 /// Rules on plans.
 pub static PLAN_RULES: &[PlanRule] = &[PlanRule {
     name: "empty-parts",
-    source: "distributed/pipeline_parallel.py, a stage needs a module",
-    judge: Judge::Run,
+    source: "components/optimizer/optimizer.py OptimizersContainer._build_param_groups: every part has weights",
+    judge: Judge::SetUp,
     reach: PlanReach::Placement,
     check: |_, _, p| {
         let chunks = p.chunks();

@@ -2,7 +2,7 @@
 
 use autoplan::candidates::{Restrictions, Space};
 use autoplan::frameworks::{
-    COMMON_PLAN_RULES, COMMON_RULES, Context, Hardware, Reach, Target, legal, legal_plan,
+    COMMON_PLAN_RULES, COMMON_RULES, Context, Hardware, Judge, Reach, Target, legal, legal_plan,
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{
@@ -948,6 +948,15 @@ const TIED: &str = r#"(
     layers: [(repeat: 16, of: ["layer"])],
 )"#;
 
+/// The cases of a framework, for its validator: rule, model, job and layout.
+pub fn cases_by_hand(target: Target) -> impl Iterator<Item = (&'static str, Model, Job, Layout)> {
+    CASES.iter().filter(move |case| case.target == target).map(|case| {
+        let mut job = job(64, 256);
+        (case.job)(&mut job);
+        (case.rule, model(case.model), job.clone(), fill(&job, case.layout))
+    })
+}
+
 #[test]
 fn every_rule_refuses_what_it_says() {
     for case in CASES {
@@ -1210,7 +1219,17 @@ fn every_plan_rule_refuses_what_it_says() {
     let chunks = [40, 0, 20, 20].map(|layers| Chunk { layers, recompute: Recompute::None }).to_vec();
     let plan = Plan::new(layout, chunks, 64, 256, 80).unwrap();
     let refusal = legal_plan(Target::Torchtitan, &context(DENSE, &job), &plan).unwrap_err();
-    assert_eq!(refusal.rule, "empty-parts");
+    assert_eq!((refusal.rule, refusal.judge), ("empty-parts", Judge::SetUp));
+}
+
+/// torch cuts widths and sequences that do not divide into uneven shards and says nothing.
+#[test]
+fn uneven_shards_are_found_out_by_nobody() {
+    for (target, rule) in [(Target::Torchtitan, "widths"), (Target::Accelerate, "sequence")] {
+        let case = CASES.iter().find(|case| case.target == target && case.rule == rule).unwrap();
+        let (context, layout) = case.world();
+        assert_eq!(legal(target, &context, &layout).unwrap_err().judge, Judge::Nobody);
+    }
 }
 
 fn fsdp(l: &mut Layout) {

@@ -9,7 +9,7 @@ use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{
     Destination, ExportRequest, ExportedFile, Format, Prediction, export_or_nearest, inexpressible, write,
 };
-use autoplan::frameworks::{Context, Hardware, Judge, Target, legal_plan};
+use autoplan::frameworks::{COMMON_PLAN_RULES, COMMON_RULES, Context, Hardware, Judge, Target, legal_plan};
 use autoplan::layers::Layers;
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Layout, Module, Modules, Offload, Place, Plan, Recompute, Schedule,
@@ -21,7 +21,7 @@ use autoplan::spec::{ron_options, shipped};
 use autoplan::units::{Bytes, Seconds};
 use serde_json::{Map, Value, json};
 
-use crate::frameworks::{DENSE, HYBRID, LATENT_MOE, WINDOWS, model};
+use crate::frameworks::{DENSE, HYBRID, LATENT_MOE, WINDOWS, cases_by_hand, model};
 use crate::frameworks_export::site;
 
 /// A small generator of numbers: the same cases on every run.
@@ -543,6 +543,111 @@ fn write_broken_configurations() {
     std::fs::write(folder.join("manifest.jsonl"), manifest).unwrap();
 }
 
+/// Writes the files of one case, and says what its manifest says of it; nothing where they cannot be written.
+fn put(
+    folder: &Path,
+    number: usize,
+    target: Target,
+    question: &Question,
+    rule: &str,
+    reason: Option<String>,
+) -> Option<Value> {
+    let request = question.request(Format::Script);
+    let mut files = write(Destination::Framework(target), &request).ok()?;
+    if target == Target::Bridge {
+        // What Bridge leaves to Megatron-Core is put before Megatron-Core.
+        let core = write(Destination::Framework(Target::Megatron), &request).ok()?;
+        let file = core.into_iter().next().unwrap();
+        files.push(ExportedFile { name: "core.sh".into(), ..file });
+    }
+    let id = format!("{number:03}");
+    let case = folder.join(&id);
+    std::fs::create_dir_all(&case).unwrap();
+    for file in &files {
+        std::fs::write(case.join(&file.name), &file.text).unwrap();
+    }
+    Some(json!({
+        "id": id, "target": target.name(), "model": question.model.name, "cluster": question.cluster.name,
+        "architecture": format!("{:?}", question.accelerator.architecture),
+        "gpus_per_node": request.nodes().1,
+        "plan": question.plan.to_string(), "legal": reason.is_none(), "rule": rule, "reason": reason,
+        "files": files.iter().map(|f| f.name.clone()).collect::<Vec<_>>(),
+        "expected": expected(question),
+    }))
+}
+
+/// Writes, as [`write_cases`] does, a few random plans for every rule of a framework that break this one and no other,
+/// whoever finds out: what they are refused for is the rule.
+#[test]
+#[ignore = "writes files for validators that are not part of this repository"]
+fn write_rule_cases() {
+    let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
+    let only = std::env::var("AUTOPLAN_TARGET").ok();
+    let count: usize = std::env::var("AUTOPLAN_COUNT").map_or(3, |n| n.parse().unwrap());
+    let seed: u64 = std::env::var("AUTOPLAN_SEED").map_or(11, |n| n.parse().unwrap());
+    let models = models();
+    for target in Target::ALL.into_iter().filter(|t| t.exports()) {
+        if only.as_deref().is_some_and(|name| name != target.name()) {
+            continue;
+        }
+        let folder = Path::new(&folder).join(target.name());
+        std::fs::create_dir_all(&folder).unwrap();
+        let (mut manifest, mut random) = (String::new(), Random::new(seed));
+        let mut found: BTreeMap<&str, usize> = BTreeMap::new();
+        let tries_of_all = 600_000;
+        for tries in 0..tries_of_all {
+            let wild = Wild { degrees: [0, 25, 5][tries % 3], switches: [15, 5, 40][tries % 3] };
+            let Some(question) = question(&mut random, target, &models, wild) else { continue };
+            let (k, context, plan) = (target.capabilities(), question.context(), &question.plan);
+            if context.gpus > 1024 && tries < tries_of_all / 2 {
+                continue;
+            }
+            let rules = COMMON_RULES.iter().chain(target.rules());
+            let layout_rules =
+                rules.filter(|r| (r.check)(k, &context, plan.layout()).is_err()).map(|r| r.name);
+            let rules = COMMON_PLAN_RULES.iter().chain(target.plan_rules());
+            let plan_rules = rules.filter(|r| (r.check)(k, &context, plan).is_err()).map(|r| r.name);
+            let broken: Vec<&str> = layout_rules.chain(plan_rules).collect();
+            let &[rule] = broken.as_slice() else { continue };
+            if found.get(rule).is_some_and(|n| *n >= count) {
+                continue;
+            }
+            let reason = legal_plan(target, &context, plan).err().map(|refusal| refusal.reason());
+            let number = found.values().sum();
+            let Some(line) = put(&folder, number, target, &question, rule, reason) else { continue };
+            *found.entry(rule).or_default() += 1;
+            writeln!(manifest, "{line}").unwrap();
+        }
+        // What no random plan breaks alone is broken by hand.
+        for (rule, model, job, layout) in cases_by_hand(target) {
+            let layers = Layers::new(&model).count();
+            let (count, recompute) = (layout.chunk_count(), Recompute::None);
+            let chunks = (0..count)
+                .map(|at| Chunk { layers: layers / count + u32::from(at < layers % count), recompute })
+                .collect();
+            let Ok(plan) = Plan::new(layout, chunks, job.gpus, job.global_batch_size, layers) else {
+                continue;
+            };
+            if found.get(rule).is_some_and(|n| *n > 0) {
+                continue;
+            }
+            let (cluster, accelerator) = site("dgx-h100");
+            let question = Question { model, cluster, accelerator, job, plan };
+            let number = found.values().sum();
+            let Some(line) = put(&folder, number, target, &question, rule, Some("by hand".into())) else {
+                continue;
+            };
+            *found.entry(rule).or_default() += 1;
+            writeln!(manifest, "{line}").unwrap();
+        }
+        std::fs::write(folder.join("manifest.jsonl"), manifest).unwrap();
+        let names = COMMON_RULES.iter().chain(target.rules()).map(|r| r.name);
+        let all = names.chain(COMMON_PLAN_RULES.iter().chain(target.plan_rules()).map(|r| r.name));
+        let missed: Vec<&str> = all.filter(|name| !found.contains_key(name)).collect();
+        println!("{target}: {found:?}; none breaks {missed:?} alone");
+    }
+}
+
 /// Writes cases for the validators: `AUTOPLAN_CASES` names the folder, `AUTOPLAN_TARGET` a target, `AUTOPLAN_SEED`
 /// which of the random sequences.
 /// Legal plans of many sizes, and as many random ones for the comparison of verdicts.
@@ -590,7 +695,6 @@ fn write_cases() {
                     usize::from(judge != Judge::SetUp);
                 continue;
             }
-            let request = question.request(Format::Script);
             let piped =
                 question.plan.layout().pipeline_parallel > 1 && question.plan.layout().tensor_parallel > 1;
             if rule == "pipeline-zero" && piped {
@@ -601,32 +705,12 @@ fn write_cases() {
                 // Plain replicas are as many as there are ranks: nothing that is written is too few.
                 continue;
             }
-            let Ok(mut files) = write(Destination::Framework(target), &request) else { continue };
-            if target == Target::Bridge {
-                // What Bridge leaves to Megatron-Core is put before Megatron-Core.
-                let Ok(core) = write(Destination::Framework(Target::Megatron), &request) else { continue };
-                let file = core.into_iter().next().unwrap();
-                files.push(ExportedFile { name: "core.sh".into(), ..file });
-            }
+            let reason = refusal.as_ref().map(|r| r.reason());
+            let Some(line) = put(&folder, written, target, &question, rule, reason) else { continue };
             *seen.entry(rule).or_default() += 1;
             if legal {
                 *sizes.entry(question.job.gpus).or_default() += 1;
             }
-            let id = format!("{written:03}");
-            let case = folder.join(&id);
-            std::fs::create_dir_all(&case).unwrap();
-            for file in &files {
-                std::fs::write(case.join(&file.name), &file.text).unwrap();
-            }
-            let (_, per_node) = request.nodes();
-            let line = serde_json::json!({
-                "id": id, "target": target.name(), "model": question.model.name, "cluster": question.cluster.name,
-                "architecture": format!("{:?}", question.accelerator.architecture), "gpus_per_node": per_node,
-                "plan": question.plan.to_string(), "legal": legal, "rule": rule,
-                "reason": refusal.as_ref().map(|r| r.reason()),
-                "files": files.iter().map(|f| f.name.clone()).collect::<Vec<_>>(),
-                "expected": expected(&question),
-            });
             writeln!(manifest, "{line}").unwrap();
             written += 1;
         }

@@ -439,6 +439,43 @@ fn no_name_breaks_or_injects() {
     }
 }
 
+/// DeepSpeed's launcher hands other nodes few variables of its own, and those of a file: `KEY=VALUE` in every line.
+#[test]
+fn other_nodes_have_the_environment_too() {
+    for (gpus, said) in [(64, "CUDA_DEVICE_MAX_CONNECTIONS=1\n"), (8, "")] {
+        let job = job(gpus, 256);
+        let plan = spread(fill(&job, |l| l.data_overlap = true), &job, 80, Recompute::None);
+        let text = text_of(Target::MegatronDeepSpeed, "launch.sh", DENSE, &job, &plan);
+        let folder = tempfile::tempdir().unwrap();
+        let output = run_with_stubs(&text, folder.path(), "[ -z \"$DS_ENV_FILE\" ] || cat \"$DS_ENV_FILE\"");
+        assert!(output.status.success(), "{text}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), said, "{text}");
+    }
+}
+
+/// Runs a script in a folder, with launchers that do no more than this.
+fn run_with_stubs(text: &str, folder: &std::path::Path, launchers: &str) -> std::process::Output {
+    use std::os::unix::fs::PermissionsExt;
+    let (script, stubs) = (folder.join("script.sh"), folder.join("stubs"));
+    std::fs::write(&script, text).unwrap();
+    std::fs::create_dir(&stubs).unwrap();
+    for program in ["torchrun", "srun", "scontrol", "deepspeed", "accelerate"] {
+        let stub = stubs.join(program);
+        std::fs::write(&stub, format!("#!/bin/sh\n{launchers}\n")).unwrap();
+        std::fs::set_permissions(&stub, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let output = Command::new("bash")
+        .arg(script)
+        .current_dir(folder)
+        .env_clear()
+        .env("PATH", format!("{}:/usr/bin:/bin", stubs.display()))
+        .env("SLURM_JOB_NODELIST", "node[0-7]")
+        .env("SLURM_JOB_ID", "1")
+        .env("SLURM_NNODES", "8")
+        .output();
+    output.unwrap()
+}
+
 /// Puts a file before the interpreter that will read it, where there is one; runs shell scripts with
 /// launchers that do nothing.
 fn check_syntax(file: &ExportedFile) {
@@ -450,28 +487,7 @@ fn check_syntax(file: &ExportedFile) {
     };
     let extension = path.extension().map_or("", |e| e.to_str().unwrap());
     let output = match extension {
-        "sh" | "sbatch" => {
-            let stubs = folder.path().join("stubs");
-            std::fs::create_dir(&stubs).unwrap();
-            for program in ["torchrun", "srun", "scontrol", "deepspeed", "accelerate"] {
-                let stub = stubs.join(program);
-                std::fs::write(&stub, "#!/bin/sh\nexit 0\n").unwrap();
-                use std::os::unix::fs::PermissionsExt;
-                std::fs::set_permissions(&stub, std::fs::Permissions::from_mode(0o755)).unwrap();
-            }
-            let path_variable = format!("{}:/usr/bin:/bin", stubs.display());
-            let script = path.clone();
-            let output = Command::new("bash")
-                .arg(script)
-                .current_dir(folder.path())
-                .env_clear()
-                .env("PATH", path_variable)
-                .env("SLURM_JOB_NODELIST", "node[0-7]")
-                .env("SLURM_JOB_ID", "1")
-                .env("SLURM_NNODES", "8")
-                .output();
-            Some(output.unwrap())
-        }
+        "sh" | "sbatch" => Some(run_with_stubs(&file.text, folder.path(), "exit 0")),
         "py" => {
             run("python3", &["-c", "import sys, ast; ast.parse(open(sys.argv[1], encoding='utf-8').read())"])
                 .ok()

@@ -294,7 +294,11 @@ fn launcher(
         let indented: String = arguments.lines().map(|line| format!("    {line}\n")).collect();
         (format!("\nARGUMENTS=(\n{indented})\n{MEGATRON_DATA}"), " \"${ARGUMENTS[@]}\" \"${DATA[@]}\"")
     };
-    let environment = if megatron { "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" } else { "" };
+    let environment = match (megatron, nodes > 1) {
+        (false, _) => "",
+        (true, false) => "export CUDA_DEVICE_MAX_CONNECTIONS=1\n",
+        (true, true) => MEGATRON_ENVIRONMENT,
+    };
     let marker = if megatron { "--deepspeed " } else { "" };
     format!(
         r#"#!/usr/bin/env bash
@@ -309,6 +313,13 @@ exec deepspeed {hosts} --master_port "${{MASTER_PORT:-29500}}" \
         header = request.header("#", written_for),
     )
 }
+
+/// Other nodes get some of the launcher's variables and what a file says (`launcher/runner.py`), which holds nothing else.
+const MEGATRON_ENVIRONMENT: &str = r#"export CUDA_DEVICE_MAX_CONNECTIONS=1
+# What this file says is set on the other nodes too.
+export DS_ENV_FILE="$HERE/.deepspeed_env"
+echo "CUDA_DEVICE_MAX_CONNECTIONS=1" > "$DS_ENV_FILE"
+"#;
 
 /// Megatron-DeepSpeed trains on real data only.
 const MEGATRON_DATA: &str = r#"

@@ -197,6 +197,72 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "weight-decays",
+        source: ARGUMENTS,
+        check: |c| {
+            let (style, start, end) =
+                ("--weight-decay-incr-style", "--start-weight-decay", "--end-weight-decay");
+            if c.is(style, "linear") || c.is(style, "cosine") {
+                return [start, end].into_iter().try_for_each(|other| needs(c, style, other));
+            }
+            // It is constant unless said otherwise.
+            let known = c.whole && !c.values(style).iter().any(|value| is_unknown(value));
+            let given = [start, end].into_iter().find(|flag| known && c.has(flag));
+            refuse(given.is_some(), given.unwrap_or(start), format!("it needs {style} linear or cosine"))
+        },
+    },
+    FlagRule {
+        name: "converted-checkpoints",
+        source: ARGUMENTS,
+        check: |c| {
+            let others = ["--ckpt-convert-save", "--load"];
+            others.into_iter().try_for_each(|other| needs(c, "--ckpt-convert-format", other))
+        },
+    },
+    FlagRule {
+        name: "checkpoints-between",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--non-persistent-ckpt-type";
+            refuse(c.is(flag, "in_memory"), flag, "only global and local checkpoints are supported")?;
+            if c.is(flag, "local") { needs(c, flag, "--non-persistent-local-ckpt-dir") } else { Ok(()) }
+        },
+    },
+    FlagRule {
+        name: "kept-checkpoints",
+        source: ARGUMENTS,
+        check: |c| {
+            let (retain, params) = ("--save-retain-interval", "--save-params-interval");
+            if !c.has("--save") {
+                return Ok(());
+            }
+            if let (Some(kept), Some(saved)) = (c.number(retain), c.number("--save-interval")) {
+                let wrong = kept == 0 || saved > 0 && kept % saved != 0;
+                refuse(wrong, retain, format!("{kept} is no multiple of --save-interval {saved}"))?;
+            }
+            if c.has(params) { excludes(c, params, "--overlap-param-gather") } else { Ok(()) }
+        },
+    },
+    FlagRule {
+        name: "loaded-master-weights",
+        source: ARGUMENTS,
+        check: |c| needs(c, "--load-main-params-from-ckpt", "--no-load-optim"),
+    },
+    FlagRule {
+        name: "local-attention",
+        source: ARGUMENTS,
+        check: |c| {
+            let flag = "--attention-backend";
+            let wrong = c.whole && c.is(flag, "local") && !c.is("--spec", "local");
+            refuse(wrong, flag, format!("{flag} local needs --spec local"))
+        },
+    },
+    FlagRule {
+        name: "half-cross-entropy",
+        source: ARGUMENTS,
+        check: |c| needs(c, "--fp16-lm-cross-entropy", "--fp16"),
+    },
+    FlagRule {
         name: "hierarchical-heads",
         source: "TE attention/dot_product_attention/context_parallel.py, heads divisible by cp",
         check: |c| {

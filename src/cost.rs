@@ -308,6 +308,14 @@ pub struct Sharding {
     pub jitter: f64,
 }
 
+impl PerParameter {
+    /// Whether there is traffic during the passes.
+    #[must_use]
+    pub fn in_passes(&self) -> bool {
+        self.micro_gather > 0.0 || self.micro_reduce > 0.0
+    }
+}
+
 impl Sharding {
     /// States that take no more bytes than any of `all` and cause no traffic during the passes.
     #[must_use]
@@ -343,8 +351,7 @@ impl Sharding {
     pub fn most<'a>(all: impl Iterator<Item = &'a Self>) -> Option<Self> {
         let mut most: Option<Self> = None;
         for one in all {
-            let traffic = |class: &PerParameter| class.micro_gather > 0.0 || class.micro_reduce > 0.0;
-            if one.classes.iter().any(traffic) {
+            if one.classes.iter().any(PerParameter::in_passes) {
                 return None;
             }
             let most = most.get_or_insert_with(|| one.clone());

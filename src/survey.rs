@@ -18,7 +18,7 @@ use crate::candidates::{Group, Shards, Space, layout_of};
 use crate::cost::model::{CostModel, Parts};
 use crate::cost::schedule::Shape;
 use crate::cost::step::{RankMemory, StepItem, StepTimes};
-use crate::cost::{CellCosts, CellKey, Hop, Sharding};
+use crate::cost::{CellCosts, CellKey, Hop, PerParameter, Sharding};
 use crate::frameworks::{PlanReach, legal, plan_rules_hold};
 use crate::kept::Kept;
 use crate::layers::Layers;
@@ -208,8 +208,7 @@ impl Surveyor<'_> {
                     refused += 1;
                     continue;
                 }
-                let busy =
-                    sharding.classes.iter().any(|class| class.micro_gather > 0.0 || class.micro_reduce > 0.0);
+                let busy = sharding.classes.iter().any(PerParameter::in_passes);
                 let own;
                 let base = if busy {
                     own = bases(&order.outline, &cell, sharding, hop);

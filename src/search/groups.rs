@@ -219,6 +219,13 @@ impl PartialEq for Line {
 impl Eq for Line {}
 
 impl Line {
+    /// Takes note of what its passes take at least.
+    fn raise(&mut self, passes: Picos, states: &States) {
+        self.passes = self.passes.max(passes);
+        let least = states.least_step(self.at.1, passes, &self.ranks).unwrap_or_default();
+        self.least = self.least.max(least);
+    }
+
     /// The least makespan of its splits that are not relieved, if it is `highest` or less: ranks wait for one another,
     /// which no bound on one of them sees. `some` holds no more than any of its shardings.
     fn simulate(&mut self, some: &Sharding, highest: Picos, scratch: &mut Scratch) -> Option<Picos> {
@@ -480,15 +487,12 @@ impl Search<'_> {
                     counters.drop("memory", count);
                     continue;
                 };
-                let mut raise = |passes: Picos| {
-                    line.passes = line.passes.max(passes);
-                    let least = states.least_step(order, passes, &line.ranks).unwrap_or_default();
-                    line.least = line.least.max(least);
-                    limit.excludes(line.least)
-                };
-                let chained =
-                    |scratch: &mut Scratch| scratch.balancer.lower_bound_of_passes(&line.balancing.problem);
-                if raise(relaxed) || virtual_stages > 1 && raise(chained(scratch)) {
+                line.raise(relaxed, states);
+                if virtual_stages > 1 && !limit.excludes(line.least) {
+                    let chained = scratch.balancer.lower_bound_of_passes(&line.balancing.problem);
+                    line.raise(chained, states);
+                }
+                if limit.excludes(line.least) {
                     counters.drop(Known::Relaxed.bound(), count);
                     continue;
                 }
@@ -544,9 +548,7 @@ impl Search<'_> {
         // Where nothing has to be beaten, only memory is left.
         let reason = if limit.time().is_none() { "memory" } else { known.bound() };
         let bound = bound.ok_or(reason)?;
-        line.passes = line.passes.max(bound);
-        let least = states.least_step(order, bound, &line.ranks).unwrap_or_default();
-        line.least = line.least.max(least);
+        line.raise(bound, states);
         if limit.excludes(line.least) { Err(reason) } else { Ok(true) }
     }
 

@@ -106,8 +106,7 @@ impl Ranks {
 fn least_exposed(sharding: &Sharding, traffic: OncePerStep, windows: [Picos; 2]) -> Picos {
     let Sharding { exposed_floor, hidden_share, interference, classes, .. } = sharding;
     // Passes with traffic of their own take longer than they do by themselves.
-    let in_passes = |class: &PerParameter| class.micro_gather > 0.0 || class.micro_reduce > 0.0;
-    let unknown = classes.iter().any(in_passes);
+    let unknown = classes.iter().any(PerParameter::in_passes);
     let [forward, backward] = windows.map(|window| if unknown { Picos(u64::MAX) } else { window });
     let gather = exposed(traffic.gather, exposed_floor.1, hidden_share.1, *interference, forward);
     let reduce = exposed(traffic.reduce, exposed_floor.0, hidden_share.0, *interference, backward);

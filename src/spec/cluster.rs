@@ -15,6 +15,8 @@ use crate::units::{Bandwidth, Bytes, DollarsPerHour, FlopRate, Seconds, Watts};
 
 /// The schema version that this build reads and writes.
 pub const SCHEMA: u32 = 1;
+/// Fewest bytes that a GPU may be limited to.
+pub const LEAST_MEMORY: Bytes = Bytes(1_000_000);
 
 /// One accelerator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -391,7 +393,7 @@ impl Accelerator {
         named(&self.name)?;
         at.memory("memory", self.memory)?;
         if let Some(limit) = self.memory_limit {
-            at.between("memory_limit", limit, Bytes(1_000_000), self.memory)?;
+            at.between("memory_limit", limit, LEAST_MEMORY, self.memory)?;
         }
         at.bandwidth("memory_bandwidth", self.memory_bandwidth)?;
         at.share("memory_efficiency", self.memory_efficiency)?;

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::cluster::Format;
+use super::cluster::{Format, LEAST_MEMORY};
 use super::model::Fault;
 use crate::units::{Bytes, Tokens};
 
@@ -71,15 +71,14 @@ impl Job {
 
 /// Most GPUs and most sequences per step that are accepted: products stay inside 64 bits.
 pub const LARGEST_JOB: u32 = 1 << 26;
-/// Fewest bytes that a GPU may be limited to.
-const LEAST_MEMORY: u64 = 1_000_000;
+
 /// What is wrong with a limit on the memory of a GPU that nothing fits under.
 #[must_use]
 pub fn too_little(limit: Bytes) -> Option<String> {
     let Bytes(bytes) = limit;
     let gigabytes = (1..10_000).contains(&bytes);
     let meant = if gigabytes { format!("; did you mean {bytes}GB?") } else { String::new() };
-    (bytes < LEAST_MEMORY).then(|| format!("a limit of {bytes} bytes leaves no room{meant}"))
+    (limit < LEAST_MEMORY).then(|| format!("a limit of {bytes} bytes leaves no room{meant}"))
 }
 
 /// Longest sequence that is accepted.

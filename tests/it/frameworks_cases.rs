@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use autoplan::frameworks::deepspeed::import as deepspeed;
 use autoplan::frameworks::export::{
@@ -576,22 +576,30 @@ fn put(
     }))
 }
 
+/// Which frameworks are asked for cases, each with its folder; how many cases, and which random sequence.
+fn asked_for(count: usize) -> (Vec<(Target, PathBuf)>, usize, u64) {
+    let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
+    let only = std::env::var("AUTOPLAN_TARGET").ok();
+    let count = std::env::var("AUTOPLAN_COUNT").map_or(count, |n| n.parse().unwrap());
+    let seed = std::env::var("AUTOPLAN_SEED").map_or(11, |n| n.parse().unwrap());
+    let wanted =
+        |target: &Target| target.exports() && only.as_deref().is_none_or(|name| name == target.name());
+    let targets = Target::ALL.into_iter().filter(wanted).map(|target| {
+        let folder = Path::new(&folder).join(target.name());
+        std::fs::create_dir_all(&folder).unwrap();
+        (target, folder)
+    });
+    (targets.collect(), count, seed)
+}
+
 /// Writes, as [`write_cases`] does, a few random plans for every rule of a framework that break this one and no other,
 /// whoever finds out: what they are refused for is the rule.
 #[test]
 #[ignore = "writes files for validators that are not part of this repository"]
 fn write_rule_cases() {
-    let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
-    let only = std::env::var("AUTOPLAN_TARGET").ok();
-    let count: usize = std::env::var("AUTOPLAN_COUNT").map_or(3, |n| n.parse().unwrap());
-    let seed: u64 = std::env::var("AUTOPLAN_SEED").map_or(11, |n| n.parse().unwrap());
+    let (targets, count, seed) = asked_for(3);
     let models = models();
-    for target in Target::ALL.into_iter().filter(|t| t.exports()) {
-        if only.as_deref().is_some_and(|name| name != target.name()) {
-            continue;
-        }
-        let folder = Path::new(&folder).join(target.name());
-        std::fs::create_dir_all(&folder).unwrap();
+    for (target, folder) in targets {
         let (mut manifest, mut random) = (String::new(), Random::new(seed));
         let mut found: BTreeMap<&str, usize> = BTreeMap::new();
         let tries_of_all = 600_000;
@@ -654,17 +662,9 @@ fn write_rule_cases() {
 #[test]
 #[ignore = "writes files for validators that are not part of this repository"]
 fn write_cases() {
-    let folder = std::env::var("AUTOPLAN_CASES").expect("AUTOPLAN_CASES names a folder");
-    let only = std::env::var("AUTOPLAN_TARGET").ok();
-    let count: usize = std::env::var("AUTOPLAN_COUNT").map_or(200, |n| n.parse().unwrap());
-    let seed: u64 = std::env::var("AUTOPLAN_SEED").map_or(11, |n| n.parse().unwrap());
+    let (targets, count, seed) = asked_for(200);
     let models = models();
-    for target in Target::ALL.into_iter().filter(|t| t.exports()) {
-        if only.as_deref().is_some_and(|name| name != target.name()) {
-            continue;
-        }
-        let folder = Path::new(&folder).join(target.name());
-        std::fs::create_dir_all(&folder).unwrap();
+    for (target, folder) in targets {
         let mut manifest = String::new();
         let mut random = Random::new(seed);
         let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();

@@ -453,6 +453,31 @@ fn other_nodes_have_the_environment_too() {
     }
 }
 
+/// DeepSpeed's launcher does not quote paths for other nodes: a script there ends before it.
+#[test]
+fn folders_that_other_nodes_would_expand_are_refused() {
+    for (name, runs) in
+        [("plain-1.2_x", true), ("a b", false), ("$(touch injected)", false), ("é`id`", false)]
+    {
+        for (target, gpus) in
+            [(Target::MegatronDeepSpeed, 64), (Target::DeepSpeed, 64), (Target::DeepSpeed, 8)]
+        {
+            let job = job(gpus, 256);
+            let sharded = u8::from(target == Target::DeepSpeed) * 2 + 1;
+            let layout = fill(&job, |l| (l.data_overlap, l.zero_stage) = (true, sharded));
+            let plan = spread(layout, &job, 80, Recompute::None);
+            let text = text_of(target, "launch.sh", DENSE, &job, &plan);
+            let outer = tempfile::tempdir().unwrap();
+            let folder = outer.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            let output = run_with_stubs(&text, &folder, "exit 0");
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(if runs || gpus == 8 { 0 } else { 2 }), "{name}: {said}");
+            assert!(output.status.success() || said.contains("plain one"), "{name}: {said}");
+        }
+    }
+}
+
 /// Runs a script in a folder, with launchers that do no more than this.
 fn run_with_stubs(text: &str, folder: &std::path::Path, launchers: &str) -> std::process::Output {
     use std::os::unix::fs::PermissionsExt;

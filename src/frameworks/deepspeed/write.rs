@@ -299,6 +299,7 @@ fn launcher(
         (true, false) => "export CUDA_DEVICE_MAX_CONNECTIONS=1\n",
         (true, true) => MEGATRON_ENVIRONMENT,
     };
+    let guard = if nodes > 1 { PLAIN_FOLDER } else { "" };
     let marker = if megatron { "--deepspeed " } else { "" };
     format!(
         r#"#!/usr/bin/env bash
@@ -306,13 +307,23 @@ fn launcher(
 {notes}set -euo pipefail
 
 HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
-{environment}{array}
+{guard}{environment}{array}
 exec deepspeed {hosts} --master_port "${{MASTER_PORT:-29500}}" \
     {script} {marker}--deepspeed_config "$HERE/{CONFIG}"{expansion} "$@"
 "#,
         header = request.header("#", written_for),
     )
 }
+
+/// The launcher hands paths to the shells of other nodes unquoted, or where they are still expanded
+/// (`launcher/multinode_runner.py`).
+const PLAIN_FOLDER: &str = r#"case "$HERE" in
+    *[!A-Za-z0-9_./@%+=:,-]*)
+        echo "$HERE: DeepSpeed hands this path to the shells of other nodes as it is; move the files to a plain one" >&2
+        exit 2
+        ;;
+esac
+"#;
 
 /// Other nodes get some of the launcher's variables and what a file says (`launcher/runner.py`), which holds nothing else.
 const MEGATRON_ENVIRONMENT: &str = r#"export CUDA_DEVICE_MAX_CONNECTIONS=1

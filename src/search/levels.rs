@@ -2,11 +2,11 @@
 
 use super::best::Settled;
 use super::*;
-use crate::candidates::Axis;
+use crate::candidates::{Axis, Restrictions};
 use crate::frameworks::profile::Profile;
 use crate::plan::{Recompute, Schedule};
 use crate::planner::Task;
-use crate::spec::model::{FeedForward, Segment};
+use crate::spec::ron_options;
 use crate::units::Bytes;
 
 fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
@@ -26,26 +26,46 @@ fn split_backward() -> Task {
     task
 }
 
-/// Tasks with backward passes in two parts, the second of which others need not wait for: fewer micro-batches than ranks,
-/// and a model whose middle takes longest and whose first rank has most parameters.
+/// A model whose middle takes longest and whose first rank has most parameters.
+const HUMPED: &str = r#"(
+    schema: 1, name: "Humped", hidden: 2048, vocabulary: 32000, norm_epsilon: 1e-6, max_sequence: 16384,
+    position: RotaryWith(base: 10000.0, share: 1.0),
+    blocks: {
+        "light": (
+            mixer: Attention(heads: 16, kv_heads: 2, head_dim: 128, window: 256),
+            feed_forward: Moe(experts: 64, top_k: 1, width: 1024),
+        ),
+        "heavy": (
+            mixer: Attention(heads: 16, kv_heads: 2, head_dim: 128, window: 256),
+            feed_forward: Dense(width: 32768),
+        ),
+    },
+    layers: [(repeat: 3, of: ["light"]), (repeat: 2, of: ["heavy"]), (repeat: 3, of: ["light"])],
+)"#;
+
+/// Tasks with backward passes in two parts, the second of which others need not wait for: with fewer micro-batches than
+/// ranks; and where others are at work when the first rank has ended and reduces its gradients.
 fn delayed_weights() -> [Task; 2] {
-    let mut few = tight("llama3.2-1b", 8, 4, 60_000_000_000);
-    let mut humped = Task::shipped("deepseek-v2-lite", "a800-ib", 4, 12, 16_384).expect("ships");
-    let dense = humped.model.blocks.get_mut("dense").map(|block| &mut block.feed_forward);
-    let Some(FeedForward::Dense(dense)) = dense else { panic!("its first layer is dense") };
-    dense.width = 65_536;
-    let segment = |repeat, of: &str| Segment { repeat, of: vec![of.into()] };
-    humped.model.layers = vec![segment(2, "moe"), segment(4, "dense"), segment(2, "moe")];
-    humped.restrictions.tensor_parallel = Axis::exactly(1);
-    humped.restrictions.context_parallel = Axis::exactly(1);
-    humped.restrictions.expert_parallel = Axis::exactly(1);
-    humped.restrictions.micro_batch_size = Axis::exactly(1);
+    let few = tight("llama3.2-1b", 8, 4, 60_000_000_000);
+    let mut humped = Task::shipped("llama3.2-1b", "h100-efa", 32, 64, 16_384).expect("ships");
+    humped.model = ron_options().from_str(HUMPED).expect("a model");
     humped.job.memory_limit = Some(Bytes(4_000_000_000_000));
-    for task in [&mut few, &mut humped] {
+    let one = || Axis::exactly(1);
+    humped.restrictions = Restrictions {
+        tensor_parallel: one(),
+        context_parallel: one(),
+        expert_parallel: one(),
+        micro_batch_size: one(),
+        pipeline_parallel: Axis::exactly(4),
+        schedule: Some(vec![Schedule::DualPipe]),
+        data_overlap: Some(vec![false]),
+        ..Restrictions::default()
+    };
+    [few, humped].map(|mut task| {
         task.target = crate::frameworks::Target::HaiLlm;
         (task.profile_name, task.profile) = Profile::of(task.target);
-    }
-    [few, humped]
+        task
+    })
 }
 
 /// Tasks with a micro-batch or two per replica, so that gradients and weights on the network decide; from ZeRO-2 on they

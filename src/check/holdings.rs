@@ -253,7 +253,7 @@ impl<'a> Holdings<'a> {
         layer.keep_or_move(f64::from(with_attention) * output, &[Module::LayerNorm]);
         layer.keep(f64::from(leading - with_attention) * output, &[Module::LayerNorm]);
         layer.keep(f64::from(block.norms - leading) * 2.0 * width * share.sequence, &[]);
-        if self.given.model.dropout && self.given.profile.kernels.dropout {
+        if self.given.model.dropout {
             // A mask of one byte behind every part.
             layer.keep(f64::from(parts) * width * share.sequence, &[]);
         }

@@ -1050,7 +1050,7 @@ impl<'a> CostModel<'a> {
         let moved = self.moved_norms(block, before) * input * h;
         moves.hidden += moved;
         stays.hidden += before * (2.0 + input) * h + after * 2.0 * h - moved;
-        if self.model.dropout && self.profile.kernels.dropout {
+        if self.model.dropout {
             p.forward.add(Item::ElementWise, d.stream(parts * elements, 0.0));
             p.backward.add(Item::ElementWise, d.stream(parts * elements, 0.0));
             stays.hidden += parts * h;

@@ -104,6 +104,9 @@ pub struct Defaults {
     /// per stage.
     #[serde(default)]
     pub layers_per_chunk: Option<u32>,
+    /// Hidden dropout is on in models of the GPT kind.
+    #[serde(default)]
+    pub dropout: bool,
     /// Whole layers are recomputed.
     #[serde(default)]
     pub full_recompute: bool,
@@ -156,6 +159,7 @@ impl Default for Defaults {
             tensor_overlap: false,
             zero_stage: 1,
             layers_per_chunk: None,
+            dropout: false,
             full_recompute: false,
             selective_by_operator: false,
             micro_batches_fill_stages: false,
@@ -189,8 +193,6 @@ pub struct Kernels {
     pub norm_traffic: PerArchitecture,
     /// Factor on the traffic of activation functions (1: fused).
     pub activation_traffic: PerArchitecture,
-    /// Hidden dropout is on where the model has it.
-    pub dropout: bool,
     /// Weight gradients are accumulated in place by the matrix product.
     pub fused_gradient_accumulation: bool,
     /// Bytes of a separate gradient addition per local parameter and micro-batch.

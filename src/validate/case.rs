@@ -673,7 +673,7 @@ impl Case {
         let profile_name = profile_name(row, accelerator.architecture)?;
         let profile = Profile::find(profile_name)
             .ok_or_else(|| Skip::unknown("framework_family", profile_name, Profile::names()))?;
-        let model = read_model(&mut cells)?;
+        let model = read_model(&mut cells, profile)?;
         model.validate().map_err(Skip::of_fault)?;
         let layers = Layers::new(&model);
         let job = read_job(&mut cells, profile, &accelerator)?;
@@ -995,7 +995,7 @@ fn read_packed(cells: &mut Cells, profile: &Profile) -> Result<Option<PackedLeng
     }
 }
 
-fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
+fn read_model(cells: &mut Cells, profile: &Profile) -> Result<Model, Skip> {
     let row = cells.row;
     let notes = row.text_or_empty("arch_notes").to_ascii_lowercase();
     let hidden = cells.need("hidden")?;
@@ -1178,7 +1178,7 @@ fn read_model(cells: &mut Cells) -> Result<Model, Skip> {
         head_bias: false,
         embedding_width: None,
         max_sequence: sequence,
-        dropout: old,
+        dropout: old && profile.defaults.dropout,
         unstated: Vec::new(),
         blocks,
         layers,

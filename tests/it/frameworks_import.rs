@@ -1206,6 +1206,17 @@ fn what_may_be_missing_is_said_or_refused() {
         (format!("MB=1\n[ -f x ] && MB=4\n{start} {COMMAND}\n"), "line 2: whether MB is set"),
         (format!("{start} {COMMAND} --attention-backend unfused\n"), "predicted with fused attention"),
         (format!("{start} {COMMAND} --grad-reduce-in-bf16\n"), "predicted with gradients of 32 bits"),
+        (format!("{start} {COMMAND} --distributed-backend gloo\n"), "predicted as with nccl"),
+        (
+            format!("{start} {COMMAND} --transformer-impl inference_optimized\n"),
+            "predicted with the layers of Transformer Engine",
+        ),
+        (format!("{start} {COMMAND} --attention-backend local --spec local\n"), "predicted with fused attention"),
+        (
+            format!("{start} {COMMAND} --check-weight-hash-across-dp-replicas-interval 9\n"),
+            "the sums over all weights",
+        ),
+        (format!("{start} {COMMAND}\n"), "attention drops some of its scores"),
         (format!("{start} {COMMAND} \\\n"), "line 1: the text ends in a continuation line"),
     ] {
         let imported = import_given(&text, given).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -1483,6 +1494,40 @@ fn script(change: &str) -> String {
     text + "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py \"${A[@]}\"\n"
 }
 
+#[test]
+fn contradictions_are_told_at_their_flag() {
+    for (change, flag, part) in [
+        ("--bf16 => --bf16\n--fp16", "--fp16", "exclude each other"),
+        (
+            "--swiglu => --swiglu\n--group-query-attention\n--num-query-groups 5",
+            "--num-query-groups",
+            "32 query heads do not divide among 5",
+        ),
+        ("--swiglu => --swiglu\n--fp8-format e4m3\n--fp4-format e2m1", "--fp4-format", "exclude each other"),
+        ("--swiglu => --swiglu\n--enable-cuda-graph\n--external-cuda-graph", "--external", "exclude each other"),
+        ("--swiglu => --swiglu\n--norm-epsilon 7", "--norm-epsilon", "between 0 and 1"),
+    ] {
+        let text = script(change);
+        let error = import(&text, "x", None).expect_err(part);
+        let at = text.lines().position(|line| line.trim_start().starts_with(flag)).unwrap() + 1;
+        assert!(error.line == at && error.message.contains(part), "{flag}: {error}");
+    }
+}
+
+#[test]
+fn commands_that_are_cut_within_a_flag_say_so() {
+    let start = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
+    let error = import(&format!("{start} {COMMAND} --train-iters 5 --t"), "x", None).unwrap_err();
+    assert!(error.message.contains("ends in `--t`, with which longer flags begin"), "{error}");
+    let (before, _) = COMMAND.split_once("f16").unwrap();
+    let error = import(&format!("{start} {before}"), "x", None).unwrap_err();
+    assert!(error.notes.iter().any(|note| note.contains("the text ends in `--b`")), "{error:?}");
+    // A whole flag with which longer ones begin, and one with which none does.
+    for flag in ["--profile", "--my-own-flag"] {
+        import(&format!("{start} {COMMAND} {flag}"), "x", None).unwrap();
+    }
+}
+
 /// Flags that break one rule between flags each, the flag that is pointed at, and what is said of it.
 const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     (
@@ -1676,6 +1721,25 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     ),
     ("loaded-master-weights", "--load-main-params-from-ckpt", "--load-main", "needs --no-load-optim"),
     ("local-attention", "--attention-backend local", "--attention-backend", "needs --spec local"),
+    ("batch-invariant", "--batch-invariant-mode", "--batch-invariant", "needs --attention-backend flash"),
+    (
+        "batch-invariant",
+        "--batch-invariant-mode --attention-backend flash",
+        "--batch-invariant",
+        "needs --flash-attention-version 3 or 4",
+    ),
+    (
+        "batch-invariant",
+        "--batch-invariant-mode --attention-backend flash --flash-attention-version 3",
+        "--batch-invariant",
+        "needs --attention-dropout 0",
+    ),
+    (
+        "batch-invariant",
+        "--batch-invariant-mode --attention-backend flash --flash-attention-version 3 --context-parallel-size 2 --attention-dropout 0",
+        "--batch-invariant",
+        "excludes context parallelism",
+    ),
     ("half-cross-entropy", "--fp16-lm-cross-entropy", "--fp16-lm", "needs --fp16"),
     (
         "hierarchical-heads",
@@ -2518,6 +2582,12 @@ fn what_the_parser_refuses_is_refused() {
             "--hidden-size takes a whole number, found `abc`",
         ),
         ("--hidden-size => --hidden-size --hidden-size", "--hidden-size has no value"),
+        ("--swiglu => --swiglu --adam-beta1 7", "--adam-beta1 takes a number from 0 to below 1, found `7`"),
+        ("--swiglu => --swiglu --hidden-dropout 1.5", "takes a number from 0 to 1, found `1.5`"),
+        ("--swiglu => --swiglu --log-interval 0", "takes a number above 0, found `0`"),
+        ("--swiglu => --swiglu --ddp-num-buckets 0", "takes a number above 0, found `0`"),
+        ("--swiglu => --swiglu --num-workers -1", "takes a number of 0 or more, found `-1`"),
+        ("--swiglu => --swiglu --weight-decay nan", "takes a number of 0 or more, found `nan`"),
         (
             "--swiglu => --swiglu --experimental-attention-variant dsa",
             "attention of other kinds is not modelled",

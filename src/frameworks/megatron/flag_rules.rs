@@ -258,6 +258,25 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "batch-invariant",
+        source: CONFIG,
+        check: |c| {
+            let (flag, kind, version) =
+                ("--batch-invariant-mode", "--attention-backend", "--flash-attention-version");
+            let known = c.whole && !c.values(kind).iter().any(|value| is_unknown(value));
+            refuse(c.has(flag) && known && !c.is(kind, "flash"), flag, format!("{flag} needs {kind} flash"))?;
+            let old = !c.values(version).iter().any(|v| is_unknown(v) || v == "3" || v == "4");
+            refuse(c.has(flag) && c.whole && old, flag, format!("{flag} needs {version} 3 or 4"))?;
+            needs(c, flag, "--bf16")?;
+            let split = c.layout.context_parallel > 1;
+            refuse(c.has(flag) && split, flag, format!("{flag} excludes context parallelism"))?;
+            // It is 0.1 unless said otherwise.
+            let dropout = "--attention-dropout";
+            let dropped = !c.values(dropout).iter().any(|v| is_unknown(v) || real_number(v) == Some(0.0));
+            refuse(c.has(flag) && c.whole && dropped, flag, format!("{flag} needs {dropout} 0"))
+        },
+    },
+    FlagRule {
         name: "half-cross-entropy",
         source: ARGUMENTS,
         check: |c| needs(c, "--fp16-lm-cross-entropy", "--fp16"),

@@ -7,7 +7,7 @@ use super::super::shell::{
     HANDED, ImportError, Launch, Origin, UNTOLD, Word, is_unknown, shown, untold_value,
 };
 use super::read_rules::ReadRule;
-use super::values::{is_earlier, neutral};
+use super::values::{is_earlier, is_neutral, neutral};
 
 /// The switch that Megatron-DeepSpeed's commands have.
 pub(super) const DEEPSPEED: &str = "--deepspeed";
@@ -400,6 +400,14 @@ impl Flags {
         let near = known.filter(|other| !self.given.contains_key(*other));
         let near = near.filter(|other| misspelt(name, other) || lacks_a_word(name, other));
         near.max_by(|one, other| likeness(name, one).total_cmp(&likeness(name, other)))
+    }
+
+    /// The flag in which the text ends, if it is none that was asked for and others begin with it.
+    pub(super) fn cut_off(&self, text: &str) -> Option<(&str, usize)> {
+        let (name, (_, line)) = self.map.iter().find(|(name, _)| text.trim_end().ends_with(name.as_str()))?;
+        let mut known = self.asked.iter().map(String::as_str).chain(neutral().map(|name| -> &str { name }));
+        let longer = |known: &str| known.len() > name.len() && known.starts_with(name.as_str());
+        (!is_neutral(name) && known.any(longer)).then_some((name, *line))
     }
 
     /// A flag that must be there is not.

@@ -123,7 +123,14 @@ fn imported(
         values::check(&mut f, text, assumed)?;
     }
     let read = of_flags(&mut f, given, (launch, text, files), world, assumed);
+    let cut = f.cut_off(text).map(|(name, line)| {
+        (line, format!("the text ends in `{name}`, with which longer flags begin: is the script cut off?"))
+    });
+    if let (Ok(_), Some((line, text))) = (&read, &cut) {
+        return Err(ImportError::new(*line, text.clone()));
+    }
     if read.is_err() {
+        assumed.extend(cut.map(|(line, text)| format!("line {line}: {text}")));
         // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
         // come to.
         for (name, (_, line)) in f.map.iter().filter(|(name, _)| !values::is_neutral(name)) {
@@ -176,12 +183,6 @@ fn of_flags(
     }
     let precision = precision(f)?;
     let optimizer = optimizer(f, assumed)?;
-    for (flag, value) in [("--attention-backend", "unfused"), ("--transformer-impl", "local")] {
-        if f.given.get(flag).is_some_and(|(values, _)| values.first().is_some_and(|v| v == value)) {
-            let text = "attention that keeps its scores needs far more memory";
-            assumed.push(format!("{flag} {value} is predicted with fused attention: {text}"));
-        }
-    }
     let mut profile = target.profile_name();
     if target == Target::MegatronDeepSpeed && !FLASH_ATTENTION.iter().any(|flag| f.given.contains_key(*flag))
     {
@@ -254,7 +255,10 @@ fn of_flags(
     })?;
     model
         .validate()
-        .map_err(|fault| ImportError::new(line, format!("{}: {}", fault.field, fault.message)))?;
+        .map_err(|fault| {
+            let line = f.line_of(flags_of_field(&fault.field));
+            ImportError::new(line, format!("{}: {}", fault.field, fault.message))
+        })?;
     // Only rules on number formats ask for the hardware.
     let architecture = given.architecture.unwrap_or(Hardware::UNKNOWN.architecture);
     let hardware = Hardware { architecture, ..Hardware::UNKNOWN };
@@ -330,7 +334,9 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "experts-divide" | "expert-mesh" => &["--expert-model-parallel-size", "--num-experts"],
         "expert-overlap" | "recompute-expert-overlap" => &["--overlap-moe-expert-parallel-comm"],
         "expert-instances" => &["--num-distributed-optimizer-instances"],
-        "cuda-graphs" | "recompute-cuda-graphs" => &["--cuda-graph-impl"],
+        "cuda-graphs" | "recompute-cuda-graphs" => {
+            &["--cuda-graph-impl", "--external-cuda-graph", "--enable-cuda-graph"]
+        }
         "recompute-modules" => &["--recompute-modules"],
         "optimizer" => &["--optimizer"],
         "optimizer-offload" => &["--optimizer-cpu-offload"],
@@ -338,6 +344,41 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "ulysses-alone" | "ulysses-heads" | "ulysses-sequence" | "ulysses-grouped" => {
             &["--ds-sequence-parallel-size"]
         }
+        _ => &[],
+    }
+}
+
+/// Flags that say a field of a model, the most telling first.
+fn flags_of_field(field: &str) -> &'static [&'static str] {
+    match field {
+        "hidden" => &["--hidden-size"],
+        "vocabulary" => &["--vocab-size", "--padded-vocab-size"],
+        "vocabulary_divisor" => &["--make-vocab-size-divisible-by"],
+        "max_sequence" => &["--max-position-embeddings", "--seq-length"],
+        "position" => &["--rotary-percent", "--rotary-base", "--max-position-embeddings"],
+        "scaling" => &["--rope-scaling-factor", "--rotary-scaling-factor", "--original-max-position-embeddings"],
+        "norm_epsilon" => &["--norm-epsilon"],
+        "layers" => &["--hybrid-layer-pattern", "--num-layers"],
+        "blocks" => &["--moe-layer-freq", "--hybrid-layer-pattern", "--num-layers"],
+        "mtp" => &["--mtp-num-layers", "--hybrid-layer-pattern"],
+        "heads" => &["--mamba-num-heads", "--num-attention-heads"],
+        "kv_heads" => &["--num-query-groups", "--num-attention-heads"],
+        "head_dim" => &["--kv-channels", "--num-attention-heads"],
+        "q_lora_rank" => &["--q-lora-rank"],
+        "kv_lora_rank" => &["--kv-lora-rank"],
+        "qk_nope_dim" => &["--qk-head-dim"],
+        "qk_rope_dim" => &["--qk-pos-emb-head-dim"],
+        "v_dim" => &["--v-head-dim"],
+        "window" => &["--window-size"],
+        "inner" => &["--mamba-head-dim", "--mamba-num-heads"],
+        "state" => &["--mamba-state-dim"],
+        "groups" => &["--mamba-num-groups", "--moe-router-num-groups"],
+        "width" => &["--moe-ffn-hidden-size", "--ffn-hidden-size"],
+        "shared_width" => &["--moe-shared-expert-intermediate-size"],
+        "latent_width" => &["--moe-latent-size"],
+        "experts" => &["--num-experts"],
+        "top_k" => &["--moe-router-topk"],
+        "scaling_factor" => &["--moe-router-topk-scaling-factor"],
         _ => &[],
     }
 }
@@ -503,7 +544,7 @@ fn model(f: &mut Flags, given: Given, assumed: &mut Vec<String>) -> Read<(Model,
             let Some(at) = at else {
                 let text =
                     format!("a multi-token-prediction module of `{symbols}` stands for several layers");
-                return Err(ImportError::new(f.line, text));
+                return Err(ImportError::new(f.line("--hybrid-layer-pattern"), text));
             };
             model.mtp = Some(Mtp { modules: h.mtp.len() as u32, block: names[at].clone() });
         }
@@ -688,7 +729,8 @@ fn segments(names: &[String]) -> Vec<Segment> {
 fn precision(f: &mut Flags) -> Read<Precision> {
     let (bf16, fp16) = (f.on("--bf16"), f.on("--fp16"));
     if bf16 && fp16 {
-        return Err(ReadRule::Halves.broken_by(f, f.line, "--bf16 and --fp16 exclude each other"));
+        let line = f.line("--bf16").max(f.line("--fp16"));
+        return Err(ReadRule::Halves.broken_by(f, line, "--bf16 and --fp16 exclude each other"));
     }
     let fp4 = f.text("--fp4-format")?;
     let fp8 = f.text("--fp8-format")?;
@@ -700,7 +742,8 @@ fn precision(f: &mut Flags) -> Read<Precision> {
     ];
     let recipe = f.choice("--fp8-recipe", &recipes)?;
     match (fp4, fp8) {
-        (Some(_), Some((_, line))) => {
+        (Some((_, one)), Some((_, other))) => {
+            let line = one.max(other);
             let text = "--fp8-format and --fp4-format exclude each other";
             Err(ReadRule::LowPrecisions.broken_by(f, line, text))
         }
@@ -1080,7 +1123,7 @@ fn chunks(
         } else {
             if count % pp != 0 {
                 return Err(ImportError::new(
-                    f.line,
+                    f.line("--hybrid-layer-pattern"),
                     format!("{count} segments of the hybrid pattern do not divide among {pp} stages"),
                 ));
             }

@@ -1,6 +1,6 @@
 //! Flags that bear on a step's time or memory and that no prediction counts: each is said.
 
-use super::flags::{Flags, Read};
+use super::flags::{Flags, Read, real_number};
 
 /// Switches, and what the prediction takes in their place.
 const SWITCHES: &[(&str, &str)] = &[
@@ -21,7 +21,32 @@ const SWITCHES: &[(&str, &str)] = &[
     ("--log-params-norm", "what it computes at every logged step is not predicted"),
     ("--log-num-zeros-in-grad", "what it computes at every step is not predicted"),
     ("--profile", "what profiling costs is not predicted"),
+    ("--batch-invariant-mode", "its kernels are slower: predicted as without it"),
+    (
+        "--check-weight-hash-across-dp-replicas-interval",
+        "the sums over all weights that it takes are not predicted",
+    ),
 ];
+
+/// Values of flags, and what the prediction takes in their place.
+const VALUES: &[(&str, &str, &str)] = &[
+    ("--attention-backend", "unfused", FUSED),
+    ("--attention-backend", "local", FUSED),
+    ("--transformer-impl", "local", FUSED),
+    (
+        "--transformer-impl",
+        "inference_optimized",
+        "predicted with the layers of Transformer Engine, which training has",
+    ),
+    (
+        "--distributed-backend",
+        "gloo",
+        "it moves messages through the memory of the host, many times slower: predicted as with nccl",
+    ),
+];
+
+const FUSED: &str =
+    "predicted with fused attention; attention that keeps its scores needs far more memory";
 
 /// Flags that keep attention within documents.
 const DOCUMENTS: &[&str] =
@@ -44,6 +69,20 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
         if f.given.contains_key(*flag) {
             assumed.push(format!("{flag}: {what}"));
         }
+    }
+    for (flag, value, what) in VALUES {
+        let given = f.given.get(*flag).and_then(|(values, _)| values.first());
+        if given.is_some_and(|given| given == value) {
+            assumed.push(format!("{flag} {value}: {what}"));
+        }
+    }
+    let dropped = f.given.get("--attention-dropout");
+    let dropped = dropped.map_or(Some(0.1), |(values, _)| values.first().and_then(|value| real_number(value)));
+    if !f.is_fork() && dropped.is_none_or(|share| share != 0.0) {
+        let usual = if f.given.contains_key("--attention-dropout") { "" } else { ", as is usual" };
+        assumed.push(format!(
+            "attention drops some of its scores (--attention-dropout{usual}): what their choice takes is not predicted"
+        ));
     }
     let local =
         f.given.get("--spec").is_some_and(|(values, _)| values.iter().any(|value| value.contains("local")));

@@ -231,6 +231,69 @@ const TEXTS: &str = "--offload-modules --tokenizer-special-tokens";
 /// Flags of any number of values, which are not looked at.
 const LISTS: &str = "--data-path --spec --test-data-path --train-data-path --valid-data-path";
 
+/// What a number must be for the run to begin, and to pass its first steps.
+#[derive(Clone, Copy)]
+enum Span {
+    Positive,
+    NotNegative,
+    /// From 0 to below 1.
+    BelowOne,
+    /// From 0 to 1.
+    Share,
+}
+
+impl Span {
+    fn holds(self, number: f64) -> bool {
+        match self {
+            Self::Positive => number > 0.0,
+            Self::NotNegative => number >= 0.0,
+            Self::BelowOne => (0.0..1.0).contains(&number),
+            Self::Share => (0.0..=1.0).contains(&number),
+        }
+    }
+
+    fn words(self) -> &'static str {
+        match self {
+            Self::Positive => "above 0",
+            Self::NotNegative => "of 0 or more",
+            Self::BelowOne => "from 0 to below 1",
+            Self::Share => "from 0 to 1",
+        }
+    }
+}
+
+/// Numbers that the parser takes and what comes behind it does not, with the file that stops.
+const SPANS: &[(&str, Span, &str)] = &[
+    ("--adam-beta1", Span::BelowOne, "torch/optim/adamw.py"),
+    ("--adam-beta2", Span::BelowOne, "torch/optim/adamw.py"),
+    ("--adam-eps", Span::NotNegative, "torch/optim/adamw.py"),
+    ("--attention-dropout", Span::Share, "torch/nn/modules/dropout.py"),
+    ("--ddp-num-buckets", Span::Positive, "core/distributed/distributed_data_parallel_config.py"),
+    ("--distributed-timeout-minutes", Span::Positive, "torch/distributed/distributed_c10d.py"),
+    ("--eval-interval", Span::Positive, "training/training.py, a division"),
+    ("--eval-micro-batch-size", Span::Positive, "training/arguments.py, a division"),
+    ("--hidden-dropout", Span::Share, "torch/nn/functional.py dropout"),
+    ("--init-method-std", Span::NotNegative, "torch normal_"),
+    ("--initial-loss-scale", Span::Positive, "core/optimizer/grad_scaler.py"),
+    ("--log-interval", Span::Positive, "training/training.py training_log, a division"),
+    ("--loss-scale", Span::Positive, "core/optimizer/grad_scaler.py"),
+    ("--loss-scale-window", Span::Positive, "core/optimizer/grad_scaler.py"),
+    ("--hysteresis", Span::Positive, "core/optimizer/grad_scaler.py"),
+    ("--lr", Span::Positive, "training/arguments.py"),
+    ("--lr-decay-iters", Span::Positive, "core/optimizer_param_scheduler.py"),
+    ("--lr-decay-samples", Span::Positive, "core/optimizer_param_scheduler.py"),
+    ("--lr-warmup-fraction", Span::BelowOne, "core/optimizer_param_scheduler.py"),
+    ("--manual-gc-interval", Span::NotNegative, "training/training.py train"),
+    ("--min-loss-scale", Span::Positive, "core/optimizer/grad_scaler.py"),
+    ("--min-lr", Span::NotNegative, "core/optimizer_param_scheduler.py"),
+    ("--num-workers", Span::NotNegative, "torch/utils/data/dataloader.py"),
+    ("--optimizer-offload-fraction", Span::Share, "core/optimizer/cpu_offloading/hybrid_optimizer.py"),
+    ("--seed", Span::Positive, "training/initialize.py _set_random_seed"),
+    ("--train-iters", Span::Positive, "training/training.py get_optimizer_param_scheduler"),
+    ("--train-samples", Span::Positive, "training/training.py get_optimizer_param_scheduler"),
+    ("--weight-decay", Span::NotNegative, "core/optimizer_param_scheduler.py"),
+];
+
 /// Flags of earlier versions and of forks (Megatron-DeepSpeed's and BigScience's `megatron/arguments.py`).
 const EARLIER: &str = "
     --bias-gelu-fusion --create-attention-mask-in-dataloader
@@ -310,6 +373,15 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
     let mut behind_switches = Vec::new();
     for (name, (values, line)) in f.given.iter().chain(f.earlier.iter().map(|(name, given)| (name, given))) {
         let refuse = |text: String| Err(ImportError::new(*line, text));
+        // One that is given again counts for nothing but its kind.
+        let counts = f.given.get(name).is_some_and(|(_, last)| last == line);
+        if let Some((_, span, source)) = SPANS.iter().find(|(flag, ..)| counts && flag == name)
+            && let Some(number) = values.first().and_then(|value| real_number(value))
+            && !span.holds(number)
+        {
+            let found = one_line(&values[0]);
+            return refuse(format!("{name} takes a number {}, found `{found}` ({source})", span.words()));
+        }
         let Some((kind, several)) = kind_of(name) else { continue };
         if let Kind::Nothing = kind {
             match values.first() {

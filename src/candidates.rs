@@ -102,6 +102,8 @@ pub struct Restrictions {
     pub gradient_accumulation_steps: Axis,
     /// ZeRO stage.
     pub zero_stage: Axis,
+    /// Ranks that share the states, where they are sharded; 0 stands for all replicas.
+    pub shard_group: Axis,
     /// Recomputation; `Selective` means exactly this set.
     pub recompute: Option<Vec<Recompute>>,
     /// Schedules.
@@ -139,6 +141,7 @@ impl Restrictions {
             ("mb", &self.micro_batch_size),
             ("ga", &self.gradient_accumulation_steps),
             ("zero", &self.zero_stage),
+            ("shard", &self.shard_group),
         ];
         let empty = |axis: &&(&str, &Axis)| {
             axis.1.only.as_ref().is_some_and(|only| !only.iter().any(|&value| axis.1.admits(value, u32::MAX)))
@@ -649,7 +652,8 @@ impl<'a> Space<'a> {
         let mut shardings = Vec::new();
         for &zero in self.zero_stages(ranks) {
             if self.admits_stage(zero, ranks) {
-                for shard in self.shard_groups(zero, ranks) {
+                let groups = self.shard_groups(zero, ranks).into_iter();
+                for shard in groups.filter(|&group| self.admits_group(zero, group, ranks)) {
                     shardings.extend(self.overlaps(zero, ranks).map(|on| (zero, shard, on)));
                 }
             }
@@ -718,6 +722,11 @@ impl<'a> Space<'a> {
 
     fn admits_stage(&self, zero: u8, ranks: u32) -> bool {
         self.restrictions.zero_stage.admits(u32::from(zero), 3) && (ranks > 1 || zero == 0)
+    }
+
+    fn admits_group(&self, zero: u8, group: u32, ranks: u32) -> bool {
+        let only = &self.restrictions.shard_group;
+        zero == 0 || only.admits(group, ranks) || group == ranks && only.admits(0, ranks)
     }
 
     fn shard_groups(&self, zero: u8, ranks: u32) -> Vec<u32> {

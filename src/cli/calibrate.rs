@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use comfy_table::{CellAlignment, Table};
 
@@ -36,6 +36,17 @@ pub(crate) struct CalibrateArgs {
     json: bool,
 }
 
+impl CalibrateArgs {
+    /// The fitted cluster's file and its accelerator's.
+    fn paths(&self, folder: &Path) -> [PathBuf; 2] {
+        [folder.join(format!("{}.ron", self.name)), folder.join(self.accelerator())]
+    }
+
+    fn accelerator(&self) -> String {
+        format!("{}-accelerator.ron", self.name)
+    }
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     if args.name.is_empty() || args.name.contains(['/', '\\']) || args.name.starts_with('.') {
@@ -43,6 +54,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     }
     if let Some(folder) = &args.output {
         files::check_folder(folder)?;
+        args.paths(folder).iter().try_for_each(|path| files::check_place(path, args.force))?;
     }
     let machine = spec::load_cluster(&args.cluster)?;
     let name = args.measured.display().to_string();
@@ -199,12 +211,7 @@ fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure>
     Ok(())
 }
 
-fn write_files(
-    args: &CalibrateArgs,
-    calibration: &Calibration,
-    folder: &std::path::Path,
-) -> Result<(), Failure> {
-    let accelerator_name = format!("{}-accelerator.ron", args.name);
+fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &Path) -> Result<(), Failure> {
     let mut header = String::from("// Fitted by autoplan calibrate:\n");
     for fitted in &calibration.constants {
         let error = fitted.standard_error.map_or_else(String::new, |e| format!(" +- {e:.3}"));
@@ -222,7 +229,7 @@ fn write_files(
         header += &format!("//   {id}: {} before, {} after\n", percent(r.before), percent(r.after));
     }
     let mut cluster = calibration.machine.cluster.clone();
-    cluster.accelerator = accelerator_name.clone();
+    cluster.accelerator = args.accelerator();
     let style = || ron::ser::PrettyConfig::new().compact_arrays(true);
     let options = spec::ron_options();
     let text = |value: Result<String, ron::Error>| {
@@ -230,8 +237,7 @@ fn write_files(
     };
     let accelerator = text(options.to_string_pretty(&calibration.machine.accelerator, style()))?;
     let cluster = text(options.to_string_pretty(&cluster, style()))?;
-    let cluster_path = folder.join(format!("{}.ron", args.name));
-    let accelerator_path = folder.join(&accelerator_name);
+    let [cluster_path, accelerator_path] = args.paths(folder);
     let written = [(&accelerator_path, &accelerator), (&cluster_path, &cluster)];
     let written = written.map(|(path, text)| files::Written { path, text, executable: false });
     files::write_all(&written, args.force)?;

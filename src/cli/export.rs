@@ -11,7 +11,8 @@ use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
 use crate::frameworks::Target;
 use crate::frameworks::export::{
-    Checkpoints, Destination, EXPRESSIBLE, ExportRequest, Format, Prediction, export_or_nearest,
+    Checkpoints, Destination, EXPRESSIBLE, ExportRequest, Format, Prediction, export_or_nearest, one_line,
+    quote,
 };
 use crate::frameworks::megatron::TRAINING;
 use crate::frameworks::profile::Profile;
@@ -96,7 +97,10 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     };
     let prepared = task.prepare();
     let predicted = prepared.predict(&plan);
-    let command = command_line();
+    let command = match one_line(&saved.command) {
+        planned if planned.is_empty() => command_line(),
+        planned => format!("{planned}\n{}", command_line()),
+    };
     let request = ExportRequest {
         model: &saved.model,
         job: &saved.job,
@@ -204,7 +208,15 @@ fn checkpoints(prepared: &Prepared, predicted: &Predicted) -> Option<Checkpoints
 
 /// The command as it was typed, quoted for a shell.
 pub(crate) fn command_line() -> String {
-    let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
-    let words: Vec<String> = std::iter::once("autoplan".to_owned()).chain(words).collect();
-    words.iter().map(|word| crate::frameworks::export::quote(word)).collect::<Vec<_>>().join(" ")
+    let mut words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+    let mut said = vec!["autoplan".to_owned()];
+    while let Some(word) = words.next() {
+        // How many threads work changes no answer.
+        if word == "--threads" {
+            words.next();
+        } else if !word.starts_with("--threads=") {
+            said.push(quote(&word));
+        }
+    }
+    one_line(&said.join(" "))
 }

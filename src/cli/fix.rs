@@ -3,11 +3,11 @@
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::frameworks::export::inexpressible;
-use crate::frameworks::{Capabilities, Target};
+use crate::frameworks::{Capabilities, ShardGroups, Target};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
 
-const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, recompute, schedule, offload, sp, tp-overlap, \
+const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, shard, recompute, schedule, offload, sp, tp-overlap, \
                     dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
 /// From how alike on one name may be meant by another, of 1.
 const ALIKE: f64 = 0.7;
@@ -59,6 +59,7 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         "mb" => &mut r.micro_batch_size,
         "ga" => &mut r.gradient_accumulation_steps,
         "zero" => &mut r.zero_stage,
+        "shard" => &mut r.shard_group,
         "recompute" => {
             let modes: Result<Vec<Recompute>, _> = values.iter().map(|v| v.parse()).collect();
             let modes = modes.map_err(|e| Failure::Usage(format!("--fix {text}: {e}")))?;
@@ -87,11 +88,14 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         }
     };
     let (least, most) = if name == "zero" { (0, 3) } else { (1, 1 << 24) };
+    let all = (name.trim() == "shard").then_some("all");
+    let number = |v: &str| v.parse().ok().filter(|n| (least..=most).contains(n));
     let numbers: Option<Vec<u32>> =
-        values.iter().map(|v| v.parse().ok().filter(|n| (least..=most).contains(n))).collect();
+        values.iter().map(|&v| if Some(v) == all { Some(0) } else { number(v) }).collect();
     let Some(numbers) = numbers else {
+        let also = all.map_or(String::new(), |all| format!(", or {all} replicas"));
         return Err(Failure::Usage(format!(
-            "--fix {text}: expected whole numbers from {least} to {most}, several with |"
+            "--fix {text}: expected whole numbers from {least} to {most}{also}, several with |"
         )));
     };
     *axis = Axis { only: Some(intersect(axis.only.take(), numbers)), max: axis.max };
@@ -159,7 +163,7 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
         ("mb", degree(l.micro_batch_size)),
         ("ga", degree(l.gradient_accumulation_steps)),
         ("zero", degree(u32::from(l.zero_stage))),
-        ("shard group", (l.zero_stage > 0).then_some(shared)),
+        ("shard", (l.zero_stage > 0).then_some(shared)),
         ("schedule", (l.pipeline_parallel > 1).then(|| name_of(&SCHEDULES, l.schedule))),
         ("sp", (l.tensor_parallel > 1).then(|| switch(l.sequence_parallel))),
         ("tp-overlap", (l.tensor_parallel > 1).then(|| switch(l.tensor_overlap))),
@@ -220,6 +224,15 @@ pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
     {
         let names: Vec<&str> = stages.iter().map(|(name, _)| *name).collect();
         lines.push(format!("{target} has the ZeRO stages {}", names.join(", ")));
+    }
+    if let Some(only) = r.shard_group.only.as_ref().filter(|only| !only.contains(&0))
+        && has.shard_groups == ShardGroups::Whole
+    {
+        let named: Vec<String> = only.iter().map(u32::to_string).collect();
+        let named = named.join(" or ");
+        lines.push(format!(
+            "{target} shards over all replicas at once: the group is dp x cp, which --fix wants to be {named}"
+        ));
     }
     lines.extend(absent(target, "schedule", &r.schedule, has.schedules, &SCHEDULES));
     lines.extend(absent(target, "cp-comm", &r.context_comm, has.context_comms, &CONTEXT_COMMS));

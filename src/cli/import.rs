@@ -1,6 +1,7 @@
 //! `autoplan import`.
 
 use std::io::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
@@ -25,6 +26,7 @@ use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
 use crate::spec::cluster::Architecture;
+use crate::spec::diagnostic::SpecError;
 use crate::spec::hf::import_with_notes;
 use crate::spec::job::{Job, Precision};
 use crate::spec::model::Model;
@@ -371,8 +373,7 @@ impl Launched {
         let given = megatron::Given { name: &name, gpus, vocabulary, architecture, words: &args.words };
         let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
             print(&e.notes);
-            let shown = text.lines().nth(e.line.saturating_sub(1)).unwrap_or_default().trim();
-            Failure::Usage(format!("{source}:{}: {}\n  {}", e.line, e.message, one_line(shown)))
+            in_launch(&source, &text, e.line, e.message)
         })?;
         let length = seq_len.is_some().then_some("--seq-len");
         own_job(&source, "a launch", &length.into_iter().chain(args.beside_flags()).collect::<Vec<_>>())?;
@@ -448,7 +449,7 @@ impl Launched {
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
         let source = script.display();
-        let of_line = |line: usize, message: String| Failure::Usage(format!("{source}:{line}: {message}"));
+        let of_line = |line: usize, message: String| in_launch(&source.to_string(), text, line, message);
         let ranks = launch.ranks().map_err(|e| of_line(e.line, e.message))?;
         let line = launch.script.as_ref().map_or(1, |word| word.line);
         let (held, written, path, told) = match config {
@@ -720,4 +721,33 @@ fn hf(args: &HfArgs) -> Result<Ending, Failure> {
         }
     };
     print_or_write(file_of(args.output.as_deref()), &text, args.force)
+}
+
+/// An error on a line of a launch, with what it is about marked.
+fn in_launch(source: &str, text: &str, line: usize, message: String) -> Failure {
+    let above: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+    let held = text[above..].lines().next().unwrap_or_default();
+    let at = meant(held, &message);
+    SpecError::new(source, message).mark(text, above + at.start..above + at.end, "").into()
+}
+
+/// What a message is about in a line: the first flag, quoted text or variable that it names; else all of it.
+fn meant(line: &str, message: &str) -> Range<usize> {
+    let flags =
+        message.split(|c: char| c.is_whitespace() || "`,;:()".contains(c)).filter(|w| w.starts_with("--"));
+    let quoted = message.split('`').skip(1).step_by(2).filter(|word| !word.is_empty());
+    let variable = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    let names = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let names = names.filter(|name| {
+        name.len() > 1 && name.chars().all(variable) && name.contains(|c: char| c.is_ascii_uppercase())
+    });
+    let whole = |word: &str| {
+        let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '-');
+        let stands = |at: usize| {
+            !part(line[..at].chars().next_back()) && !part(line[at + word.len()..].chars().next())
+        };
+        line.match_indices(word).find(|(at, _)| stands(*at)).map(|(at, _)| at..at + word.len())
+    };
+    let indent = line.len() - line.trim_start().len();
+    flags.chain(quoted).chain(names).find_map(whole).unwrap_or(indent..line.trim_end().len().max(indent))
 }

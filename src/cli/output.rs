@@ -7,6 +7,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Map, Value, json};
 
+use super::export::command_line;
 use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
 use super::progress::Bar;
@@ -290,7 +291,8 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
                     &task.job,
                     &row.found.plan,
                     &row.found.prediction,
-                );
+                )
+                .made_by(command_line());
                 let text = saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
                 writeln!(out, "{text}")?;
             }

@@ -31,7 +31,7 @@ pub struct ExportRequest<'a> {
     pub prediction: Option<Prediction>,
     /// Name and version of the program that writes, e.g. `autoplan 0.1.0`.
     pub version: &'a str,
-    /// The command that made the plan.
+    /// The commands that made the plan and write it out, a line each.
     pub command: &'a str,
     /// A script, or its arguments alone.
     pub format: Format,
@@ -377,7 +377,9 @@ impl ExportRequest<'_> {
             facts.push(("checkpoint", every));
         }
         facts.push(("made by", one_line(self.version)));
-        facts.push(("command", one_line(self.command)));
+        for (at, command) in self.command.lines().enumerate() {
+            facts.push((if at == 0 { "command" } else { "then" }, one_line(command)));
+        }
         facts.push(("for", written_for.software.to_owned()));
         facts
     }

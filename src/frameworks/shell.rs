@@ -25,6 +25,7 @@ mod state;
 mod undecided;
 mod wrappers;
 
+use super::export::quote;
 pub use accelerate::{Handed, Told};
 use calls::{file_key, in_folder};
 pub use jobs::Job;
@@ -254,6 +255,11 @@ fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launc
                 shown(word)
             );
             return Err(ImportError::new(1, text));
+        }
+        // A launcher or a script before them: the words of a command.
+        if words.first().is_some_and(|first| !first.starts_with("--")) {
+            let quoted: Vec<String> = words.iter().map(|word| quote(word)).collect();
+            return launch_of(&quoted.join(" "), started_with, files);
         }
         let arguments = words.into_iter().map(|text| Word { text, line: 1 }).collect();
         return Ok(Launch { arguments, ..Launch::default() });

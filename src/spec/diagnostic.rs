@@ -58,7 +58,7 @@ impl SpecError {
     /// An error about `source`: a path, the name of a shipped file, or nothing.
     #[must_use]
     pub fn new(source: impl Into<String>, title: impl Into<String>) -> Self {
-        let (source, title) = (printable(&source.into(), 400), printable(&title.into(), 400));
+        let (source, title) = (printable(&source.into(), 400), printable(&title.into(), 600));
         Self(Box::new(Report { source, title, marks: Vec::new(), notes: Vec::new(), helps: Vec::new() }))
     }
 

@@ -25,6 +25,9 @@ pub struct SavedPlan {
     pub schema: u32,
     /// Version of autoplan that wrote it.
     pub autoplan: String,
+    /// The command that made it; empty: not known.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub command: String,
     /// The plan's one-line name.
     pub name: String,
     /// Framework it was made for.
@@ -63,6 +66,7 @@ impl SavedPlan {
         Self {
             schema: SCHEMA,
             autoplan: env!("CARGO_PKG_VERSION").to_owned(),
+            command: String::new(),
             name: plan.to_string(),
             framework: framework.to_owned(),
             profile: profile.to_owned(),
@@ -75,6 +79,13 @@ impl SavedPlan {
             cluster: machine.cluster.clone(),
             accelerator: machine.accelerator.clone(),
         }
+    }
+
+    /// The same with the command that made it.
+    #[must_use]
+    pub fn made_by(mut self, command: String) -> Self {
+        self.command = command;
+        self
     }
 
     /// The RON text of the plan.
@@ -153,6 +164,9 @@ fn fields(text: &str) -> Vec<&str> {
 /// What a text seems to be that is no saved plan; none where it may be one.
 fn other_kind(text: &str) -> Option<&'static str> {
     let start = text.trim_start();
+    if start.is_empty() {
+        return Some("an empty file, as is left where no plan was found");
+    }
     // RON has attributes that begin as scripts do.
     if start.starts_with("#!") && !start.starts_with("#![") {
         return Some("a script");

@@ -291,4 +291,11 @@ fn nothing_is_written_from_runs_that_make_no_sense() {
     assert!(err.contains("gpu `a100-80gb` is not the accelerator"), "{err}");
     assert!(out.contains("1 of 9 runs is off by more than 25%"), "{out}");
     assert!(out.contains("share of the network's line rate: the step times hardly depend on it"), "{out}");
+
+    // What is there is told before anything is read.
+    std::fs::write(&runs, "no,table\n").unwrap();
+    let arguments = ["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100", "-o"];
+    let output = autoplan(&[&arguments[..], &[folder.path().join("out").to_str().unwrap()]].concat());
+    let err = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(2) && err.contains("exists; --force overwrites it"), "{err}");
 }

@@ -804,13 +804,14 @@ fn a_launch_script_is_explained_with_the_flags_to_change() {
     // On one node it is not the same job; what cannot be is said with its line.
     let output = autoplan(&["explain", script, "--cluster", "dgx-h100", "--gpus", "24"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains(".sh:9: 24 ranks do not divide"), "{}", stderr(&output));
+    assert!(stderr(&output).contains("error: 24 ranks do not divide"), "{}", stderr(&output));
+    assert!(stderr(&output).contains(".sh:9:"), "{}", stderr(&output));
     // Before Blackwell the framework stops without its variable.
     std::fs::write(script, LAUNCH.replace("export CUDA_DEVICE_MAX_CONNECTIONS=1 ", "")).unwrap();
     let output = autoplan(&["explain", script, "--cluster", "dgx-h100"]);
     assert_eq!(output.status.code(), Some(2));
     let text = stderr(&output);
-    assert!(text.contains(".sh:9: ") && text.contains("need CUDA_DEVICE_MAX_CONNECTIONS=1"), "{text}");
+    assert!(text.contains(".sh:9:") && text.contains("need CUDA_DEVICE_MAX_CONNECTIONS=1"), "{text}");
     let output = autoplan(&["explain", script, "--cluster", "dgx-b200"]);
     assert!(output.status.success(), "{}", stderr(&output));
 }
@@ -1066,6 +1067,53 @@ fn a_change_may_take_the_last_replica() {
     assert!(stages["name"].as_str().is_some_and(|name| name.contains("dp1 ")), "{stages}");
 }
 
+/// Errors in a launch mark what they are about.
+#[test]
+fn errors_in_a_launch_have_line_and_column() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("launch.sh");
+    std::fs::write(&path, LAUNCH.replace("--bf16", "--bf16 --fp16")).unwrap();
+    let output = autoplan(&["explain", path.to_str().unwrap(), "--cluster", "dgx-h100"]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    let at = LAUNCH.lines().position(|line| line.contains("--bf16")).unwrap();
+    let line = std::fs::read_to_string(&path).unwrap().lines().nth(at).unwrap().to_owned();
+    let place = format!("launch.sh:{}:{}", at + 1, line.find("--bf16").unwrap() + 1);
+    assert!(text.contains(&place) && text.contains("^^^^^^"), "{place}: {text}");
+}
+
+/// A saved plan and what is written of it say the commands that made them.
+#[test]
+fn plans_and_exports_say_their_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = folder.path().join("my plan.ron");
+    let job = ["plan", "llama3.2-1b", "dgx-h100", "-g", "8", "-b", "16", "-s", "2048", "--format", "ron"];
+    let two = autoplan(&[&job[..], &["--threads", "2"]].concat()).stdout;
+    let one = autoplan(&[&job[..], &["--threads=1"]].concat()).stdout;
+    assert_eq!(one, two);
+    std::fs::write(&plan, one).unwrap();
+    let output = autoplan(&["export", plan.to_str().unwrap(), "--to", "megatron"]);
+    let text = stdout(&output);
+    assert!(text.contains(&format!("# command    autoplan {}\n", job.join(" "))), "{text}");
+    assert!(text.contains("# then       autoplan export '"), "{text}");
+}
+
+/// The ranks that share states can be fixed, and an impossible number is told.
+#[test]
+fn shard_groups_can_be_fixed() {
+    for (shard, found) in [("4", "zero1/4 "), ("all", "zero1 ")] {
+        let shard = format!("shard={shard}");
+        let output = small(&["--fix", "zero=1", "--fix", &shard, "--top", "3"]);
+        let text = stdout(&output);
+        let plans: Vec<&str> = text.lines().filter(|line| line.contains(" mb")).collect();
+        assert!(plans.len() > 1 && plans.iter().all(|plan| plan.contains(found)), "{text}");
+    }
+    let output = small(&["--framework", "nanotron", "--fix", "zero=1,shard=3"]);
+    assert!(stdout(&output).contains("nanotron shards over all replicas at once"), "{}", stdout(&output));
+    let output = small(&["--fix", "shard=some"]);
+    assert!(stderr(&output).contains("or all replicas"), "{}", stderr(&output));
+}
+
 /// A file of another kind is called what it is.
 #[test]
 fn files_that_are_no_saved_plans_are_named() {
@@ -1074,12 +1122,14 @@ fn files_that_are_no_saved_plans_are_named() {
     std::fs::write(path("launch.sh"), LAUNCH).unwrap();
     std::fs::write(path("flags.txt"), "--num-layers 2\n").unwrap();
     std::fs::write(path("ds.json"), "{}").unwrap();
+    std::fs::write(path("empty.ron"), "").unwrap();
     std::fs::write(path("plan.ron"), small(&["--top", "1", "--format", "ron"]).stdout).unwrap();
     let plan = path("plan.ron");
     for (what, kind) in [
         (path("launch.sh"), "no saved plan, but a script"),
         (path("flags.txt"), "no saved plan, but a launch script or a list of arguments"),
         (path("ds.json"), "no saved plan, but a JSON file"),
+        (path("empty.ron"), "no saved plan, but an empty file"),
         ("models/llama3.1-8b.ron".to_owned(), "no saved plan, but a model"),
         ("clusters/dgx-h100.ron".to_owned(), "no saved plan, but a cluster"),
     ] {
@@ -1254,8 +1304,8 @@ fn launches_that_leave_much_open_are_refused() {
     let printed = format!("==> ds_config.json <==\n{config}\n==> launch.sh <==\n{deepspeed}\n");
     let model: &[&str] = &["--model", "llama3.1-8b"];
     for (text, more, told) in [
-        (left_out.clone(), &[][..], "launch.sh:1: part of the command is known only when the script runs"),
-        (cut, &[], "launch.sh:5: the text ends in a continuation line, and `P` is set and never used"),
+        (left_out.clone(), &[][..], "error: part of the command is known only when the script runs"),
+        (cut, &[], "error: the text ends in a continuation line, and `P` is set and never used"),
         (printed, model, "write them with `export -o DIR`"),
         (format!("{megatron} {flags} --lora-rank 8\n"), &[], "training of adapters is not read"),
         (format!("{deepspeed} --use_lora True\n"), model, "--use_lora: the training of adapters"),

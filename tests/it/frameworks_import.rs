@@ -1211,7 +1211,10 @@ fn what_may_be_missing_is_said_or_refused() {
             format!("{start} {COMMAND} --transformer-impl inference_optimized\n"),
             "predicted with the layers of Transformer Engine",
         ),
-        (format!("{start} {COMMAND} --attention-backend local --spec local\n"), "predicted with fused attention"),
+        (
+            format!("{start} {COMMAND} --attention-backend local --spec local\n"),
+            "predicted with fused attention",
+        ),
         (
             format!("{start} {COMMAND} --check-weight-hash-across-dp-replicas-interval 9\n"),
             "the sums over all weights",
@@ -1466,10 +1469,16 @@ fn scripts_of_many_sites_say_the_same() {
         ),
         format!("# environment\nexport WORLD_SIZE=64\neval \"python pretrain_gpt.py {COMMAND}\"\n"),
         serde_json::to_string(&COMMAND.split(' ').collect::<Vec<_>>()).unwrap(),
+        serde_json::to_string(
+            &format!("torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND}")
+                .split(' ')
+                .collect::<Vec<_>>(),
+        )
+        .unwrap(),
     ];
     let mut plans = Vec::new();
     for script in &scripts {
-        let gpus = script.starts_with('[').then_some(64);
+        let gpus = script.starts_with("[\"--").then_some(64);
         let imported = import(script, "x", gpus).unwrap_or_else(|error| panic!("{error}\n{script}"));
         assert_eq!(imported.unknown, [], "{script}");
         assert_eq!(
@@ -1504,7 +1513,11 @@ fn contradictions_are_told_at_their_flag() {
             "32 query heads do not divide among 5",
         ),
         ("--swiglu => --swiglu\n--fp8-format e4m3\n--fp4-format e2m1", "--fp4-format", "exclude each other"),
-        ("--swiglu => --swiglu\n--enable-cuda-graph\n--external-cuda-graph", "--external", "exclude each other"),
+        (
+            "--swiglu => --swiglu\n--enable-cuda-graph\n--external-cuda-graph",
+            "--external",
+            "exclude each other",
+        ),
         ("--swiglu => --swiglu\n--norm-epsilon 7", "--norm-epsilon", "between 0 and 1"),
     ] {
         let text = script(change);

@@ -253,12 +253,12 @@ fn of_flags(
         let expert = ["--expert-model-parallel-size", "--expert-tensor-parallel-size"];
         ImportError::new(if text.contains("expert") { f.line_of(&expert) } else { line }, text)
     })?;
-    model
-        .validate()
-        .map_err(|fault| {
-            let line = f.line_of(flags_of_field(&fault.field));
-            ImportError::new(line, format!("{}: {}", fault.field, fault.message))
-        })?;
+    model.validate().map_err(|fault| {
+        let flags = flags_of_field(&fault.field);
+        let said = flags.iter().find(|flag| f.given.contains_key(**flag)).copied();
+        let what = said.unwrap_or(&fault.field);
+        ImportError::new(f.line_of(flags), format!("{what}: {}", fault.message))
+    })?;
     // Only rules on number formats ask for the hardware.
     let architecture = given.architecture.unwrap_or(Hardware::UNKNOWN.architecture);
     let hardware = Hardware { architecture, ..Hardware::UNKNOWN };
@@ -356,7 +356,9 @@ fn flags_of_field(field: &str) -> &'static [&'static str] {
         "vocabulary_divisor" => &["--make-vocab-size-divisible-by"],
         "max_sequence" => &["--max-position-embeddings", "--seq-length"],
         "position" => &["--rotary-percent", "--rotary-base", "--max-position-embeddings"],
-        "scaling" => &["--rope-scaling-factor", "--rotary-scaling-factor", "--original-max-position-embeddings"],
+        "scaling" => {
+            &["--rope-scaling-factor", "--rotary-scaling-factor", "--original-max-position-embeddings"]
+        }
         "norm_epsilon" => &["--norm-epsilon"],
         "layers" => &["--hybrid-layer-pattern", "--num-layers"],
         "blocks" => &["--moe-layer-freq", "--hybrid-layer-pattern", "--num-layers"],

@@ -45,8 +45,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-const FUSED: &str =
-    "predicted with fused attention; attention that keeps its scores needs far more memory";
+const FUSED: &str = "predicted with fused attention; attention that keeps its scores needs far more memory";
 
 /// Flags that keep attention within documents.
 const DOCUMENTS: &[&str] =
@@ -77,7 +76,8 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
         }
     }
     let dropped = f.given.get("--attention-dropout");
-    let dropped = dropped.map_or(Some(0.1), |(values, _)| values.first().and_then(|value| real_number(value)));
+    let dropped =
+        dropped.map_or(Some(0.1), |(values, _)| values.first().and_then(|value| real_number(value)));
     if !f.is_fork() && dropped.is_none_or(|share| share != 0.0) {
         let usual = if f.given.contains_key("--attention-dropout") { "" } else { ", as is usual" };
         assumed.push(format!(

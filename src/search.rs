@@ -337,15 +337,16 @@ impl Search<'_> {
         observer: &dyn Observer,
         classes: Option<&[Class]>,
     ) -> Answer {
-        let groups = self.space.groups();
-        let mut counters = Counters {
-            candidates: groups.par_iter().map(|g| self.space.count(g)).sum(),
-            ..Counters::default()
-        };
-        let wanted = |g: &Group| classes.is_none_or(|classes| classes.contains(&class_of_group(g)));
-        let (groups, other): (Vec<Group>, Vec<Group>) = groups.into_iter().partition(wanted);
-        counters.drop("bound: degrees", other.par_iter().map(|g| self.space.count(g)).sum());
+        let mut groups = self.space.groups();
+        let count = |groups: &[Group]| groups.par_iter().map(|g| self.space.count(g)).sum::<u64>();
+        let mut counters = Counters { candidates: count(&groups), ..Counters::default() };
+        if let Some(classes) = classes {
+            groups.retain(|group| classes.contains(&class_of_group(group)));
+            counters.drop("bound: degrees", counters.candidates - count(&groups));
+        }
         let mut ordered = self.first_bounds(&groups);
+        // There may be 200,000 of them.
+        drop(groups);
         ordered.par_sort_unstable();
 
         let scratches = Scratches::default();
@@ -488,6 +489,9 @@ impl Search<'_> {
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
+        // What follows solves programmes, which need their own memory.
+        drop(rest);
+        drop((ordered, pool, glances, incumbents, batch, scratches));
         let found = self.finish_all(best.into_sorted(), request.verified);
         Answer { found, counters, optimality_gap, stop, insisted: false }
     }

@@ -39,7 +39,7 @@ pub(super) enum End {
 
 /// Rows that may be added on the way.
 const MORE_ROWS: usize = 192;
-/// Numbers of the table of lightest splits, 16 MB of them: there is no room for more rows.
+/// Numbers of the table of lightest splits, 8 MB of them: there is no room for more rows.
 const MOST_NUMBERS: usize = 2 << 20;
 /// Rows that are looked at together.
 const LANES: usize = 8;
@@ -99,8 +99,8 @@ pub(super) struct Walk<'a> {
     lowers: Vec<f64>,
     /// By chunk, sort and row: what a layer weighs there.
     each: Vec<f64>,
-    /// By chunk, layer and row: [`Chunks::lightest`].
-    rest: Vec<f64>,
+    /// By chunk, layer and row: [`Chunks::lightest`], or a little less: half the memory.
+    rest: Vec<f32>,
     /// By chunk and row: what the layers before it weigh.
     before: Vec<f64>,
     /// By chunk: the row that ruled it out last.
@@ -171,7 +171,7 @@ impl<'a> Walk<'a> {
             self.each[at * room + r] = weight;
         }
         for (at, &weight) in self.chunks.lightest(&row.each).iter().enumerate() {
-            self.rest[at * room + r] = weight;
+            self.rest[at * room + r] = at_most(weight);
         }
         // In the middle of a walk: what is placed so far.
         let mut order = order.iter();
@@ -187,7 +187,7 @@ impl<'a> Walk<'a> {
         let room = self.room;
         let before = &self.before[k * room..][..room];
         let rest = &self.rest[(k * (self.chunks.order.len() + 1) + from) * room..][..room];
-        let over = |r: usize| before[r] + rest[r] > self.most[r];
+        let over = |r: usize| before[r] + f64::from(rest[r]) > self.most[r];
         if over(self.recent[k]) {
             return Some(self.recent[k]);
         }
@@ -259,6 +259,12 @@ impl<'a> Walk<'a> {
         self.split[k] = 0;
         true
     }
+}
+
+/// The nearest number of 32 bits that is not above another.
+fn at_most(number: f64) -> f32 {
+    let near = number as f32;
+    if f64::from(near) > number { near.next_down() } else { near }
 }
 
 #[cfg(test)]

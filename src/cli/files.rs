@@ -8,7 +8,10 @@ use crate::results::{Replacement, WriteError};
 /// Checks that files can be created in a folder, before any work is done for them. One that is not there is made later,
 /// in the nearest one above it that is.
 pub(crate) fn check_folder(folder: &Path) -> Result<(), Failure> {
-    let there = folder.ancestors().find(|above| above.exists()).unwrap_or(Path::new("."));
+    let there = folder.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(Path::new("."));
+    if !there.exists() {
+        return Err(Failure::Usage(format!("{} is a link to what is not there", there.display())));
+    }
     if !there.is_dir() {
         return Err(Failure::Usage(format!("{} is not a folder", there.display())));
     }

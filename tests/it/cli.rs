@@ -134,6 +134,11 @@ fn a_saved_plan_goes_through_explain_compare_and_export() {
     let below = autoplan(&["export", "no such plan", "--to", "megatron", "-o", below.to_str().unwrap()]);
     assert_eq!(below.status.code(), Some(2));
     assert!(stderr(&below).contains("plan.ron is not a folder"), "{}", stderr(&below));
+    let gone = folder.path().join("gone");
+    std::os::unix::fs::symlink("/no/such/folder", &gone).unwrap();
+    let linked = autoplan(&["export", path, "--to", "megatron", "-o", gone.to_str().unwrap()]);
+    assert_eq!(linked.status.code(), Some(2));
+    assert!(stderr(&linked).contains("gone is a link to what is not there"), "{}", stderr(&linked));
 }
 
 #[test]

@@ -451,6 +451,9 @@ impl Launched {
         let source = script.display();
         let of_line = |line: usize, message: String| in_launch(&source.to_string(), text, line, message);
         let ranks = launch.ranks().map_err(|e| of_line(e.line, e.message))?;
+        if gpus.is_none() {
+            launch.agrees().map_err(|e| of_line(e.line, e.message))?;
+        }
         let line = launch.script.as_ref().map_or(1, |word| word.line);
         let (held, written, path, told) = match config {
             Handed::File(config) => {

@@ -1220,6 +1220,17 @@ fn what_may_be_missing_is_said_or_refused() {
             "the sums over all weights",
         ),
         (format!("{start} {COMMAND}\n"), "attention drops some of its scores"),
+        (format!("{start} {COMMAND} --moe-layer-freq 2\n"), "change nothing: --moe-layer-freq"),
+        (
+            format!("{start} {COMMAND} --moe-shared-expert-overlap\n"),
+            "change nothing: --moe-shared-expert-overlap",
+        ),
+        (
+            format!(
+                "{start} {COMMAND} --num-experts 8 --moe-grouped-gemm --cuda-graph-impl transformer_engine --cuda-graph-modules moe_router --recompute-activations\n"
+            ),
+            "graphs of moe_router alone: predicted as without graphs",
+        ),
         (format!("{start} {COMMAND} \\\n"), "line 1: the text ends in a continuation line"),
     ] {
         let imported = import_given(&text, given).unwrap_or_else(|error| panic!("{error}\n{text}"));
@@ -1273,6 +1284,113 @@ fn launchers_say_ranks_and_variables_in_many_ways() {
         "docker run -e A=1 image torchrun x.py --n 1",
     ] {
         assert_eq!(read(text).environment.get("A").map(String::as_str), Some("1"), "{text}");
+    }
+}
+
+/// What a script says for the case that a command fails may be meant; bash runs what stands behind one that succeeds.
+#[test]
+fn commands_that_may_fail_are_not_taken_for_granted() {
+    let start = "torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py";
+    let command = format!("{start} {}\n", COMMAND.replace("parallel-size 4", "parallel-size $TP"));
+    for (before, tp) in [
+        ("TP=2; cd /data/x 2>/dev/null || TP=4", None),
+        ("TP=2; pushd /data/x || TP=4", None),
+        ("TP=2; mkdir /data/x || TP=4", None),
+        ("TP=2; ulimit -n 99 || TP=4", None),
+        ("TP=2; : > /data/x || TP=4", None),
+        ("TP=2; cd /x && TP=4 || TP=8", None),
+        ("if cd /x; then TP=2; else TP=4; fi", None),
+        ("if ! cd /x; then TP=2; else TP=4; fi", None),
+        ("if hash nvcc 2>/dev/null; then TP=2; else TP=4; fi", None),
+        ("TP=2; false & wait $! || TP=4", None),
+        ("TP=2; jobs %3 || TP=4", None),
+        ("TP=2; shopt -q nullglob || TP=4", None),
+        ("TP=2; declare -p NOPE &>/dev/null || TP=4", Some(4)),
+        ("TP=2; declare -p TP &>/dev/null || TP=4", Some(2)),
+        ("TP=2; if ! declare -F f >/dev/null; then TP=4; fi", Some(4)),
+        ("f() { :; }; TP=2; if ! declare -F f >/dev/null; then TP=4; fi", Some(2)),
+        ("TP=2; cd /x || exit 1; mkdir -p logs || true; wait", Some(2)),
+        ("TP=2; cd /x && TP=4", Some(4)),
+        ("TP=2; : > /dev/null || TP=4", Some(2)),
+        ("A=(); A[3]=4; A[1]=2; TP=${A[*]:1:1}", Some(2)),
+        ("A=(1 2 4); unset 'A[0]'; TP=${A[@]:1:1}", Some(2)),
+        ("A=(1 2 4); TP=${A[@]: -2:1}", Some(2)),
+    ] {
+        let text = format!("{before}\n{command}");
+        match (import(&text, "x", None), tp) {
+            (Ok(imported), Some(tp)) => assert_eq!(imported.plan.layout().tensor_parallel, tp, "{before}"),
+            (Err(error), None) => {
+                assert!(error.message.contains("known only when the script runs"), "{before}: {error}")
+            }
+            (read, _) => panic!("{before}: {read:?}"),
+        }
+    }
+    // A command that starts behind one that may fail starts.
+    for text in [format!("TP=2\ncd /x && {command}"), format!("TP=2\nmkdir -p log && cd /x && {command}")] {
+        assert_eq!(import(&text, "x", None).unwrap().plan.layout().tensor_parallel, 2, "{text}");
+    }
+}
+
+/// What bash does not run for its syntax is no launch: most of it is what a cut leaves.
+#[test]
+fn scripts_that_bash_cannot_read_are_refused() {
+    let command = format!("torchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {COMMAND}");
+    for (text, line, part) in [
+        (format!("{command} &&\n"), 1, "nothing stands behind `&&`"),
+        (format!("{command} ||"), 1, "nothing stands behind `||`"),
+        (format!(":\n{command} 2>&1 |\n\n"), 2, "nothing stands behind `|`"),
+        (format!("{command} >"), 1, "nothing stands behind `>`"),
+        (format!("{command}\nfi\n"), 2, "`fi` belongs to nothing"),
+        (format!("done\n{command}"), 1, "`done` belongs to nothing"),
+        (format!("{command}\n}}\n"), 2, "`}` belongs to nothing"),
+        (format!("then\n{command}"), 1, "`then` belongs to nothing"),
+        (format!("&& true\n{command}"), 1, "unexpected `&`"),
+        (format!("| cat\n{command}"), 1, "unexpected `|`"),
+        (format!("; true\n{command}"), 1, "unexpected `;`"),
+        (format!("true & && true\n{command}"), 1, "unexpected `&`"),
+        (format!("if ; then :; fi\n{command}"), 1, "unexpected `;`"),
+        (format!("if true; then fi\n{command}"), 1, "no command stands behind `then`"),
+        (format!("f() {{ }}\n{command}"), 1, "no command stands behind `{`"),
+        (format!("( )\n{command}"), 1, "no command stands behind `(`"),
+    ] {
+        let error = import(&text, "x", None).expect_err(part);
+        assert!(error.line == line && error.message.contains(part), "{part}: {error}");
+    }
+    for text in [
+        format!("case x in a) ;; *) :;; esac; if true; then\n :\nfi;\n{command}\n"),
+        format!("f() {{ :; }}; f &\nwait\n{command} &> log &\nwait\n"),
+        format!("for i in 1 2; do :; done; {command} 2>&1 |\n\n  tee log; exit ${{PIPESTATUS[0]}}\n"),
+        format!("{{ :; }} && ( : ) ||\n\n true\n&>/dev/null echo x\n{command} #\n"),
+    ] {
+        import(&text, "x", None).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    }
+}
+
+#[test]
+fn launchers_that_cannot_go_with_their_job_are_refused() {
+    let torch = |options: &str| format!("srun torchrun {options} pretrain_gpt.py {COMMAND}\n");
+    for (text, line, part) in [
+        (
+            format!("#!/bin/bash\n#SBATCH --nodes=4\n{}", torch("--nnodes 2 --nproc-per-node 8")),
+            3,
+            "--nnodes says 2 nodes, and --nodes of #SBATCH 4",
+        ),
+        (
+            format!("#!/bin/bash\n#SBATCH --gpus-per-node=8\n{}", torch("--nnodes 8 --nproc-per-node 16")),
+            3,
+            "--nproc-per-node starts 16 processes on every node, of which --gpus-per-node of #SBATCH gives 8",
+        ),
+        (
+            format!("#!/bin/bash\n#SBATCH --ntasks-per-node=8\n{}", torch("--nnodes 8 --nproc-per-node 8")),
+            3,
+            "8 tasks on every node, and each of them starts a launcher of its own",
+        ),
+        (torch("--standalone --nnodes 8 --nproc-per-node 8"), 1, "--standalone is one node, and --nnodes 8"),
+    ] {
+        let error = import(&text, "x", None).expect_err(part);
+        assert!(error.line == line && error.message.contains(part), "{part}: {error}");
+        // Who gives the number has decided.
+        import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
 }
 
@@ -1417,6 +1535,7 @@ fn flags_that_nobody_knows_are_listed() {
         ("--data-parallel-size 4", None),
         ("--train-itres 5", Some("--train-iters")),
         ("--save-foo", None),
+        ("--spec my.module my_layers", None),
         ("--lrank 5", None),
         ("--loading-balance 5", None),
         ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
@@ -1734,6 +1853,28 @@ const BROKEN_FLAGS: &[(&str, &str, &str, &str)] = &[
     ),
     ("loaded-master-weights", "--load-main-params-from-ckpt", "--load-main", "needs --no-load-optim"),
     ("local-attention", "--attention-backend local", "--attention-backend", "needs --spec local"),
+    ("experts-needed", "--overlap-moe-expert-parallel-comm", "--overlap-moe", "needs --num-experts"),
+    ("experts-needed", "--moe-ffn-hidden-size 512", "--moe-ffn", "needs --num-experts"),
+    ("experts-needed", "--moe-latent-size 512", "--moe-latent", "needs --num-experts"),
+    ("experts-needed", "--moe-router-group-topk 2", "--moe-router-group", "needs --moe-router-num-groups"),
+    (
+        "experts-needed",
+        "--moe-router-num-groups 4 --moe-router-group-topk 2",
+        "--moe-router-group-topk",
+        "needs --num-experts",
+    ),
+    (
+        "experts-needed",
+        "--moe-router-enable-expert-bias",
+        "--moe-router-enable",
+        "needs --moe-router-score-function sigmoid",
+    ),
+    (
+        "balancing-coefficients",
+        "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2",
+        "--moe-router-load-balancing-type",
+        "2 ways to balance need as many of --moe-aux-loss-coeff, found 1",
+    ),
     ("batch-invariant", "--batch-invariant-mode", "--batch-invariant", "needs --attention-backend flash"),
     (
         "batch-invariant",

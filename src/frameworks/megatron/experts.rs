@@ -50,7 +50,14 @@ pub(super) fn read(
         NEUTRAL_OF_FORK.iter().for_each(|flag| drop(f.take(flag)));
     }
     let least = if fork { 2 } else { 1 };
-    let Some(experts) = f.number("--num-experts")?.filter(|&e| e >= least) else { return Ok(None) };
+    let Some(experts) = f.number("--num-experts")?.filter(|&e| e >= least) else {
+        let idle: Vec<&str> =
+            OF_EXPERTS_ALONE.iter().copied().filter(|flag| !fork && f.take(flag).is_some()).collect();
+        if !idle.is_empty() {
+            assumed.push(format!("without --num-experts these change nothing: {}", idle.join(" ")));
+        }
+        return Ok(None);
+    };
     if fork {
         return of_fork(f, (experts, width), activation, bias, assumed).map(Some);
     }
@@ -172,12 +179,26 @@ fn of_fork(
     })
 }
 
+/// Flags that Megatron-LM takes for a model without experts, and does not look at.
+const OF_EXPERTS_ALONE: &[&str] = &[
+    "--moe-expert-capacity-factor",
+    "--moe-layer-freq",
+    "--moe-router-enable-expert-bias",
+    "--moe-router-num-groups",
+    "--moe-router-pre-softmax",
+    "--moe-router-score-function",
+    "--moe-router-topk",
+    "--moe-router-topk-scaling-factor",
+    "--moe-shared-expert-gate",
+    "--moe-shared-expert-intermediate-size",
+    "--moe-shared-expert-overlap",
+];
+
 /// Which of a model's layers have experts.
 ///
 /// # Errors
-/// A list that is none or has another number of layers; one of a model without experts.
+/// A list that is none or has another number of layers.
 pub(super) fn layers_with_experts(f: &mut Flags, has_experts: bool, layers: u64) -> Read<Vec<bool>> {
-    let freq_line = f.line("--moe-layer-freq");
     let frequency = f.text("--moe-layer-freq")?;
     let interval_line = f.line("--expert-interval");
     let interval = if f.is_fork() { f.number("--expert-interval")? } else { None };
@@ -188,9 +209,6 @@ pub(super) fn layers_with_experts(f: &mut Flags, has_experts: bool, layers: u64)
     };
     let dense = dense.unwrap_or(0);
     let list = match frequency {
-        _ if !has_experts && frequency.is_some() => {
-            return Err(ImportError::new(freq_line, "--moe-layer-freq needs --num-experts"));
-        }
         _ if !has_experts => vec![false; layers as usize],
         Some((text, line)) => flags_of(&text, layers, line)?,
         // Every second one unless said otherwise, counted from 1 (get_num_experts_per_layer).

@@ -702,13 +702,33 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "experts-needed",
+        source: CONFIG,
+        check: |c| {
+            let (groups, chosen) = ("--moe-router-num-groups", "--moe-router-group-topk");
+            needs(c, chosen, groups)?;
+            if c.has("--num-experts") {
+                return Ok(());
+            }
+            let score = "--moe-router-score-function";
+            let bias = "--moe-router-enable-expert-bias";
+            let other = !c.is(score, "sigmoid") && !c.is(score, "sqrtsoftplus");
+            refuse(c.whole && c.has(bias) && other, bias, format!("{bias} needs {score} sigmoid"))?;
+            ["--overlap-moe-expert-parallel-comm", "--moe-ffn-hidden-size", "--moe-latent-size", chosen]
+                .into_iter()
+                .try_for_each(|flag| needs(c, flag, "--num-experts"))
+        },
+    },
+    FlagRule {
         name: "dispatcher-overlap",
         source: CONFIG,
         check: |c| {
             let flag = "--moe-shared-expert-overlap";
             let kind = "--moe-token-dispatcher-type";
             let gathers = !c.has(kind) || c.is(kind, "allgather");
-            refuse(c.has(flag) && gathers, flag, format!("{flag} needs {kind} alltoall or flex"))?;
+            let shared = c.has("--moe-shared-expert-intermediate-size");
+            let wrong = c.has(flag) && shared && gathers;
+            refuse(wrong, flag, format!("{flag} needs {kind} alltoall or flex"))?;
             excludes(c, "--overlap-moe-expert-parallel-comm", flag)?;
             let both = c.has(flag) && c.lists("--recompute-modules", "shared_experts");
             refuse(both, flag, format!("{flag} excludes recomputing shared_experts"))
@@ -732,7 +752,7 @@ pub static FLAG_RULES: &[FlagRule] = &[
             let (kinds, factors) = (c.values(kind), c.values(flag));
             let known = c.whole && !kinds.iter().chain(factors).any(|value| is_unknown(value));
             refuse(
-                known && c.has("--num-experts") && kinds.len() > 1 && factors.len() != kinds.len(),
+                known && kinds.len() > 1 && factors.len() != kinds.len(),
                 kind,
                 format!("{} ways to balance need as many of {flag}, found {}", kinds.len(), factors.len()),
             )

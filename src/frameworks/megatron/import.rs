@@ -116,6 +116,9 @@ fn imported(
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
     let world = launch.ranks()?;
+    if given.gpus.is_none() {
+        launch.agrees()?;
+    }
     assumed.extend(launch.disagreements());
     other_jobs::trains(launch)?;
     let mut f = Flags::new(launch, text, assumed)?;
@@ -1050,16 +1053,25 @@ fn cuda_graphs(f: &mut Flags, assumed: &mut Vec<String>) -> Read<CudaGraphs> {
     let modules = f.values("--cuda-graph-modules")?.map(|v| v.0).unwrap_or_default();
     // What it was once called among the modules.
     let kind = if modules == ["full_iteration"] { 2 } else { kind };
-    let per_layer = kind == 1;
+    let named = |module: &str| modules.iter().any(|m| m == module);
     let other = modules.iter().find(|module| !GRAPHED.contains(&module.as_str()));
-    if per_layer && (modules.is_empty() || other.is_some()) {
-        let what = other.map_or("whole layers", String::as_str);
-        assumed.push(format!("graphs of {what}: predicted as those of attention"));
+    // Without attention's the host launches nearly as much as before.
+    let router_alone = !modules.is_empty() && other.is_none() && !named("attn");
+    if kind == 1 {
+        if modules.is_empty() || other.is_some() {
+            let what = other.map_or("whole layers", String::as_str);
+            assumed.push(format!("graphs of {what}: predicted as those of attention"));
+        } else if router_alone {
+            assumed.push(format!("graphs of {} alone: predicted as without graphs", modules.join(" ")));
+        } else if named("moe_router") != named("moe_preprocess") {
+            assumed.push("graphs of moe_router: predicted as with those of moe_preprocess".into());
+        }
     }
     Ok(match kind {
         0 => CudaGraphs::None,
         2 => CudaGraphs::FullIteration,
-        _ if modules.iter().any(|m| m == "moe_router") => CudaGraphs::AttentionRouter,
+        _ if router_alone => CudaGraphs::None,
+        _ if named("moe_router") => CudaGraphs::AttentionRouter,
         _ => CudaGraphs::Attention,
     })
 }

@@ -84,9 +84,14 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
             "attention drops some of its scores (--attention-dropout{usual}): what their choice takes is not predicted"
         ));
     }
-    let local =
-        f.given.get("--spec").is_some_and(|(values, _)| values.iter().any(|value| value.contains("local")));
-    if local {
+    // Any other module may hold any layers: it is listed.
+    let own = |values: &[String]| {
+        values.first().is_some_and(|first| first == "local" || first.starts_with("megatron.core.models."))
+    };
+    if f.given.get("--spec").is_some_and(|(values, _)| own(values))
+        && let Some((values, _)) = f.take("--spec")
+        && values.iter().any(|value| value.contains("local"))
+    {
         assumed.push("--spec: predicted with the layers of Transformer Engine, not with these".to_owned());
     }
     let documents: Vec<&str> = DOCUMENTS.iter().copied().filter(|flag| f.given.contains_key(*flag)).collect();

@@ -229,7 +229,7 @@ const CHOICES_OF_MANY_ELSEWHERE: &[(&str, &[&str])] = &[(
 const TEXTS: &str = "--offload-modules --tokenizer-special-tokens";
 
 /// Flags of any number of values, which are not looked at.
-const LISTS: &str = "--data-path --spec --test-data-path --train-data-path --valid-data-path";
+const LISTS: &str = "--data-path --test-data-path --train-data-path --valid-data-path";
 
 /// What a number must be for the run to begin, and to pass its first steps.
 #[derive(Clone, Copy)]

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::arithmetic::both;
 use super::calls::{in_folder, plain_path};
 use super::launches::program;
 use super::parse::{Command, Part, Raw, parse_sourced};
@@ -106,6 +107,12 @@ struct Attributes {
     /// `-f`, `-l`, …
     other: bool,
 }
+
+/// Commands whose success a script mostly takes for granted, and may ask for.
+const HOPED: &[&str] = &[
+    "cd", "pushd", "popd", "ulimit", "umask", "alias", "unalias", "disown", "printf", "mkdir", "chmod",
+    "chown", "sync", "cp", "mv", "ln", "rm", "touch", "tee", "sed", "module", "date", "hostname",
+];
 
 /// Whether a command declares variables.
 fn declares(keyword: &str) -> bool {
@@ -288,10 +295,12 @@ impl Shell<'_> {
             let words: Vec<Raw> = arguments.iter().map(|word| Raw::quoted(&word.text, word.line)).collect();
             return Ok(self.declare(&name.text, &words));
         }
-        match self.built_in(&name.text, arguments, line)? {
-            Some(status) => Ok(status),
-            None => self.program(&fields, document),
-        }
+        let status = match self.built_in(&name.text, arguments, line)? {
+            Some(status) => status,
+            None => self.program(&fields, document)?,
+        };
+        self.hoped |= status == Some(0) && HOPED.contains(&program(&name.text));
+        Ok(status)
     }
 
     /// What stands behind a word that changes nothing here.
@@ -371,6 +380,10 @@ impl Shell<'_> {
                 let flag = |flag: char| texts.iter().any(|w| w.starts_with('-') && w[1..].contains(flag));
                 let (on, of_set) = (flag('s'), flag('o'));
                 let options = &mut self.state.options;
+                // Whether they are on: the surroundings may have set any.
+                if !on && !flag('u') {
+                    return Ok(Some(None));
+                }
                 if of_set && (on || flag('u')) {
                     options.pipe_fails = if named("pipefail") { on } else { options.pipe_fails };
                     options.export_all = if named("allexport") { on } else { options.export_all };
@@ -415,7 +428,9 @@ impl Shell<'_> {
                 Arc::make_mut(&mut self.state.aliases).retain(|name, _| !all && !texts.contains(name));
                 Some(0)
             }
-            "trap" | "ulimit" | "sleep" | "umask" | "jobs" | "disown" | "hash" => Some(0),
+            // Whether programs and jobs are there, and how those ended.
+            "hash" | "jobs" | "wait" if texts.iter().any(|text| !text.starts_with('-')) => None,
+            "trap" | "ulimit" | "sleep" | "umask" | "jobs" | "disown" | "hash" | "wait" => Some(0),
             _ => return Ok(None),
         };
         Ok(Some(status))
@@ -444,6 +459,9 @@ impl Shell<'_> {
         if keyword == "local" && self.state.frames.is_empty() {
             return Some(1);
         }
+        if let Some(status) = self.shown(keyword, words) {
+            return status;
+        }
         let mut attributes = Attributes {
             exported: (keyword == "export").then_some(true),
             read_only: keyword == "readonly",
@@ -458,6 +476,27 @@ impl Shell<'_> {
             }
         }
         Some(0)
+    }
+
+    /// The status of `declare -p NAME`, which shows a variable, and `declare -f NAME`, which shows a function; none of what
+    /// declares.
+    fn shown(&mut self, keyword: &str, words: &[Raw]) -> Option<Status> {
+        let words: Vec<String> = words.iter().map(|word| self.joined(word)).collect();
+        let (options, names): (Vec<&String>, Vec<&String>) = words.iter().partition(|w| w.starts_with('-'));
+        let has = |letters: &[char]| options.iter().any(|option| option.contains(letters));
+        let functions = has(&['f', 'F']);
+        if !(functions || has(&['p'])) || matches!(keyword, "export" | "readonly") && !names.is_empty() {
+            return None;
+        }
+        self.print(None);
+        let there = names.into_iter().map(|name| match functions {
+            // A file that was not read may define any.
+            true if self.unread && !self.state.functions.contains_key(name) => None,
+            true => Some(self.state.functions.contains_key(name)),
+            false => self.is_set(name),
+        });
+        let all = there.collect::<Vec<_>>().into_iter().fold(Some(true), both);
+        Some(all.map(|all| u8::from(!all)))
     }
 
     /// A word of `declare` with what it stands for.

@@ -308,9 +308,16 @@ impl Shell<'_> {
             if matches!(expansion.name, "@" | "*") {
                 all.insert(0, plain(unknown()));
             }
-            let end = i64::try_from(all.len()).unwrap_or(i64::MAX);
+            // Of an array the first is the one from that index on.
+            let indices: Vec<i64> = match self.variable(expansion.name).as_deref().map(|v| &v.value) {
+                Some(Value::Array(array)) => array.keys().copied().collect(),
+                _ => (0..).take(all.len()).collect(),
+            };
+            let end = indices.last().map_or(0, |last| last + 1);
             let from = if from < 0 { end + from } else { from };
-            return Some(match (usize::try_from(from), count.map(|n| n.map(usize::try_from))) {
+            let before = indices.iter().take_while(|index| **index < from).count();
+            let from = usize::try_from(from).map(|_| before);
+            return Some(match (from, count.map(|n| n.map(usize::try_from))) {
                 (Ok(from), None) => all.into_iter().skip(from).collect(),
                 (Ok(from), Some(Some(Ok(count)))) => all.into_iter().skip(from).take(count).collect(),
                 _ => vec![plain(unknown())],

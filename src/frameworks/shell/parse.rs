@@ -282,6 +282,9 @@ pub(super) fn template(text: &str, line: usize, quoting: Quoting) -> Result<Raw,
     Ok(raw)
 }
 
+/// Words that close or continue what another one begins.
+const CLOSING: [&str; 8] = ["then", "elif", "else", "fi", "do", "done", "esac", "}"];
+
 /// A here-document whose text is still to come.
 struct Waiting {
     delimiter: String,
@@ -468,12 +471,18 @@ impl Parser {
     fn list_inside(&mut self, ends: &[&str]) -> Result<List, ImportError> {
         let mut list: List = Vec::new();
         let mut link = Link::Then;
+        // A command stands before that nothing has ended.
+        let mut open = false;
         loop {
-            if self.lines()? && link == Link::Then {
+            if self.separators(open)? && link == Link::Then {
                 link = Link::Line;
             }
             if matches!(self.peek(), None | Some(')' | ';')) || self.word_ahead(ends) {
-                return Ok(list);
+                return match link {
+                    Link::And => self.missing("&&"),
+                    Link::Or => self.missing("||"),
+                    Link::Then | Link::Line => Ok(list),
+                };
             }
             let mut pipe = self.pipe()?;
             let next = match (self.peek(), self.second()) {
@@ -494,9 +503,47 @@ impl Parser {
                 };
                 list[from..].iter_mut().for_each(|(_, linked)| linked.background = true);
             }
+            open = next == Link::Then && !pipe.background;
             list.push((link, pipe));
             link = next;
         }
+    }
+
+    /// Passes what ends a command: lines, and a semicolon where one is open. Whether a line ended.
+    fn separators(&mut self, mut open: bool) -> Result<bool, ImportError> {
+        let mut ended = false;
+        loop {
+            self.blanks()?;
+            match self.peek() {
+                Some('\n') => {
+                    (ended, open) = (true, false);
+                    self.newline()?;
+                }
+                Some(';') if !matches!(self.second(), Some(';' | '&')) => {
+                    if !open {
+                        return self.error("unexpected `;`: no command stands before it");
+                    }
+                    open = false;
+                    self.next();
+                }
+                _ => return Ok(ended),
+            }
+        }
+    }
+
+    /// Commands that must not be none: a body or a test, behind a word.
+    fn filled(&mut self, ends: &[&str], word: &str) -> Result<List, ImportError> {
+        let list = self.list(ends)?;
+        if list.is_empty() && self.peek().is_some() {
+            return self.error(format!("no command stands behind `{word}`"));
+        }
+        Ok(list)
+    }
+
+    /// Nothing stands where something must.
+    fn missing<T>(&self, before: &str) -> Result<T, ImportError> {
+        let line = if self.peek().is_none() { self.last_line() } else { self.line };
+        Err(ImportError::new(line, format!("nothing stands behind `{before}`: is the script cut off?")))
     }
 
     fn pipe(&mut self) -> Result<Pipe, ImportError> {
@@ -514,7 +561,10 @@ impl Parser {
                 (Some('|'), second) => {
                     self.open_pattern(commands.last())?;
                     self.at += if second == Some('&') { 2 } else { 1 };
-                    self.lines()?;
+                    self.separators(false)?;
+                    if matches!(self.peek(), None | Some(')' | ';' | '|')) {
+                        return self.missing("|");
+                    }
                     commands.push(self.command()?);
                 }
                 _ => break,
@@ -581,13 +631,19 @@ impl Parser {
 
     fn command_inside(&mut self) -> Result<Command, ImportError> {
         let line = self.line;
+        if let Some(c) = self.peek().filter(|c| *c == '|' || *c == '&' && self.second() != Some('>')) {
+            return self.error(format!("unexpected `{c}`: no command stands before it"));
+        }
+        if let Some(word) = CLOSING.into_iter().find(|word| self.word_ahead(&[word])) {
+            return self.error(format!("`{word}` belongs to nothing: is the script cut off before it?"));
+        }
         if self.take("if") {
             let command = self.branches(line)?;
             return self.redirected(command);
         }
         for (word, until) in [("while", false), ("until", true)] {
             if self.take(word) {
-                let test = self.list(&["do"])?;
+                let test = self.filled(&["do"], word)?;
                 return self.turns(Loop::While { test, until }, word, line);
             }
         }
@@ -602,7 +658,7 @@ impl Parser {
             return self.redirected(command);
         }
         if self.take("{") {
-            let body = self.list(&["}"])?;
+            let body = self.filled(&["}"], "{")?;
             self.keyword("}", "{", line)?;
             return self.redirected(Command::Group(body));
         }
@@ -615,7 +671,7 @@ impl Parser {
                 return self.redirected(Command::Arithmetic(sum));
             }
             self.next();
-            let body = self.list(&[])?;
+            let body = self.filled(&[], "(")?;
             if self.next() != Some(')') {
                 return Err(ImportError::new(line, "this parenthesis is never closed"));
             }
@@ -636,15 +692,15 @@ impl Parser {
         let mut arms = Vec::new();
         let mut otherwise = Vec::new();
         loop {
-            let test = self.list(&["then"])?;
+            let test = self.filled(&["then"], "if")?;
             self.keyword("then", "if", line)?;
-            let body = self.list(&["elif", "else", "fi"])?;
+            let body = self.filled(&["elif", "else", "fi"], "then")?;
             arms.push((test, body));
             if self.take("elif") {
                 continue;
             }
             if self.take("else") {
-                otherwise = self.list(&["fi"])?;
+                otherwise = self.filled(&["fi"], "else")?;
             }
             self.keyword("fi", "if", line)?;
             return Ok(Command::If { arms, otherwise });
@@ -655,12 +711,12 @@ impl Parser {
     fn turns(&mut self, kind: Loop, word: &str, line: usize) -> Result<Command, ImportError> {
         self.lines()?;
         let body = if self.take("{") {
-            let body = self.list(&["}"])?;
+            let body = self.filled(&["}"], "{")?;
             self.keyword("}", word, line)?;
             body
         } else {
             self.keyword("do", word, line)?;
-            let body = self.list(&["done"])?;
+            let body = self.filled(&["done"], "do")?;
             self.keyword("done", word, line)?;
             body
         };
@@ -950,7 +1006,7 @@ impl Parser {
             self.next();
             return Ok(());
         }
-        let Some(word) = self.word()? else { return Ok(()) };
+        let Some(word) = self.word()? else { return self.missing(&operator) };
         let numbered = word.plain().is_some_and(|w| w.bytes().all(|b| b.is_ascii_digit() || b == b'-'));
         match operator.as_str() {
             "<" if standard => streams.input = Some(Input::File(word)),

@@ -281,7 +281,7 @@ impl Shell<'_> {
                 }
                 Done::silent()
             }
-            "mkdir" | "chmod" | "chown" | "wait" | "sync" => Done::silent(),
+            "mkdir" | "chmod" | "chown" | "sync" => Done::silent(),
             "getopt" => {
                 self.worked(words.iter().map(String::len).sum::<usize>().saturating_mul(words.len()));
                 let text = getopt(words);

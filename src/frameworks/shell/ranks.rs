@@ -575,6 +575,46 @@ impl Launch {
         notes
     }
 
+    /// Refuses numbers with which torchrun and the job around it cannot go together.
+    ///
+    /// # Errors
+    /// The first two that contradict each other, at the line of the launcher's.
+    pub fn agrees(&self) -> Result<(), ImportError> {
+        if self.torch().is_none() {
+            return Ok(());
+        }
+        let refuse = |names: &[&str], text: String| {
+            let line = self.values_of(names).last().map_or(self.line(), |(_, value)| value.line);
+            Err(ImportError::new(line, format!("{text}; --gpus says how many GPUs there are")))
+        };
+        let (nodes, per_node) = (self.sources(&NODES), self.sources(&PER_NODE));
+        if let Some((who, n)) = nodes.iter().find(|(_, n)| *n > 1)
+            && self.launcher.iter().any(|word| word.text == "--standalone")
+        {
+            return refuse(&NODES, format!("--standalone is one node, and {who} {n}"));
+        }
+        let starts = program_at(&self.launcher, |name| name == "srun").is_some();
+        if let Some((who, tasks)) = self.of_slurm(TASKS_PER_NODE).into_iter().find(|(_, n)| starts && *n > 1)
+        {
+            let text = "on every node, and each of them starts a launcher of its own: expected one";
+            return refuse(&PER_NODE, format!("{who} says {tasks} tasks {text}"));
+        }
+        if let (Some((who, n)), Some((other, m))) = (nodes.first(), self.of_slurm(OF_JOB_NODES).first())
+            && n != m
+        {
+            return refuse(&NODES, format!("{who} says {n} nodes, and {other} {m}"));
+        }
+        if let (Some((who, n)), Some((other, m))) = (per_node.first(), self.of_slurm(GPUS_PER_NODE).first())
+            && n > m
+        {
+            return refuse(
+                &PER_NODE,
+                format!("{who} starts {n} processes on every node, of which {other} gives {m} GPUs"),
+            );
+        }
+        Ok(())
+    }
+
     /// An option that the launcher has twice with different values.
     fn said_twice(&self, names: &[&str]) -> Option<String> {
         let values = self.values_of(names);

@@ -44,6 +44,8 @@ pub(super) struct Shell<'f> {
     work: usize,
     /// A test was decided by what nobody gave: a variable that is not set, the script's arguments.
     pub(super) assumed: bool,
+    /// The last status is a success that is only hoped for: of a folder that is entered, a file that is written.
+    pub(super) hoped: bool,
     /// The status of the last `$(…)` of a command.
     pub(super) substitution: Option<Status>,
     /// Inside what may not run.
@@ -106,6 +108,7 @@ impl<'f> Shell<'f> {
             commands: 0,
             work: 0,
             assumed: false,
+            hoped: false,
             substitution: None,
             uncertain: 0,
             loops: 0,
@@ -195,6 +198,9 @@ impl<'f> Shell<'f> {
                 Link::Or => Some(false),
             };
             let goes = wanted.map_or(Some(true), |wanted| self.state.status.map(|s| (s == 0) == wanted));
+            // What is said for the case that it fails may be meant.
+            let goes = goes.filter(|_| wanted != Some(false) || !self.hoped);
+            let hoped = !link.is_end() && self.hoped;
             // Of `test && command` only the test may rest on what nobody gave.
             let assumed = !link.is_end() && self.assumed;
             if link.is_end() {
@@ -214,6 +220,7 @@ impl<'f> Shell<'f> {
                     self.join(vec![other]);
                 }
             }
+            self.hoped |= hoped;
             if self.flow != Flow::Next {
                 break;
             }
@@ -228,11 +235,13 @@ impl<'f> Shell<'f> {
             let alone = Pipe { background: false, ..pipe.clone() };
             self.subshell(|shell| shell.pipe(&alone))?;
             self.state.status = Some(0);
+            self.hoped = false;
         } else {
             self.piped(&pipe.commands)?;
         }
         if pipe.negated {
-            self.state.status = self.state.status.map(|status| u8::from(status == 0));
+            let certain = self.state.status.filter(|_| !self.hoped);
+            self.state.status = certain.map(|status| u8::from(status == 0));
         }
         Ok(self.state.status)
     }
@@ -335,6 +344,7 @@ impl<'f> Shell<'f> {
         if self.nested > MOST_NESTED {
             return Err(ImportError::new(line_of(command).unwrap_or(1), "commands are nested too deeply"));
         }
+        self.hoped = false;
         let status = self.run(command)?;
         self.nested -= 1;
         self.state.status = status;
@@ -396,6 +406,13 @@ impl<'f> Shell<'f> {
             }
         };
         let status;
+        let file = |output: &Output| match output {
+            Output::File { path, .. } | Output::Errors(path) => {
+                !path.plain().is_some_and(|path| path.starts_with("/dev/"))
+            }
+            Output::Elsewhere => false,
+        };
+        let files = matches!(streams.input, Some(Input::File(_))) || streams.outputs.iter().any(file);
         if streams.outputs.is_empty() {
             status = run(self)?;
         } else {
@@ -407,6 +424,7 @@ impl<'f> Shell<'f> {
         if let Some(input) = outer_input {
             self.state.input = input;
         }
+        self.hoped |= files && status == Some(0);
         Ok(status)
     }
 
@@ -541,7 +559,7 @@ impl<'f> Shell<'f> {
                 taken = true;
                 break;
             }
-            match status {
+            match status.filter(|_| !self.hoped) {
                 // Where its end is taken back, what stands behind it is meant.
                 Some(0) => taken = self.way(self.assumed, |shell| shell.list(body))?,
                 Some(_) => {}

@@ -122,6 +122,9 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     if let Some(reason) = inexpressible(&task) {
         return Err(Failure::Usage(reason));
     }
+    if !print {
+        files::check_place(&args.output.join(to.main_file(&request)), args.force)?;
+    }
     let fits = |plan: &Plan| prepared.cost().fits(&prepared.predict(plan));
     let exported = export_or_nearest(to, &request, &fits).map_err(|mut refusal| {
         // No change of a plan is a way out where the job itself cannot be written out.

@@ -138,6 +138,20 @@ impl Destination {
         }
     }
 
+    /// The file that is always among those that are written.
+    #[must_use]
+    pub fn main_file(self, request: &ExportRequest) -> String {
+        let slug = request.slug();
+        match (self, request.format) {
+            (Self::Slurm, _) => format!("{slug}.sbatch"),
+            (Self::Kubernetes, _) => format!("{slug}.kubernetes.yaml"),
+            (Self::Framework(Target::Megatron), Format::Script) => format!("{slug}.sh"),
+            (Self::Framework(Target::Megatron), Format::Args) => format!("{slug}.args"),
+            (Self::Framework(Target::MegatronDeepSpeed), Format::Args) => "arguments.args".to_owned(),
+            (Self::Framework(_), _) => "launch.sh".to_owned(),
+        }
+    }
+
     /// Every destination that can be written, by name.
     #[must_use]
     pub fn names() -> Vec<&'static str> {

@@ -129,6 +129,12 @@ fn a_saved_plan_goes_through_explain_compare_and_export() {
     let again = autoplan(&["export", path, "--to", "megatron", "-o", out]);
     assert_eq!(again.status.code(), Some(2));
     assert!(stderr(&again).contains("--force"));
+    // Also where the plan could not be written, for which another one would be sought.
+    let illegal = folder.path().join("illegal.ron");
+    let text = std::fs::read_to_string(path).unwrap().replace("zero_stage: 1", "zero_stage: 2");
+    std::fs::write(&illegal, text).unwrap();
+    let illegal = autoplan(&["export", illegal.to_str().unwrap(), "--to", "megatron", "-o", out]);
+    assert!(stderr(&illegal).contains("exists; --force overwrites it"), "{}", stderr(&illegal));
     // A folder that can never be made is refused before anything is worked out.
     let below = folder.path().join("plan.ron").join("launch");
     let below = autoplan(&["export", "no such plan", "--to", "megatron", "-o", below.to_str().unwrap()]);

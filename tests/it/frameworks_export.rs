@@ -47,7 +47,10 @@ pub fn write(
         command: "autoplan plan model cluster --gpus 64\n$(touch injected) `id`; é",
         format,
     };
-    export(to, &request).map_err(|refusal| refusal.to_string())
+    let files = export(to, &request).map_err(|refusal| refusal.to_string())?;
+    let main = to.main_file(&request);
+    assert!(files.iter().any(|file| file.name == main), "{main}");
+    Ok(files)
 }
 
 /// Without asking the rules: what is written of a model does not hang on the plan.

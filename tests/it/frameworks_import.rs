@@ -1221,6 +1221,7 @@ fn what_may_be_missing_is_said_or_refused() {
         ),
         (format!("{start} {COMMAND}\n"), "attention drops some of its scores"),
         (format!("{start} {COMMAND} --moe-layer-freq 2\n"), "change nothing: --moe-layer-freq"),
+        (format!("{start} {COMMAND} --num-query-groups 8\n"), "changes nothing without --group-query"),
         (
             format!("{start} {COMMAND} --moe-shared-expert-overlap\n"),
             "change nothing: --moe-shared-expert-overlap",

@@ -102,6 +102,10 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
             documents.join(" ")
         ));
     }
+    let groups = "--num-query-groups";
+    if !f.is_fork() && f.given.contains_key(groups) && !f.given.contains_key("--group-query-attention") {
+        assumed.push(format!("{groups} changes nothing without --group-query-attention"));
+    }
     if !f.is_fork() && !f.given.contains_key("--cross-entropy-loss-fusion") {
         let text = "the loss keeps more copies of the logits than with it: predicted as with it";
         assumed.push(format!("no --cross-entropy-loss-fusion: {text}"));

@@ -919,6 +919,15 @@ impl Parser {
         Ok(Command::Function { name, body: Arc::new(body) })
     }
 
+    /// Passes parentheses that hold nothing, if they come next.
+    fn empty_parentheses(&mut self) -> bool {
+        let rest = &self.chars[self.at..];
+        let inside = rest.iter().skip(1).take_while(|c| matches!(c, ' ' | '\t')).count();
+        let empty = rest.first() == Some(&'(') && rest.get(inside + 1) == Some(&')');
+        self.at += if empty { inside + 2 } else { 0 };
+        empty
+    }
+
     fn simple(&mut self) -> Result<Command, ImportError> {
         let mut words: Vec<Raw> = Vec::new();
         let mut streams = Streams::default();
@@ -934,8 +943,7 @@ impl Parser {
                         words.push(word);
                         continue;
                     }
-                    if words.is_empty() && self.second() == Some(')') {
-                        self.at += 2;
+                    if words.is_empty() && self.empty_parentheses() {
                         return self.function(name);
                     }
                     return self.error(format!("unexpected `(` after `{name}`: quote it"));
@@ -943,11 +951,10 @@ impl Parser {
                 words.push(word);
                 continue;
             }
+            if words.len() == 1 && self.empty_parentheses() {
+                return self.function(words[0].plain().unwrap_or_default());
+            }
             match (self.peek(), self.second()) {
-                (Some('('), Some(')')) if words.len() == 1 => {
-                    self.at += 2;
-                    return self.function(words[0].plain().unwrap_or_default());
-                }
                 (Some('('), _)
                     if words.last().and_then(Raw::bare).is_some_and(|word| word.starts_with("--")) =>
                 {

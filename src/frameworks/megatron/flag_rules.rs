@@ -197,13 +197,66 @@ pub static FLAG_RULES: &[FlagRule] = &[
         },
     },
     FlagRule {
+        name: "warm-up",
+        source: "core/optimizer_param_scheduler.py __init__",
+        check: |c| {
+            let (most, first) = ("--lr", "--lr-warmup-init");
+            if let (Some(most), Some(start)) = (c.real(most), c.real(first)) {
+                let below = start <= most;
+                refuse(!below, first, format!("{first} is above --lr"))?;
+            }
+            for (warm, decay, train) in [
+                ("--lr-warmup-iters", "--lr-decay-iters", "--train-iters"),
+                ("--lr-warmup-samples", "--lr-decay-samples", "--train-samples"),
+            ] {
+                let end = if c.has(decay) { decay } else { train };
+                if let (Some(warm_up), Some(steps)) = (c.number(warm), c.number(end)) {
+                    let text = format!("{warm} {warm_up} is not below {end} {steps}");
+                    refuse(c.has(train) && warm_up >= steps, warm, text)?;
+                }
+            }
+            let (style, long) = ("--lr-decay-style", ["--lr-wsd-decay-iters", "--lr-wsd-decay-samples"]);
+            let long = long[usize::from(c.has("--train-samples"))];
+            if c.is(style, "WSD") {
+                needs(c, style, long)?;
+            }
+            excludes(c, "--override-opt-param-scheduler", "--use-checkpoint-opt-param-scheduler")
+        },
+    },
+    FlagRule {
+        name: "gated-activation",
+        source: CONFIG,
+        check: |c| {
+            if !c.has("--swiglu") {
+                return Ok(());
+            }
+            let (clamp, offset) = ("--activation-func-clamp-value", "--glu-linear-offset");
+            let moved = c.real(offset).is_some_and(|offset| offset != 0.0);
+            let fused = !c.has("--no-bias-swiglu-fusion");
+            refuse(
+                c.whole && moved && fused,
+                offset,
+                format!("{offset} with --swiglu needs --no-bias-swiglu-fusion"),
+            )?;
+            if let Some(most) = c.real(clamp) {
+                let text = format!("{clamp} takes a finite number above 0");
+                refuse(!(most.is_finite() && most > 0.0), clamp, text)?;
+                needs(c, clamp, "--num-experts")?;
+                refuse(moved, offset, format!("{offset} excludes {clamp} with --swiglu"))?;
+            }
+            Ok(())
+        },
+    },
+    FlagRule {
         name: "weight-decays",
         source: ARGUMENTS,
         check: |c| {
             let (style, start, end) =
                 ("--weight-decay-incr-style", "--start-weight-decay", "--end-weight-decay");
             if c.is(style, "linear") || c.is(style, "cosine") {
-                return [start, end].into_iter().try_for_each(|other| needs(c, style, other));
+                [start, end].into_iter().try_for_each(|other| needs(c, style, other))?;
+                let falls = c.real(start).zip(c.real(end)).is_some_and(|(start, end)| end < start);
+                return refuse(falls, end, format!("{end} is below {start}"));
             }
             // It is constant unless said otherwise.
             let known = c.whole && !c.values(style).iter().any(|value| is_unknown(value));

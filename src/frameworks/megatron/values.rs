@@ -236,8 +236,10 @@ const LISTS: &str = "--data-path --test-data-path --train-data-path --valid-data
 enum Span {
     Positive,
     NotNegative,
+    NotZero,
     /// From 0 to below 1.
     BelowOne,
+    UnderOne,
     /// From 0 to 1.
     Share,
 }
@@ -247,6 +249,8 @@ impl Span {
         match self {
             Self::Positive => number > 0.0,
             Self::NotNegative => number >= 0.0,
+            Self::NotZero => number != 0.0,
+            Self::UnderOne => number < 1.0,
             Self::BelowOne => (0.0..1.0).contains(&number),
             Self::Share => (0.0..=1.0).contains(&number),
         }
@@ -256,42 +260,44 @@ impl Span {
         match self {
             Self::Positive => "above 0",
             Self::NotNegative => "of 0 or more",
+            Self::NotZero => "other than 0",
+            Self::UnderOne => "below 1",
             Self::BelowOne => "from 0 to below 1",
             Self::Share => "from 0 to 1",
         }
     }
 }
 
-/// Numbers that the parser takes and what comes behind it does not, with the file that stops.
-const SPANS: &[(&str, Span, &str)] = &[
-    ("--adam-beta1", Span::BelowOne, "torch/optim/adamw.py"),
-    ("--adam-beta2", Span::BelowOne, "torch/optim/adamw.py"),
-    ("--adam-eps", Span::NotNegative, "torch/optim/adamw.py"),
-    ("--attention-dropout", Span::Share, "torch/nn/modules/dropout.py"),
-    ("--ddp-num-buckets", Span::Positive, "core/distributed/distributed_data_parallel_config.py"),
-    ("--distributed-timeout-minutes", Span::Positive, "torch/distributed/distributed_c10d.py"),
-    ("--eval-interval", Span::Positive, "training/training.py, a division"),
-    ("--eval-micro-batch-size", Span::Positive, "training/arguments.py, a division"),
-    ("--hidden-dropout", Span::Share, "torch/nn/functional.py dropout"),
-    ("--init-method-std", Span::NotNegative, "torch normal_"),
-    ("--initial-loss-scale", Span::Positive, "core/optimizer/grad_scaler.py"),
-    ("--log-interval", Span::Positive, "training/training.py training_log, a division"),
-    ("--loss-scale", Span::Positive, "core/optimizer/grad_scaler.py"),
-    ("--loss-scale-window", Span::Positive, "core/optimizer/grad_scaler.py"),
-    ("--hysteresis", Span::Positive, "core/optimizer/grad_scaler.py"),
-    ("--lr", Span::Positive, "training/arguments.py"),
-    ("--lr-decay-iters", Span::Positive, "core/optimizer_param_scheduler.py"),
-    ("--lr-decay-samples", Span::Positive, "core/optimizer_param_scheduler.py"),
-    ("--lr-warmup-fraction", Span::BelowOne, "core/optimizer_param_scheduler.py"),
-    ("--manual-gc-interval", Span::NotNegative, "training/training.py train"),
-    ("--min-loss-scale", Span::Positive, "core/optimizer/grad_scaler.py"),
-    ("--min-lr", Span::NotNegative, "core/optimizer_param_scheduler.py"),
-    ("--num-workers", Span::NotNegative, "torch/utils/data/dataloader.py"),
-    ("--optimizer-offload-fraction", Span::Share, "core/optimizer/cpu_offloading/hybrid_optimizer.py"),
-    ("--seed", Span::Positive, "training/initialize.py _set_random_seed"),
-    ("--train-iters", Span::Positive, "training/training.py get_optimizer_param_scheduler"),
-    ("--train-samples", Span::Positive, "training/training.py get_optimizer_param_scheduler"),
-    ("--weight-decay", Span::NotNegative, "core/optimizer_param_scheduler.py"),
+/// Numbers that the parser takes and what comes behind it does not: with the flag without which nobody looks at it, and
+/// the file that stops.
+const SPANS: &[(&str, Span, Option<&str>, &str)] = &[
+    ("--adam-beta1", Span::BelowOne, None, "torch/optim/adamw.py"),
+    ("--adam-beta2", Span::BelowOne, None, "torch/optim/adamw.py"),
+    ("--adam-eps", Span::NotNegative, None, "torch/optim/adamw.py"),
+    ("--attention-dropout", Span::Share, None, "torch/nn/modules/dropout.py"),
+    ("--ddp-num-buckets", Span::Positive, None, "core/distributed/distributed_data_parallel_config.py"),
+    ("--eval-global-batch-size", Span::NotNegative, None, "training/arguments.py validate_args"),
+    ("--eval-interval", Span::NotZero, None, "training/training.py, a division"),
+    ("--eval-micro-batch-size", Span::NotZero, None, "training/arguments.py, a division"),
+    ("--hidden-dropout", Span::Share, None, "torch/nn/functional.py dropout"),
+    ("--hysteresis", Span::Positive, Some("--fp16"), "core/optimizer/grad_scaler.py"),
+    ("--init-method-std", Span::NotNegative, None, "torch normal_"),
+    ("--initial-loss-scale", Span::Positive, Some("--fp16"), "core/optimizer/grad_scaler.py"),
+    ("--log-interval", Span::NotZero, None, "training/training.py training_log, a division"),
+    ("--loss-scale", Span::NotNegative, None, "core/optimizer/grad_scaler.py"),
+    ("--loss-scale-window", Span::Positive, Some("--fp16"), "core/optimizer/grad_scaler.py"),
+    ("--lr", Span::Positive, None, "training/arguments.py"),
+    ("--lr-decay-iters", Span::Positive, None, "core/optimizer_param_scheduler.py"),
+    ("--lr-decay-samples", Span::Positive, None, "core/optimizer_param_scheduler.py"),
+    ("--lr-warmup-fraction", Span::UnderOne, None, "core/optimizer_param_scheduler.py"),
+    ("--manual-gc-interval", Span::NotNegative, Some("--manual-gc"), "training/training.py train"),
+    ("--min-loss-scale", Span::Positive, Some("--fp16"), "core/optimizer/grad_scaler.py"),
+    ("--min-lr", Span::NotNegative, None, "core/optimizer_param_scheduler.py"),
+    ("--num-workers", Span::NotNegative, None, "torch/utils/data/dataloader.py"),
+    ("--seed", Span::Positive, None, "training/initialize.py _set_random_seed"),
+    ("--train-iters", Span::Positive, None, "training/training.py get_optimizer_param_scheduler"),
+    ("--train-samples", Span::Positive, None, "training/training.py get_optimizer_param_scheduler"),
+    ("--weight-decay", Span::NotNegative, None, "core/optimizer_param_scheduler.py"),
 ];
 
 /// Flags of earlier versions and of forks (Megatron-DeepSpeed's and BigScience's `megatron/arguments.py`).
@@ -375,7 +381,8 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
         let refuse = |text: String| Err(ImportError::new(*line, text));
         // One that is given again counts for nothing but its kind.
         let counts = f.given.get(name).is_some_and(|(_, last)| last == line);
-        if let Some((_, span, source)) = SPANS.iter().find(|(flag, ..)| counts && flag == name)
+        if let Some((_, span, beside, source)) = SPANS.iter().find(|(flag, ..)| counts && flag == name)
+            && beside.is_none_or(|beside| f.given.contains_key(beside))
             && let Some(number) = values.first().and_then(|value| real_number(value))
             && !span.holds(number)
         {

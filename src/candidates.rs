@@ -726,7 +726,9 @@ impl<'a> Space<'a> {
 
     fn admits_group(&self, zero: u8, group: u32, ranks: u32) -> bool {
         let only = &self.restrictions.shard_group;
-        zero == 0 || only.admits(group, ranks) || group == ranks && only.admits(0, ranks)
+        // Where nothing is sharded, every rank is a group of its own, unless that was asked for by its stage.
+        let asked = zero == 0 && self.restrictions.zero_stage.only.is_some();
+        asked || only.admits(group, ranks) || group == ranks && only.admits(0, ranks)
     }
 
     fn shard_groups(&self, zero: u8, ranks: u32) -> Vec<u32> {

@@ -3,7 +3,7 @@
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::frameworks::export::inexpressible;
-use crate::frameworks::{Capabilities, ShardGroups, Target};
+use crate::frameworks::{Capabilities, Target};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
 
@@ -48,7 +48,8 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("--fix {text}: expected AXIS=VALUE, such as tp=8")));
     };
     let values: Vec<&str> = values.split('|').map(str::trim).collect();
-    let axis = match name.trim() {
+    let name = name.trim();
+    let axis = match name {
         "tp" => &mut r.tensor_parallel,
         "pp" => &mut r.pipeline_parallel,
         "vpp" | "vp" => &mut r.virtual_stages,
@@ -88,12 +89,12 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         }
     };
     let (least, most) = if name == "zero" { (0, 3) } else { (1, 1 << 24) };
-    let all = (name.trim() == "shard").then_some("all");
+    let all = (name == "shard").then_some("all");
     let number = |v: &str| v.parse().ok().filter(|n| (least..=most).contains(n));
     let numbers: Option<Vec<u32>> =
         values.iter().map(|&v| if Some(v) == all { Some(0) } else { number(v) }).collect();
     let Some(numbers) = numbers else {
-        let also = all.map_or(String::new(), |all| format!(", or {all} replicas"));
+        let also = all.map_or(String::new(), |all| format!(", or `{all}`"));
         return Err(Failure::Usage(format!(
             "--fix {text}: expected whole numbers from {least} to {most}{also}, several with |"
         )));
@@ -225,14 +226,13 @@ pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
         let names: Vec<&str> = stages.iter().map(|(name, _)| *name).collect();
         lines.push(format!("{target} has the ZeRO stages {}", names.join(", ")));
     }
-    if let Some(only) = r.shard_group.only.as_ref().filter(|only| !only.contains(&0))
-        && has.shard_groups == ShardGroups::Whole
+    let gpus = task.job.gpus;
+    if let Some(only) = &r.shard_group.only
+        && only.iter().all(|&group| group > 0 && gpus % group != 0)
     {
         let named: Vec<String> = only.iter().map(u32::to_string).collect();
-        let named = named.join(" or ");
-        lines.push(format!(
-            "{target} shards over all replicas at once: the group is dp x cp, which --fix wants to be {named}"
-        ));
+        lines
+            .push(format!("no number of replicas of {gpus} GPUs is a multiple of shard={}", named.join("|")));
     }
     lines.extend(absent(target, "schedule", &r.schedule, has.schedules, &SCHEDULES));
     lines.extend(absent(target, "cp-comm", &r.context_comm, has.context_comms, &CONTEXT_COMMS));

@@ -373,6 +373,18 @@ mod tests {
         assert!(seen_all > 300 && ruled_out > 5_000 && added_all > 50, "{seen_all} {ruled_out} {added_all}");
     }
 
+    /// What is kept in 32 bits is never more than what it stands for.
+    #[test]
+    fn numbers_are_rounded_down() {
+        for number in [0.0, 0.1, -0.1, 1.0 / 3.0, 16_777_217.0, 8e10 + 1.0, -7.7e9] {
+            let near = f64::from(at_most(number));
+            assert!(near <= number && number - near <= 1.2e-7 * number.abs(), "{number} {near}");
+        }
+        for number in [1e40, -1e40, -1e-50, 1e-50, f64::INFINITY] {
+            assert!(f64::from(at_most(number)) <= number, "{number}");
+        }
+    }
+
     /// It gives up rather than take too long.
     #[test]
     fn a_walk_stops_after_its_steps() {

@@ -1311,6 +1311,11 @@ fn commands_that_may_fail_are_not_taken_for_granted() {
         ("TP=2; if ! declare -F f >/dev/null; then TP=4; fi", Some(4)),
         ("f() { :; }; TP=2; if ! declare -F f >/dev/null; then TP=4; fi", Some(2)),
         ("TP=2; cd /x || exit 1; mkdir -p logs || true; wait", Some(2)),
+        ("i=1; export A=$((i++)); TP=$i", Some(2)),
+        ("if [ \"$(printf a)\" = a ]; then TP=2; else TP=4; fi", Some(2)),
+        ("[ 1 = \"$(echo 1 | tee x)\" ] && TP=2 || TP=4", Some(2)),
+        ("TP=2; X=$(cd /x) || TP=4", None),
+        ("until cd /x; do TP=4; break; done; TP=${TP:-2}", None),
         ("TP=2; cd /x && TP=4", Some(4)),
         ("TP=2; : > /dev/null || TP=4", Some(2)),
         ("A=(); A[3]=4; A[1]=2; TP=${A[*]:1:1}", Some(2)),
@@ -1327,7 +1332,11 @@ fn commands_that_may_fail_are_not_taken_for_granted() {
         }
     }
     // A command that starts behind one that may fail starts.
-    for text in [format!("TP=2\ncd /x && {command}"), format!("TP=2\nmkdir -p log && cd /x && {command}")] {
+    for text in [
+        format!("TP=2\nif cd /x; then {command}\nfi\n"),
+        format!("TP=2\ncd /x && {command}"),
+        format!("TP=2\nmkdir -p log && cd /x && {command}"),
+    ] {
         assert_eq!(import(&text, "x", None).unwrap().plan.layout().tensor_parallel, 2, "{text}");
     }
 }
@@ -1353,6 +1362,7 @@ fn scripts_that_bash_cannot_read_are_refused() {
         (format!("if true; then fi\n{command}"), 1, "no command stands behind `then`"),
         (format!("f() {{ }}\n{command}"), 1, "no command stands behind `{`"),
         (format!("( )\n{command}"), 1, "no command stands behind `(`"),
+        (format!("f() {{}}\n{command}"), 1, "a function's commands stand in braces"),
     ] {
         let error = import(&text, "x", None).expect_err(part);
         assert!(error.line == line && error.message.contains(part), "{part}: {error}");
@@ -1362,6 +1372,9 @@ fn scripts_that_bash_cannot_read_are_refused() {
         format!("f() {{ :; }}; f &\nwait\n{command} &> log &\nwait\n"),
         format!("for i in 1 2; do :; done; {command} 2>&1 |\n\n  tee log; exit ${{PIPESTATUS[0]}}\n"),
         format!("{{ :; }} && ( : ) ||\n\n true\n&>/dev/null echo x\n{command} #\n"),
+        format!(
+            "time {{ :; }}\ntime -p for i in 1; do :; done\ncoproc {{ :; }}\ncoproc X {{ :; }}\ntime {command}\n"
+        ),
     ] {
         import(&text, "x", None).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
@@ -1374,7 +1387,7 @@ fn launchers_that_cannot_go_with_their_job_are_refused() {
         (
             format!("#!/bin/bash\n#SBATCH --nodes=4\n{}", torch("--nnodes 2 --nproc-per-node 8")),
             3,
-            "--nnodes says 2 nodes, and --nodes of #SBATCH 4",
+            "--nnodes is 2, and --nodes of #SBATCH 4",
         ),
         (
             format!("#!/bin/bash\n#SBATCH --gpus-per-node=8\n{}", torch("--nnodes 8 --nproc-per-node 16")),
@@ -1386,12 +1399,28 @@ fn launchers_that_cannot_go_with_their_job_are_refused() {
             3,
             "8 tasks on every node, and each of them starts a launcher of its own",
         ),
-        (torch("--standalone --nnodes 8 --nproc-per-node 8"), 1, "--standalone is one node, and --nnodes 8"),
+        (
+            torch("--standalone --nnodes 8 --nproc-per-node 8"),
+            1,
+            "--standalone is one node, and --nnodes is 8",
+        ),
     ] {
         let error = import(&text, "x", None).expect_err(part);
         assert!(error.line == line && error.message.contains(part), "{part}: {error}");
         // Who gives the number has decided.
         import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    }
+    // Some of the nodes of a job, one command for each node, and what the command itself says of its tasks.
+    let train = format!("pretrain_gpt.py {COMMAND}\n");
+    for text in [
+        format!("#SBATCH --nodes=16\npdsh -w n[0-7] torchrun --nnodes 8 --nproc-per-node 8 {train}"),
+        format!("#SBATCH --nodes=16\nsrun -N 8 torchrun --nnodes 8 --nproc-per-node 8 {train}"),
+        format!("#SBATCH --nodes=8\nsrun -N 1 -n 1 -w n1 torchrun --nnodes 8 --nproc-per-node 8 {train}"),
+        format!(
+            "#SBATCH --nodes=8\n#SBATCH --ntasks-per-node=8\nsrun --ntasks-per-node=1 torchrun --nnodes 8 --nproc-per-node 8 {train}"
+        ),
+    ] {
+        import(&format!("#!/bin/bash\n{text}"), "x", None).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
 }
 

@@ -760,7 +760,7 @@ pub static FLAG_RULES: &[FlagRule] = &[
         check: |c| {
             let (groups, chosen) = ("--moe-router-num-groups", "--moe-router-group-topk");
             needs(c, chosen, groups)?;
-            if c.has("--num-experts") {
+            if c.has("--num-experts") && c.number("--num-experts") != Some(0) {
                 return Ok(());
             }
             let score = "--moe-router-score-function";
@@ -769,7 +769,9 @@ pub static FLAG_RULES: &[FlagRule] = &[
             refuse(c.whole && c.has(bias) && other, bias, format!("{bias} needs {score} sigmoid"))?;
             ["--overlap-moe-expert-parallel-comm", "--moe-ffn-hidden-size", "--moe-latent-size", chosen]
                 .into_iter()
-                .try_for_each(|flag| needs(c, flag, "--num-experts"))
+                .try_for_each(|flag| {
+                    refuse(c.whole && c.has(flag), flag, format!("{flag} needs --num-experts"))
+                })
         },
     },
     FlagRule {

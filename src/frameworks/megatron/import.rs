@@ -129,11 +129,12 @@ fn imported(
     let cut = f.cut_off(text).map(|(name, line)| {
         (line, format!("the text ends in `{name}`, with which longer flags begin: is the script cut off?"))
     });
-    if let (Ok(_), Some((line, text))) = (&read, &cut) {
-        return Err(ImportError::new(*line, text.clone()));
+    // A file that is whole ends with its last line; a site's own switch may begin like others.
+    if let (Ok(_), Some((line, cut)), false) = (&read, &cut, text.ends_with('\n')) {
+        return Err(ImportError::new(*line, cut.clone()));
     }
+    assumed.extend(cut.map(|(line, text)| format!("line {line}: {text}")));
     if read.is_err() {
-        assumed.extend(cut.map(|(line, text)| format!("line {line}: {text}")));
         // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
         // come to.
         for (name, (_, line)) in f.map.iter().filter(|(name, _)| !values::is_neutral(name)) {
@@ -1063,7 +1064,7 @@ fn cuda_graphs(f: &mut Flags, assumed: &mut Vec<String>) -> Read<CudaGraphs> {
             assumed.push(format!("graphs of {what}: predicted as those of attention"));
         } else if router_alone {
             assumed.push(format!("graphs of {} alone: predicted as without graphs", modules.join(" ")));
-        } else if named("moe_router") != named("moe_preprocess") {
+        } else if named("moe_router") && !named("moe_preprocess") {
             assumed.push("graphs of moe_router: predicted as with those of moe_preprocess".into());
         }
     }

@@ -376,19 +376,20 @@ pub(super) fn is_earlier(name: &str) -> bool {
 /// A value of another kind than the flag takes, several where it takes one, or none where the text ends, at the flag's
 /// line.
 pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Read<()> {
-    let mut behind_switches = Vec::new();
-    for (name, (values, line)) in f.given.iter().chain(f.earlier.iter().map(|(name, given)| (name, given))) {
-        let refuse = |text: String| Err(ImportError::new(*line, text));
-        // One that is given again counts for nothing but its kind.
-        let counts = f.given.get(name).is_some_and(|(_, last)| last == line);
-        if let Some((_, span, beside, source)) = SPANS.iter().find(|(flag, ..)| counts && flag == name)
+    for (name, (values, line)) in &f.given {
+        if let Some((_, span, beside, source)) = SPANS.iter().find(|(flag, ..)| flag == name)
             && beside.is_none_or(|beside| f.given.contains_key(beside))
             && let Some(number) = values.first().and_then(|value| real_number(value))
             && !span.holds(number)
         {
             let found = one_line(&values[0]);
-            return refuse(format!("{name} takes a number {}, found `{found}` ({source})", span.words()));
+            let text = format!("{name} takes a number {}, found `{found}` ({source})", span.words());
+            return Err(ImportError::new(*line, text));
         }
+    }
+    let mut behind_switches = Vec::new();
+    for (name, (values, line)) in f.given.iter().chain(f.earlier.iter().map(|(name, given)| (name, given))) {
+        let refuse = |text: String| Err(ImportError::new(*line, text));
         let Some((kind, several)) = kind_of(name) else { continue };
         if let Kind::Nothing = kind {
             match values.first() {

@@ -128,6 +128,7 @@ impl Shell<'_> {
             for word in assignments {
                 self.assign(word);
             }
+            self.hoped = self.substitution.is_some() && self.substitution_hoped;
             return Ok(self.substitution.unwrap_or(Some(0)));
         }
         // Before a command they are its own, and it is expanded without them.
@@ -256,7 +257,7 @@ impl Shell<'_> {
             return self.call(&keyword, &body, arguments);
         }
         match keyword.as_str() {
-            "exec" | "time" | "nohup" | "command" | "builtin" | "do" | "then" | "sudo" | "nice" | "env" => {
+            "exec" | "time" | "nohup" | "command" | "builtin" | "sudo" | "nice" | "env" => {
                 return self.prefixed(&keyword, &words[1..]);
             }
             _ if declares(&keyword) => return Ok(self.declare(&keyword, &words[1..])),
@@ -342,7 +343,7 @@ impl Shell<'_> {
         }
         // A function of the program's name that calls it by this.
         let name = words.iter().find(|word| assignment(word).is_none()).and_then(Raw::plain);
-        let name = name.filter(|_| !matches!(prefix, "time" | "do" | "then"));
+        let name = name.filter(|_| prefix != "time");
         let hidden = name.and_then(|name| self.state.functions.remove_entry(&name));
         let status = self.nested(|shell| {
             if !clean && without.is_empty() {
@@ -481,15 +482,17 @@ impl Shell<'_> {
     /// The status of `declare -p NAME`, which shows a variable, and `declare -f NAME`, which shows a function; none of what
     /// declares.
     fn shown(&mut self, keyword: &str, words: &[Raw]) -> Option<Status> {
-        let words: Vec<String> = words.iter().map(|word| self.joined(word)).collect();
-        let (options, names): (Vec<&String>, Vec<&String>) = words.iter().partition(|w| w.starts_with('-'));
+        let options: Vec<String> =
+            words.iter().map_while(Raw::plain).take_while(|word| word.starts_with('-')).collect();
         let has = |letters: &[char]| options.iter().any(|option| option.contains(letters));
+        let names = &words[options.len()..];
         let functions = has(&['f', 'F']);
         if !(functions || has(&['p'])) || matches!(keyword, "export" | "readonly") && !names.is_empty() {
             return None;
         }
         self.print(None);
-        let there = names.into_iter().map(|name| match functions {
+        let names: Vec<String> = names.iter().map(|word| self.joined(word)).collect();
+        let there = names.iter().map(|name| match functions {
             // A file that was not read may define any.
             true if self.unread && !self.state.functions.contains_key(name) => None,
             true => Some(self.state.functions.contains_key(name)),

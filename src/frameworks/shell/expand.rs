@@ -313,7 +313,7 @@ impl Shell<'_> {
                 Some(Value::Array(array)) => array.keys().copied().collect(),
                 _ => (0..).take(all.len()).collect(),
             };
-            let end = indices.last().map_or(0, |last| last + 1);
+            let end = indices.last().map_or(0, |last| last.saturating_add(1));
             let from = if from < 0 { end + from } else { from };
             let before = indices.iter().take_while(|index| **index < from).count();
             let from = usize::try_from(from).map(|_| before);

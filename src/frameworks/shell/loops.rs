@@ -38,7 +38,8 @@ impl Shell<'_> {
             if turn >= DOUBTFUL_TURNS && !self.pending.is_empty() {
                 return Ok(false);
             }
-            let Some(holds) = self.list(test)?.map(|status| status == 0) else { return Ok(false) };
+            let status_of_test = self.list(test)?.filter(|_| !self.hoped);
+            let Some(holds) = status_of_test.map(|status| status == 0) else { return Ok(false) };
             if self.flow != Flow::Next {
                 return Ok(true);
             }

@@ -282,6 +282,9 @@ pub(super) fn template(text: &str, line: usize, quoting: Quoting) -> Result<Raw,
     Ok(raw)
 }
 
+/// Words that begin a command of several.
+const OPENING: [&str; 8] = ["{", "[[", "if", "for", "while", "until", "case", "select"];
+
 /// Words that close or continue what another one begins.
 const CLOSING: [&str; 8] = ["then", "elif", "else", "fi", "do", "done", "esac", "}"];
 
@@ -637,6 +640,9 @@ impl Parser {
         if let Some(word) = CLOSING.into_iter().find(|word| self.word_ahead(&[word])) {
             return self.error(format!("`{word}` belongs to nothing: is the script cut off before it?"));
         }
+        if let Some(command) = self.timed()? {
+            return Ok(command);
+        }
         if self.take("if") {
             let command = self.branches(line)?;
             return self.redirected(command);
@@ -686,6 +692,41 @@ impl Parser {
             return self.function(name);
         }
         self.simple()
+    }
+
+    /// `time` and `coproc` before a command of several.
+    fn timed(&mut self) -> Result<Option<Command>, ImportError> {
+        let start = self.at;
+        let beside = self.word_ahead(&["coproc"]);
+        if !self.take("time") && !self.take("coproc") {
+            return Ok(None);
+        }
+        self.blanks()?;
+        if !beside && self.take("-p") {
+            self.blanks()?;
+        }
+        let compound = |parser: &Self| parser.peek() == Some('(') || parser.word_ahead(&OPENING);
+        if beside && !compound(self) {
+            // `coproc NAME {`
+            let named = self.at;
+            while self.peek().is_some_and(|c| c.is_ascii_alphanumeric() || c == '_') {
+                self.next();
+            }
+            self.blanks()?;
+            if !compound(self) {
+                self.at = named;
+            }
+        }
+        if !compound(self) {
+            self.at = start;
+            return Ok(None);
+        }
+        let command = self.command()?;
+        if !beside {
+            return Ok(Some(command));
+        }
+        let pipe = Pipe { commands: vec![command], negated: false, background: true };
+        Ok(Some(Command::Subshell(vec![(Link::Then, pipe)])))
     }
 
     fn branches(&mut self, line: usize) -> Result<Command, ImportError> {
@@ -911,6 +952,7 @@ impl Parser {
         self.lines()?;
         let body = match self.command()? {
             Command::Group(list) => list,
+            Command::Simple { .. } => return self.error("a function's commands stand in braces"),
             other => {
                 let pipe = Pipe { commands: vec![other], negated: false, background: false };
                 vec![(Link::Then, pipe)]

@@ -535,11 +535,7 @@ impl Launch {
             format!("{who} says {nodes} nodes, of which torchrun is not told (--nnodes): each of them trains by itself")
         }));
         if torch {
-            let tasks = slurm(TASKS_PER_NODE).into_iter().find(|(_, tasks)| *tasks > 1);
-            let starts = program_at(&self.launcher, |name| name == "srun").is_some();
-            notes.extend(tasks.filter(|_| starts).map(|(who, tasks)| {
-                format!("{who} says {tasks} tasks on every node, and each of them starts a launcher of its own: expected one")
-            }));
+            notes.extend(self.launchers_per_node());
             let nodes =
                 self.sources(&NODES).into_iter().chain(slurm(OF_JOB_NODES)).find(|(_, nodes)| *nodes > 1);
             let alone = self.deepspeed().is_some() && host_file(self.own_words()).is_none();
@@ -575,6 +571,15 @@ impl Launch {
         notes
     }
 
+    /// What is wrong where `srun` starts several launchers on a node.
+    fn launchers_per_node(&self) -> Option<String> {
+        let starts = program_at(&self.launcher, |name| name == "srun").is_some();
+        let tasks = self.of_slurm(TASKS_PER_NODE).into_iter().next();
+        tasks.filter(|(_, tasks)| starts && *tasks > 1).map(|(who, tasks)| {
+            format!("{who} says {tasks} tasks on every node, and each of them starts a launcher of its own: expected one")
+        })
+    }
+
     /// Refuses numbers with which torchrun and the job around it cannot go together.
     ///
     /// # Errors
@@ -591,18 +596,22 @@ impl Launch {
         if let Some((who, n)) = nodes.iter().find(|(_, n)| *n > 1)
             && self.launcher.iter().any(|word| word.text == "--standalone")
         {
-            return refuse(&NODES, format!("--standalone is one node, and {who} {n}"));
+            return refuse(&NODES, format!("--standalone is one node, and {who} is {n}"));
         }
         let starts = program_at(&self.launcher, |name| name == "srun").is_some();
-        if let Some((who, tasks)) = self.of_slurm(TASKS_PER_NODE).into_iter().find(|(_, n)| starts && *n > 1)
-        {
-            let text = "on every node, and each of them starts a launcher of its own: expected one";
-            return refuse(&PER_NODE, format!("{who} says {tasks} tasks {text}"));
+        if let Some(text) = self.launchers_per_node() {
+            return refuse(&PER_NODE, text);
         }
-        if let (Some((who, n)), Some((other, m))) = (nodes.first(), self.of_slurm(OF_JOB_NODES).first())
-            && n != m
+        // One command may be for some of the nodes, and then says which.
+        let own = [OF_JOB_NODES, TASKS].iter().any(|names| !self.sources(names).is_empty());
+        let chosen = self.launcher.iter().any(|word| {
+            word.text == "-w" || word.text.starts_with("--nodelist") || word.text.starts_with("--exclude")
+        });
+        let job = self.job.as_deref().and_then(|job| job.source(OF_JOB_NODES));
+        if let (Some((who, n)), Some((other, m))) = (nodes.first(), job)
+            && (*n > m || starts && *n < m && !own && !chosen)
         {
-            return refuse(&NODES, format!("{who} says {n} nodes, and {other} {m}"));
+            return refuse(&NODES, format!("{who} is {n}, and {other} {m}"));
         }
         if let (Some((who, n)), Some((other, m))) = (per_node.first(), self.of_slurm(GPUS_PER_NODE).first())
             && n > m

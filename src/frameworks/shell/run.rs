@@ -48,6 +48,8 @@ pub(super) struct Shell<'f> {
     pub(super) hoped: bool,
     /// The status of the last `$(…)` of a command.
     pub(super) substitution: Option<Status>,
+    /// Whether that is hoped for.
+    pub(super) substitution_hoped: bool,
     /// Inside what may not run.
     pub(super) uncertain: u32,
     /// Loops inside one another.
@@ -110,6 +112,7 @@ impl<'f> Shell<'f> {
             assumed: false,
             hoped: false,
             substitution: None,
+            substitution_hoped: false,
             uncertain: 0,
             loops: 0,
             document: None,
@@ -296,6 +299,7 @@ impl<'f> Shell<'f> {
             return unknown();
         };
         let outer = self.state.output.replace(Some(String::new()));
+        let hoped = self.hoped;
         self.uncertain += 1;
         // `$(< FILE)`
         let ran = match file_alone(list) {
@@ -311,6 +315,7 @@ impl<'f> Shell<'f> {
         self.uncertain -= 1;
         let text = std::mem::replace(&mut self.state.output, outer).flatten();
         self.substitution = Some(self.state.status);
+        self.substitution_hoped = std::mem::replace(&mut self.hoped, hoped);
         match (ran, text) {
             (Ok(_), Some(text)) => text.trim_end_matches('\n').to_owned(),
             (Err(error), _) => {
@@ -552,14 +557,22 @@ impl<'f> Shell<'f> {
     fn branches(&mut self, arms: &[(List, List)], otherwise: &List) -> Run<Status> {
         let mut others = Vec::new();
         let mut taken = false;
-        for (test, body) in arms {
+        for (at, (test, body)) in arms.iter().enumerate() {
             self.assumed = false;
             let status = self.list(test)?;
             if self.flow != Flow::Next {
                 taken = true;
                 break;
             }
-            match status.filter(|_| !self.hoped) {
+            // A success that is hoped for is taken, and the rest may be meant as well.
+            if self.hoped && status == Some(0) {
+                let rest = &arms[at + 1..];
+                let other = self.branch(|shell| shell.branches(rest, otherwise))?;
+                let bodies = rest.iter().map(|(_, body)| body).chain([otherwise]);
+                bodies.for_each(|body| self.note_undecided(body, &other));
+                others.push(other);
+            }
+            match status {
                 // Where its end is taken back, what stands behind it is meant.
                 Some(0) => taken = self.way(self.assumed, |shell| shell.list(body))?,
                 Some(_) => {}

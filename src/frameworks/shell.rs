@@ -247,8 +247,16 @@ pub fn read_launch_with(text: &str, started_with: &[String], files: &Files) -> R
 /// As [`read_launch_with`], with words for what may or may not be set.
 fn launch_of(text: &str, started_with: &[String], files: &Files) -> Result<Launch, ImportError> {
     if text.trim_start().starts_with('[')
-        && let Ok(words) = serde_json::from_str::<Vec<String>>(text)
+        && let Ok(words) = serde_json::from_str::<Vec<serde_json::Value>>(text)
     {
+        let word = |value: &serde_json::Value| match value {
+            serde_json::Value::String(text) => Some(text.clone()),
+            serde_json::Value::Number(number) => Some(number.to_string()),
+            _ => None,
+        };
+        let Some(words) = words.iter().map(word).collect::<Option<Vec<String>>>() else {
+            return Err(ImportError::new(1, "a list of arguments holds texts and numbers alone"));
+        };
         if let Some(word) = started_with.first() {
             let text = format!(
                 "a list of arguments is no script, so nothing can be handed to it: `{}`",

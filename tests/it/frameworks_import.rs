@@ -1220,6 +1220,10 @@ fn what_may_be_missing_is_said_or_refused() {
             "the sums over all weights",
         ),
         (format!("{start} {COMMAND}\n"), "attention drops some of its scores"),
+        (
+            format!("{start} {COMMAND} --spec megatron.core.models.gpt.gpt_layer_specs local_spec\n"),
+            "--spec: predicted with the layers of Transformer Engine",
+        ),
         (format!("{start} {COMMAND} --moe-layer-freq 2\n"), "change nothing: --moe-layer-freq"),
         (format!("{start} {COMMAND} --num-query-groups 8\n"), "changes nothing without --group-query"),
         (
@@ -1312,6 +1316,17 @@ fn commands_that_may_fail_are_not_taken_for_granted() {
         ("f() { :; }; TP=2; if ! declare -F f >/dev/null; then TP=4; fi", Some(2)),
         ("TP=2; cd /x || exit 1; mkdir -p logs || true; wait", Some(2)),
         ("i=1; export A=$((i++)); TP=$i", Some(2)),
+        ("false; case a in a) ;; esac; TP=$((2+$?))", Some(2)),
+        ("false; eval; TP=$((2+$?))", Some(2)),
+        ("false; break; TP=$((2+$?))", Some(2)),
+        ("cd /x; TP=$((2+$?))", None),
+        ("TP=2; command TP=4", Some(2)),
+        ("TP=2; [ $(ulimit -n) -lt 10000000 ] && TP=4", None),
+        ("TP=2; set -o | grep -q pipefail && TP=4", None),
+        ("TP=2; shopt | grep -q extglob && TP=4", None),
+        ("TP=2; umask | grep -q 0022 && TP=4", None),
+        ("TP=$(set -e; echo 2)", Some(2)),
+        ("exec {lock}>/tmp/lock; TP=2", Some(2)),
         ("if [ \"$(printf a)\" = a ]; then TP=2; else TP=4; fi", Some(2)),
         ("[ 1 = \"$(echo 1 | tee x)\" ] && TP=2 || TP=4", Some(2)),
         ("TP=2; X=$(cd /x) || TP=4", None),
@@ -1363,11 +1378,21 @@ fn scripts_that_bash_cannot_read_are_refused() {
         (format!("f() {{ }}\n{command}"), 1, "no command stands behind `{`"),
         (format!("( )\n{command}"), 1, "no command stands behind `(`"),
         (format!("f() {{}}\n{command}"), 1, "a function's commands stand in braces"),
+        (format!("case a in\n a) A=1\n  B=1\n b) A=2 ;;\nesac\n{command}"), 4, "does `;;` lack before it?"),
+        (
+            format!("if true; then A=1; fi B=2\n{command}"),
+            1,
+            "unexpected `B` behind commands that have ended",
+        ),
+        (format!("for i in 1; do :; done x\n{command}"), 1, "behind commands that have ended"),
     ] {
         let error = import(&text, "x", None).expect_err(part);
         assert!(error.line == line && error.message.contains(part), "{part}: {error}");
     }
     for text in [
+        format!(
+            "{{ (true) }}; if [[ -f x ]] then :; fi; {{ {{ :; }} }}; (: ) & wait\nf() {{ :; }}\n(( 1 )) # c\n{command}\n"
+        ),
         format!("case x in a) ;; *) :;; esac; if true; then\n :\nfi;\n{command}\n"),
         format!("f() {{ :; }}; f &\nwait\n{command} &> log &\nwait\n"),
         format!("for i in 1 2; do :; done; {command} 2>&1 |\n\n  tee log; exit ${{PIPESTATUS[0]}}\n"),
@@ -1398,6 +1423,13 @@ fn launchers_that_cannot_go_with_their_job_are_refused() {
             format!("#!/bin/bash\n#SBATCH --ntasks-per-node=8\n{}", torch("--nnodes 8 --nproc-per-node 8")),
             3,
             "8 tasks on every node, and each of them starts a launcher of its own",
+        ),
+        (
+            format!(
+                "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\npython pretrain_gpt.py {COMMAND}\n"
+            ),
+            4,
+            "--nodes of #SBATCH is 2, and this command is started once, on the first node",
         ),
         (
             torch("--standalone --nnodes 8 --nproc-per-node 8"),
@@ -1566,6 +1598,7 @@ fn flags_that_nobody_knows_are_listed() {
         ("--train-itres 5", Some("--train-iters")),
         ("--save-foo", None),
         ("--spec my.module my_layers", None),
+        ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec", None),
         ("--lrank 5", None),
         ("--loading-balance 5", None),
         ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),

@@ -84,9 +84,12 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
             "attention drops some of its scores (--attention-dropout{usual}): what their choice takes is not predicted"
         ));
     }
-    // Any other module may hold any layers: it is listed.
+    // Any other module may hold any layers, and hybrid ones need their pattern: it is listed.
+    let pattern = f.given.contains_key("--hybrid-layer-pattern");
     let own = |values: &[String]| {
-        values.first().is_some_and(|first| first == "local" || first.starts_with("megatron.core.models."))
+        let hybrid = |word: &String| word.contains("mamba") || word.contains("hybrid");
+        let known = |first: &String| first == "local" || first.starts_with("megatron.core.models.");
+        values.first().is_some_and(known) && (pattern || !values.iter().any(hybrid))
     };
     if f.given.get("--spec").is_some_and(|(values, _)| own(values))
         && let Some((values, _)) = f.take("--spec")

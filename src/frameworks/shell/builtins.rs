@@ -110,9 +110,15 @@ struct Attributes {
 
 /// Commands whose success a script mostly takes for granted, and may ask for.
 const HOPED: &[&str] = &[
-    "cd", "pushd", "popd", "ulimit", "umask", "alias", "unalias", "disown", "printf", "mkdir", "chmod",
-    "chown", "sync", "cp", "mv", "ln", "rm", "touch", "tee", "sed", "module", "date", "hostname",
+    "cd", "pushd", "popd", "ulimit", "umask", "alias", "unalias", "disown", "printf", "shopt", "set", "trap",
+    "unset", "mkdir", "chmod", "chown", "sync", "cp", "mv", "ln", "rm", "touch", "tee", "sed", "module",
+    "date", "hostname", "set", "shopt", "trap", "unset",
 ];
+
+/// Whether an option alone sets something: `set -e`, and not `set -o`.
+fn sets(command: &str, option: &str) -> bool {
+    command == "set" && !matches!(option, "-o" | "+o")
+}
 
 /// Whether a command declares variables.
 fn declares(keyword: &str) -> bool {
@@ -335,6 +341,12 @@ impl Shell<'_> {
         if prefix == "env" && words.first().and_then(Raw::plain).is_some_and(|word| word == "-") {
             (clean, words) = (true, &words[1..]);
         }
+        if !matches!(prefix, "env" | "sudo" | "time")
+            && words.first().is_some_and(|word| assignment(word).is_some())
+        {
+            // It is the name of a program.
+            return Ok(Some(127));
+        }
         if words.is_empty() {
             if prefix == "env" {
                 self.print(None);
@@ -370,6 +382,17 @@ impl Shell<'_> {
     /// A command of the shell itself that sees fields; none for a program.
     fn built_in(&mut self, name: &str, arguments: &[Word], line: usize) -> Run<Option<Status>> {
         let texts: Vec<String> = arguments.iter().map(|w| w.text.clone()).collect();
+        // What is shown is of the surroundings.
+        let operands = texts.iter().any(|text| !text.starts_with(['-', '+']));
+        let shows = match name {
+            "ulimit" | "umask" | "shopt" | "set" => !operands && !texts.iter().any(|text| sets(name, text)),
+            "alias" => !texts.iter().any(|text| text.contains('=')),
+            "jobs" | "hash" | "times" | "trap" => !operands,
+            _ => false,
+        };
+        if shows {
+            self.print(None);
+        }
         let status = match name {
             "true" | ":" => Some(0),
             "false" => Some(1),
@@ -417,6 +440,9 @@ impl Shell<'_> {
                     return Ok(Some(None));
                 }
                 let list = parse_sourced(&text, line).map_err(|e| super::ImportError { line, ..e })?;
+                if list.is_empty() {
+                    return Ok(Some(Some(0)));
+                }
                 self.nested(|shell| shell.text(&list))?
             }
             "alias" => {
@@ -446,7 +472,8 @@ impl Shell<'_> {
             "continue" if self.loops > 0 => Flow::Continue(levels),
             "return" if in_file => Flow::Return,
             "exit" => Flow::Exit,
-            _ => return Some(1),
+            "return" => return Some(2),
+            _ => return Some(0),
         };
         match (how, number) {
             ("break" | "continue", _) => Some(0),

@@ -374,7 +374,10 @@ impl Shell<'_> {
         let (name, rest) = (expansion.name, expansion.rest);
         let set = match name {
             "#" => Some(self.number_of_arguments()),
-            "?" => Some(self.state.status.map_or_else(unknown, |status| status.to_string())),
+            "?" => {
+                let status = self.state.status.filter(|_| !self.hoped_before);
+                Some(status.map_or_else(unknown, |status| status.to_string()))
+            }
             "$" | "!" | "-" | "0" | "" => Some(unknown()),
             name if name.bytes().all(|b| b.is_ascii_digit()) => self.argument(name),
             name => self.content(name, expansion.index),

@@ -73,6 +73,12 @@ impl Job {
         Some((format!("{name} of {place}"), self.said(names).number()?))
     }
 
+    /// What says that the job has more than one of anything, with how many.
+    pub(super) fn several(&self) -> Option<(String, u32)> {
+        let all = [NODES, TASKS, TASKS_PER_NODE, GPUS, GPUS_PER_NODE];
+        all.iter().find_map(|names| self.source(names).filter(|(_, n)| *n > 1))
+    }
+
     /// Tasks of the job, as a number or as a product.
     pub(super) fn tasks(&self) -> Said {
         let (nodes, per_node) = (self.said(NODES), self.said(TASKS_PER_NODE));

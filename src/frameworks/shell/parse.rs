@@ -817,6 +817,9 @@ impl Parser {
             if self.next() != Some(')') {
                 return self.error("expected `)` after a pattern of `case`");
             }
+            if patterns.is_empty() {
+                return self.error("no pattern stands before this `)` of `case`: does `;;` lack before it?");
+            }
             let body = self.list(&["esac"])?;
             let mut mark = String::new();
             while let Some(c) = self.peek().filter(|c| ";&".contains(*c)) {
@@ -942,6 +945,11 @@ impl Parser {
             self.redirection(&mut streams, number.as_deref())?;
             self.blanks()?;
         }
+        if let Some(c) = self.peek().filter(|c| !"\n;&|)".contains(*c))
+            && !CLOSING.into_iter().any(|word| self.word_ahead(&[word]))
+        {
+            return self.error(format!("unexpected `{c}` behind commands that have ended"));
+        }
         if streams == Streams::default() {
             return Ok(command);
         }
@@ -1006,10 +1014,16 @@ impl Parser {
                 (Some('<' | '>'), _) => {
                     // `2>`: the number right before belongs to the redirection.
                     let glued = self.at > 0 && self.chars[self.at - 1].is_ascii_digit();
+                    // `{lock}>`: the name of a variable for a number of its own.
+                    let named = self.at > 0 && self.chars[self.at - 1] == '}';
+                    let is_name = |word: &str| {
+                        let name = word.strip_prefix('{').and_then(|word| word.strip_suffix('}'));
+                        name.is_some_and(|name| name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'))
+                    };
                     let number = words
                         .last()
                         .and_then(Raw::bare)
-                        .filter(|w| glued && w.bytes().all(|b| b.is_ascii_digit()));
+                        .filter(|w| glued && w.bytes().all(|b| b.is_ascii_digit()) || named && is_name(w));
                     if number.is_some() {
                         words.pop();
                     }

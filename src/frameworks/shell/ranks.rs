@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::hosts::{Hosts, slots_listed};
 use super::jobs::{GPUS_PER_NODE, Job, NODES as OF_JOB_NODES, TASKS, TASKS_PER_GPU, TASKS_PER_NODE};
+use super::launches::program;
 use super::state::{known, loose};
 use super::wrappers::{program_at, starter_at, torch_at};
 use super::{HANDED, ImportError, Launch, Origin, UNTOLD, Word, is_unknown, shown};
@@ -585,6 +586,17 @@ impl Launch {
     /// # Errors
     /// The first two that contradict each other, at the line of the launcher's.
     pub fn agrees(&self) -> Result<(), ImportError> {
+        let first = self.launcher.iter().find(|word| !word.text.contains('='));
+        let python = first.is_some_and(|word| program(&word.text).starts_with("python"));
+        if let Some((who, n)) = self.job.as_deref().and_then(Job::several)
+            && python
+            && self.torch().is_none()
+            && !self.environment.contains_key("WORLD_SIZE")
+        {
+            let text = format!("{who} is {n}, and this command is started once, on the first node");
+            let ways = "srun or torchrun starts it on all GPUs; --gpus says how many there are";
+            return Err(ImportError::new(self.line(), format!("{text}: {ways}")));
+        }
         if self.torch().is_none() {
             return Ok(());
         }

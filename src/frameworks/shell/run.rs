@@ -46,6 +46,8 @@ pub(super) struct Shell<'f> {
     pub(super) assumed: bool,
     /// The last status is a success that is only hoped for: of a folder that is entered, a file that is written.
     pub(super) hoped: bool,
+    /// The same of the command before this one.
+    pub(super) hoped_before: bool,
     /// The status of the last `$(…)` of a command.
     pub(super) substitution: Option<Status>,
     /// Whether that is hoped for.
@@ -111,6 +113,7 @@ impl<'f> Shell<'f> {
             work: 0,
             assumed: false,
             hoped: false,
+            hoped_before: false,
             substitution: None,
             substitution_hoped: false,
             uncertain: 0,
@@ -349,7 +352,7 @@ impl<'f> Shell<'f> {
         if self.nested > MOST_NESTED {
             return Err(ImportError::new(line_of(command).unwrap_or(1), "commands are nested too deeply"));
         }
-        self.hoped = false;
+        self.hoped_before = std::mem::take(&mut self.hoped);
         let status = self.run(command)?;
         self.nested -= 1;
         self.state.status = status;
@@ -647,6 +650,9 @@ impl<'f> Shell<'f> {
     /// The first of these arms, and what follows it.
     fn arm(&mut self, value: &str, arms: &[Arm]) -> Run<Status> {
         for (at, arm) in arms.iter().enumerate() {
+            if arm.body.is_empty() {
+                self.state.status = Some(0);
+            }
             self.list(&arm.body)?;
             if self.flow != Flow::Next {
                 break;

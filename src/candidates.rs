@@ -147,6 +147,12 @@ impl Restrictions {
             axis.1.only.as_ref().is_some_and(|only| !only.iter().any(|&value| axis.1.admits(value, u32::MAX)))
         };
         let mut names: Vec<&'static str> = axes.iter().filter(empty).map(|axis| axis.0).collect();
+        // Groups of several ranks share states at a stage of sharding alone.
+        let (stages, groups) = (&self.zero_stage.only, &self.shard_group.only);
+        let unsharded = stages.as_ref().is_some_and(|stages| stages.iter().all(|&stage| stage == 0));
+        if unsharded && groups.as_ref().is_some_and(|groups| groups.iter().all(|&group| group > 1)) {
+            names.push("shard");
+        }
         let lists = [
             ("recompute", self.recompute.as_ref().map(Vec::len)),
             ("schedule", self.schedule.as_ref().map(Vec::len)),

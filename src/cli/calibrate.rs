@@ -129,7 +129,7 @@ fn remarks(calibration: &Calibration) -> Vec<String> {
         match fitted.held_by {
             HeldBy::Runs => {}
             HeldBy::Prior => remarks.push(format!(
-                "{constant}: the step times hardly depend on it; the shipped value holds it, not the runs"
+                "{constant}: the runs are too few to move it, or their step times hardly depend on it; the shipped value holds it"
             )),
             HeldBy::Bound => remarks.push(format!(
                 "{constant}: {after:.3} is the end of what is searched ({least:.3} to {greatest:.3}); the runs ask for {}",

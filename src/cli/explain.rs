@@ -213,7 +213,13 @@ fn ramp_text(advice: &RampAdvice, out: &mut impl Write) -> Result<(), Failure> {
 pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     let bar = Bar::new(None);
     let path = std::path::Path::new(&args.what);
-    let kind = if args.cluster.is_none() { kind_of(path)? } else { None };
+    let kind = kind_of(path)?;
+    if let (Some(cluster), Some(_)) = (&args.cluster, &kind) {
+        return Err(Failure::Usage(format!(
+            "{}: a launch takes its cluster as --cluster {cluster}",
+            args.what
+        )));
+    }
     if kind.is_none() {
         args.launch.hand_nothing(&args.what)?;
     }

@@ -92,6 +92,8 @@ pub struct Launch {
     pub job: Option<Arc<Job>>,
     /// A file that could have set any variable was not read.
     pub unread: bool,
+    /// The line that ends the script with an error, as it is written and started; it is read as if it went on.
+    pub gives_up: Option<usize>,
     /// Lines of flags that may or may not be set, none of which says degrees, shapes or batches.
     pub perhaps_set: Vec<usize>,
     /// Variables and arguments that are used and that nothing sets.
@@ -394,7 +396,7 @@ fn set_pairs(shell: &mut run::Shell, list: &str) {
 
 /// The one training command that a script starts.
 fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError> {
-    let unread = shell.unread;
+    let (unread, gives_up) = (shell.unread, shell.gives_up);
     let (unset, undecided) = (std::mem::take(&mut shell.unset), std::mem::take(&mut shell.undecided));
     let (mut found, arguments) = (std::mem::take(&mut shell.found), std::mem::take(&mut shell.arguments));
     let mut notes = std::mem::take(&mut shell.notes);
@@ -501,7 +503,7 @@ fn launch_found(mut shell: run::Shell, text: &str) -> Result<Launch, ImportError
         let line = other.script.as_ref().map_or(1, |w| w.line);
         return Err(ImportError { notes, ..ImportError::new(line, format!("{what}; expected one")) });
     }
-    Ok(Launch { notes, unset, undecided, ..first })
+    Ok(Launch { notes, unset, undecided, gives_up, ..first })
 }
 
 /// The words of a text that holds variables, perhaps a script, and flags, and no command.

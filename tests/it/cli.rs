@@ -808,6 +808,9 @@ fn a_launch_script_is_explained_with_the_flags_to_change() {
     for setting in settings.iter().filter(|s| !s["from"].is_null()) {
         assert!(LAUNCH.contains(setting["name"].as_str().unwrap()), "{setting}");
     }
+    // Nor is one that stands beside it as that of a model does.
+    let beside = autoplan(&["explain", script, "dgx-h100"]);
+    assert!(stderr(&beside).contains("takes its cluster as --cluster dgx-h100"), "{}", stderr(&beside));
     // Without a cluster there is nothing to predict.
     let output = autoplan(&["explain", script]);
     assert_eq!(output.status.code(), Some(2));
@@ -1119,6 +1122,8 @@ fn shard_groups_can_be_fixed() {
         let plans: Vec<&str> = text.lines().filter(|line| line.contains(" mb")).collect();
         assert!(plans.len() > 1 && plans.iter().all(|plan| plan.contains(found)), "{text}");
     }
+    let output = small(&["--fix", "shard=8,zero=0"]);
+    assert!(stdout(&output).contains("leave no value for shard"), "{}", stdout(&output));
     let output = small(&["--fix", "shard=3"]);
     assert!(stdout(&output).contains("is a multiple of shard=3"), "{}", stdout(&output));
     let output = small(&["--fix", "shard=some"]);

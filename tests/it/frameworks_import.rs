@@ -1356,6 +1356,20 @@ fn commands_that_may_fail_are_not_taken_for_granted() {
     }
 }
 
+/// A script that ends for what it is started with says so, and where, whatever else is wrong.
+#[test]
+fn scripts_that_end_for_what_they_are_given_say_so() {
+    let command = COMMAND.replace("parallel-size 4", "parallel-size $TP");
+    let text = format!(
+        "die() {{ echo \"$1\"; exit 1; }}\nwhile [ $# -gt 0 ]; do\n  case $1 in\n    --tp) TP=$2; shift 2 ;;\n    *) die \"unknown $1\" ;;\n  esac\ndone\ntorchrun --nnodes 8 --nproc-per-node 8 pretrain_gpt.py {command}\n"
+    );
+    let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let given = |words: &[String]| import_given(&text, Given { name: "x", words, ..Given::default() });
+    assert_eq!(given(&words("--tp 2")).unwrap().plan.layout().tensor_parallel, 2);
+    let error = given(&words("--zp 2")).unwrap_err();
+    assert!(error.line == 5 && error.message.contains("ends here with an error"), "{error}");
+}
+
 /// What bash does not run for its syntax is no launch: most of it is what a cut leaves.
 #[test]
 fn scripts_that_bash_cannot_read_are_refused() {
@@ -1442,6 +1456,16 @@ fn launchers_that_cannot_go_with_their_job_are_refused() {
         // Who gives the number has decided.
         import(&text, "x", Some(64)).unwrap_or_else(|error| panic!("{error}\n{text}"));
     }
+    // A site's own launchers: with torchrun's options, and those of which nothing is known.
+    let (of_job, train) = (
+        "#!/bin/bash\n#SBATCH --nodes=8\n#SBATCH --gpus-per-node=8\n#SBATCH --ntasks-per-node=1\n",
+        format!("pretrain_gpt.py {COMMAND}\n"),
+    );
+    let read = |launcher: &str| import(&format!("{of_job}srun {launcher} {train}"), "x", None);
+    assert_eq!(read("my_launcher --nproc_per_node=8 --nnodes=8").unwrap().job.gpus, 64);
+    assert!(read("./start.sh").unwrap_err().message.contains("give the number of GPUs"));
+    let error = read("python tools/launch.py --nproc_per_node 8 --nnodes 8").unwrap_err();
+    assert!(error.line == 5 && error.message.contains("a launcher that is not followed"), "{error}");
     // Some of the nodes of a job, one command for each node, and what the command itself says of its tasks.
     let train = format!("pretrain_gpt.py {COMMAND}\n");
     for text in [

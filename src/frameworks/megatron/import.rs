@@ -104,7 +104,13 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
     // Notes may say why it came to an error.
     match imported(text, given, (&launch, files), &mut assumed) {
         Ok(imported) => Ok(Imported { assumed, ..imported }),
-        Err(error) => Err(ImportError { notes: assumed, ..error }),
+        Err(error) => {
+            // What it is started with is why.
+            let ends = launch.gives_up.filter(|_| !given.words.is_empty());
+            let text = "the script ends here with an error for what it is given";
+            let error = ends.map_or(error, |line| ImportError::new(line, text));
+            Err(ImportError { notes: assumed, ..error })
+        }
     }
 }
 
@@ -115,6 +121,7 @@ fn imported(
     (launch, files): (&Launch, &Files),
     assumed: &mut Vec<String>,
 ) -> Read<Imported> {
+    launches_another(launch, given)?;
     let world = launch.ranks()?;
     if given.gpus.is_none() {
         launch.agrees()?;
@@ -144,6 +151,23 @@ fn imported(
         }
     }
     read
+}
+
+/// Refuses a script that is told how many processes to start: a launcher that is not followed.
+fn launches_another(launch: &Launch, given: Given) -> Read<()> {
+    let told = ["--nproc_per_node", "--nproc-per-node"];
+    let word =
+        launch.arguments.iter().find(|word| told.contains(&word.text.split('=').next().unwrap_or_default()));
+    match (word, &launch.script) {
+        (Some(word), Some(script)) if given.gpus.is_none() => {
+            let (flag, script) = (one_line(&word.text), shown(&one_line(&script.text)));
+            let text = format!(
+                "`{script}` is told {flag}: a launcher that is not followed; --gpus says how many ranks there are"
+            );
+            Err(ImportError::new(word.line, text))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Reads the flags of a launch that starts so many ranks.

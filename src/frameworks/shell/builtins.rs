@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::arithmetic::both;
 use super::calls::{in_folder, plain_path};
 use super::launches::program;
-use super::parse::{Command, Part, Raw, parse_sourced};
+use super::parse::{Command, List, Part, Raw, parse_sourced};
 use super::run::{LONGEST, Run, Shell};
 use super::state::{Flow, Options, Status, Value, known, loose, unknown};
 use super::{UNKNOWN, UNSET, Word, as_value};
@@ -260,7 +260,7 @@ impl Shell<'_> {
         }
         if let Some(body) = self.state.functions.get(&keyword).cloned() {
             let arguments = self.all_fields(&words[1..]).into_iter().map(|w| w.text).collect();
-            return self.call(&keyword, &body, arguments);
+            return self.called(&keyword, &body, arguments, line);
         }
         match keyword.as_str() {
             "exec" | "time" | "nohup" | "command" | "builtin" | "sudo" | "nice" | "env" => {
@@ -295,7 +295,8 @@ impl Shell<'_> {
             return Ok(self.substitution.unwrap_or(Some(0)));
         };
         if let Some(body) = self.state.functions.get(&name.text).cloned() {
-            return self.call(&name.text, &body, arguments.iter().map(|w| w.text.clone()).collect());
+            let words = arguments.iter().map(|w| w.text.clone()).collect();
+            return self.called(&name.text, &body, words, line);
         }
         // A declaration that a variable holds.
         if declares(&name.text) {
@@ -307,6 +308,15 @@ impl Shell<'_> {
             None => self.program(&fields, document)?,
         };
         self.hoped |= status == Some(0) && HOPED.contains(&program(&name.text));
+        Ok(status)
+    }
+
+    /// Calls a function: a script that ends in it ends where it is called.
+    fn called(&mut self, name: &str, body: &Arc<List>, words: Vec<String>, line: usize) -> Run<Status> {
+        let status = self.call(name, body, words)?;
+        if self.flow == Flow::Exit && self.ended.is_some() {
+            self.ended = Some(line);
+        }
         Ok(status)
     }
 

@@ -235,10 +235,26 @@ impl Launch {
             self.option(&PER_NODE)?
         } else if self.torch().is_some() || self.deepspeed().is_some() {
             self.per_node()?
+        } else if let Some(told) = self.per_node_of_site()? {
+            told
         } else {
             self.option(TASKS_PER_NODE)?.or_read(self.of_job(TASKS_PER_NODE))
         };
         Ok(said.number())
+    }
+
+    /// What a launcher that is not known is told, with options like torchrun's.
+    fn per_node_of_site(&self) -> Result<Option<Said>, ImportError> {
+        let told = self.option(&PER_NODE)?;
+        Ok(Some(told).filter(|told| !self.is_mpi() && *told != Said::Not))
+    }
+
+    /// Whether Slurm starts a script of a site's own fewer times on a node than there are GPUs: it may start the others.
+    fn starts_fewer_than_gpus(&self) -> Result<bool, ImportError> {
+        let of_site = |word: &Word| [".sh", ".py"].iter().any(|end| program(&word.text).ends_with(end));
+        let tasks = self.option(TASKS_PER_NODE)?.or_read(self.of_job(TASKS_PER_NODE)).number();
+        let fewer = tasks.zip(self.gpus_of_slurm().number()).is_some_and(|(tasks, gpus)| tasks < gpus);
+        Ok(fewer && self.launcher.iter().any(of_site))
     }
 
     fn ranks_of_tasks(&self) -> Result<Option<u32>, ImportError> {
@@ -254,6 +270,12 @@ impl Launch {
                 (Said::Not, sets) => sets.times(each.or(Said::Number(1))),
                 (all, _) => all.number(),
             });
+        }
+        if let Some(per_node) = self.per_node_of_site()? {
+            return Ok(self.option(&NODES)?.or_read(self.nodes_of_job()?).times(per_node));
+        }
+        if !mpi && self.starts_fewer_than_gpus()? {
+            return Ok(None);
         }
         let tasks = self.option(&["--ntasks", "--tasks", "-n", "-np", "--np"])?;
         let per_node: &[&str] =

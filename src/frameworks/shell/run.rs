@@ -84,6 +84,8 @@ pub(super) struct Shell<'f> {
     pub(super) undecided: BTreeSet<(usize, String)>,
     /// The last line that ended a script.
     pub(super) ended: Option<usize>,
+    /// The first line that ends the script with an error, where it is read as if it went on.
+    pub(super) gives_up: Option<usize>,
     /// Nodes of the job that LSF or PBS is asked for.
     pub(super) queue_nodes: Option<u32>,
     /// What the names of the variables begin with that LSF or PBS sets, in a job of theirs.
@@ -130,6 +132,7 @@ impl<'f> Shell<'f> {
             defaults: BTreeMap::new(),
             undecided: BTreeSet::new(),
             ended: None,
+            gives_up: None,
             queue_nodes: None,
             queue_sets: None,
             not_started: Vec::new(),
@@ -498,6 +501,7 @@ impl<'f> Shell<'f> {
         let meant = self.flow != Flow::Exit || starts || trains || !(assumed || fails);
         if !meant {
             if let Some(line) = self.ended.filter(|_| !assumed) {
+                self.gives_up.get_or_insert(line);
                 self.note(format!(
                     "line {line}: the script ends here with an error, as it is written and started: read as if it went on"
                 ));

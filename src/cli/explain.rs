@@ -329,6 +329,13 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             }
             Err(refusal) => return Err(Failure::Usage(format!("--batch-ramp {ramp}: {refusal}"))),
         }
+        // What is advised below has to run it as well.
+        let best = place.as_ref().and_then(|place| place.best.as_ref()).filter(|best| best.plan != plan);
+        if let Some(best) = best
+            && let Err(refusal) = ramp_advice(&prepared, &best.plan, &best.prediction, ramp)
+        {
+            anstream::eprintln!("note: {} does not run the batch ramp {ramp} as it is: {refusal}", best.plan);
+        }
     }
     bar.clear();
     let mut out = std::io::stdout().lock();

@@ -543,6 +543,12 @@ impl Parser {
         Ok(list)
     }
 
+    /// Whether what was just read ends a `<path to file>` of this line, as templates leave them to be filled in.
+    fn closes_placeholder(&self) -> bool {
+        let line = self.chars[..self.at].iter().rev().take_while(|c| **c != '\n');
+        line.skip_while(|c| **c != '>').skip(1).any(|c| *c == '<')
+    }
+
     /// Nothing stands where something must.
     fn missing<T>(&self, before: &str) -> Result<T, ImportError> {
         let line = if self.peek().is_none() { self.last_line() } else { self.line };
@@ -1069,7 +1075,13 @@ impl Parser {
             self.next();
             return Ok(());
         }
-        let Some(word) = self.word()? else { return self.missing(&operator) };
+        let Some(word) = self.word()? else {
+            return if operator == ">" && self.closes_placeholder() {
+                Ok(())
+            } else {
+                self.missing(&operator)
+            };
+        };
         let numbered = word.plain().is_some_and(|w| w.bytes().all(|b| b.is_ascii_digit() || b == b'-'));
         match operator.as_str() {
             "<" if standard => streams.input = Some(Input::File(word)),

@@ -1408,7 +1408,7 @@ fn scripts_that_bash_cannot_read_are_refused() {
             "{{ (true) }}; if [[ -f x ]] then :; fi; {{ {{ :; }} }}; (: ) & wait\nf() {{ :; }}\n(( 1 )) # c\n{command}\n"
         ),
         // A template whose names of files are still to be filled in.
-        format!("DATA=<Specify path and file prefix>_text\nSAVE=<Specify path>\n{command} --save $SAVE\n"),
+        format!("DATA=<Specify path and file prefix>_text\nSAVE=<Specify path>\n{command} --load $SAVE\n"),
         format!("case x in a) ;; *) :;; esac; if true; then\n :\nfi;\n{command}\n"),
         format!("f() {{ :; }}; f &\nwait\n{command} &> log &\nwait\n"),
         format!("for i in 1 2; do :; done; {command} 2>&1 |\n\n  tee log; exit ${{PIPESTATUS[0]}}\n"),

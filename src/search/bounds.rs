@@ -68,15 +68,12 @@ pub(super) struct Floors {
 impl Search<'_> {
     /// A first bound on every group: computation and exchange at the best flags, whatever memory allows.
     pub(super) fn first_bounds(&self, groups: &[Group]) -> Vec<(Picos, Group)> {
-        // The first group of each: of groups there may be hundreds of thousands, of families a few thousand.
-        let mut families: HashMap<Family, &Group> = HashMap::new();
-        for group in groups {
-            let first = families.entry(family_of(group)).or_insert(group);
-            *first = group.min(*first);
-        }
-        let price = |parts: &mut Parts, (&family, &group): (&Family, &&Group)| {
+        let mut families: Vec<(Family, &Group)> = groups.iter().map(|g| (family_of(g), g)).collect();
+        families.sort_unstable();
+        families.dedup_by_key(|(family, _)| *family);
+        let price = |parts: &mut Parts, (family, group): &(Family, &Group)| {
             let flags = self.space.possible_flags(group);
-            (family, self.cost.floor_total(&self.space.plain_cell(group), flags, parts))
+            (*family, self.cost.floor_total(&self.space.plain_cell(group), flags, parts))
         };
         let floors: HashMap<Family, Picos> = families.par_iter().map_init(Parts::default, price).collect();
         let bound = |g: &Group| {

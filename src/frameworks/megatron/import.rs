@@ -106,10 +106,12 @@ pub fn import_with(text: &str, given: Given, files: &Files) -> Read<Imported> {
         Ok(imported) => Ok(Imported { assumed, ..imported }),
         Err(error) => {
             // What it is started with is why.
-            let ends = launch.gives_up.filter(|_| !given.words.is_empty());
+            let Some(line) = launch.gives_up.filter(|_| !given.words.is_empty()) else {
+                return Err(ImportError { notes: assumed, ..error });
+            };
+            assumed.push(format!("read as if it went on, {error}"));
             let text = "the script ends here with an error for what it is given";
-            let error = ends.map_or(error, |line| ImportError::new(line, text));
-            Err(ImportError { notes: assumed, ..error })
+            Err(ImportError { notes: assumed, ..ImportError::new(line, text) })
         }
     }
 }

@@ -112,7 +112,7 @@ struct Attributes {
 const HOPED: &[&str] = &[
     "cd", "pushd", "popd", "ulimit", "umask", "alias", "unalias", "disown", "printf", "shopt", "set", "trap",
     "unset", "mkdir", "chmod", "chown", "sync", "cp", "mv", "ln", "rm", "touch", "tee", "sed", "module",
-    "date", "hostname", "set", "shopt", "trap", "unset",
+    "date", "hostname",
 ];
 
 /// Whether an option alone sets something: `set -e`, and not `set -o`.
@@ -418,11 +418,11 @@ impl Shell<'_> {
                 if !on && !flag('u') {
                     return Ok(Some(None));
                 }
-                if of_set && (on || flag('u')) {
+                if of_set {
                     options.pipe_fails = if named("pipefail") { on } else { options.pipe_fails };
                     options.export_all = if named("allexport") { on } else { options.export_all };
                     options.aliases |= on && named("posix");
-                } else if on || flag('u') {
+                } else {
                     options.ignore_case = if named("nocasematch") { on } else { options.ignore_case };
                     options.last_pipe = if named("lastpipe") { on } else { options.last_pipe };
                     options.extended = if named("extglob") { on } else { options.extended };

@@ -952,7 +952,7 @@ impl Parser {
             self.blanks()?;
         }
         if let Some(c) = self.peek().filter(|c| !"\n;&|)".contains(*c))
-            && !CLOSING.into_iter().any(|word| self.word_ahead(&[word]))
+            && !self.word_ahead(&CLOSING)
         {
             return self.error(format!("unexpected `{c}` behind commands that have ended"));
         }

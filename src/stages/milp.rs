@@ -21,7 +21,9 @@ use good_lp::variable::VariableDefinition;
 use good_lp::{Expression, ProblemVariables, SolverModel, Variable, constraint, variable};
 use highs::HighsModelStatus as Status;
 
-use super::{Assignment, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, evaluate};
+use super::{
+    Assignment, Block, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, evaluate,
+};
 use crate::units::Picos;
 
 /// When to give up.
@@ -83,14 +85,16 @@ impl Answer {
 /// Minimises an objective over all assignments of a problem that has passed [`Problem::check`].
 #[must_use]
 pub fn solve(problem: &Problem, objective: Objective, limits: Limits) -> Outcome {
-    solve_below(problem, objective, Ceilings::default(), limits)
+    solve_each(problem, objective, ways(problem, Ceilings::default()), Ceilings::default(), limits).0
 }
 
 /// [`solve`] where an assignment with this value of the objective is known, so that nothing above it has to be
 /// looked at. It must still be found: where the value is wrong the answer is that nothing fits.
 #[must_use]
 pub fn solve_at_most(problem: &Problem, objective: Objective, known: Picos, limits: Limits) -> Outcome {
-    solve_below(problem, objective, Ceilings { value: Some(known), chain: None }, limits)
+    let chain = (objective == Objective::Chain).then_some(known);
+    let ceilings = Ceilings { value: Some(known), chain };
+    solve_each(problem, objective, ways(problem, ceilings), ceilings, limits).0
 }
 
 /// Minimises the chain bound, of which a value is known, and, among assignments that reach its minimum, the
@@ -98,12 +102,12 @@ pub fn solve_at_most(problem: &Problem, objective: Objective, known: Picos, limi
 #[must_use]
 pub fn solve_chain_then_closed(problem: &Problem, known: Option<Picos>, limits: Limits) -> Outcome {
     let start = Instant::now();
-    let ceilings = Ceilings { value: known, chain: None };
-    let first = solve_below(problem, Objective::Chain, ceilings, limits);
+    let ceilings = Ceilings { value: known, chain: known };
+    let (first, equal) = solve_each(problem, Objective::Chain, ways(problem, ceilings), ceilings, limits);
     let Outcome::Found(chain) = &first else { return first };
     let limits = limits.after(start);
     let ceilings = Ceilings { value: Some(chain.evaluation.closed), chain: Some(chain.value) };
-    match solve_below(problem, Objective::Closed, ceilings, limits) {
+    match solve_each(problem, Objective::Closed, equal, ceilings, limits).0 {
         Outcome::Found(both) if both.evaluation.chain <= chain.value => {
             Outcome::Found(Answer { value: both.evaluation.chain, bound: chain.bound, ..both })
         }
@@ -120,75 +124,84 @@ struct Ceilings {
     chain: Option<Picos>,
 }
 
-fn solve_below(problem: &Problem, objective: Objective, ceilings: Ceilings, limits: Limits) -> Outcome {
+/// Ways to recompute of which one programme may choose.
+type Ways = Vec<Way>;
+
+/// Every programme to solve, the cheapest first, so that the others have to beat it.
+fn ways(problem: &Problem, ceilings: Ceilings) -> Vec<Ways> {
     let modes = (0..problem.modes.len()).filter(|&mode| problem.modes[mode].offered).map(Way::Mode);
-    let mut ways: Vec<Way> = modes.chain(problem.block.map(|_| Way::Block)).collect();
-    let whole: Vec<Vec<Way>> = match problem.freedom {
-        Freedom::PerStage => vec![ways],
-        // One way for all: one programme each, the cheapest first, so that the others have to beat it.
-        Freedom::Global => {
-            let totals = totals(problem);
-            let extra = |way: &Way| match way {
-                Way::Mode(mode) => {
-                    let each = problem.modes[*mode].extra.iter().zip(&totals);
-                    each.map(|(extra, &n)| extra.0 * u64::from(n)).sum()
-                }
-                Way::Block => u64::MAX,
-            };
-            ways.sort_by_key(extra);
-            ways.into_iter().map(|way| vec![way]).collect()
-        }
-    };
+    if problem.freedom == Freedom::PerStage {
+        return vec![modes.chain(problem.block.map(|_| Way::AnyBlock)).collect()];
+    }
+    // One way for all, and one number of layers: a programme each.
+    let totals = totals(problem);
+    let mut modes: Vec<Way> = modes.collect();
+    modes.sort_by_key(|&way| -> u64 {
+        let Way::Mode(mode) = way else { return 0 };
+        problem.modes[mode].extra.iter().zip(&totals).map(|(extra, &n)| extra.0 * u64::from(n)).sum()
+    });
+    let blocks = problem.block.iter().flat_map(|block| {
+        // Beyond what any chunk holds, more is the same.
+        let most = most_layers(problem, &[Way::AnyBlock], ceilings.chain);
+        let most = most.iter().map(|most| most.iter().sum()).max().unwrap_or(0);
+        let (least, last) = block.counts;
+        (least..=last.min(most.max(least))).map(Way::Block)
+    });
+    modes.into_iter().chain(blocks).map(|way| vec![way]).collect()
+}
+
+/// Solves one programme after another; and says which of them may have what the best has.
+fn solve_each(
+    problem: &Problem,
+    objective: Objective,
+    programmes: Vec<Ways>,
+    ceilings: Ceilings,
+    limits: Limits,
+) -> (Outcome, Vec<Ways>) {
     let start = Instant::now();
     let mut best: Option<Answer> = None;
-    let mut bound: Option<Picos> = None;
-    for ways in whole {
-        let below = best.as_ref().map(|best| best.value);
+    let mut open: Vec<(Picos, Ways)> = Vec::new();
+    for ways in programmes {
+        let value = best.as_ref().map(|best| best.value).or(ceilings.value);
+        let chain = if objective == Objective::Chain { value } else { ceilings.chain };
         // What all layers take together says enough of most ways.
-        let ceiling = below.or(ceilings.value).filter(|_| objective == Objective::Chain);
-        if ceiling.is_some_and(|ceiling| total_bound(problem, &ways) > ceiling) {
+        if chain.is_some_and(|chain| total_bound(problem, &ways, chain) > chain) {
             continue;
         }
-        let ceilings = Ceilings { value: ceilings.value.filter(|_| below.is_none()), ..ceilings };
-        let (found, least) =
-            Programme::new(problem, &ways, objective, below, ceilings).run(limits.after(start));
-        // Nothing of this family is below its own bound, nor, if it was cut off, below the best so far.
-        let least = match (least, below) {
-            (Some(least), Some(below)) => Some(least.min(below)),
-            (least, _) => least,
-        };
-        bound = match (bound, least) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        let ceilings = Ceilings { value, chain };
+        let (found, least) = Programme::new(problem, &ways, objective, ceilings).run(limits.after(start));
+        open.extend(least.map(|least| (least, ways)));
         if let Some(found) = found
             && best.as_ref().is_none_or(|best| found.value < best.value)
         {
             best = Some(found);
         }
     }
-    match (best, bound) {
+    let bound = open.iter().map(|(least, _)| *least).min();
+    let outcome = match (best, bound) {
         (Some(best), bound) => {
             let bound = bound.unwrap_or_default().min(best.value);
+            open.retain(|(least, _)| *least <= best.value);
             Outcome::Found(Answer { bound, ..best })
         }
         (None, Some(bound)) => Outcome::Unknown(bound),
         (None, None) => Outcome::Infeasible,
-    }
+    };
+    (outcome, open.into_iter().map(|(_, ways)| ways).collect())
 }
 
-/// What the chain bound is at least, one chunk per rank: all passes once, and of the rest the rank that has most at
-/// least what an even share takes.
-fn total_bound(problem: &Problem, ways: &[Way]) -> Picos {
-    let Some(form) = &problem.pipeline.form else { return Picos::ZERO };
-    let extra = |q: usize| {
-        let of = |way: &Way| match (way, problem.block) {
-            (Way::Block, Some(block)) => problem.modes[usize::from(block.rest)].extra[q].0,
-            (Way::Mode(mode), _) => problem.modes[*mode].extra[q].0,
-            (Way::Block, None) => 0,
-        };
-        ways.iter().map(of).min().unwrap_or(0)
+/// By what the least of some ways to recompute makes the backward pass of a layer of a kind longer.
+fn least_extra(problem: &Problem, ways: &[Way], q: usize) -> u64 {
+    let of = |way: &Way| match (way, problem.block) {
+        (Way::Mode(mode), _) => problem.modes[*mode].extra[q].0,
+        (_, Some(block)) => problem.modes[usize::from(block.rest)].extra[q].0,
+        (_, None) => 0,
     };
+    ways.iter().map(of).min().unwrap_or(0)
+}
+
+/// Forward and backward passes of all layers and ends at least.
+fn all_passes(problem: &Problem, ways: &[Way]) -> (u64, u64) {
     let (mut forward, mut backward) = (0, 0);
     for fixed in &problem.fixed {
         forward += fixed.forward.0;
@@ -196,7 +209,37 @@ fn total_bound(problem: &Problem, ways: &[Way]) -> Picos {
     }
     for (q, &count) in totals(problem).iter().enumerate().filter(|(_, n)| **n > 0) {
         forward += u64::from(count) * problem.kinds[q].forward.0;
-        backward += u64::from(count) * (problem.kinds[q].backward.0 + extra(q));
+        backward += u64::from(count) * (problem.kinds[q].backward.0 + least_extra(problem, ways, q));
+    }
+    (forward, backward)
+}
+
+/// By how much recomputing `count` whole layers of every chunk makes all backward passes longer at least, where the chain
+/// bound is not to exceed a value: of a chunk with most layers that is the least share of them.
+fn block_extra(problem: &Problem, block: Block, count: u32, chain: Picos) -> u64 {
+    let most = most_layers(problem, &[Way::Block(count)], Some(chain));
+    let most = most.iter().map(|most| most.iter().sum::<u32>()).max().unwrap_or(0);
+    let mut left = (problem.layer_count() * count).div_ceil(most.max(count).max(1));
+    let extra = |mode: u16, q: usize| problem.modes[usize::from(mode)].extra[q].0;
+    let of_kind = |q| extra(block.full, q).saturating_sub(extra(block.rest, q));
+    let mut kinds: Vec<(u64, u32)> =
+        totals(problem).iter().enumerate().filter(|(_, n)| **n > 0).map(|(q, &n)| (of_kind(q), n)).collect();
+    kinds.sort_unstable();
+    let mut sum = 0;
+    for (extra, layers) in kinds {
+        sum += extra * u64::from(layers.min(left));
+        left -= layers.min(left);
+    }
+    sum
+}
+
+/// What the chain bound is at least, where it is not to exceed a value, one chunk per rank: all passes once, and of the
+/// rest the rank that has most at least what an even share takes.
+fn total_bound(problem: &Problem, ways: &[Way], chain: Picos) -> Picos {
+    let Some(form) = &problem.pipeline.form else { return Picos::ZERO };
+    let (forward, mut backward) = all_passes(problem, ways);
+    if let (&[Way::Block(count)], Some(block)) = (ways, problem.block) {
+        backward += block_extra(problem, block, count, chain);
     }
     // The larger of two rows is at least their mean, and that at least its lesser weight times both passes.
     let weight = |[one, other]: &[super::Weights; 2]| {
@@ -207,12 +250,42 @@ fn total_bound(problem: &Problem, ways: &[Way]) -> Picos {
     Picos(form.base.of(forward, backward) + form.hops * problem.hop.0 + (rest * (1.0 - 1e-9)) as u64)
 }
 
+/// Most layers of every run that a chunk may hold, by chunk, where the chain bound is not to exceed a value: with one
+/// chunk per rank what its rank takes beside all passes says so.
+fn most_layers(problem: &Problem, ways: &[Way], chain: Option<Picos>) -> Vec<Vec<u32>> {
+    let (forward, backward) = all_passes(problem, ways);
+    let form = problem.pipeline.form.as_ref();
+    let room = form.zip(chain).map(|(form, chain)| {
+        let once = form.base.of(forward, backward) + form.hops * problem.hop.0;
+        (form, chain.0.saturating_sub(once))
+    });
+    let of_run = |chunk: usize, run: &super::Run| {
+        let fixed = &problem.fixed[chunk];
+        if fixed.closed {
+            return 0;
+        }
+        let Some((form, room)) = room else { return run.count };
+        let kind = &problem.kinds[usize::from(run.kind)];
+        let backward = kind.backward.0 + least_extra(problem, ways, usize::from(run.kind));
+        let rows = &form.ranks[problem.pipeline.rank_of_chunk[chunk] as usize];
+        let most = rows.iter().filter_map(|row| {
+            let room = room.saturating_sub(row.of(fixed.forward.0, fixed.backward.0));
+            room.checked_div(row.of(kind.forward.0, backward))
+        });
+        most.min().map_or(run.count, |most| most.min(run.count.into()) as u32)
+    };
+    let of_chunk = |chunk| problem.runs.iter().map(|run| of_run(chunk, run)).collect();
+    (0..problem.chunks()).map(of_chunk).collect()
+}
+
 /// A way to recompute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Mode(usize),
-    /// The first layers of every chunk, as many as a variable says.
-    Block,
+    /// So many first layers of every chunk.
+    Block(u32),
+    /// As many of them as a variable of each rank says.
+    AnyBlock,
 }
 
 fn totals(problem: &Problem) -> Counts {
@@ -240,8 +313,10 @@ struct Programme<'a> {
     whole: Vec<Vec<Option<Variable>>>,
     /// By rank, then way; empty where there is one way.
     chosen: Vec<Vec<Variable>>,
-    /// By rank: layers of a chunk that block recomputation starts with.
+    /// By rank: layers of a chunk that block recomputation starts with, where that is a variable.
     front: Vec<Option<Variable>>,
+    /// Most layers of every run, by chunk.
+    most: Vec<Vec<u32>>,
     forward: Vec<Expression>,
     backward: Vec<Expression>,
     /// The objective.
@@ -253,13 +328,7 @@ struct Programme<'a> {
 }
 
 impl<'a> Programme<'a> {
-    fn new(
-        problem: &'a Problem,
-        ways: &'a [Way],
-        objective: Objective,
-        below: Option<Picos>,
-        ceilings: Ceilings,
-    ) -> Self {
+    fn new(problem: &'a Problem, ways: &'a [Way], objective: Objective, ceilings: Ceilings) -> Self {
         let chunks = problem.chunks();
         let m = problem.pipeline.micro_batches.max(1);
         let totals = totals(problem);
@@ -280,6 +349,7 @@ impl<'a> Programme<'a> {
             whole: Vec::new(),
             chosen: Vec::new(),
             front: Vec::new(),
+            most: most_layers(problem, ways, ceilings.chain),
             forward: Vec::new(),
             backward: Vec::new(),
             total: None,
@@ -293,7 +363,7 @@ impl<'a> Programme<'a> {
         programme.recompute(chunks);
         programme.times(chunks);
         programme.memory(&totals);
-        programme.price(below, ceilings);
+        programme.price(ceilings);
         programme
     }
 
@@ -326,10 +396,8 @@ impl<'a> Programme<'a> {
     fn place(&mut self, chunks: usize) {
         let problem = self.problem;
         for chunk in 0..chunks {
-            let closed = problem.fixed[chunk].closed;
-            let most = |count: u32| if closed { 0.0 } else { f64::from(count) };
             let row: Vec<Variable> =
-                problem.runs.iter().map(|run| self.integer(0.0, most(run.count))).collect();
+                (0..problem.runs.len()).map(|r| self.integer(0.0, self.most[chunk][r].into())).collect();
             let least = f64::from(problem.least(chunk));
             if least > 0.0 {
                 let sum: Expression = row.iter().sum();
@@ -346,13 +414,14 @@ impl<'a> Programme<'a> {
     /// A run appears on a chunk only if the runs before it are complete by then.
     fn keep_order(&mut self, chunks: usize) {
         for r in 1..self.problem.runs.len() {
-            let (before, own) = (f64::from(self.problem.runs[r - 1].count), self.problem.runs[r].count);
+            let before = f64::from(self.problem.runs[r - 1].count);
             let mut done = Expression::default();
             let mut earlier: Option<Variable> = None;
             for chunk in 0..chunks {
                 let started = self.binary();
                 done += self.layers[chunk][r - 1];
-                self.rows.push(constraint!(self.layers[chunk][r] <= f64::from(own) * started));
+                self.rows
+                    .push(constraint!(self.layers[chunk][r] <= f64::from(self.most[chunk][r]) * started));
                 self.rows.push(constraint!(before - done.clone() <= before - before * started));
                 if let Some(earlier) = earlier {
                     self.rows.push(constraint!(started >= earlier));
@@ -378,7 +447,7 @@ impl<'a> Programme<'a> {
         for chunk in 0..self.problem.chunks() {
             let rank = self.problem.pipeline.rank_of_chunk[chunk] as usize;
             let mut by_run = Vec::new();
-            for (r, run) in self.problem.runs.iter().enumerate() {
+            for r in 0..self.problem.runs.len() {
                 let layers = self.layers[chunk][r];
                 if count == 1 {
                     by_run.push(vec![layers.into()]);
@@ -388,7 +457,7 @@ impl<'a> Programme<'a> {
                 let sum: Expression = parts.iter().sum();
                 self.rows.push(constraint!(sum == layers));
                 for (part, &chosen) in parts.iter().zip(&self.chosen[rank]) {
-                    self.rows.push(constraint!(*part <= f64::from(run.count) * chosen));
+                    self.rows.push(constraint!(*part <= f64::from(self.most[chunk][r]) * chosen));
                 }
                 by_run.push(parts.into_iter().map(Expression::from).collect());
             }
@@ -400,30 +469,30 @@ impl<'a> Programme<'a> {
     fn recompute(&mut self, chunks: usize) {
         let runs = self.problem.runs.len();
         self.whole = vec![vec![None; runs]; chunks];
-        self.front = vec![None; self.problem.pipeline.ranks as usize];
-        let (Some(at), Some(block)) =
-            (self.ways.iter().position(|way| *way == Way::Block), self.problem.block)
-        else {
+        let ranks = self.problem.pipeline.ranks as usize;
+        let block = self.ways.iter().position(|way| matches!(way, Way::Block(_) | Way::AnyBlock));
+        let (Some(at), Some(block)) = (block, self.problem.block) else {
+            self.front = vec![None; ranks];
             return;
         };
-        let all = f64::from(self.problem.layer_count());
-        let (least, most) = (f64::from(block.counts.0), f64::from(block.counts.1).min(all));
-        if least > f64::from(block.counts.1) {
-            self.impossible |= self.ways.len() == 1;
-        }
-        let most = most.max(least);
-        let shared = (self.problem.freedom == Freedom::Global).then(|| self.integer(least, most));
-        for rank in 0..self.front.len() {
-            self.front[rank] = Some(shared.unwrap_or_else(|| self.integer(least, most)));
+        let (least, most) = match self.ways[at] {
+            Way::Block(count) => (count, count),
+            _ => (block.counts.0, block.counts.1.min(self.problem.layer_count())),
+        };
+        self.impossible |= least > block.counts.1 && self.ways.len() == 1;
+        let (least, most) = (f64::from(least), f64::from(most.max(least)));
+        for _ in 0..ranks {
+            let front = (most > least).then(|| self.integer(least, most));
+            self.front.push(front);
         }
         for chunk in 0..chunks {
             let rank = self.problem.pipeline.rank_of_chunk[chunk] as usize;
-            let Some(front) = self.front[rank] else { continue };
+            let front: Expression = self.front[rank].map_or(least.into(), Expression::from);
             let placed: Expression = (0..runs).map(|r| self.placed[chunk][r][at].clone()).sum();
             let mut sum = Expression::default();
             let mut full: Option<Variable> = None;
             for r in 0..runs {
-                let count = f64::from(self.problem.runs[r].count);
+                let count = f64::from(self.most[chunk][r]);
                 let part = self.number();
                 self.rows.push(constraint!(Expression::from(part) <= self.placed[chunk][r][at].clone()));
                 if let Some(full) = full {
@@ -440,13 +509,13 @@ impl<'a> Programme<'a> {
             }
             // `sum = min(front, placed)`.
             let short = self.binary();
-            self.rows.push(constraint!(sum.clone() <= front));
-            self.rows.push(constraint!(sum.clone() >= placed - all * short));
-            let reach = most.max(all);
-            let mut enough = sum - front + reach - reach * short;
+            let all: f64 = self.most[chunk].iter().map(|&most| f64::from(most)).sum();
+            self.rows.push(constraint!(sum.clone() <= front.clone()));
+            self.rows.push(constraint!(placed - sum.clone() <= (all - least).max(0.0) * short));
+            let mut enough = sum - front + most - most * short;
             // Layers that are placed in another way are not this one's business.
             if let Some(&chosen) = self.chosen[rank].get(at) {
-                enough = enough + reach - reach * chosen;
+                enough = enough + most - most * chosen;
             }
             self.rows.push(constraint!(enough >= 0.0));
         }
@@ -459,7 +528,7 @@ impl<'a> Programme<'a> {
             let placed = &self.placed[chunk][r][at];
             match (way, self.problem.block, &self.whole[chunk][r]) {
                 (Way::Mode(mode), ..) => list.push((*mode, placed.clone())),
-                (Way::Block, Some(block), Some(whole)) => {
+                (Way::Block(_) | Way::AnyBlock, Some(block), Some(whole)) => {
                     list.push((usize::from(block.full), (*whole).into()));
                     list.push((usize::from(block.rest), placed.clone() - *whole));
                 }
@@ -628,7 +697,7 @@ impl<'a> Programme<'a> {
             for way in self.ways {
                 match (way, problem.block) {
                     (Way::Mode(mode), _) => used.push(*mode),
-                    (Way::Block, Some(block)) => {
+                    (Way::Block(_) | Way::AnyBlock, Some(block)) => {
                         used.extend([usize::from(block.full), usize::from(block.rest)])
                     }
                     _ => {}
@@ -636,7 +705,7 @@ impl<'a> Programme<'a> {
             }
             used.sort_unstable();
             used.dedup();
-            let single = self.ways.len() == 1 && self.ways[0] != Way::Block;
+            let single = matches!(self.ways, [Way::Mode(_)]);
             for mode in used {
                 let bytes = problem.modes[mode].transient[q].0;
                 if bytes <= transient {
@@ -769,7 +838,7 @@ impl<'a> Programme<'a> {
         }
     }
 
-    fn price(&mut self, below: Option<Picos>, ceilings: Ceilings) {
+    fn price(&mut self, ceilings: Ceilings) {
         // Whole picoseconds where they are units, else what floating point can tell apart.
         let rounds_down = self.rounds_down();
         let step = |value: u64, unit: f64| match (unit > 1.0, rounds_down) {
@@ -786,10 +855,6 @@ impl<'a> Programme<'a> {
         let value = self.value(self.objective);
         let total = self.number();
         self.rows.push(constraint!(total >= value));
-        if let Some(below) = below {
-            let most = self.time(below.0) - step(below.0, self.time_unit);
-            self.rows.push(constraint!(total <= most));
-        }
         if let Some(most) = ceilings.value {
             let most = self.time(most.0) + step(most.0, self.time_unit);
             self.rows.push(constraint!(total <= most));
@@ -809,9 +874,8 @@ impl<'a> Programme<'a> {
         let whole = self.time_unit <= 1.0 && !self.rounds_down();
         // HiGHS' presolve does not end on one in a thousand programmes whose ranks each choose how many of their layers
         // they recompute whole, and fails on as few others.
-        let block = self.ways.iter().any(|way| matches!(way, Way::Block));
-        let presolve: &[&str] =
-            if block && self.problem.freedom == Freedom::PerStage { &["off"] } else { &["choose", "off"] };
+        let block = self.ways.contains(&Way::AnyBlock);
+        let presolve: &[&str] = if block { &["off"] } else { &["choose", "off"] };
         let solved = presolve.iter().find_map(|presolve| self.solved(total, whole, limits, presolve));
         let Some(solved) = solved else { return (None, Some(Picos::ZERO)) };
         let status = solved.status();
@@ -879,7 +943,11 @@ impl<'a> Programme<'a> {
             let chosen = self.chosen[rank].iter().position(|&chosen| at(chosen) > 0.5).unwrap_or(0);
             recompute.push(match self.ways[chosen] {
                 Way::Mode(mode) => Choice::Mode(mode as u16),
-                Way::Block => Choice::Block(self.front[rank].map_or(0, count)),
+                Way::Block(count) => Choice::Block(count),
+                Way::AnyBlock => {
+                    let only = self.problem.block.map_or(0, |block| block.counts.0);
+                    Choice::Block(self.front[rank].map_or(only, count))
+                }
             });
         }
         let assignment = Assignment { layers, recompute };

@@ -355,6 +355,8 @@ pub struct Context {
     pub optimizer: Optimizer,
     /// What is trained.
     pub training: Training,
+    /// Experts take no more tokens than a capacity, and whether they are padded to it.
+    pub expert_capacity: Option<Padded>,
     /// The machine.
     pub hardware: Hardware,
     /// Decoder layers.
@@ -400,6 +402,10 @@ pub struct Context {
     pub tensor_plan: bool,
 }
 
+/// Whether experts are padded to their capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Padded(pub bool);
+
 /// Heads of one attention shape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadShape {
@@ -443,6 +449,7 @@ impl Context {
             precision: job.precision,
             optimizer: job.optimizer,
             training: job.training,
+            expert_capacity: job.expert_capacity.map(|capacity| Padded(capacity.padded)),
             hardware,
             layers: layers.count(),
             mtp_modules: layers.mtp.map_or(0, |(_, modules)| modules),
@@ -517,6 +524,12 @@ impl Context {
     #[must_use]
     pub fn has_experts(&self) -> bool {
         !self.moe.is_empty()
+    }
+
+    /// Whether its experts are padded to a capacity.
+    #[must_use]
+    pub fn pads_experts(&self) -> bool {
+        self.has_experts() && self.expert_capacity == Some(Padded(true))
     }
 }
 
@@ -651,6 +664,21 @@ impl fmt::Display for Refusal {
 }
 
 impl std::error::Error for Refusal {}
+
+/// Frameworks whose experts take all tokens that are routed to them.
+pub(crate) const DROPLESS: Rule = Rule {
+    name: "dropless",
+    source: "its layers of experts have no capacity",
+    judge: Judge::Nobody,
+    reach: Reach::Job,
+    check: |_, c, _| {
+        ensure(
+            !c.has_experts() || c.expert_capacity.is_none(),
+            "its experts take all tokens that are routed to them; a capacity needs megatron or bridge",
+            [0; 4],
+        )
+    },
+};
 
 /// Shared rules and one of a framework's own.
 pub(crate) const fn joined<const N: usize>(shared: &[Rule], own: Rule) -> [Rule; N] {

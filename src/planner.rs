@@ -164,6 +164,7 @@ impl Task {
                 tokens: None,
                 routing: Routing::Balanced,
                 packed: None,
+                expert_capacity: None,
             },
             target: Target::Megatron,
             profile,

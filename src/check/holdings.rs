@@ -442,11 +442,17 @@ impl<'a> Holdings<'a> {
                     );
                 }
                 // Copies of tokens on the fullest rank.
-                let fullest = match (self.given.job.routing, e.experts > 16) {
+                let mut fullest = match (self.given.job.routing, e.experts > 16) {
                     (Routing::Balanced, _) => 1.0,
                     (Routing::Natural, true) => self.given.profile.experts.imbalance.0,
                     (Routing::Natural, false) => self.given.profile.experts.imbalance.1,
                 };
+                // Experts take no more than their capacity, and are filled up to it where they are padded.
+                if let Some(capacity) = self.given.job.expert_capacity
+                    && (capacity.padded || fullest > capacity.factor)
+                {
+                    fullest = capacity.factor;
+                }
                 let copies = fullest * (e.top_k * share.expert_tensor) as f64 * share.sequence;
                 let narrow = e.width as f64 / share.expert_tensor as f64;
                 layer.keep_or_move(share.operand * seen as f64 * copies, &[Module::Moe]);

@@ -9,7 +9,8 @@ use crate::frameworks::Target;
 use crate::frameworks::profile::Profile;
 use crate::planner::Task;
 use crate::spec::job::{
-    Job, MOST_SEQUENCES, Optimizer, PackedLengths, Precision, Routing, Training, too_little,
+    ExpertCapacity, Job, LEAST_CAPACITY, MOST_CAPACITY, MOST_SEQUENCES, Optimizer, PackedLengths, Precision,
+    Routing, Training, too_little,
 };
 use crate::spec::{self, Machine};
 use crate::units::{Bytes, Tokens};
@@ -40,6 +41,12 @@ pub(crate) struct JobArgs {
     /// How experts are chosen in practice.
     #[arg(long, value_enum, default_value = "balanced")]
     pub routing: Routing,
+    /// Most tokens that an expert takes, in equal shares: 1, 1.25. The rest is dropped.
+    #[arg(long, value_name = "FACTOR", value_parser = some_capacity)]
+    pub expert_capacity: Option<f64>,
+    /// Pad every expert's tokens to its capacity: then the host need not wait for their numbers.
+    #[arg(long, requires = "expert_capacity")]
+    pub pad_to_capacity: bool,
     /// Documents packed into the sequences, as LENGTHxCOUNT of a histogram: 512x70,4096x25,8192x5. Attention
     /// does not cross documents.
     #[arg(long, value_name = "HISTOGRAM")]
@@ -100,6 +107,7 @@ impl JobArgs {
             (self.precision != Precision::Bf16, "--precision"),
             (self.optimizer != Optimizer::Adamw, "--optimizer"),
             (self.lora.is_some(), "--lora"),
+            (self.expert_capacity.is_some(), "--expert-capacity"),
             (!self.fix.is_empty(), "--fix"),
         ];
         let max = max.into_iter().map(|(value, name)| (value.is_some(), name));
@@ -139,6 +147,9 @@ impl JobArgs {
             tokens: self.tokens,
             routing: self.routing,
             packed: self.packed.clone(),
+            expert_capacity: self
+                .expert_capacity
+                .map(|factor| ExpertCapacity { factor, padded: self.pad_to_capacity }),
         };
         if let Some(lack) = machine.accelerator.lacks(job.precision) {
             return Err(Failure::Usage(lack));
@@ -196,6 +207,12 @@ impl JobArgs {
 fn some_tokens(text: &str) -> Result<Tokens, String> {
     let tokens: Tokens = text.parse().map_err(|error| format!("{error}"))?;
     if tokens.0 == 0 { Err("expected tokens above 0, such as 15T".to_owned()) } else { Ok(tokens) }
+}
+
+/// A capacity of experts in equal shares.
+fn some_capacity(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor| (LEAST_CAPACITY..=MOST_CAPACITY).contains(factor));
+    factor.ok_or_else(|| format!("expected {LEAST_CAPACITY} to {MOST_CAPACITY}, such as 1.25"))
 }
 
 /// Memory of a GPU that something may fit into.

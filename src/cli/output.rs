@@ -20,7 +20,7 @@ use crate::layers::Layers;
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Offloading, Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, Stop};
-use crate::spec::job::Phase;
+use crate::spec::job::{ExpertCapacity, Phase};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
 use crate::units::{Dollars, Seconds};
@@ -702,6 +702,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "global_batch_size": task.job.global_batch_size,
         "sequence_length": task.job.sequence_length,
         "packed": task.job.packed,
+        "expert_capacity": task.job.expert_capacity,
         "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
     });
     if let [only] = searches.as_slice() {
@@ -836,7 +837,7 @@ pub(super) fn whereabouts(task: &Task) -> String {
 pub(super) fn assumptions(task: &Task) -> String {
     let job = &task.job;
     format!(
-        "assumed: framework {}{}, {}, {}, causal attention, {}, {} routing",
+        "assumed: framework {}{}, {}, {}, causal attention, {}, {} routing{}",
         task.target,
         if task.profile_name == task.target.name() {
             String::new()
@@ -856,6 +857,15 @@ pub(super) fn assumptions(task: &Task) -> String {
         match job.routing {
             crate::spec::job::Routing::Balanced => "balanced",
             crate::spec::job::Routing::Natural => "natural",
+        },
+        match job.expert_capacity {
+            Some(ExpertCapacity { factor, padded: true }) => {
+                format!(", experts padded to {factor} equal shares")
+            }
+            Some(ExpertCapacity { factor, padded: false }) => {
+                format!(", experts dropping what is beyond {factor} equal shares")
+            }
+            None => String::new(),
         }
     )
 }

@@ -18,7 +18,7 @@ use crate::layers::{
 use crate::memory::{self, LowPrecision, Reserve};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Place, Schedule};
 use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, Cluster};
-use crate::spec::job::{Job, Precision, Routing, Training};
+use crate::spec::job::{ExpertCapacity, Job, Precision, Routing, Training};
 use crate::spec::model::{Block, FeedForward, LatentAttention, Mixer, Model, Moe, Position, QkNorm};
 use crate::units::{Bytes, Picos, Seconds};
 
@@ -740,10 +740,10 @@ impl<'a> CostModel<'a> {
             // How the exchange divides between the passes depends on flags; their sum has a floor, since
             // both ways to join with the host are norms.
             let (device, host) = (device.0 + device.1, host.0 + host.1);
-            p.backward.add(Item::Host, self.with_host(block, device, host) - device);
+            p.backward.add(Item::Host, self.with_host(c, block, device, host) - device);
         } else {
-            p.forward.add(Item::Host, self.with_host(block, device.0, host.0) - device.0);
-            p.backward.add(Item::Host, self.with_host(block, device.1, host.1) - device.1);
+            p.forward.add(Item::Host, self.with_host(c, block, device.0, host.0) - device.0);
+            p.backward.add(Item::Host, self.with_host(c, block, device.1, host.1) - device.1);
         }
         // A recomputed forward pass repeats its share of the exchange; a floor does not know that share.
         let replayed = if c.floor { replayed } else { device.0 };
@@ -751,11 +751,11 @@ impl<'a> CostModel<'a> {
     }
 
     /// Device time that waits for launches.
-    fn with_host(&self, block: &Block, device: f64, host: f64) -> f64 {
+    fn with_host(&self, c: &Cell, block: &Block, device: f64, host: f64) -> f64 {
         if host <= 0.0 {
             return device;
         }
-        if matches!(block.feed_forward, FeedForward::Moe(_)) {
+        if matches!(block.feed_forward, FeedForward::Moe(_)) && self.reads_counts(c) {
             let x = self.profile.experts.host_exponent;
             (device.powf(x) + host.powf(x)).powf(1.0 / x)
         } else {
@@ -794,10 +794,10 @@ impl<'a> CostModel<'a> {
         // A recomputed forward pass repeats its collectives and its launches.
         let mut full_extra = Work::default();
         let extra = if c.floor {
-            let all = self.with_host(block, device.1 + device.0 + replayed, host.1 + 2.0 * host.0);
+            let all = self.with_host(c, block, device.1 + device.0 + replayed, host.1 + 2.0 * host.0);
             all - p.backward.total() - p.forward.total()
         } else {
-            self.with_host(block, device.1 + replayed, host.1 + host.0) - p.backward.total()
+            self.with_host(c, block, device.1 + replayed, host.1 + host.0) - p.backward.total()
         };
         full_extra.add(Item::Recompute, extra);
 
@@ -1331,13 +1331,26 @@ impl<'a> CostModel<'a> {
 
     // ---- experts ----
 
-    /// Routed tokens on the most loaded rank.
+    /// Tokens of the most loaded rank over an equal share.
     fn imbalance(&self, e: &Moe) -> f64 {
-        match self.job.routing {
+        let routed = match self.job.routing {
             Routing::Balanced => 1.0,
             Routing::Natural if e.experts > 16 => self.profile.experts.imbalance.0,
             Routing::Natural => self.profile.experts.imbalance.1,
+        };
+        match self.job.expert_capacity {
+            Some(ExpertCapacity { factor, padded: true }) => factor,
+            Some(ExpertCapacity { factor, padded: false }) => routed.min(factor),
+            None => routed,
         }
+    }
+
+    /// Whether the host reads in every layer how many tokens each expert got, which drains the queue of launches: not where
+    /// experts are padded to a capacity, unless tokens are gathered everywhere
+    /// (Megatron-LM:megatron/core/transformer/moe/token_dispatcher.py, `drop_and_pad` of the all-to-all and flex dispatchers).
+    fn reads_counts(&self, c: &Cell) -> bool {
+        let padded = self.job.expert_capacity.is_some_and(|capacity| capacity.padded);
+        !padded || c.dispatchers.iter().all(|&dispatcher| dispatcher == Some(Dispatcher::AllGather))
     }
 
     /// What runs beside routed experts whatever their degrees: shared experts, and projections to and

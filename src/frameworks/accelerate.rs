@@ -211,6 +211,7 @@ pub static RULES: &[Rule] = &[
             )
         },
     },
+    super::DROPLESS,
 ];
 
 const WRITTEN_FOR: &str = "Accelerate 1.15, transformers 5.12, torch 2.14";

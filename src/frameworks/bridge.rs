@@ -376,6 +376,10 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
         add("moe_router_load_balancing_type", &format_args!("\"{balancing}\""));
         add("moe_aux_loss_coeff", &if e.router.balancing_bias { "1e-4" } else { "1e-3" });
         add("moe_router_dtype", &"\"fp32\"");
+        if let Some(capacity) = request.job.expert_capacity {
+            add("moe_expert_capacity_factor", &format_args!("{:?}", capacity.factor));
+            add("moe_pad_expert_input_to_capacity", &yes(capacity.padded));
+        }
         add("moe_grouped_gemm", &"True");
         add("moe_permute_fusion", &"True");
         let words: Vec<&str> = command.words().collect();

@@ -436,6 +436,7 @@ pub static RULES: &[Rule] = &[
             )
         },
     },
+    super::DROPLESS,
 ];
 
 /// Secondary shards of weights (hpZ).

@@ -454,8 +454,21 @@ pub const CORE_RULES: &[Rule] = &[
         reach: Reach::Cell,
         check: |_, c, l| {
             ensure(
-                l.cuda_graphs != CudaGraphs::FullIteration || !c.has_experts(),
+                l.cuda_graphs != CudaGraphs::FullIteration || !c.has_experts() || c.pads_experts(),
                 "dropless experts synchronise with the host inside an iteration: no graph of the whole iteration",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
+        name: "padded-experts",
+        source: "core/transformer/moe/token_dispatcher.py, DeepEP's manager",
+        judge: Judge::SetUp,
+        reach: Reach::Cell,
+        check: |_, c, l| {
+            ensure(
+                l.dispatcher != Some(Dispatcher::DeepEp) || !c.pads_experts(),
+                "DeepEP does not work with experts that are padded to a capacity",
                 [0; 4],
             )
         },

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Target;
 use crate::spec::cluster::{Architecture, AttentionKernel};
-use crate::spec::job::Precision;
+use crate::spec::job::{ExpertCapacity, Precision};
 use crate::spec::model::Fault;
 use crate::units::Seconds;
 
@@ -123,6 +123,9 @@ pub struct Defaults {
     /// Mixture-of-experts recipes of later releases.
     #[serde(default)]
     pub experts: Vec<ExpertRecipe>,
+    /// Capacity of experts where tokens are dropped.
+    #[serde(default = "one_share")]
+    pub token_drop: ExpertCapacity,
 }
 
 /// How recipes of a release and later run mixture-of-experts layers unless they say otherwise.
@@ -165,6 +168,7 @@ impl Default for Defaults {
             micro_batches_fill_stages: false,
             fine_tuning_documents: BTreeMap::new(),
             experts: Vec::new(),
+            token_drop: one_share(),
         }
     }
 }
@@ -177,6 +181,11 @@ fn yes() -> bool {
 }
 fn one_stage() -> u8 {
     1
+}
+/// An equal share, padded: `apply_moe_token_drop` of Megatron-Bridge (src/megatron/bridge/training/utils/moe_token_drop.py) and
+/// `MegatronTokenDropCallback` of NeMo.
+fn one_share() -> ExpertCapacity {
+    ExpertCapacity { factor: 1.0, padded: true }
 }
 
 /// Kernels.

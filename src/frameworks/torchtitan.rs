@@ -294,6 +294,7 @@ pub static RULES: &[Rule] = &[
             ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
         },
     },
+    super::DROPLESS,
 ];
 
 /// Rules on plans.

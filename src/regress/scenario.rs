@@ -61,6 +61,7 @@ impl<'a> ScenarioPlanner<'a> {
                 tokens: None,
                 routing: Routing::Balanced,
                 packed: None,
+                expert_capacity: None,
             },
             target,
             profile,

@@ -34,6 +34,9 @@ pub struct Job {
     /// Documents packed into the sequences; none means that each sequence is one document.
     #[serde(default)]
     pub packed: Option<PackedLengths>,
+    /// Most tokens that an expert takes; none means that experts take all that are routed to them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_capacity: Option<ExpertCapacity>,
 }
 
 impl Job {
@@ -59,6 +62,13 @@ impl Job {
         }
         if let Some(Err(message)) = self.packed.as_ref().map(PackedLengths::validate) {
             return fault("packed", message);
+        }
+        if let Some(ExpertCapacity { factor, .. }) = self.expert_capacity
+            && !(LEAST_CAPACITY..=MOST_CAPACITY).contains(&factor)
+        {
+            let message =
+                format!("expected {LEAST_CAPACITY} to {MOST_CAPACITY} equal shares, found {factor}");
+            return fault("expert_capacity", message);
         }
         match self.training {
             Training::Lora { rank } if !(1..=65_536).contains(&rank) => {
@@ -186,6 +196,22 @@ pub enum Routing {
     Balanced,
     /// As a real router chooses; the profile's imbalance factor applies.
     Natural,
+}
+
+/// Smallest and largest capacity of experts that is accepted, in equal shares.
+pub const LEAST_CAPACITY: f64 = 0.01;
+/// See [`LEAST_CAPACITY`].
+pub const MOST_CAPACITY: f64 = 100.0;
+
+/// Most tokens that an expert takes. What is routed to it beyond is dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExpertCapacity {
+    /// In equal shares of all routed tokens.
+    pub factor: f64,
+    /// Experts with fewer are filled up to it: all shapes are known beforehand, and the host need not read how many tokens
+    /// each expert got.
+    pub padded: bool,
 }
 
 /// A part of a job with its own sequence length and batch: 8k for most tokens, then 128k for the last.

@@ -154,6 +154,7 @@ const OTHER_COLUMNS: &[&str] = &[
     "packed",
     "moe_routing",
     "token_drop",
+    "expert_capacity",
     "mem_kind",
     "mem_unit",
     "same_run_as",

@@ -16,7 +16,8 @@ use crate::plan::{
 use crate::spec::Machine;
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
 use crate::spec::job::{
-    Job, LARGEST_JOB, MOST_SEQUENCES, Optimizer, PackedLengths, Precision, Routing, Training,
+    ExpertCapacity, Job, LARGEST_JOB, LEAST_CAPACITY, MOST_CAPACITY, MOST_SEQUENCES, Optimizer,
+    PackedLengths, Precision, Routing, Training,
 };
 use crate::spec::measured::{MeasuredRow, UnreadableCell, known_columns};
 use crate::spec::model::{
@@ -450,7 +451,7 @@ impl Subject {
             }
             "framework_family" | "framework" | "attn_kernel" | "compiled" | "dispatcher" | "cuda_graphs"
             | "tp_overlap" | "dp_overlap" | "ep_overlap" | "cp_comm_type" | "moe_routing" | "token_drop"
-            | "overlap_notes" => Self::Runtime,
+            | "expert_capacity" | "overlap_notes" => Self::Runtime,
             "mem_kind" | "mem_unit" | "peak_mem_gb" | "step_time_s" | "tokens_per_s_per_gpu" => Self::Reading,
             _ => Self::Model,
         }
@@ -754,7 +755,7 @@ impl Case {
                 }
                 "ssm_state" => any(|block| matches!(block.mixer, Mixer::Mamba2(_))),
                 "ep" | "etp" | "experts" | "topk" | "moe_ffn" | "shared_expert_ffn" | "first_k_dense"
-                | "moe_every" | "moe_routing" | "token_drop" | "ep_overlap" => experts,
+                | "moe_every" | "moe_routing" | "token_drop" | "expert_capacity" | "ep_overlap" => experts,
                 "lora_rank" | "lora_target" => matches!(job.training, Training::Lora { .. }),
                 "mem_kind" | "mem_unit" => measured.memory.is_some(),
                 // Where they choose the profile.
@@ -960,6 +961,7 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
     let routings = [("forced", Routing::Balanced), ("natural", Routing::Natural)];
     let routing = choice(row, "moe_routing", &routings)?.unwrap_or(Routing::Balanced);
     let packed = read_packed(cells, profile)?;
+    let expert_capacity = read_capacity(cells, profile)?;
     Ok(Job {
         gpus,
         global_batch_size,
@@ -971,7 +973,25 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
         tokens: None,
         routing,
         packed,
+        expert_capacity,
     })
+}
+
+/// Most tokens that an expert takes, where tokens are dropped. How many that are is what the framework's recipes set, unless
+/// the row says.
+fn read_capacity(cells: &mut Cells, profile: &Profile) -> Result<Option<ExpertCapacity>, Skip> {
+    let stated = cells.row.between("expert_capacity", LEAST_CAPACITY, MOST_CAPACITY)?;
+    if stated.is_none() && cells.row.flag("token_drop")? != Some(true) {
+        return Ok(None);
+    }
+    let usual = profile.defaults.token_drop;
+    Ok(Some(match stated {
+        Some(factor) => ExpertCapacity { factor, ..usual },
+        None => {
+            cells.assumed.push("expert_capacity");
+            usual
+        }
+    }))
 }
 
 /// The documents that are packed into the sequences. Where the row does not say: none in pretraining, and in fine-tuning
@@ -1399,7 +1419,8 @@ fn read_plan(
     let recomputes = row.text("recompute").is_some_and(|text| text != "none");
     let expert_ranks = u64::from(ep) * u64::from(etp);
     let across = expert_ranks > u64::from(cluster.scale_up.domain);
-    let drops = row.flag("token_drop")? == Some(true);
+    let drops = job.expert_capacity.is_some();
+    let pads = job.expert_capacity.is_some_and(|capacity| capacity.padded);
     let recipe = defaults.experts.iter().find(|r| {
         experts
             && r.on == architecture
@@ -1412,11 +1433,19 @@ fn read_plan(
         .values()
         .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.router.groups.is_some()));
     let dispatcher = experts.then(|| {
-        if notes.contains("deepep") {
+        // Padded experts are reached by the plain exchange alone (assertion of `apply_moe_token_drop`, see the profile's
+        // `token_drop`), whatever recipes without capacity name.
+        let plain = notes.contains("alltoall") || notes.contains("dispatcher_backend=none");
+        if pads {
+            if !plain {
+                cells.assumed.push("dispatcher");
+            }
+            Dispatcher::AllToAll
+        } else if notes.contains("deepep") {
             Dispatcher::DeepEp
         } else if notes.contains("hybridep") {
             Dispatcher::HybridEp
-        } else if notes.contains("alltoall") || notes.contains("dispatcher_backend=none") {
+        } else if plain {
             Dispatcher::AllToAll
         } else {
             cells.assumed.push("dispatcher");

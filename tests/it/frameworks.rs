@@ -9,7 +9,7 @@ use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule,
 };
 use autoplan::spec::cluster::Architecture;
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::ron_options;
 
@@ -109,6 +109,7 @@ pub fn job(gpus: u32, global_batch_size: u32) -> Job {
         tokens: None,
         routing: Routing::Balanced,
         packed: None,
+        expert_capacity: None,
     }
 }
 
@@ -191,6 +192,10 @@ fn same(_: &mut Job) {}
 fn ninety_six(j: &mut Job) {
     j.gpus = 96;
     j.global_batch_size = 384;
+}
+
+fn padded(j: &mut Job) {
+    j.expert_capacity = Some(ExpertCapacity { factor: 1.0, padded: true });
 }
 
 fn moe(l: &mut Layout) {
@@ -439,6 +444,20 @@ static CASES: &[Case] = &[
     case(Target::Megatron, "cuda-graphs-dropless", LATENT_MOE, same, |l| {
         moe(l);
         l.cuda_graphs = CudaGraphs::FullIteration;
+    }),
+    case(Target::Megatron, "padded-experts", LATENT_MOE, padded, |l| {
+        l.expert_parallel = 8;
+        l.dispatcher = Some(Dispatcher::DeepEp);
+    }),
+    case(Target::DeepSpeed, "dropless", LATENT_MOE, padded, moe),
+    case(Target::Torchtitan, "dropless", LATENT_MOE, padded, |l| {
+        moe(l);
+        l.zero_stage = 3;
+        l.data_overlap = true;
+    }),
+    case(Target::Accelerate, "dropless", LATENT_MOE, padded, |l| {
+        moe(l);
+        l.zero_stage = 3;
     }),
     case(
         Target::Megatron,

@@ -15,7 +15,7 @@ use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Layout, Module, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
 use autoplan::spec::cluster::{Accelerator, Cluster};
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{ron_options, shipped};
 use autoplan::units::{Bytes, Seconds};
@@ -279,6 +279,12 @@ pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wil
         tokens: None,
         routing: Routing::Balanced,
         packed: None,
+        // Of some models with experts; of fewer where the framework has none.
+        expert_capacity: {
+            let often = if matches!(target, Target::Megatron | Target::Bridge) { 3 } else { 16 };
+            let limited = layout.dispatcher.is_some() && (gpus / 2 + global_batch_size) % often == 0;
+            limited.then(|| ExpertCapacity { factor: f64::from(gpus % 7 + 2) / 4.0, padded: gpus % 3 != 0 })
+        },
     };
     let plan = Plan::new(layout, chunks, gpus, global_batch_size, count).ok()?;
     Some(Question { model, cluster, accelerator, job, plan })

@@ -5,6 +5,7 @@ mod calibrate;
 mod changes;
 mod check;
 mod cli;
+mod experts;
 mod frameworks;
 mod frameworks_cases;
 mod frameworks_export;

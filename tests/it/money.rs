@@ -570,6 +570,7 @@ fn packed_documents_shorten_attention_alone() {
             tokens: None,
             routing: Routing::Balanced,
             packed: packed.map(|text| text.parse().unwrap()),
+            expert_capacity: None,
         };
         let cost = CostModel::new(&model, &layers, &cluster, &accelerator, profile, &job);
         let key = CellKey {

@@ -196,6 +196,7 @@ fn job(gpus: u32, sequence_length: u32) -> Job {
         tokens: None,
         routing: Routing::Balanced,
         packed: None,
+        expert_capacity: None,
     }
 }
 

@@ -84,6 +84,7 @@ impl Few {
             tokens: None,
             routing: Routing::Balanced,
             packed: None,
+            expert_capacity: None,
         };
         let layers = Layers::new(&model);
         let profile = Profile::find("megatron").unwrap();

@@ -50,6 +50,7 @@ impl World {
             tokens: None,
             routing: Routing::Balanced,
             packed: None,
+            expert_capacity: None,
         };
         let (_, profile) = Profile::of(target);
         Self {

@@ -177,6 +177,7 @@ fn saved_plan() -> &'static str {
             tokens: None,
             routing: Routing::Balanced,
             packed: None,
+            expert_capacity: None,
         };
         let layout = Layout {
             tensor_parallel: 2,

@@ -682,6 +682,7 @@ pub fn import(text: &str, given: Given) -> Read<Imported> {
         tokens: None,
         routing: Routing::Balanced,
         packed: None,
+        expert_capacity: None,
     };
     let layers = given.model.layer_count();
     let stages = layout.pipeline_parallel;

@@ -272,6 +272,10 @@ fn experts(request: &ExportRequest, shape: &Shape) -> Option<Section> {
         s.value("--moe-aux-loss-coeff", "1e-3");
     }
     s.value("--moe-router-dtype", "fp32");
+    if let Some(capacity) = request.job.expert_capacity {
+        s.value("--moe-expert-capacity-factor", format!("{:?}", capacity.factor));
+        s.flag_if(capacity.padded, "--moe-pad-expert-input-to-capacity");
+    }
     s.flag("--moe-grouped-gemm");
     match layout.dispatcher {
         Some(Dispatcher::AllGather) => s.value("--moe-token-dispatcher-type", "allgather"),

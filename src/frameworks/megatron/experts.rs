@@ -5,6 +5,7 @@ use super::flags::{Flags, Read};
 use super::layer_lists::flags_of;
 use super::read_rules::ReadRule;
 use crate::plan::Dispatcher;
+use crate::spec::job::{ExpertCapacity, LEAST_CAPACITY, MOST_CAPACITY};
 use crate::spec::model::{Activation, Moe, Router, RouterGroups, RouterScore};
 
 /// What DeepSpeed's own layer of experts asks for that has no bearing on time or memory
@@ -177,6 +178,23 @@ fn of_fork(
             scaling_factor: 1.0,
         },
     })
+}
+
+/// Most tokens that an expert takes, if that is limited. A factor below zero stands for none
+/// (core/transformer/transformer_config.py).
+///
+/// # Errors
+/// What is no number, and a factor that no job has.
+pub(super) fn capacity(f: &mut Flags, has_experts: bool) -> Read<Option<ExpertCapacity>> {
+    let flag = "--moe-expert-capacity-factor";
+    let line = f.line(flag);
+    let (factor, padded) = (f.decimal(flag)?, f.on("--moe-pad-expert-input-to-capacity"));
+    let capacity = factor.filter(|factor| *factor >= 0.0 && has_experts);
+    if let Some(factor) = capacity.filter(|factor| !(LEAST_CAPACITY..=MOST_CAPACITY).contains(factor)) {
+        let text = format!("{flag} is {factor}; {LEAST_CAPACITY} to {MOST_CAPACITY} is predicted");
+        return Err(ImportError::new(line, text));
+    }
+    Ok(capacity.map(|factor| ExpertCapacity { factor, padded }))
 }
 
 /// Flags that Megatron-LM takes for a model without experts, and does not look at.

@@ -234,6 +234,8 @@ fn of_flags(
     }
     let chunks = chunks(f, &model, &mut layout, hybrid_split, assumed)?;
     let recompute = recompute(f)?;
+    let has_experts = model.blocks.values().any(|b| matches!(b.feed_forward, FeedForward::Moe(_)));
+    let expert_capacity = experts::capacity(f, has_experts)?;
     left_out::notes(f, recompute != Recompute::None, assumed)?;
     let ramp = batches::ramp(f, assumed)?;
     let scheduled = batches::last_of_schedule(f, sequence, assumed)?;
@@ -275,6 +277,7 @@ fn of_flags(
         tokens: None,
         routing: Routing::Balanced,
         packed: None,
+        expert_capacity,
     };
     let chunks = chunks.into_iter().map(|layers| Chunk { layers, recompute }).collect();
     let line = f.line;
@@ -363,6 +366,7 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "expert-bias" => &["--expert-tensor-parallel-size", "--tensor-model-parallel-size"],
         "experts-divide" | "expert-mesh" => &["--expert-model-parallel-size", "--num-experts"],
         "expert-overlap" | "recompute-expert-overlap" => &["--overlap-moe-expert-parallel-comm"],
+        "padded-experts" => &["--moe-pad-expert-input-to-capacity", "--moe-token-dispatcher-type"],
         "expert-instances" => &["--num-distributed-optimizer-instances"],
         "cuda-graphs" | "recompute-cuda-graphs" => {
             &["--cuda-graph-impl", "--external-cuda-graph", "--enable-cuda-graph"]

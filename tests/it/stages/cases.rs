@@ -59,6 +59,7 @@ impl Bench {
             tokens: None,
             routing: Routing::Balanced,
             packed: None,
+            expert_capacity: None,
         };
         let layers = Layers::new(&model);
         Self { target: Target::Megatron, model, layers, cluster, accelerator, job }

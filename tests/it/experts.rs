@@ -1,0 +1,116 @@
+//! Layers of experts: what a capacity, overlap and biases do to time and memory, against sums by hand.
+
+use autoplan::cost::model::CostModel;
+use autoplan::cost::{CellKey, Item, LayerCost};
+use autoplan::frameworks::profile::Profile;
+use autoplan::layers::Layers;
+use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Offload};
+use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::{load_cluster, load_model};
+use autoplan::validate::validate;
+
+fn job() -> Job {
+    Job {
+        gpus: 8,
+        global_batch_size: 8,
+        sequence_length: 4096,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        training: Training::Full,
+        memory_limit: None,
+        tokens: None,
+        routing: Routing::Balanced,
+        packed: None,
+        expert_capacity: None,
+    }
+}
+
+fn key() -> CellKey {
+    CellKey {
+        tensor_parallel: 1,
+        context_parallel: 1,
+        expert_parallel: 8,
+        expert_tensor_parallel: 1,
+        micro_batch_size: 1,
+        sequence_parallel: false,
+        context_comm: ContextComm::Ring,
+        dispatcher: Some(Dispatcher::AllToAll),
+        tensor_overlap: false,
+        expert_overlap: false,
+        cuda_graphs: CudaGraphs::None,
+        offload: Offload::NONE,
+    }
+}
+
+/// A layer of experts of a shipped model on a node of H100.
+fn layer(model: &str, job: &Job, key: &CellKey) -> LayerCost {
+    let machine = load_cluster("dgx-h100").unwrap();
+    let model = load_model(model).unwrap();
+    let layers = Layers::new(&model);
+    let profile = Profile::find("megatron").unwrap();
+    let cost = CostModel::new(&model, &layers, &machine.cluster, &machine.accelerator, profile, job);
+    let last = *layers.order.last().unwrap() as usize;
+    cost.cell(key).layers.swap_remove(last)
+}
+
+fn with_capacity(factor: f64, padded: bool) -> Job {
+    Job { expert_capacity: Some(ExpertCapacity { factor, padded }), ..job() }
+}
+
+/// Where experts are padded no layer waits for counts: the longer of device and host; elsewhere their norm.
+#[test]
+fn padded_experts_hide_the_host() {
+    let experts = &Profile::find("megatron").unwrap().experts;
+    // Qwen3-30B: 128 experts on 8 ranks, launched one by one; all of them from the host.
+    let (attention, router, rest) = experts.launches;
+    let host = experts.launch.0 * (attention + router + rest + experts.launches_per_expert.0 * 128.0 / 8.0);
+    let forward = |job: &Job| {
+        let layer = layer("qwen3-30b-a3b", job, &key());
+        let (all, host) = (layer.forward.total().seconds().0, layer.forward.get(Item::Host).seconds().0);
+        (all - host, host)
+    };
+    let (device, waits) = forward(&job());
+    let norm = (device.powf(experts.host_exponent) + host.powf(experts.host_exponent))
+        .powf(1.0 / experts.host_exponent);
+    assert!((waits - (norm - device)).abs() < 1e-9, "{waits} {norm} {device}");
+    let (padded, rest) = forward(&with_capacity(1.0, true));
+    assert!((padded - device).abs() < 1e-9);
+    assert!((rest - (host - device).max(0.0)).abs() < 1e-9, "{rest}");
+    // Dropped but not padded, counts are read all the same.
+    assert_eq!(forward(&with_capacity(1.0, false)), (device, waits));
+}
+
+/// Padding is work: tokens on the wire and kept inputs of the products follow the factor exactly.
+#[test]
+fn capacity_takes_the_place_of_imbalance() {
+    let at = |job: &Job| layer("qwen3-30b-a3b", job, &key());
+    let (one, more) = (at(&with_capacity(1.0, true)), at(&with_capacity(1.5, true)));
+    let exchange = |layer: &LayerCost| {
+        layer.forward.get(Item::ExpertParallel).0 as f64 + layer.backward.get(Item::ExpertParallel).0 as f64
+    };
+    assert!((exchange(&more) / exchange(&one) - 1.5).abs() < 1e-6);
+    // 4,096 tokens go to 8 experts each: half as many copies again, of an input (2 bytes a channel of 2,048), the
+    // activation's two inputs and its output (2 bytes each, 768 wide).
+    let copies = 0.5 * 8.0 * 4096.0;
+    assert_eq!((more.kept - one.kept).0, (copies * (2.0 * 2048.0 + 6.0 * 768.0)) as u64);
+    // What is dropped without padding is at most what a natural router sends.
+    let natural = |capacity| Job { routing: Routing::Natural, expert_capacity: capacity, ..job() };
+    let loose = ExpertCapacity { factor: 4.0, padded: false };
+    assert_eq!(at(&natural(Some(loose))).kept, at(&natural(None)).kept);
+    let tight = ExpertCapacity { factor: 1.0, padded: false };
+    assert_eq!(at(&natural(Some(tight))).kept, at(&job()).kept);
+}
+
+/// Published runs that drop tokens, none of which was fitted with a capacity.
+#[test]
+fn runs_that_drop_tokens_are_predicted() {
+    let report = validate(
+        &include_bytes!("../../results/published/measured.csv")[..],
+        |row| row.flag("token_drop").ok().flatten() == Some(true),
+        |_| {},
+    )
+    .unwrap();
+    let errors: Vec<f64> = report.rows.iter().filter_map(|row| row.step_error()).collect();
+    assert_eq!(errors.len(), 5);
+    assert!(errors.iter().all(|error| error.abs() < 0.13), "{errors:?}");
+}

@@ -290,7 +290,8 @@ pub struct Sharding {
     pub step_overhead: Picos,
     /// Latency of the reductions and gathers of one step.
     pub latency: (Picos, Picos),
-    /// Share of the reduction's and of the gather's time that at least stays exposed (last bucket).
+    /// Share of the reduction's and of the gather's time that at least stays exposed (last bucket), on the first rank of
+    /// the pipeline and on others.
     pub exposed_floor: (f64, f64),
     /// Share of the last backward (first forward) pass under which reduction (gather) can hide.
     pub hidden_share: (f64, f64),
@@ -317,6 +318,12 @@ impl PerParameter {
 }
 
 impl Sharding {
+    /// Share of the traffic of a pipeline rank that at least stays exposed.
+    #[must_use]
+    pub fn exposed_floor_of(&self, rank: usize) -> f64 {
+        if rank == 0 { self.exposed_floor.0 } else { self.exposed_floor.1 }
+    }
+
     /// States that take no more bytes than any of `all` and cause no traffic during the passes.
     #[must_use]
     pub fn least<'a>(all: impl Iterator<Item = &'a Self>) -> Self {

@@ -323,17 +323,18 @@ impl Stages {
         };
         let (mut wait, mut flushed, mut update) = (0.0_f64, run.makespan as f64, 0.0_f64);
         for (rank, count) in self.ranks.iter().enumerate() {
+            let floor = if rank == 0 { sharding.exposed_floor.0 } else { sharding.exposed_floor.1 };
             let gather = exposed(
                 prices.of(count, |class| class.gather),
                 sharding.latency.1,
-                sharding.exposed_floor.1,
+                floor,
                 sharding.hidden_share.1,
                 window[rank][0],
             );
             let reduce = exposed(
                 prices.of(count, |class| class.reduce),
                 sharding.latency.0,
-                sharding.exposed_floor.0,
+                floor,
                 sharding.hidden_share.0,
                 window[rank][1],
             );

@@ -63,6 +63,8 @@ pub struct CostModel<'a> {
     low: Option<LowPrecision>,
     /// All parameters of the model.
     total_parameters: u64,
+    /// Those of routed experts among them.
+    expert_parameters: u64,
     /// Share of the layers all of whose activations offload moves; none where single modules are offloaded.
     whole_layers: Option<f64>,
     /// The linear layers that have adapters.
@@ -407,6 +409,12 @@ impl<'a> CostModel<'a> {
             data_fabric: Fabric::new(cluster, job.gpus, profile.data.network),
             low: LowPrecision::of(job.precision, a),
             total_parameters: crate::layers::parameter_count(model).total,
+            expert_parameters: layers
+                .kinds
+                .iter()
+                .zip(&layers.counts)
+                .map(|(kind, &count)| kind.parameters.expert * u64::from(count))
+                .sum(),
             whole_layers: None,
             adapted: Adapted::default(),
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
@@ -1960,14 +1968,20 @@ impl<'a> CostModel<'a> {
             classes[class as usize] = self.states(layout, class, ranks, group, stride, sharded);
         }
 
-        // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot
-        // hide. The average rank's parameters stand for all.
-        let local =
-            (self.total_parameters as f64 / f64::from(t * p) / f64::from(layout.virtual_stages)).max(1.0);
-        let bucket = (1e6 * f64::from(layout.data_parallel)).max(40e6).min(local);
-        let buckets = (local * f64::from(layout.virtual_stages) / bucket).ceil().max(1.0);
+        // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot hide. Dense and expert
+        // gradients have buffers of their own. The average rank's parameters stand for all.
+        let chunks = f64::from(p) * f64::from(layout.virtual_stages);
+        let dense = (self.total_parameters - self.expert_parameters) as f64 / f64::from(t) / chunks;
+        let expert = self.expert_parameters as f64 / f64::from(expert_stride) / chunks;
+        let bucket = (1e6 * f64::from(layout.data_parallel)).max(40e6);
+        let buckets_of = |parameters: f64| (parameters / bucket).ceil();
         let dense_group = self.data_fabric.group(shard.max(if sharded { 1 } else { replicas }), t);
-        let once = self.data_fabric.collective_latency(&dense_group);
+        let expert_group = self
+            .data_fabric
+            .group(expert_shard.max(if sharded { 1 } else { expert_replicas }), expert_stride);
+        let once = f64::from(layout.virtual_stages)
+            * (buckets_of(dense) * self.data_fabric.collective_latency(&dense_group)
+                + buckets_of(expert) * self.data_fabric.collective_latency(&expert_group));
         let tensors = 6.0 * f64::from(self.layers.count()) / f64::from(p);
         let per_tensor = if layout.zero_stage > 0 {
             self.profile.data.tensor_latency.0
@@ -1975,7 +1989,7 @@ impl<'a> CostModel<'a> {
             self.profile.data.tensor_latency.1
         };
         let tensor_latency = per_tensor.0 * f64::from(replicas.saturating_sub(1)) * tensors;
-        let latency = if replicas < 2 { 0.0 } else { buckets * once + tensor_latency };
+        let latency = if replicas < 2 { 0.0 } else { once + tensor_latency };
         let (hidden_reduce, hidden_gather) = match mode {
             DataMode::Overlapped => (DATA_HIDDEN_SHARE, DATA_HIDDEN_SHARE),
             DataMode::GradientsOverlapped => (DATA_HIDDEN_SHARE, 0.0),
@@ -1983,13 +1997,17 @@ impl<'a> CostModel<'a> {
         };
         // With virtual stages the chunks' gradients become final one chunk after the other.
         let window = f64::from(layout.virtual_stages);
-        let floor = 1.0 / buckets;
+        // The last bucket of each buffer, of the last chunk to be done; one per chunk where there are no buckets.
+        let last = |parameters: f64| parameters / buckets_of(parameters).max(1.0);
+        let of_chunk = 1.0 / window;
+        let of_bucket = of_chunk * (last(dense) + last(expert)) / (dense + expert).max(1.0);
+        let others = if self.profile.data.buckets_on_first_rank { of_chunk } else { of_bucket };
         let (step_overhead, jitter) = self.step_floor();
         Sharding {
             classes,
             step_overhead,
             latency: (Seconds(latency).picos(), Seconds(if sharded { latency } else { 0.0 }).picos()),
-            exposed_floor: (floor, floor),
+            exposed_floor: (of_bucket, others),
             hidden_share: (hidden_reduce * window, hidden_gather * window),
             interference: DATA_INTERFERENCE,
             micro_overlap: (layout.zero_stage >= 3)

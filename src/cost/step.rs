@@ -611,14 +611,14 @@ fn step_times(
         let once = once_per_step(sharding, &parameters[r]);
         let gather = exposed(
             once.gather,
-            sharding.exposed_floor.1,
+            sharding.exposed_floor_of(r),
             sharding.hidden_share.1,
             sharding.interference,
             windows[r][0],
         );
         let reduce = exposed(
             once.reduce,
-            sharding.exposed_floor.0,
+            sharding.exposed_floor_of(r),
             sharding.hidden_share.0,
             sharding.interference,
             windows[r][1],

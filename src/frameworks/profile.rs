@@ -284,6 +284,9 @@ pub struct Data {
     /// Gradients are all-reduced even where the optimizer is sharded.
     #[serde(default)]
     pub always_all_reduce: bool,
+    /// Gradients are reduced in buckets on the first pipeline rank only; on others a chunk's are when all of them are there.
+    #[serde(default)]
+    pub buckets_on_first_rank: bool,
     /// Bytes of a gradient on the wire.
     pub gradient_bytes: f64,
     /// Latency per rank and tensor of collectives that are issued tensor by tensor, with a sharded

@@ -505,13 +505,11 @@ pub fn traffic(
     let layer = |(q, kind): (usize, &Kind)| [kind.forward, kind.backward + extra(q)];
     let layers: Vec<[Picos; 2]> = problem.kinds.iter().enumerate().map(layer).collect();
     let last = problem.chunks() - 1;
-    let (floor, hidden) = (sharding.exposed_floor, sharding.hidden_share);
+    let hidden = sharding.hidden_share;
     let tail = |rank: usize, of: fn(&OncePerStep) -> Picos, pass: usize| {
-        let (latency, floor, hidden) = if pass == 0 {
-            (sharding.latency.1, floor.1, hidden.1)
-        } else {
-            (sharding.latency.0, floor.0, hidden.0)
-        };
+        let (latency, hidden) =
+            if pass == 0 { (sharding.latency.1, hidden.1) } else { (sharding.latency.0, hidden.0) };
+        let floor = sharding.exposed_floor_of(rank);
         let own = || problem.pipeline.orders[rank].chunks.iter().map(|&k| k as usize);
         let mut ends = LocalParameters::default();
         if own().any(|k| k == 0) {

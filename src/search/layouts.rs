@@ -382,13 +382,11 @@ impl Search<'_> {
         let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, run.makespan, Picos::ZERO);
         for (r, load) in ranks.iter().enumerate() {
             let once = once_per_step(sharding, &load.parameters);
-            let exposed = |traffic, floor, hidden, window| {
-                exposed(traffic, floor, hidden, sharding.interference, window)
-            };
-            let gather =
-                exposed(once.gather, sharding.exposed_floor.1, sharding.hidden_share.1, load.forward);
-            let reduce =
-                exposed(once.reduce, sharding.exposed_floor.0, sharding.hidden_share.0, load.backward);
+            let floor = sharding.exposed_floor_of(r);
+            let exposed =
+                |traffic, hidden, window| exposed(traffic, floor, hidden, sharding.interference, window);
+            let gather = exposed(once.gather, sharding.hidden_share.1, load.forward);
+            let reduce = exposed(once.reduce, sharding.hidden_share.0, load.backward);
             gather_wait = gather_wait.max(gather.saturating_sub(run.starts[r]));
             flush = flush.max(run.ends[r] + reduce);
             update = update.max(once.update);

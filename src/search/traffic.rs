@@ -90,25 +90,27 @@ impl Ranks {
             reduce: each(traffic.reduce, sharding.latency.0),
             update: Picos::ZERO,
         };
-        let mean = busy + least_exposed(sharding, traffic, windows);
+        let (first, others) = sharding.exposed_floor;
+        let share = if ranks == 1 { first } else { first.min(others) };
+        let mean = busy + least_exposed(sharding, share, traffic, windows);
         floor.step(mean.max(passes + self.exposed_on_first(states)))
     }
 
     /// What the first rank exposes at least: it comes on top of all passes.
     pub fn exposed_on_first(&self, StateCost { sharding, .. }: &StateCost) -> Picos {
         self.first.map_or(Picos::ZERO, |FirstRank { parameters, windows }| {
-            least_exposed(sharding, once_per_step(sharding, &parameters), windows)
+            least_exposed(sharding, sharding.exposed_floor.0, once_per_step(sharding, &parameters), windows)
         })
     }
 }
 
-/// What a rank exposes at least of its traffic at both ends of a step.
-fn least_exposed(sharding: &Sharding, traffic: OncePerStep, windows: [Picos; 2]) -> Picos {
-    let Sharding { exposed_floor, hidden_share, interference, classes, .. } = sharding;
+/// What a rank exposes at least of its traffic at both ends of a step, of which such a share cannot hide.
+fn least_exposed(sharding: &Sharding, share: f64, traffic: OncePerStep, windows: [Picos; 2]) -> Picos {
+    let Sharding { hidden_share, interference, classes, .. } = sharding;
     // Passes with traffic of their own take longer than they do by themselves.
     let unknown = classes.iter().any(PerParameter::in_passes);
     let [forward, backward] = windows.map(|window| if unknown { Picos(u64::MAX) } else { window });
-    let gather = exposed(traffic.gather, exposed_floor.1, hidden_share.1, *interference, forward);
-    let reduce = exposed(traffic.reduce, exposed_floor.0, hidden_share.0, *interference, backward);
+    let gather = exposed(traffic.gather, share, hidden_share.1, *interference, forward);
+    let reduce = exposed(traffic.reduce, share, hidden_share.0, *interference, backward);
     (gather + reduce).saturating_sub(ROUNDING)
 }

@@ -69,6 +69,7 @@ pub(super) struct RankContents<'c> {
     ends: Vec<&'c EndCost>,
     /// Parameters of all of that, and of tied weights.
     parameters: LocalParameters,
+    first: bool,
     tied: bool,
     /// Pooled dummy gradients.
     pool: Bytes,
@@ -103,10 +104,10 @@ pub(super) struct Reduction {
 }
 
 impl Reduction {
-    fn new(traffic: Picos, sharding: &Sharding) -> Self {
+    fn new(traffic: Picos, share: f64, sharding: &Sharding) -> Self {
         Self {
             traffic,
-            floor: traffic.scale(sharding.exposed_floor.0),
+            floor: traffic.scale(share),
             interference: traffic.scale(sharding.interference),
             hidden: sharding.hidden_share.0,
         }
@@ -271,6 +272,7 @@ pub(super) fn contents<'c>(outline: &Outline, cell: &'c CellCosts) -> Vec<RankCo
         let mut shapes = Vec::new();
         for &(kind, count) in &rank.chunks {
             let chunk = &outline.chunks[kind];
+            contents.first |= chunk.first;
             for (into, &layers) in contents.layers.iter_mut().zip(&chunk.counts) {
                 *into += layers * count;
             }
@@ -327,17 +329,12 @@ pub(super) fn states(
         memory.buffers = cell.buffers + hop.buffers;
         let local: u64 = rank.parameters.0.iter().sum();
         let once = once_per_step(sharding, &rank.parameters);
+        let share = sharding.exposed_floor_of(usize::from(!rank.first));
         RankStates {
             held: memory.total(),
             memory,
-            gather: exposed(
-                once.gather,
-                sharding.exposed_floor.1,
-                sharding.hidden_share.1,
-                sharding.interference,
-                base.forward,
-            ),
-            reduce: Reduction::new(once.reduce, sharding),
+            gather: exposed(once.gather, share, sharding.hidden_share.1, sharding.interference, base.forward),
+            reduce: Reduction::new(once.reduce, share, sharding),
             update: once.update,
             staging: Bytes::from_f64(sharding.staging * local as f64),
         }

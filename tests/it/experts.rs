@@ -4,7 +4,7 @@ use autoplan::cost::model::CostModel;
 use autoplan::cost::{CellKey, Item, LayerCost};
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Offload};
+use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Schedule};
 use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::{load_cluster, load_model};
 use autoplan::validate::validate;
@@ -113,4 +113,45 @@ fn runs_that_drop_tokens_are_predicted() {
     let errors: Vec<f64> = report.rows.iter().filter_map(|row| row.step_error()).collect();
     assert_eq!(errors.len(), 5);
     assert!(errors.iter().all(|error| error.abs() < 0.13), "{errors:?}");
+}
+
+/// Mixtral 8x7B has 46,702,792,704 parameters, 45,097,156,608 of them in experts; over 8 ranks of experts and 64 replicas,
+/// in buckets of 64 million: 26 dense ones of 1,605,636,096 and 89 of 5,637,144,576 expert ones.
+#[test]
+fn buckets_hold_what_a_rank_has() {
+    let machine = load_cluster("dgx-h100").unwrap();
+    let model = load_model("mixtral-8x7b").unwrap();
+    let layers = Layers::new(&model);
+    let job = Job { gpus: 64, global_batch_size: 128, ..job() };
+    let floor = |profile: &str, layout: &Layout| {
+        let profile = Profile::find(profile).unwrap();
+        CostModel::new(&model, &layers, &machine.cluster, &machine.accelerator, profile, &job)
+            .sharding(layout)
+            .exposed_floor
+    };
+    let one = Layout {
+        data_parallel: 64,
+        gradient_accumulation_steps: 2,
+        expert_parallel: 8,
+        zero_stage: 1,
+        shard_group: 64,
+        dispatcher: Some(Dispatcher::AllToAll),
+        data_overlap: true,
+        ..Layout::ONE
+    };
+    let last = (1_605_636_096.0 / 26.0 + 5_637_144_576.0 / 89.0) / (1_605_636_096.0 + 5_637_144_576.0);
+    assert!((floor("megatron", &one).0 - last).abs() < 1e-9, "{:?} {last}", floor("megatron", &one));
+    // Beyond the first stage Megatron-Core has no buckets: half of two chunks is there only at the end. Others have.
+    let piped = Layout {
+        pipeline_parallel: 4,
+        virtual_stages: 2,
+        data_parallel: 16,
+        gradient_accumulation_steps: 8,
+        shard_group: 16,
+        schedule: Schedule::Interleaved,
+        ..one
+    };
+    let (first, others) = floor("megatron", &piped);
+    assert!(first < 0.1 && others == 0.5, "{first} {others}");
+    assert_eq!(floor("deepspeed", &piped), (first, first));
 }

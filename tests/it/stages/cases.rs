@@ -326,13 +326,14 @@ fn charged(bench: &Bench, plan: &Plan, tables: &Tables, windows: &[[Picos; 2]]) 
         add(last, &cell.tied_copy);
     }
     let Sharding { exposed_floor, hidden_share, interference, .. } = tables.sharding;
-    let of = |(parameters, [forward, backward]): (&LocalParameters, &[Picos; 2])| {
+    let of = |(rank, (parameters, [forward, backward])): (usize, (&LocalParameters, &[Picos; 2]))| {
+        let floor = if rank == 0 { exposed_floor.0 } else { exposed_floor.1 };
         let once = once_per_step(&tables.sharding, parameters);
-        let gather = exposed(once.gather, exposed_floor.1, hidden_share.1, interference, *forward);
-        let reduce = exposed(once.reduce, exposed_floor.0, hidden_share.0, interference, *backward);
+        let gather = exposed(once.gather, floor, hidden_share.1, interference, *forward);
+        let reduce = exposed(once.reduce, floor, hidden_share.0, interference, *backward);
         [gather.0, reduce.0]
     };
-    ranks.iter().zip(windows).map(of).collect()
+    ranks.iter().zip(windows).enumerate().map(of).collect()
 }
 
 /// What lines say that ranks gather and reduce is never more than what the cost model charges: with the recomputation

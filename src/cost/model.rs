@@ -1436,7 +1436,7 @@ impl<'a> CostModel<'a> {
         let (forward, backward) = if e.activation.gated() { (6.0, 10.0) } else { (4.0, 6.0) };
         // Under full-iteration graphs the activation is fused into the products.
         let (share_forward, share_backward) = if graphed { (0.0, 0.5) } else { (1.0, 1.0) };
-        let activation = d.stream(forward * fm * copies * share_forward, 1.0);
+        let mut activation = d.stream(forward * fm * copies * share_forward, 1.0);
         body.forward.add(Item::Experts, activation);
         body.backward.add(Item::Experts, d.stream(backward * fm * copies * share_backward, 1.0));
         if let Some(l) = self.low {
@@ -1446,10 +1446,14 @@ impl<'a> CostModel<'a> {
         }
         if e.expert_bias {
             let share = if graphed { 0.3 } else { 1.0 };
-            let bytes = share * self.profile.experts.bias_bytes * (width + (matrices - 1.0) * fm) * copies;
-            let traffic = d.stream(bytes, 0.0);
-            body.forward.add(Item::Experts, traffic);
-            body.backward.add(Item::Experts, 1.5 * traffic);
+            let traffic =
+                |channels: f64| d.stream(share * self.profile.experts.bias_bytes * channels * copies, 0.0);
+            let (first, second) = (traffic((matrices - 1.0) * fm), traffic(width));
+            body.forward.add(Item::Experts, first + second);
+            body.backward.add(Item::Experts, 1.5 * (first + second));
+            // The first product's are added where the activation is computed, again where it is recomputed
+            // (Megatron-LM:megatron/core/transformer/moe/experts.py, `bias_act_func`).
+            activation += first;
         }
         Routed { passes: body, activation }
     }

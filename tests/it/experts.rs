@@ -4,8 +4,9 @@ use autoplan::cost::model::CostModel;
 use autoplan::cost::{CellKey, Item, LayerCost};
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Schedule};
+use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload, Schedule};
 use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::{FeedForward, Model};
 use autoplan::spec::{load_cluster, load_model};
 use autoplan::validate::validate;
 
@@ -44,11 +45,14 @@ fn key() -> CellKey {
 
 /// A layer of experts of a shipped model on a node of H100.
 fn layer(model: &str, job: &Job, key: &CellKey) -> LayerCost {
+    layer_of(&load_model(model).unwrap(), job, key)
+}
+
+fn layer_of(model: &Model, job: &Job, key: &CellKey) -> LayerCost {
     let machine = load_cluster("dgx-h100").unwrap();
-    let model = load_model(model).unwrap();
-    let layers = Layers::new(&model);
+    let layers = Layers::new(model);
     let profile = Profile::find("megatron").unwrap();
-    let cost = CostModel::new(&model, &layers, &machine.cluster, &machine.accelerator, profile, job);
+    let cost = CostModel::new(model, &layers, &machine.cluster, &machine.accelerator, profile, job);
     let last = *layers.order.last().unwrap() as usize;
     cost.cell(key).layers.swap_remove(last)
 }
@@ -154,4 +158,25 @@ fn buckets_hold_what_a_rank_has() {
     let (first, others) = floor("megatron", &piped);
     assert!(first < 0.1 && others == 0.5, "{first} {others}");
     assert_eq!(floor("deepspeed", &piped), (first, first));
+}
+
+/// gpt-oss adds biases behind both products of its experts, 5,760 and 2,880 wide; those of the first once more where the
+/// activation is recomputed: two thirds of all (physics of `beta`, split by width).
+#[test]
+fn recomputed_activations_add_their_biases_again() {
+    let with = load_model("gpt-oss-20b").unwrap();
+    let mut without = with.clone();
+    for block in without.blocks.values_mut() {
+        if let FeedForward::Moe(e) = &mut block.feed_forward {
+            e.expert_bias = false;
+        }
+    }
+    let priced = |model: &Model| {
+        let layer = layer_of(model, &job(), &key());
+        let recomputed = layer.modules.iter().find(|cost| cost.module == Module::MoeActivation).unwrap();
+        (layer.forward.get(Item::Experts).0 as f64, recomputed.extra.total().0 as f64)
+    };
+    let ((forward, again), (plain, plain_again)) = (priced(&with), priced(&without));
+    let share = (again - plain_again) / (forward - plain);
+    assert!((share - 2.0 / 3.0).abs() < 1e-4, "{share}");
 }

@@ -210,6 +210,8 @@ pub struct LayerCost {
     pub parameters: LocalParameters,
     /// Working set of its backward pass beyond what is kept.
     pub transient: Bytes,
+    /// Its backward pass runs beside the forward pass of a layer of another micro-batch.
+    pub merged: bool,
     /// The same where layers are recomputed together, taken as if all of them kept as much as this one:
     /// largest over the kinds that may stand in the group and keep no more.
     pub group_transient: Bytes,

@@ -10,7 +10,9 @@ use super::timing::Prices;
 use super::{Given, Ledger, Sequence, rank_of, spans};
 use crate::cost::step::Prediction;
 use crate::frameworks::profile::OffloadedActivations;
-use crate::plan::{ContextComm, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule};
+use crate::plan::{
+    ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule,
+};
 use crate::spec::cluster::{Architecture, AttentionKernel};
 use crate::spec::job::{Optimizer, Precision, Routing, Training};
 use crate::spec::model::{Block, FeedForward, Mixer, Norm, Position, QkNorm};
@@ -594,7 +596,8 @@ impl<'a> Holdings<'a> {
             let softmax = if unfused { 4.0 } else { 2.0 } * share.tokens * local;
             let layer_kept = self.left(layer);
             end.kept += modules as f64 * (layer_kept + softmax + 8.0 * h as f64 * share.sequence);
-            end.working = end.working.max(layer.working);
+            let next = if self.layout.expert_overlap { layer_kept } else { 0.0 };
+            end.working = end.working.max(layer.working + next);
         }
         self.pooled(&mut end);
         end
@@ -790,8 +793,11 @@ impl Holdings<'_> {
         let mut plain = |kept: &mut f64, block: usize, modules: Modules| {
             let layer = &self.layers[block];
             let dropped = layer.dropped(modules, offloaded);
-            *kept += self.left(layer) - dropped;
-            working = working.max(layer.working + dropped);
+            let stays = self.left(layer) - dropped;
+            *kept += stays;
+            // A merged forward pass leaves a layer of the next micro-batch before that of the last is gone.
+            let next = if self.layout.expert_overlap { stays } else { 0.0 };
+            working = working.max(layer.working + dropped + next);
         };
         let (whole, group) = match recompute {
             Recompute::None => {
@@ -977,6 +983,10 @@ impl Holdings<'_> {
                 OffloadedActivations::Kept => 2.0 * largest,
                 OffloadedActivations::Inputs => 3.0 * input,
             };
+        }
+        if layout.cuda_graphs != CudaGraphs::None {
+            let (alone, piped) = profile.memory.graph_buffers;
+            bytes += if layout.pipeline_parallel > 1 { piped } else { alone };
         }
         if layout.pipeline_parallel > 1 {
             // One message each way, two where they overlap with computation.

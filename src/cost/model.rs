@@ -122,6 +122,8 @@ struct Cell<'k> {
     key: &'k CellKey,
     /// A floor over flags is asked for, not the cost under some.
     floor: bool,
+    /// Forward and backward passes of different micro-batches are merged layer by layer, under all flags.
+    merged: bool,
     /// The dispatchers of which the best counts: the key's own, or all for a floor.
     dispatchers: &'k [Option<Dispatcher>],
     /// Tokens of the rank's context-parallel share.
@@ -502,6 +504,7 @@ impl<'a> CostModel<'a> {
         Cell {
             key,
             floor: false,
+            merged: key.expert_overlap,
             dispatchers: std::slice::from_ref(&key.dispatcher),
             tokens: whole_tokens as f64,
             tp: f64::from(tp),
@@ -531,11 +534,16 @@ impl<'a> CostModel<'a> {
         let mut buffers =
             if library { Bytes::from_f64(self.profile.experts.library_buffers) } else { Bytes::ZERO };
         buffers += WORKSPACE;
+        if key.cuda_graphs != CudaGraphs::None {
+            buffers += Bytes::from_f64(self.profile.memory.graph_buffers.0);
+        }
         if key.offload.activations {
             let plain = crate::plan::Offload { activations: false, ..key.offload };
             let plain = self.cell_with(&CellKey { offload: plain, ..*key }, parts);
             // While they move, activations of two layers stay on the GPU; of inputs the newest and two behind it.
             buffers += match self.profile.memory.offloaded_activations {
+                // The last layers, which stay, come when those of the first have left, and go before they come back.
+                OffloadedActivations::Kept if self.whole_layers.is_some_and(|share| share < 1.0) => None,
                 OffloadedActivations::Kept => plain.layers.iter().map(|layer| layer.kept * 2).max(),
                 OffloadedActivations::Inputs => plain.layers.iter().map(|layer| layer.full_kept * 3).max(),
             }
@@ -569,7 +577,7 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn floor_cell(&self, plain: &CellKey, flags: &Flags, parts: &mut Parts) -> CellCosts {
         let key = flags.least(plain);
-        let c = Cell { floor: true, dispatchers: &flags.dispatchers, ..self.cell_of(&key) };
+        let c = self.floor_of(&key, flags);
         let trunk = parts.floors.entry(floor_key(&key)).or_insert_with(|| self.floor_trunk(&key, flags));
         let layers = self.priced_layers(&c, trunk, &mut parts.routed);
         let head = self.head(&c, &layers, trunk);
@@ -580,9 +588,15 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn floor_total(&self, plain: &CellKey, flags: &Flags, parts: &mut Parts) -> Picos {
         let key = flags.least(plain);
-        let c = Cell { floor: true, dispatchers: &flags.dispatchers, ..self.cell_of(&key) };
+        let c = self.floor_of(&key, flags);
         let trunk = parts.floors.entry(floor_key(&key)).or_insert_with(|| self.floor_trunk(&key, flags));
         self.total(&c, trunk, &mut parts.routed)
+    }
+
+    /// The cell of a floor.
+    fn floor_of<'k>(&self, key: &'k CellKey, flags: &'k Flags) -> Cell<'k> {
+        let merged = !flags.expert_overlap.contains(&false);
+        Cell { floor: true, merged, dispatchers: &flags.dispatchers, ..self.cell_of(key) }
     }
 
     fn floor_trunk(&self, key: &CellKey, flags: &Flags) -> Trunk {
@@ -831,6 +845,7 @@ impl<'a> CostModel<'a> {
             full_offloaded: OffloadedInput::default(),
             parameters,
             transient: Bytes::from_f64(self.working_set(c, block) * self.profile.memory.transient_factor),
+            merged: c.merged,
             group_transient: Bytes::ZERO, // when all kinds are known
             weight_shapes: shapes,
         };
@@ -852,7 +867,9 @@ impl<'a> CostModel<'a> {
                         module.saved = module.saved.scale(1.0 - gone);
                     }
                     let bytes = match self.whole_layers {
-                        Some(share) => cost.kept.saturating_sub(cost.full_kept).scale(share),
+                        // Transformer Engine moves a layer's input too
+                        // (TransformerEngine:transformer_engine/pytorch/module/layernorm_linear.py).
+                        Some(share) => cost.kept.scale(share),
                         None => Bytes::from_f64(moves.bytes(c)),
                     };
                     self.offload_activations(&mut cost, bytes, c.floor);
@@ -1766,7 +1783,8 @@ impl<'a> CostModel<'a> {
             let softmax = if self.profile.kernels.loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
             let extra = Bytes::from_f64(softmax * c.tokens * local + 8.0 * h * shared);
             cost.kept += (layer.kept + extra) * count;
-            cost.transient = cost.transient.max(layer.transient);
+            let beside = if layer.merged { layer.kept } else { Bytes::ZERO };
+            cost.transient = cost.transient.max(layer.transient + beside);
             cost.parameters = cost.parameters.plus(&layer.parameters, count);
             let hidden = self.model.hidden;
             cost.parameters.0[self.base_class(StateClass::Dense) as usize] +=
@@ -2210,7 +2228,11 @@ impl<'a> CostModel<'a> {
         }
         let time = Seconds(time + self.profile.pipeline.message_host.0).picos();
         let overlapped = layout.virtual_stages > 1 && self.profile.pipeline.overlap_interleaved;
-        let buffers = Bytes::from_f64(full / split * if overlapped { 4.0 } else { 2.0 });
+        let mut buffers = Bytes::from_f64(full / split * if overlapped { 4.0 } else { 2.0 });
+        if layout.cuda_graphs != CudaGraphs::None {
+            let (one, several) = self.profile.memory.graph_buffers;
+            buffers += Bytes::from_f64(several - one);
+        }
         if overlapped {
             Hop { latency: time, busy: Picos::ZERO, buffers }
         } else {

@@ -223,7 +223,10 @@ pub struct ModeCost {
 #[must_use]
 pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
     match recompute {
-        Recompute::None => ModeCost { extra: Times::default(), kept: layer.kept, transient: layer.transient },
+        Recompute::None => {
+            let (kept, transient) = without(layer, Bytes::ZERO);
+            ModeCost { extra: Times::default(), kept, transient }
+        }
         Recompute::Selective(set) => selective_cost(layer, set),
         Recompute::FullUniform(n) => ModeCost {
             extra: whole_layer_extra(layer, n),
@@ -265,10 +268,15 @@ fn dropped(layer: &LayerCost, set: Modules) -> impl Iterator<Item = (usize, &Mod
     all.filter(move |(_, cost)| set.has(cost.module) && !inside(cost.module))
 }
 
-/// What a layer keeps without so many bytes, and its transient: one layer at a time is rebuilt.
+/// What a layer keeps without so many bytes, and its transient: one layer at a time is rebuilt. Where passes are merged,
+/// a layer of the next micro-batch has left what it keeps before that of the last is gone: Megatron-Core runs a forward
+/// pass more before the first backward pass, then pairs the first layer of the one with the last of the other, the second
+/// with the last but one (Megatron-LM:megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`;
+/// core/models/common/model_chunk_schedule_plan.py).
 fn without(layer: &LayerCost, saved: Bytes) -> (Bytes, Bytes) {
     let saved = Bytes(saved.0.min(layer.kept.0));
-    (layer.kept - saved, layer.transient + saved)
+    let kept = layer.kept - saved;
+    (kept, layer.transient + saved + if layer.merged { kept } else { Bytes::ZERO })
 }
 
 /// [`mode_cost`] of one layer in many modes, extra time in one sum.

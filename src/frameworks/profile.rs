@@ -439,6 +439,10 @@ pub struct Memory {
     /// Dummy weight gradients are cached per shape (Transformer Engine 2.3 and later).
     #[serde(default)]
     pub gradient_pool: bool,
+    /// Bytes that captured CUDA graphs hold for good beside what runs without them hold: inputs, outputs and
+    /// intermediate results at fixed places; without and with pipeline stages.
+    #[serde(default)]
+    pub graph_buffers: (f64, f64),
     /// What goes to host memory where activations are offloaded.
     #[serde(default)]
     pub offloaded_activations: OffloadedActivations,

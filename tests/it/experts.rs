@@ -1,10 +1,13 @@
 //! Layers of experts: what a capacity, overlap and biases do to time and memory, against sums by hand.
 
 use autoplan::cost::model::CostModel;
+use autoplan::cost::step::mode_cost;
 use autoplan::cost::{CellKey, Item, LayerCost};
 use autoplan::frameworks::profile::Profile;
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload, Schedule};
+use autoplan::plan::{
+    ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Recompute, Schedule,
+};
 use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::{FeedForward, Model};
 use autoplan::spec::{load_cluster, load_model};
@@ -179,4 +182,39 @@ fn recomputed_activations_add_their_biases_again() {
     let ((forward, again), (plain, plain_again)) = (priced(&with), priced(&without));
     let share = (again - plain_again) / (forward - plain);
     assert!((share - 2.0 / 3.0).abs() < 1e-4, "{share}");
+}
+
+/// Under overlap of the exchange one more layer is there while passes are merged, in whatever mode; graphs hold what
+/// Megatron-Bridge's guide says.
+#[test]
+fn merged_passes_and_graphs_take_memory() {
+    let priced = |key: &CellKey| layer("qwen3-30b-a3b", &job(), key);
+    let (plain, merged) = (priced(&key()), priced(&CellKey { expert_overlap: true, ..key() }));
+    for recompute in [Recompute::None, Recompute::Selective(Modules::NONE.with(Module::MoeActivation))] {
+        let [plain, merged] = [&plain, &merged].map(|layer| mode_cost(layer, recompute));
+        assert_eq!(merged.kept, plain.kept);
+        assert_eq!(merged.transient, plain.transient + plain.kept, "{recompute:?}");
+    }
+    let machine = load_cluster("dgx-h100").unwrap();
+    let model = load_model("qwen3-30b-a3b").unwrap();
+    let layers = Layers::new(&model);
+    let profile = Profile::find("megatron").unwrap();
+    let job = job();
+    let cost = CostModel::new(&model, &layers, &machine.cluster, &machine.accelerator, profile, &job);
+    let buffers = |pipeline_parallel, cuda_graphs| {
+        let layout = Layout {
+            pipeline_parallel,
+            data_parallel: 8 / pipeline_parallel,
+            cuda_graphs,
+            dispatcher: Some(Dispatcher::AllToAll),
+            gradient_accumulation_steps: pipeline_parallel,
+            ..Layout::ONE
+        };
+        (cost.cell(&CellKey::from(&layout)).buffers + cost.hop(&layout).buffers).0
+    };
+    for (stages, bytes) in [(1, 3_000_000_000), (2, 10_000_000_000)] {
+        for graphs in [CudaGraphs::Attention, CudaGraphs::AttentionRouter, CudaGraphs::FullIteration] {
+            assert_eq!(buffers(stages, graphs) - buffers(stages, CudaGraphs::None), bytes);
+        }
+    }
 }

@@ -543,7 +543,8 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
         Some(share) => cost.offloading_layers(share),
         None => cost,
     }
-    .adapting(case.adapted);
+    .adapting(case.adapted)
+    .released(case.labels.era);
     let prediction = step::predict(&cost, &case.layers, &case.plan);
     // Nobody measured a framework that another stands in for.
     let stands_in = case.assumed.contains(&"framework_family");

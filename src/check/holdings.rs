@@ -274,7 +274,7 @@ impl<'a> Holdings<'a> {
         if let Training::Lora { rank } = self.given.job.training {
             self.adapters(share, block, u64::from(rank), &mut layer.parameters);
         }
-        if self.given.job.training != Training::Full || !self.given.profile.memory.gradient_pool {
+        if self.given.job.training != Training::Full || self.given.profile.memory.gradient_pool.is_none() {
             layer.shapes.clear();
         }
         layer
@@ -572,12 +572,12 @@ impl<'a> Holdings<'a> {
         end.kept = 4.0 * h as f64 * share.sequence;
 
         // At the loss: logits, the gathered input with its gradient, and the gradient's own share.
-        let memory = &self.given.profile.memory;
+        let (memory, logit_bytes) = (&self.given.profile.memory, self.given.profile.loss(None).1);
         let local = rows as f64 / share.tensor as f64;
         let per_token = if memory.logits_gathered && share.tensor > 1 {
-            memory.logit_bytes * rows as f64 + 2.0 * local
+            logit_bytes * rows as f64 + 2.0 * local
         } else {
-            memory.logit_bytes * local
+            logit_bytes * local
         };
         let stream = 2.0 * h as f64 * share.tokens;
         let gathered = self.layout.sequence_parallel && share.tensor > 1;
@@ -592,7 +592,7 @@ impl<'a> Holdings<'a> {
             end.shapes.push((share.of(h), 2 * h));
             end.shapes.extend(&layer.shapes);
             // Every depth leaves its layer, the joined input and a softmax over the vocabulary.
-            let unfused = self.given.profile.kernels.loss_bytes.0 > 10.0;
+            let unfused = self.given.profile.loss(None).0.0 > 10.0;
             let softmax = if unfused { 4.0 } else { 2.0 } * share.tokens * local;
             let layer_kept = self.left(layer);
             end.kept += modules as f64 * (layer_kept + softmax + 8.0 * h as f64 * share.sequence);
@@ -605,7 +605,7 @@ impl<'a> Holdings<'a> {
 
     /// Leaves only shapes whose gradients are pooled.
     fn pooled(&self, end: &mut End) {
-        if self.given.job.training != Training::Full || !self.given.profile.memory.gradient_pool {
+        if self.given.job.training != Training::Full || self.given.profile.memory.gradient_pool.is_none() {
             end.shapes.clear();
         }
     }

@@ -10,7 +10,7 @@ use crate::cost::{
     OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale};
-use crate::frameworks::profile::{DataMode, OffloadedActivations, Profile};
+use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
     head_parameters, norm_parameters,
@@ -69,6 +69,8 @@ pub struct CostModel<'a> {
     whole_layers: Option<f64>,
     /// The linear layers that have adapters.
     adapted: Adapted,
+    /// Year and month of the software's release; none: today's.
+    release: Option<(u32, u32)>,
     /// Error bars of step times, without and with tensor parallelism that leaves the fast domain.
     error_bars: [Interval; 2],
     /// Those of peak memory.
@@ -419,6 +421,7 @@ impl<'a> CostModel<'a> {
                 .sum(),
             whole_layers: None,
             adapted: Adapted::default(),
+            release: None,
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
             memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
             measured: ErrorBars::shipped().measured(&classes[0]),
@@ -442,6 +445,12 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn adapting(self, adapted: Adapted) -> Self {
         Self { adapted, ..self }
+    }
+
+    /// The software is no newer than this release (today's for plans; measured runs may be older).
+    #[must_use]
+    pub fn released(self, release: Option<(u32, u32)>) -> Self {
+        Self { release, ..self }
     }
 
     /// The profile in use.
@@ -804,12 +813,12 @@ impl<'a> CostModel<'a> {
             ModuleCost { module, extra, saved: Bytes(saved.max(0.0) as u64) }
         };
         modules.extend(part.modules.iter().copied().map(module));
-        let mut shapes = if self.has_pool() { part.shapes.clone() } else { Vec::new() };
+        let mut shapes = if self.has_pool(false) { part.shapes.clone() } else { Vec::new() };
         let mut moved_of_experts = 0.0;
         if let Some(found) = experts {
             moved_of_experts = found.moved;
             modules.extend(found.modules.map(module));
-            if self.has_pool() {
+            if self.has_pool(true) {
                 shapes.extend(found.shapes);
             }
         }
@@ -902,13 +911,15 @@ impl<'a> CostModel<'a> {
         self.low.map_or(2.0, |low| low.operand_bytes)
     }
 
-    /// Whether dummy weight gradients are pooled: not where the framework has no pool, nor where the
-    /// weights have no gradients.
-    fn has_pool(&self) -> bool {
-        self.profile.memory.gradient_pool && self.training_base()
+    /// Whether dummy weight gradients are pooled, of grouped products or of others: not where the framework's release has no
+    /// pool, nor where the weights have no gradients.
+    fn has_pool(&self, grouped: bool) -> bool {
+        let since = |pool: GradientPool| if grouped { pool.grouped_since } else { pool.since };
+        let pool = self.profile.memory.gradient_pool.map(since);
+        self.training_base() && pool.is_some_and(|since| self.release.is_none_or(|release| release >= since))
     }
     fn pooled(&self, shapes: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-        if self.has_pool() { shapes } else { Vec::new() }
+        if self.has_pool(false) { shapes } else { Vec::new() }
     }
 
     fn training_base(&self) -> bool {
@@ -1697,7 +1708,7 @@ impl<'a> CostModel<'a> {
             self.linear(c.tokens / c.split as f64, width, h, false, &mut p);
         }
         self.linear(c.tokens, local, width, false, &mut p);
-        let (forward, backward) = self.profile.kernels.loss_bytes;
+        let (forward, backward) = self.profile.loss(self.release).0;
         let logits = c.tokens * if self.profile.kernels.loss_gathered { vocabulary } else { local };
         p.forward.add(Item::ElementWise, self.device.stream(forward * logits, 4.0));
         p.backward.add(Item::ElementWise, self.device.stream(backward * logits, 2.0));
@@ -1729,13 +1740,14 @@ impl<'a> CostModel<'a> {
         let vocabulary = self.model.padded_vocabulary(tp);
         let local = vocabulary as f64 / c.tp;
         let m = &self.profile.memory;
+        let (loss_bytes, logit_bytes) = self.profile.loss(self.release);
         let mut head = trunk.head;
         let logits = c.tokens
             * if m.logits_gathered && tp > 1 {
                 // The gathered FP32 loss stands beside the local BF16 logits.
-                m.logit_bytes * vocabulary as f64 + 2.0 * local
+                logit_bytes * vocabulary as f64 + 2.0 * local
             } else {
-                m.logit_bytes * local
+                logit_bytes * local
             };
         // The head's backward pass: its gathered input and the input's gradient before and after the
         // reduction, or the gradient alone where nothing is gathered.
@@ -1780,7 +1792,7 @@ impl<'a> CostModel<'a> {
             cost.weight_gradient +=
                 (layer.weight_gradient + Seconds(head.weight + own.weight).picos()) * count;
             // Each depth keeps its layer, its concatenated input and its softmax.
-            let softmax = if self.profile.kernels.loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
+            let softmax = if loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
             let extra = Bytes::from_f64(softmax * c.tokens * local + 8.0 * h * shared);
             cost.kept += (layer.kept + extra) * count;
             let beside = if layer.merged { layer.kept } else { Bytes::ZERO };

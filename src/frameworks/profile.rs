@@ -54,6 +54,9 @@ pub struct Profile {
     /// What a run of this framework does unless it says otherwise.
     #[serde(default)]
     pub defaults: Defaults,
+    /// The loss of later releases.
+    #[serde(default)]
+    pub later_loss: Option<LaterLoss>,
     /// How much faster the same plan has become from release to release.
     #[serde(default)]
     pub releases: Vec<Releases>,
@@ -392,6 +395,17 @@ pub struct Releases {
 }
 
 impl Profile {
+    /// Bytes per logit that the loss of a release moves forward and backward, and bytes at its peak; of today's for none.
+    #[must_use]
+    pub fn loss(&self, release: Option<(u32, u32)>) -> ((f64, f64), f64) {
+        match self.later_loss {
+            Some(later) if release.is_none_or(|release| release >= later.since) => {
+                (later.bytes, later.logit_bytes)
+            }
+            _ => (self.kernels.loss_bytes, self.memory.logit_bytes),
+        }
+    }
+
     /// Factor on the step time under a stated software release.
     #[must_use]
     pub fn release_factor(&self, architecture: Architecture, low: bool, release: (u32, u32)) -> f64 {
@@ -436,9 +450,9 @@ pub struct Memory {
     /// Factor on the working set of one layer.
     #[serde(default = "one")]
     pub transient_factor: f64,
-    /// Dummy weight gradients are cached per shape (Transformer Engine 2.3 and later).
+    /// Dummy weight gradients are cached per shape; none where the framework never does that.
     #[serde(default)]
-    pub gradient_pool: bool,
+    pub gradient_pool: Option<GradientPool>,
     /// Bytes that captured CUDA graphs hold for good beside what runs without them hold: inputs, outputs and
     /// intermediate results at fixed places; without and with pipeline stages.
     #[serde(default)]
@@ -457,6 +471,28 @@ pub struct Memory {
     /// Runs report the peak of their first rank, on the first pipeline stage, not that of the fullest.
     #[serde(default)]
     pub first_rank_reports: bool,
+}
+
+/// First releases, as year and month, whose dummy weight gradients are cached per shape and for good.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GradientPool {
+    /// Those of linear layers.
+    pub since: (u32, u32),
+    /// Those of grouped products of experts.
+    pub grouped_since: (u32, u32),
+}
+
+/// What later releases do in the loss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LaterLoss {
+    /// Year and month of the first of them.
+    pub since: (u32, u32),
+    /// In the place of [`Kernels::loss_bytes`].
+    pub bytes: (f64, f64),
+    /// In the place of [`Memory::logit_bytes`].
+    pub logit_bytes: f64,
 }
 
 /// What goes to host memory where activations are offloaded.

@@ -100,6 +100,8 @@ pub struct Labels {
     pub crossing: bool,
     /// Year and month of the software's release.
     pub release: Option<(u32, u32)>,
+    /// Year and month that the software is no newer than: of its release, else of the paper that tells of it.
+    pub era: Option<(u32, u32)>,
 }
 
 /// What was measured.
@@ -610,6 +612,13 @@ fn release(row: &MeasuredRow) -> Option<(u32, u32)> {
     })
 }
 
+/// Year and month of the paper that a row is from, by its arXiv number: `2411.05288`.
+fn of_paper(row: &MeasuredRow) -> Option<(u32, u32)> {
+    let (_, number) = row.text("source")?.split_once("arXiv ")?;
+    let (year, month): (u32, u32) = (number.get(..2)?.parse().ok()?, number.get(2..4)?.parse().ok()?);
+    (number.get(4..5) == Some(".") && (1..=12).contains(&month)).then_some((2000 + year, month))
+}
+
 impl Case {
     /// Factor on predicted times for the stated release of the software, 1 where none is stated.
     #[must_use]
@@ -731,6 +740,7 @@ impl Case {
             pipeline_parallel: plan.layout().pipeline_parallel,
             crossing: plan.layout().tensor_parallel > cluster.scale_up.domain,
             release: release(row),
+            era: release(row).or_else(|| of_paper(row)),
         };
         let measured = read_measured(row)?;
         let has_releases = !profile.releases.is_empty();

@@ -542,3 +542,21 @@ fn recipes_of_a_release_say_how_experts_run() {
         assert!(!plan.contains(absent), "{gpu} {release} {experts}: {plan}");
     }
 }
+
+/// A paper's run is no newer than the paper: before Transformer Engine 2.3 no dummy weight gradients are cached. Of every
+/// shape on a rank of two: 3072 x 4096, 4096 x 2048, 14336 x 4096 and 4096 x 7168, two bytes each.
+#[test]
+fn the_pool_of_gradients_is_as_old_as_the_software() {
+    let allocated = |source: &str| with(&[("source", source)]).predicted_allocated_gb.unwrap();
+    let pool = 2.0 * (3072.0 * 4096.0 + 4096.0 * 2048.0 + 14336.0 * 4096.0 + 4096.0 * 7168.0) / 1e9;
+    assert!((allocated("") - allocated("Somebody (arXiv 2411.05288)") - pool).abs() < 1e-6);
+    for young in ["Somebody (arXiv 2505.00001)", "Somebody (arXiv:cs/0411)", "somebody"] {
+        assert_eq!(allocated(""), allocated(young), "{young}");
+    }
+    // A stated release says more than the paper.
+    let stated = [("source", "Somebody (arXiv 2512.00001)"), ("framework", "Megatron-Core of 25.02")];
+    assert_eq!(
+        with(&stated).predicted_allocated_gb,
+        with(&[("source", "A (arXiv 2411.1)")]).predicted_allocated_gb
+    );
+}

@@ -684,10 +684,11 @@ impl Report {
     }
 }
 
-/// The median errors of a class, before and now.
+/// A figure of a class, before and now.
 fn errors(class: &Worse) -> String {
     let show = |error: f64| format!("{:.2} %", 100.0 * error);
-    format!("median error {} -> {}", show(class.before), class.now.map_or("no rows".into(), show))
+    let now = class.now.map_or("no rows".into(), show);
+    format!("{} {} -> {now}", class.figure, show(class.before))
 }
 
 /// Escapes the message of a workflow command.

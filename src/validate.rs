@@ -8,6 +8,7 @@ pub mod constants;
 pub mod goals;
 pub mod misses;
 pub mod page;
+mod rates;
 pub mod refit;
 pub mod sets;
 
@@ -74,6 +75,12 @@ pub struct RowReport {
     pub measured_step_s: Option<f64>,
     /// Measured memory in decimal GB.
     pub measured_mem_gb: Option<f64>,
+    /// Seconds of one step by the rate that the row prints in the place of a time (see [`rates`]).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_step_s: Option<f64>,
+    /// What that rate is taken to count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rate_counts: Option<&'static str>,
     /// Whether the run ran out of memory.
     pub out_of_memory: Option<bool>,
     /// Plan in one line.
@@ -100,6 +107,11 @@ impl RowReport {
     #[must_use]
     pub fn step_error(&self) -> Option<f64> {
         Some(self.predicted_step_s? / self.measured_step_s? - 1.0)
+    }
+    /// Relative error against the step time that a printed rate says.
+    #[must_use]
+    pub fn rate_error(&self) -> Option<f64> {
+        Some(self.predicted_step_s? / self.rate_step_s? - 1.0)
     }
     /// Relative error of the predicted memory.
     #[must_use]
@@ -278,6 +290,9 @@ pub struct Summary {
     pub step_time: ErrorTable,
     /// Errors of peak memory.
     pub memory: ErrorTable,
+    /// Errors against step times that printed rates say, by the convention that they are taken to follow, and by how tokens
+    /// are routed. They are in no other table.
+    pub by_rates: BTreeMap<String, ErrorStatistics>,
     /// Verdicts on memory.
     pub out_of_memory: MemoryVerdicts,
     /// Ranking of plans, noisy rows aside (see [`sets::NOISE`]).
@@ -492,6 +507,8 @@ fn skipped(id: String, fault: String, reason: String) -> RowReport {
         fault: Some(fault),
         measured_step_s: None,
         measured_mem_gb: None,
+        rate_step_s: None,
+        rate_counts: None,
         out_of_memory: None,
         plan: None,
         left_out_step_s: None,
@@ -507,7 +524,17 @@ fn skipped(id: String, fault: String, reason: String) -> RowReport {
 pub fn report_row(row: &MeasuredRow, shelf: &Shelf) -> RowReport {
     let id = row.text("id").map_or_else(|| format!("line {}", row.line()), str::to_owned);
     match Case::read(row, shelf) {
-        Ok(case) => report_case(case),
+        Ok(case) => match rates::step_of_rate(row, &case) {
+            Ok(rate) => RowReport {
+                rate_step_s: rate.map(|rate| rate.0),
+                rate_counts: rate.map(|rate| rate.1),
+                ..report_case(case)
+            },
+            Err(cell) => {
+                let reason = case::Skip::Cell(cell);
+                skipped(id, reason.kind(), reason.to_string())
+            }
+        },
         Err(reason) => skipped(id, reason.kind(), reason.to_string()),
     }
 }
@@ -597,6 +624,8 @@ fn report_case(case: Case) -> RowReport {
         fault: None,
         measured_step_s: step_s,
         measured_mem_gb: memory.map(|bytes| bytes / 1e9),
+        rate_step_s: None,
+        rate_counts: None,
         out_of_memory,
         plan: Some(case.plan.to_string()),
         left_out_step_s: None,
@@ -650,6 +679,7 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
     }
     summary.step_time = table(&counted, RowReport::step_error);
     summary.memory = table(&counted, RowReport::memory_error);
+    summary.by_rates = rates::table(&counted);
     summary.out_of_memory = MemoryVerdicts::of(&counted, SHIPPED.1);
     summary.ranking = rank(&quiet, SHIPPED);
     summary.ranking_with_contradicted = rank(&with_contradicted, SHIPPED);

@@ -1,5 +1,6 @@
 //! `autoplan validate`.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -191,8 +192,9 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     for class in &worse {
         let now = class.now.map_or_else(|| "no rows".to_owned(), percent);
         anstream::eprintln!(
-            "worse: {}: median error {} before, {now} now",
+            "worse: {}: {} {} before, {now} now",
             class.class,
+            class.figure,
             percent(class.before)
         );
     }
@@ -337,6 +339,10 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let left_out = s.left_out.as_ref();
     errors("error of step time", &s.step_time, left_out.map(|l| &l.step_time), out)?;
     errors("error of peak memory", &s.memory, left_out.map(|l| &l.memory), out)?;
+    if !s.by_rates.is_empty() {
+        let by = BTreeMap::from([("printed rates", s.by_rates.clone())]);
+        errors("error of step time by printed rates", &ErrorTable { all: None, by }, None, out)?;
+    }
     let v = &s.out_of_memory;
     let mut verdicts = grid(&["memory verdicts", "predicted to fit", "not to fit"]);
     verdicts.add_row(["ran".to_owned(), v.ran_fits.to_string(), v.ran_rejected.to_string()]);

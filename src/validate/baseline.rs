@@ -5,31 +5,65 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::Summary;
+use super::{ErrorStatistics, Summary};
 use crate::spec::sealed::{seal, unseal};
 use crate::spec::{SpecError, read_text};
 
 /// Fewest rows of a class whose median is held to.
 const FEWEST_ROWS: usize = 5;
 
-/// Median errors by class, as they were when the file was written.
+/// Errors by class, as they were when the file was written.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Baseline {
-    /// A class may get worse by this share of its error...
+    /// An error may get worse by this share of it...
     pub relative_margin: f64,
-    /// ...plus this much.
+    /// ...plus this much, if it is a median or a share...
     pub absolute_margin: f64,
-    /// By `what: dimension: class`: rows and median absolute error.
-    pub classes: BTreeMap<String, (usize, f64)>,
+    /// ...or this much, if it is a mean, a P90 or a bias, which few rows move.
+    pub absolute_margin_of_few: f64,
+    /// By `what: dimension: class`.
+    pub classes: BTreeMap<String, Reached>,
+    /// Other figures that should be small, with the rows or groups behind them.
+    pub shares: BTreeMap<String, (usize, f64)>,
 }
 
-/// A class that is worse than it was.
+/// Errors of one class.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Reached {
+    /// Rows.
+    pub rows: usize,
+    /// Median of absolute errors.
+    pub median: f64,
+    /// Mean of absolute errors.
+    pub mean: f64,
+    /// Nine of ten are smaller.
+    pub p90: f64,
+    /// Absolute median of signed errors.
+    pub bias: f64,
+}
+
+impl Reached {
+    fn of(errors: &ErrorStatistics) -> Self {
+        Self {
+            rows: errors.rows,
+            median: round(errors.median),
+            mean: round(errors.mean),
+            p90: round(errors.p90),
+            bias: round(errors.bias.abs()),
+        }
+    }
+}
+
+/// An error that is worse than it was.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Worse {
     /// The class.
     pub class: String,
-    /// Its median error before.
+    /// What of it.
+    pub figure: &'static str,
+    /// The figure before.
     pub before: f64,
     /// And now; none where the class has no rows any more.
     pub now: Option<f64>,
@@ -41,29 +75,31 @@ impl Baseline {
     pub fn of(summary: &Summary) -> Self {
         let mut classes = BTreeMap::new();
         for (what, table) in [("step time", &summary.step_time), ("memory", &summary.memory)] {
-            if let Some(all) = table.all {
-                classes.insert(format!("{what}: all"), (all.rows, round(all.median)));
+            if let Some(all) = &table.all {
+                classes.insert(format!("{what}: all"), Reached::of(all));
             }
             for (dimension, by) in &table.by {
-                for (class, errors) in by {
-                    if errors.rows >= FEWEST_ROWS {
-                        classes.insert(
-                            format!("{what}: {dimension}: {class}"),
-                            (errors.rows, round(errors.median)),
-                        );
-                    }
+                for (class, errors) in by.iter().filter(|(_, errors)| errors.rows >= FEWEST_ROWS) {
+                    classes.insert(format!("{what}: {dimension}: {class}"), Reached::of(errors));
                 }
             }
         }
+        let mut shares = BTreeMap::new();
         let verdicts = &summary.out_of_memory;
         if verdicts.judged() > 0 {
-            let wrong = round(1.0 - verdicts.right());
-            classes.insert("memory verdicts: wrong".into(), (verdicts.judged(), wrong));
+            let mut put =
+                |name: &str, share| shares.insert(name.to_owned(), (verdicts.judged(), round(share)));
+            put("memory verdicts: wrong", 1.0 - verdicts.right());
+            put("memory verdicts: ran and called impossible", verdicts.called_impossible());
         }
-        if let Some(tau) = summary.ranking.mean_tau {
-            classes.insert("ranking: 1 - mean tau".into(), (summary.ranking.groups.len(), round(1.0 - tau)));
+        let ranking = &summary.ranking;
+        for (name, figure) in [
+            ("ranking: 1 - mean tau", ranking.mean_tau.map(|tau| 1.0 - tau)),
+            ("ranking: mean regret", ranking.mean_regret),
+        ] {
+            shares.extend(figure.map(|figure| (name.to_owned(), (ranking.groups.len(), round(figure)))));
         }
-        Self { relative_margin: 0.10, absolute_margin: 0.003, classes }
+        Self { relative_margin: 0.10, absolute_margin: 0.003, absolute_margin_of_few: 0.01, classes, shares }
     }
 
     /// The text of its file.
@@ -83,22 +119,30 @@ impl Baseline {
         unseal(&source, &text, "errors")
     }
 
-    /// Classes that are worse than here by more than the margin.
+    /// Figures that are worse than here by more than the margin.
     #[must_use]
     pub fn worse(&self, summary: &Summary) -> Vec<Worse> {
         let now = Self::of(summary);
-        self.classes
-            .iter()
-            .filter_map(|(class, &(_, before))| {
-                let after = now.classes.get(class).map(|&(_, median)| median);
-                let most = before * (1.0 + self.relative_margin) + self.absolute_margin;
-                (after.is_none_or(|median| median > most)).then(|| Worse {
-                    class: class.clone(),
-                    before,
-                    now: after,
-                })
-            })
-            .collect()
+        let mut worse = Vec::new();
+        let mut hold = |class: &str, figure, before: f64, now: Option<f64>, margin: f64| {
+            if now.is_none_or(|now| now > before * (1.0 + self.relative_margin) + margin) {
+                worse.push(Worse { class: class.to_owned(), figure, before, now });
+            }
+        };
+        let (margin, of_few) = (self.absolute_margin, self.absolute_margin_of_few);
+        for (class, before) in &self.classes {
+            let now = now.classes.get(class);
+            hold(class, "median error", before.median, now.map(|now| now.median), margin);
+            if let Some(now) = now {
+                hold(class, "mean error", before.mean, Some(now.mean), of_few);
+                hold(class, "P90", before.p90, Some(now.p90), of_few);
+                hold(class, "bias", before.bias, Some(now.bias), of_few);
+            }
+        }
+        for (name, &(_, before)) in &self.shares {
+            hold(name, "share", before, now.shares.get(name).map(|&(_, now)| now), margin);
+        }
+        worse
     }
 }
 

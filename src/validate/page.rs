@@ -89,6 +89,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     md.push_str("\n## Step time\n\n");
     errors(&mut md, &s.step_time, left_out.map(|l| &l.step_time));
     md.push_str("\n![predicted against measured step time](step-time.svg)\n");
+    printed_rates(&mut md, s);
     md.push_str("\n## Peak memory\n\n");
     errors(&mut md, &s.memory, left_out.map(|l| &l.memory));
     md.push_str("\n![predicted against measured memory](memory.svg)\n");
@@ -127,6 +128,20 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
         ("ranking.svg".to_owned(), ranks(&s.ranking.groups)?),
     ];
     Ok(Page { markdown: md, pictures })
+}
+
+/// Times that printed rates say.
+fn printed_rates(md: &mut String, summary: &super::Summary) {
+    if summary.by_rates.is_empty() {
+        return;
+    }
+    md.push_str(
+        "\n### Printed rates\n\nSome rows print TFLOP/s of a GPU, or a share of its BF16 peak, and no time. What such a rate counts is \
+         the source's convention; the step time that it says under it is compared here and nowhere else: no constant was fitted to \
+         these rows, and no goal is about them. The runs with natural routing are all of this kind.\n\n",
+    );
+    let by = BTreeMap::from([("printed rates", summary.by_rates.clone())]);
+    errors(md, &ErrorTable { all: None, by }, None);
 }
 
 fn verdicts(md: &mut String, v: MemoryVerdicts, left_out: Option<MemoryVerdicts>) {

@@ -501,7 +501,12 @@ fn formats_say_the_same() {
 fn worse_predictions_of_measured_runs_fail() {
     let mut report = regress(&[], &Store::new("/no/such/folder"), &Few::default(), &CHECK, &Silent);
     assert_eq!(report.exit_code(FailOn::Any), 0);
-    report.accuracy = vec![Worse { class: "step time: all".into(), before: 0.05, now: Some(0.0612) }];
+    report.accuracy = vec![Worse {
+        class: "step time: all".into(),
+        figure: "median error",
+        before: 0.05,
+        now: Some(0.0612),
+    }];
     assert_eq!(report.exit_code(FailOn::Worse), 1);
     assert!(
         report.table().contains("accuracy fell           median error 5.00 % -> 6.12 %"),

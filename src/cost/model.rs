@@ -1593,8 +1593,10 @@ impl<'a> CostModel<'a> {
             Some(Dispatcher::DeepEp | Dispatcher::HybridEp) => {
                 let ranks_hit = (ep - 1.0) * (1.0 - (1.0 - 1.0 / ep).powf(k));
                 let free = (domains - 1.0) * (1.0 - (1.0 - 1.0 / domains).powf(k));
-                let limit =
-                    e.router.groups.map_or(f64::INFINITY, |g| g.top_k as f64 * (domains - 1.0) / domains);
+                // Groups of experts that lie in several domains are not all in one.
+                let limit = e.router.groups.map_or(f64::INFINITY, |g| {
+                    g.top_k as f64 * (domains / g.count as f64).max(1.0) * (domains - 1.0) / domains
+                });
                 (element * ranks_hit * etp, element * free.min(limit), true)
             }
             _ => {

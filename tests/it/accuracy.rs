@@ -83,15 +83,14 @@ fn a_tail_or_a_bias_that_gets_worse_is_found() {
 /// than what it printed, and a point.
 #[test]
 fn the_hand_validation_is_kept() {
-    const ROWS: [(&str, f64); 16] = [
+    const ROWS: [(&str, f64); 15] = [
         ("DGXC-069", 1.3), // Llama 3.1 8B, BF16, 8 H100
         ("DGXC-073", 4.3),
         ("DGXC-079", 1.3), // 70B, 64
         ("DGXC-084", 2.7),
         ("DGXC-138", 3.6), // Nemotron 15B, 2,048
         ("DGXC-094", 0.7), // 405B, 576
-        ("DGXC-074", 2.7), // FP8
-        ("DGXC-085", 3.6),
+        ("DGXC-085", 3.6), // FP8
         ("MBRIDGE-080", 6.2),
         ("DGXC-181", 3.7), // GB200
         ("DGXC-187", 2.6),
@@ -101,9 +100,10 @@ fn the_hand_validation_is_kept() {
         ("seqsel-004", 5.1),
         ("seqsel-006", 6.2),
     ];
-    // Farther off than printed: 1.5 for 0.3, 2.2 for 0.7 (Nemotron in FP8, which shares H100's rate with 113 rows), 3.5 for
-    // 2.1, 4.1 for 0.0, 3.1 for 1.5 (GPT of 530 billion and 1 trillion parameters, which share A100's with 96), 4.8 for 2.7.
-    const BEYOND: [(&str, f64); 6] = [
+    // Farther off than printed: the first three are Llama and Nemotron in FP8, which share H100's rate with 113 rows, the
+    // next three GPT of 530 billion and 1 trillion parameters, which share A100's with 96, the last Qwen3-235B in FP8.
+    const BEYOND: [(&str, f64); 7] = [
+        ("DGXC-074", 2.7),
         ("DGXC-139", 0.3),
         ("DGXC-153", 0.7),
         ("seqsel-005", 2.1),

@@ -218,3 +218,29 @@ fn merged_passes_and_graphs_take_memory() {
         }
     }
 }
+
+/// Group-limited routing visits whole groups: with as many domains as groups (or fewer) no more domains than groups; with
+/// four times as many, each of four groups in four of them, as many as eight experts reach freely.
+#[test]
+fn groups_may_lie_in_several_domains() {
+    let machine = load_cluster("h800-ib").unwrap();
+    let limited = load_model("deepseek-v3").unwrap();
+    let mut free = limited.clone();
+    for block in free.blocks.values_mut() {
+        if let FeedForward::Moe(e) = &mut block.feed_forward {
+            e.router.groups = None;
+        }
+    }
+    let profile = Profile::find("megatron").unwrap();
+    let job = Job { gpus: 2048, global_batch_size: 2048, ..job() };
+    let exchange = |model: &Model, expert_parallel| {
+        let layers = Layers::new(model);
+        let cost = CostModel::new(model, &layers, &machine.cluster, &machine.accelerator, profile, &job);
+        let key = CellKey { expert_parallel, dispatcher: Some(Dispatcher::DeepEp), ..key() };
+        let last = *layers.order.last().unwrap() as usize;
+        cost.cell(&key).layers[last].forward.get(Item::ExpertParallel)
+    };
+    // Eight domains: four are visited, not 7 (1 - (7/8)^8) = 4.6.
+    assert!(exchange(&limited, 64) < exchange(&free, 64));
+    assert_eq!(exchange(&limited, 256), exchange(&free, 256));
+}

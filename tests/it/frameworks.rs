@@ -458,6 +458,7 @@ static CASES: &[Case] = &[
     case(Target::Accelerate, "dropless", LATENT_MOE, padded, |l| {
         moe(l);
         l.zero_stage = 3;
+        l.data_overlap = true;
     }),
     case(
         Target::Megatron,

@@ -96,8 +96,8 @@ fn deepseek_v3_with_and_without_virtual_stages() {
         let most = (0..16).map(|rank| layers.iter().skip(rank).step_by(16).sum::<u32>()).max();
         assert!(Some(on_last) < most, "{layers:?}");
         if vpp == 1 {
-            // With the even split the last stage has no room for its head.
-            assert!(found.even.is_none());
+            // With the even split the last stage has room for its head only where more is recomputed on all.
+            assert!(gain(&found) > 0.2, "{}", gain(&found));
             assert!(found.split_gap < 0.02, "{}", found.split_gap);
         }
     }

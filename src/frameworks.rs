@@ -1272,6 +1272,7 @@ static GENERIC_RULES: &[Rule] = &[
             )
         },
     },
+    DROPLESS,
 ];
 
 /// Query heads divide among tensor-parallel ranks, and key/value heads divide or are replicated.

@@ -860,10 +860,10 @@ pub(super) fn assumptions(task: &Task) -> String {
         },
         match job.expert_capacity {
             Some(ExpertCapacity { factor, padded: true }) => {
-                format!(", experts padded to {factor} equal shares")
+                format!(", experts padded to {factor} times an equal share of tokens")
             }
             Some(ExpertCapacity { factor, padded: false }) => {
-                format!(", experts dropping what is beyond {factor} equal shares")
+                format!(", tokens dropped beyond {factor} times an expert's equal share")
             }
             None => String::new(),
         }

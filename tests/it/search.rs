@@ -18,7 +18,7 @@ use autoplan::plan::{ContextComm, Dispatcher, Layout, Offload, Place, Plan, Sche
 use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Found, Observer, Request, SMALL_SPACE, Search, Silent, Stop};
-use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::{self, Machine};
 use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, Pipeline, Spread, evaluate};
@@ -435,6 +435,10 @@ fn random_world(random: &mut Random) -> World {
     let target =
         if random.chance(40) { Target::Megatron } else { Target::ALL[pick(random, Target::ALL.len())] };
     let mut world = World::new(model, clusters[pick(random, clusters.len())], gpus, batch, 2048, target);
+    // Some experts drop tokens, most of these are padded.
+    if matches!(target, Target::Megatron | Target::Bridge) && batch == 2 * gpus {
+        world.job.expert_capacity = Some(ExpertCapacity { factor: 1.25, padded: gpus != 3 });
+    }
     // Tight memory makes recomputation and uneven stages matter.
     if random.chance(60) {
         world.job.memory_limit = Some(Bytes(random.within(12, 80) * 1_000_000_000));

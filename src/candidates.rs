@@ -118,6 +118,8 @@ pub struct Restrictions {
     pub data_overlap: Option<Vec<bool>>,
     /// Overlap of expert-parallel communication, where there is some.
     pub expert_overlap: Option<Vec<bool>>,
+    /// Shared experts beside the exchange, where they can be; they are unless all that is left is off.
+    pub shared_overlap: Option<Vec<bool>>,
     /// How attention crosses context-parallel ranks, where there are several.
     pub context_comm: Option<Vec<ContextComm>>,
     /// How tokens reach experts, where they leave their rank.
@@ -161,6 +163,7 @@ impl Restrictions {
             ("tp-overlap", self.tensor_overlap.as_ref().map(Vec::len)),
             ("dp-overlap", self.data_overlap.as_ref().map(Vec::len)),
             ("ep-overlap", self.expert_overlap.as_ref().map(Vec::len)),
+            ("shared-overlap", self.shared_overlap.as_ref().map(Vec::len)),
             ("cp-comm", self.context_comm.as_ref().map(Vec::len)),
             ("dispatcher", self.dispatcher.as_ref().map(Vec::len)),
             ("graphs", self.cuda_graphs.as_ref().map(Vec::len)),
@@ -510,6 +513,7 @@ impl<'a> Space<'a> {
             dispatcher: if self.context.has_experts() { k.dispatchers.first().copied() } else { None },
             tensor_overlap: false,
             expert_overlap: false,
+            shared_overlap: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         }
@@ -570,6 +574,10 @@ impl<'a> Space<'a> {
             },
             dispatchers,
             expert_overlap: expert_overlap.filter(|on| admits(&r.expert_overlap, exchange, on)).collect(),
+            shared_overlap: k.shared_overlap
+                && expert
+                && self.context.has_shared_experts()
+                && admits(&r.shared_overlap, true, &true),
             cuda_graphs: k.cuda_graphs.iter().copied().filter(graph).collect(),
         }
     }
@@ -594,6 +602,10 @@ impl<'a> Space<'a> {
                                     context_comm,
                                     dispatcher,
                                     expert_overlap,
+                                    // It never costs time: a choice that is made, not searched.
+                                    shared_overlap: flags.shared_overlap
+                                        && !expert_overlap
+                                        && dispatcher != Some(Dispatcher::AllGather),
                                     cuda_graphs,
                                     offload,
                                     ..plain
@@ -835,6 +847,7 @@ pub fn layout_of(
         tensor_overlap: cell.tensor_overlap,
         data_overlap,
         expert_overlap: cell.expert_overlap,
+        shared_overlap: cell.shared_overlap,
         cuda_graphs: cell.cuda_graphs,
         offload: cell.offload,
     }

@@ -108,6 +108,8 @@ pub struct CellKey {
     pub tensor_overlap: bool,
     /// Expert-parallel overlap.
     pub expert_overlap: bool,
+    /// Shared experts beside the exchange.
+    pub shared_overlap: bool,
     /// CUDA graphs.
     pub cuda_graphs: CudaGraphs,
     /// Offload.
@@ -127,6 +129,7 @@ impl From<&Layout> for CellKey {
             dispatcher: l.dispatcher,
             tensor_overlap: l.tensor_overlap,
             expert_overlap: l.expert_overlap,
+            shared_overlap: l.shared_overlap,
             cuda_graphs: l.cuda_graphs,
             offload: l.offload,
         }

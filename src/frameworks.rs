@@ -231,6 +231,8 @@ pub struct Capabilities {
     pub data_overlap: bool,
     /// Expert dispatch under the computation of another micro-batch.
     pub expert_overlap: bool,
+    /// Shared experts beside the exchange of routed tokens.
+    pub shared_overlap: bool,
     /// Ways to bring tokens to experts.
     pub dispatchers: &'static [Dispatcher],
     /// Those that a search tries unless told otherwise.
@@ -524,6 +526,12 @@ impl Context {
     #[must_use]
     pub fn has_experts(&self) -> bool {
         !self.moe.is_empty()
+    }
+
+    /// Whether some layers have shared experts.
+    #[must_use]
+    pub fn has_shared_experts(&self) -> bool {
+        self.moe.iter().any(|moe| moe.shared_width > 0)
     }
 
     /// Whether its experts are padded to a capacity.
@@ -954,7 +962,8 @@ pub static COMMON_RULES: &[Rule] = &[
         judge: Judge::Nobody,
         reach: Reach::Cell,
         check: |_, c, l| {
-            let plain = l.expert_tensor_parallel == 1 && l.dispatcher.is_none() && !l.expert_overlap;
+            let overlaps = l.expert_overlap || l.shared_overlap;
+            let plain = l.expert_tensor_parallel == 1 && l.dispatcher.is_none() && !overlaps;
             ensure(
                 c.has_experts() || plain,
                 "the model has no experts, but the layout says how they are split, reached or overlapped",
@@ -1107,7 +1116,8 @@ pub static COMMON_RULES: &[Rule] = &[
         check: |k, _, l| {
             ensure(k.tensor_overlap || !l.tensor_overlap, "tensor-parallel overlap is not offered", [0; 4])?;
             ensure(k.data_overlap || !l.data_overlap, "data-parallel overlap is not offered", [0; 4])?;
-            ensure(k.expert_overlap || !l.expert_overlap, "expert-parallel overlap is not offered", [0; 4])
+            ensure(k.expert_overlap || !l.expert_overlap, "expert-parallel overlap is not offered", [0; 4])?;
+            ensure(k.shared_overlap || !l.shared_overlap, "overlap of shared experts is not offered", [0; 4])
         },
     },
     Rule {
@@ -1177,6 +1187,7 @@ const NANOTRON: Capabilities = Capabilities {
     tensor_overlap: false,
     data_overlap: true,
     expert_overlap: false,
+    shared_overlap: false,
     dispatchers: &[Dispatcher::AllToAll],
     default_dispatchers: &[Dispatcher::AllToAll],
     cuda_graphs: &[CudaGraphs::None],

@@ -45,10 +45,18 @@ pub struct Layout {
     pub data_overlap: bool,
     /// Expert dispatch of one micro-batch runs under the computation of another.
     pub expert_overlap: bool,
+    /// Shared experts run beside the exchange of their layer's routed tokens.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub shared_overlap: bool,
     /// What CUDA graphs capture.
     pub cuda_graphs: CudaGraphs,
     /// What lives off the GPU.
     pub offload: Offload,
+}
+
+/// Whether a switch is off: what older files do not say is not written either.
+fn is_off(switch: &bool) -> bool {
+    !switch
 }
 
 /// Order of forward and backward passes on each pipeline rank.
@@ -459,6 +467,7 @@ impl Layout {
         tensor_overlap: false,
         data_overlap: false,
         expert_overlap: false,
+        shared_overlap: false,
         cuda_graphs: CudaGraphs::None,
         offload: Offload::NONE,
     };
@@ -648,7 +657,9 @@ impl fmt::Display for Layout {
             Some(Dispatcher::DeepEp) => f.write_str(" deepep")?,
             Some(Dispatcher::HybridEp) => f.write_str(" hybridep")?,
         }
-        for (on, word) in [(l.tensor_overlap, " tp-ov"), (l.expert_overlap, " ep-ov")] {
+        let overlaps =
+            [(l.tensor_overlap, " tp-ov"), (l.expert_overlap, " ep-ov"), (l.shared_overlap, " shared-ov")];
+        for (on, word) in overlaps {
             if on {
                 f.write_str(word)?;
             }

@@ -233,6 +233,7 @@ fn entry_places(text: &str) -> Vec<std::ops::Range<usize>> {
 }
 
 /// What planning a scenario gave.
+#[expect(clippy::large_enum_variant, reason = "there is one a scenario")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub enum Outcome {

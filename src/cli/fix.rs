@@ -8,7 +8,7 @@ use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedu
 use crate::planner::Prepared;
 
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, shard, recompute, schedule, offload, sp, tp-overlap, \
-                    dp-overlap, ep-overlap, cp-comm, dispatcher, graphs";
+                    dp-overlap, ep-overlap, shared-overlap, cp-comm, dispatcher, graphs";
 /// From how alike on one name may be meant by another, of 1.
 const ALIKE: f64 = 0.7;
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
@@ -78,6 +78,7 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         "tp-overlap" => return choose(&mut r.tensor_overlap, text, &values, &SWITCH),
         "dp-overlap" => return choose(&mut r.data_overlap, text, &values, &SWITCH),
         "ep-overlap" => return choose(&mut r.expert_overlap, text, &values, &SWITCH),
+        "shared-overlap" => return choose(&mut r.shared_overlap, text, &values, &SWITCH),
         "cp-comm" => return choose(&mut r.context_comm, text, &values, &CONTEXT_COMMS),
         "dispatcher" => return choose(&mut r.dispatcher, text, &values, &DISPATCHERS),
         "graphs" => return choose(&mut r.cuda_graphs, text, &values, &GRAPHS),
@@ -170,6 +171,7 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
         ("tp-overlap", (l.tensor_parallel > 1).then(|| switch(l.tensor_overlap))),
         ("dp-overlap", (replicas > 1).then(|| switch(l.data_overlap))),
         ("ep-overlap", (l.expert_parallel > 1).then(|| switch(l.expert_overlap))),
+        ("shared-overlap", (l.expert_parallel > 1).then(|| switch(l.shared_overlap))),
         ("cp-comm", (l.context_parallel > 1).then(|| name_of(&CONTEXT_COMMS, l.context_comm))),
         ("dispatcher", l.dispatcher.map(|dispatcher| name_of(&DISPATCHERS, dispatcher))),
         ("graphs", Some(name_of(&GRAPHS, l.cuda_graphs))),

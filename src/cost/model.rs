@@ -176,6 +176,8 @@ pub struct Flags {
     pub dispatchers: Vec<Option<Dispatcher>>,
     /// Expert-parallel overlap.
     pub expert_overlap: Vec<bool>,
+    /// Whether shared experts may run beside the exchange.
+    pub shared_overlap: bool,
     /// CUDA graphs.
     pub cuda_graphs: Vec<CudaGraphs>,
 }
@@ -188,6 +190,7 @@ impl Flags {
             sequence_parallel: self.tensor.iter().any(|tensor| tensor.0),
             tensor_overlap: self.tensor.iter().any(|tensor| tensor.1),
             expert_overlap: self.expert_overlap.contains(&true),
+            shared_overlap: self.shared_overlap,
             cuda_graphs: graphs
                 .into_iter()
                 .find(|graph| self.cuda_graphs.contains(graph))
@@ -262,10 +265,22 @@ impl Part {
         self.stays.lower(&other.stays);
         self.moves.lower(&other.moves);
         self.shared = self.shared.max(other.shared);
+        for (own, other) in self.halves.iter_mut().zip(&other.halves) {
+            *own = (own.0.max(other.0), own.1.max(other.1));
+        }
         for (own, other) in self.modules.iter_mut().zip(&other.modules) {
             debug_assert_eq!(own.0, other.0, "the modules of a layer do not depend on flags");
             (own.1, own.2) = (own.1.min(other.1), own.2.max(other.2));
         }
+    }
+}
+
+impl Part {
+    /// What shared experts hide, forward and backward, of exchanges that take so long each: dispatch runs beside their first
+    /// product, combine beside their second (Megatron-LM:megatron/core/transformer/moe/shared_experts.py).
+    fn hidden(&self, exchange: f64) -> (f64, f64) {
+        let sum = |of: fn(&(f64, f64)) -> f64| self.halves.iter().map(|half| of(half).min(exchange)).sum();
+        (sum(|half| half.0), sum(|half| half.1))
     }
 }
 
@@ -293,6 +308,8 @@ struct Part {
     moves: Kept,
     /// Kept bytes of shared experts.
     shared: f64,
+    /// Forward and backward seconds of their two halves, each of which may run beside one exchange.
+    halves: [(f64, f64); 2],
     /// What selective recomputation can drop: seconds and bytes.
     modules: Vec<(Module, f64, f64)>,
     shapes: Vec<(u64, u64)>,
@@ -755,13 +772,17 @@ impl<'a> CostModel<'a> {
         if p.exchange > 0.0 {
             let (f, b) = (p.forward.total(), p.backward.total());
             let (compute, exchange) = (f + b, 4.0 * p.exchange);
-            let exposed = if c.key.expert_overlap {
+            let mut exposed = exchange;
+            if c.key.expert_overlap {
                 let (large, small) =
                     if compute > exchange { (compute, exchange) } else { (exchange, compute) };
-                large + self.profile.experts.overlap_exposed * small - compute
-            } else {
-                exchange
-            };
+                exposed = large + self.profile.experts.overlap_exposed * small - compute;
+            }
+            // A floor is over both, of which a layout has one.
+            if c.key.shared_overlap {
+                let (forward, backward) = part.hidden(p.exchange);
+                exposed = exposed.min(exchange - forward - backward);
+            }
             p.forward.add(Item::ExpertParallel, exposed * f / compute);
             p.backward.add(Item::ExpertParallel, exposed * b / compute);
         }
@@ -1403,12 +1424,14 @@ impl<'a> CostModel<'a> {
             part.shapes.push((self.model.hidden, latent));
         }
         if e.shared_width > 0 {
-            let mut shared = Passes::default();
+            let (mut shared, mut second) = (Passes::default(), Passes::default());
             let matrices = e.activation.matrices();
             self.column(c, e.shared_width * (matrices - 1), &mut shared, &mut part.shapes);
-            self.row(c, e.shared_width, &mut shared, &mut part.shapes);
+            self.row(c, e.shared_width, &mut second, &mut part.shapes);
             let elements = e.shared_width as f64 * c.tokens / c.tp;
             self.activation(elements, e.activation.gated(), &mut shared);
+            part.halves = [&shared, &second].map(|half| (half.forward.total(), half.backward.total()));
+            self.add(&mut shared, &second);
             part.shared = (2.0 * (matrices - 1) as f64 + self.input_bytes()) * elements;
             part.stays.local += part.shared;
             part.modules.push((Module::SharedExperts, shared.forward.total(), part.shared));
@@ -1559,7 +1582,8 @@ impl<'a> CostModel<'a> {
         let small = (4.0 * e.experts as f64 + 8.0 * e.top_k as f64) * local_tokens;
         moves.local += moved;
         stays.local += stored - moved + small;
-        let whole = body.forward.total() + part.beside.forward.total() + 2.0 * body.exchange;
+        let hidden = if c.key.shared_overlap { part.hidden(body.exchange).0 } else { 0.0 };
+        let whole = body.forward.total() + part.beside.forward.total() + 2.0 * body.exchange - hidden;
         Experts {
             passes: body,
             modules: [

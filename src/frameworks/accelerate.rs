@@ -41,6 +41,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     tensor_overlap: false,
     data_overlap: true,
     expert_overlap: false,
+    shared_overlap: false,
     dispatchers: &[Dispatcher::AllGather, Dispatcher::AllToAll],
     default_dispatchers: &[Dispatcher::AllGather, Dispatcher::AllToAll],
     cuda_graphs: &[CudaGraphs::None],

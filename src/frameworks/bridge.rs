@@ -380,6 +380,9 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
             add("moe_expert_capacity_factor", &format_args!("{:?}", capacity.factor));
             add("moe_pad_expert_input_to_capacity", &yes(capacity.padded));
         }
+        if e.shared_width > 0 {
+            add("moe_shared_expert_overlap", &yes(l.shared_overlap));
+        }
         add("moe_grouped_gemm", &"True");
         add("moe_permute_fusion", &"True");
         let words: Vec<&str> = command.words().collect();

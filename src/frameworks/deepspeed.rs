@@ -36,6 +36,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     tensor_overlap: true,
     data_overlap: true,
     expert_overlap: false,
+    shared_overlap: false,
     dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp],
     default_dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp],
     cuda_graphs: &[CudaGraphs::None],

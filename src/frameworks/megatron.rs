@@ -53,6 +53,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     tensor_overlap: true,
     data_overlap: true,
     expert_overlap: true,
+    shared_overlap: true,
     dispatchers: &[Dispatcher::AllGather, Dispatcher::AllToAll, Dispatcher::DeepEp, Dispatcher::HybridEp],
     default_dispatchers: &[
         Dispatcher::AllGather,
@@ -319,6 +320,37 @@ pub const CORE_RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "shared-overlap-meaning",
+        source: "core/transformer/moe/moe_layer.py",
+        judge: Judge::Nobody,
+        reach: Reach::Exchange,
+        check: |_, c, l| {
+            ensure(
+                !l.shared_overlap || c.has_shared_experts() && l.expert_parallel > 1,
+                "shared experts run beside an exchange: it takes some, and ep > 1",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
+        name: "shared-overlap",
+        source: "core/transformer/transformer_config.py __post_init__, moe_shared_expert_overlap",
+        judge: Judge::SetUp,
+        reach: Reach::Exchange,
+        check: |_, _, l| {
+            ensure(
+                !l.shared_overlap || l.dispatcher != Some(Dispatcher::AllGather),
+                "overlap of shared experts needs an all-to-all or flex dispatcher",
+                [0; 4],
+            )?;
+            ensure(
+                !l.shared_overlap || !l.expert_overlap,
+                "expert overlap excludes that of shared experts",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
         name: "expert-overlap-hybrid",
         source: "core/pipeline_parallel/combined_1f1b.py; build_schedule_plan, of core/models/gpt/gpt_model.py alone",
         judge: Judge::Run,
@@ -565,6 +597,23 @@ pub static PLAN_RULES: &[PlanRule] = &[
             ensure(
                 allowed || !p.layout().expert_overlap,
                 "expert overlap excludes recomputing whole layers or the moe module",
+                [0; 4],
+            )
+        },
+    },
+    PlanRule {
+        name: "recompute-shared-overlap",
+        source: "core/transformer/transformer_config.py __post_init__, recompute_modules",
+        judge: Judge::SetUp,
+        reach: PlanReach::Recompute,
+        check: |_, _, p| {
+            let recomputed = matches!(
+                recompute_of(p),
+                Some(Recompute::Selective(modules)) if modules.has(Module::SharedExperts)
+            );
+            ensure(
+                !recomputed || !p.layout().shared_overlap,
+                "shared experts that run beside the exchange cannot be recomputed",
                 [0; 4],
             )
         },

@@ -23,6 +23,7 @@ const CHANGES: &[Change] = &[
     |k, _, d| d.layout.data_overlap = k.data_overlap,
     |_, _, d| d.layout.data_overlap = false,
     |_, _, d| d.layout.expert_overlap = false,
+    |_, _, d| d.layout.shared_overlap = false,
     |_, _, d| d.layout.cuda_graphs = CudaGraphs::None,
     |k, _, d| {
         let on = k.sequence_parallel != SequenceParallel::Never && d.layout.tensor_parallel > 1;
@@ -82,6 +83,7 @@ const CHANGES: &[Change] = &[
     |_, _, d| {
         d.layout.expert_parallel = 1;
         d.layout.expert_overlap = false;
+        d.layout.shared_overlap = false;
     },
     |_, c, d| {
         // The largest expert-parallel degree that divides the experts and the ranks of a stage.
@@ -139,6 +141,7 @@ fn offered(k: &Capabilities, c: &Context, d: &mut Draft) {
     l.tensor_overlap &= k.tensor_overlap;
     l.data_overlap = k.data_overlap;
     l.expert_overlap &= k.expert_overlap && l.expert_parallel > 1;
+    l.shared_overlap &= k.shared_overlap && l.expert_parallel > 1;
     l.sequence_parallel &= k.sequence_parallel != SequenceParallel::Never;
     if !k.cuda_graphs.contains(&l.cuda_graphs) {
         l.cuda_graphs = CudaGraphs::None;

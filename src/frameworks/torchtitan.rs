@@ -33,6 +33,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     tensor_overlap: true,
     data_overlap: true,
     expert_overlap: false,
+    shared_overlap: false,
     dispatchers: &[Dispatcher::AllToAll, Dispatcher::DeepEp, Dispatcher::HybridEp],
     // DeepEP and HybridEP need a library that torchtitan does not bring.
     default_dispatchers: &[Dispatcher::AllToAll],

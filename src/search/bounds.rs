@@ -249,6 +249,7 @@ impl Search<'_> {
             let mut flags = self.space.possible_flags(group).clone();
             if one.is_some() {
                 flags.expert_overlap = vec![overlap];
+                flags.shared_overlap &= !overlap;
             }
             let cell = self.cost.floor_cell(&plain, &flags, &mut scratch.parts);
             let legal = self.legal_modes(&layout, &cell, scratch);

@@ -1442,6 +1442,8 @@ fn read_plan(
         .blocks
         .values()
         .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.router.groups.is_some()));
+    let shares =
+        model.blocks.values().any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.shared_width > 0));
     let dispatcher = experts.then(|| {
         // Padded experts are reached by the plain exchange alone (assertion of `apply_moe_token_drop`, see the profile's
         // `token_drop`), whatever recipes without capacity name.
@@ -1526,6 +1528,11 @@ fn read_plan(
         tensor_overlap,
         data_overlap,
         expert_overlap,
+        shared_overlap: notes.contains("moe_shared_expert_overlap=true")
+            && shares
+            && expert_ranks > 1
+            && !expert_overlap
+            && dispatcher != Some(Dispatcher::AllGather),
         cuda_graphs,
         offload,
     };

@@ -48,6 +48,7 @@ fn layout(tp: u32, pp: u32, vpp: u32, dp: u32, micro_batches: u32) -> Layout {
         tensor_overlap: false,
         data_overlap: true,
         expert_overlap: false,
+        shared_overlap: false,
         cuda_graphs: CudaGraphs::None,
         offload: Offload::NONE,
     }

@@ -41,6 +41,7 @@ fn key() -> CellKey {
         dispatcher: Some(Dispatcher::AllToAll),
         tensor_overlap: false,
         expert_overlap: false,
+        shared_overlap: false,
         cuda_graphs: CudaGraphs::None,
         offload: Offload::NONE,
     }
@@ -243,4 +244,38 @@ fn groups_may_lie_in_several_domains() {
     // Eight domains: four are visited, not 7 (1 - (7/8)^8) = 4.6.
     assert!(exchange(&limited, 64) < exchange(&free, 64));
     assert_eq!(exchange(&limited, 256), exchange(&free, 256));
+}
+
+/// Beside a long exchange shared experts take no time; beside them a short one takes none.
+#[test]
+fn shared_experts_run_beside_the_exchange() {
+    let machine = load_cluster("h800-ib").unwrap();
+    let job = Job { gpus: 64, global_batch_size: 64, ..job() };
+    let profile = Profile::find("megatron").unwrap();
+    let of = |shared: u64, expert_parallel, shared_overlap| {
+        let mut model = load_model("deepseek-v3").unwrap();
+        for block in model.blocks.values_mut() {
+            if let FeedForward::Moe(e) = &mut block.feed_forward {
+                e.shared_width = shared;
+            }
+        }
+        let layers = Layers::new(&model);
+        let cost = CostModel::new(&model, &layers, &machine.cluster, &machine.accelerator, profile, &job);
+        // Without the host, which joins all of it.
+        let cuda_graphs = CudaGraphs::FullIteration;
+        let key = CellKey { expert_parallel, shared_overlap, cuda_graphs, ..key() };
+        let last = *layers.order.last().unwrap() as usize;
+        cost.cell(&key).layers.swap_remove(last)
+    };
+    let total = |layer: &LayerCost| (layer.forward.total() + layer.backward.total()).0;
+    let exchange = |layer: &LayerCost| {
+        layer.forward.get(Item::ExpertParallel) + layer.backward.get(Item::ExpertParallel)
+    };
+    // Eight nodes: the exchange of eight copies is far longer than the products of one expert of 2,048.
+    let (alone, beside) = (of(0, 64, false), of(2048, 64, true));
+    assert!(total(&of(2048, 64, false)) > total(&alone));
+    assert!(total(&beside).abs_diff(total(&alone)) < 100, "{} {}", total(&beside), total(&alone));
+    // Two ranks of a node, and shared experts of forty times that width.
+    assert!(exchange(&of(81_920, 2, false)).0 > 0);
+    assert_eq!(exchange(&of(81_920, 2, true)).0, 0);
 }

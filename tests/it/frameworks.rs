@@ -402,6 +402,17 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 2;
         l.expert_overlap = true;
     }),
+    case(Target::Megatron, "shared-overlap-meaning", WINDOWS, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.shared_overlap = true;
+    }),
+    case(Target::Megatron, "shared-overlap", LATENT_MOE, same, |l| {
+        moe(l);
+        l.expert_parallel = 8;
+        l.shared_overlap = true;
+        l.expert_overlap = true;
+    }),
     case(Target::Megatron, "expert-instances", LATENT_MOE, same, |l| {
         moe(l);
         l.expert_parallel = 32;
@@ -1024,6 +1035,7 @@ fn beyond(reach: Reach, a: Layout, b: Layout) -> Layout {
         dispatcher: a.dispatcher,
         tensor_overlap: a.tensor_overlap,
         expert_overlap: a.expert_overlap,
+        shared_overlap: a.shared_overlap,
         cuda_graphs: a.cuda_graphs,
         offload: a.offload,
         ..l
@@ -1040,9 +1052,12 @@ fn beyond(reach: Reach, a: Layout, b: Layout) -> Layout {
             offload: a.offload,
             ..group
         },
-        Reach::Exchange => {
-            Layout { dispatcher: a.dispatcher, expert_overlap: a.expert_overlap, ..order(group) }
-        }
+        Reach::Exchange => Layout {
+            dispatcher: a.dispatcher,
+            expert_overlap: a.expert_overlap,
+            shared_overlap: a.shared_overlap,
+            ..order(group)
+        },
         Reach::Layout => a,
     }
 }
@@ -1082,6 +1097,7 @@ fn rules_look_at_no_more_than_they_say() {
         tensor_overlap: random.pick(&[false, true]),
         data_overlap: random.pick(&[false, true]),
         expert_overlap: random.pick(&[false, true]),
+        shared_overlap: random.pick(&[false, true]),
         cuda_graphs: random.pick(&[
             CudaGraphs::None,
             CudaGraphs::Attention,
@@ -1191,6 +1207,7 @@ fn every_plan_rule_refuses_what_it_says() {
         (Target::Megatron, "recompute-meaning", WINDOWS, moe, "selective:shared_experts"),
         (Target::Megatron, "recompute-expert-overlap", LATENT_MOE, overlap, "full:uniform:1"),
         (Target::Megatron, "recompute-expert-overlap", LATENT_MOE, overlap, "selective:moe"),
+        (Target::Megatron, "recompute-shared-overlap", LATENT_MOE, beside, "selective:shared_experts"),
         (
             Target::Megatron,
             "recompute-cuda-graphs",
@@ -1255,6 +1272,12 @@ fn uneven_shards_are_found_out_by_nobody() {
 fn fsdp(l: &mut Layout) {
     l.zero_stage = 3;
     l.data_overlap = true;
+}
+
+fn beside(l: &mut Layout) {
+    moe(l);
+    l.expert_parallel = 8;
+    l.shared_overlap = true;
 }
 
 fn overlap(l: &mut Layout) {

@@ -207,6 +207,7 @@ pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wil
             && offered(random, k.tensor_overlap, 40),
         data_overlap: always || offered(random, k.data_overlap, 60),
         expert_overlap: experts.is_some() && offered(random, k.expert_overlap, 40),
+        shared_overlap: experts.is_some() && k.shared_overlap && gpus % 3 == 1 && random.chance(60),
         cuda_graphs: if random.chance(80) { CudaGraphs::None } else { random.pick(k.cuda_graphs) },
         offload: Offload {
             optimizer: place(random, k.optimizer_places),

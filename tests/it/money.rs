@@ -584,6 +584,7 @@ fn packed_documents_shorten_attention_alone() {
             dispatcher: None,
             tensor_overlap: false,
             expert_overlap: false,
+            shared_overlap: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         };

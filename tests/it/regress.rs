@@ -62,6 +62,7 @@ impl Few {
             tensor_overlap: false,
             data_overlap: true,
             expert_overlap: false,
+            shared_overlap: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         }

@@ -245,6 +245,11 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
                                                     tensor_overlap,
                                                     data_overlap,
                                                     expert_overlap,
+                                                    shared_overlap: k.shared_overlap
+                                                        && context.moe.iter().any(|m| m.shared_width > 0)
+                                                        && base.expert_parallel > 1
+                                                        && !expert_overlap
+                                                        && dispatcher != Some(Dispatcher::AllGather),
                                                     cuda_graphs,
                                                     context_comm,
                                                     dispatcher,

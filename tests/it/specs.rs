@@ -198,6 +198,7 @@ fn saved_plan() -> &'static str {
             tensor_overlap: false,
             data_overlap: true,
             expert_overlap: false,
+            shared_overlap: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         };

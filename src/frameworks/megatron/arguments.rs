@@ -288,6 +288,7 @@ fn experts(request: &ExportRequest, shape: &Shape) -> Option<Section> {
     }
     s.flag("--moe-permute-fusion");
     s.flag_if(layout.expert_overlap, "--overlap-moe-expert-parallel-comm");
+    s.flag_if(layout.shared_overlap, "--moe-shared-expert-overlap");
     Some(s)
 }
 

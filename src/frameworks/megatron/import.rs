@@ -365,6 +365,7 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "moe-tensor-needs-sequence" => &["--tensor-model-parallel-size"],
         "expert-bias" => &["--expert-tensor-parallel-size", "--tensor-model-parallel-size"],
         "experts-divide" | "expert-mesh" => &["--expert-model-parallel-size", "--num-experts"],
+        "shared-overlap" | "recompute-shared-overlap" => &["--moe-shared-expert-overlap"],
         "expert-overlap" | "recompute-expert-overlap" => &["--overlap-moe-expert-parallel-comm"],
         "padded-experts" => &["--moe-pad-expert-input-to-capacity", "--moe-token-dispatcher-type"],
         "expert-instances" => &["--num-distributed-optimizer-instances"],
@@ -968,6 +969,8 @@ fn layout(
         tensor_overlap,
         data_overlap: reduce,
         expert_overlap: f.on("--overlap-moe-expert-parallel-comm"),
+        // Beside nothing, or of nothing, it changes nothing.
+        shared_overlap: f.on("--moe-shared-expert-overlap") && ep > 1 && has_shared_experts(model),
         cuda_graphs,
         offload: Offload {
             optimizer: if offloads || f.on("--cpu-optimizer") { Place::Cpu } else { Place::Gpu },
@@ -975,6 +978,10 @@ fn layout(
             activations: f.on("--fine-grained-activation-offloading"),
         },
     })
+}
+
+fn has_shared_experts(model: &Model) -> bool {
+    model.blocks.values().any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.shared_width > 0))
 }
 
 /// Whether DeepSpeed's pipeline engine runs the model.

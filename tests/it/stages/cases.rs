@@ -90,6 +90,7 @@ impl Bench {
             tensor_overlap: tp > 1,
             data_overlap: true,
             expert_overlap: false,
+            shared_overlap: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         }

@@ -314,8 +314,10 @@ impl<'a> Search<'a> {
             return None;
         }
         let tables = &self.work.tables;
-        let Interval { counts, forward, backward, held, gathered, touches } =
-            tables.interval(problem, fixed, from, to);
+        let mut counts = Counts::default();
+        tables.count(from, to, &mut counts);
+        let Interval { forward, backward, held, gathered, touches } =
+            tables.interval(problem, fixed, &counts);
         let steady = problem.rank_bytes.0 + held + gathered + shared_bytes(&problem.shared, touches);
         let room = problem.limit.0.checked_sub(steady)?;
         let memory = Memory { in_flight: u64::from(problem.pipeline.orders[stage].in_flight[0]), room };

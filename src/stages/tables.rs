@@ -25,7 +25,6 @@ impl ModeCost {
 /// What an interval of layers costs on a chunk whatever it recomputes, ends included.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Interval {
-    pub counts: Counts,
     pub forward: u64,
     pub backward: u64,
     pub held: u64,
@@ -133,9 +132,10 @@ impl Tables {
         if self.kinds == 1 {
             into[0] += to - from;
         } else {
-            let rows = self.prefix.chunks_exact(self.layers as usize + 1);
-            for (count, row) in into.iter_mut().zip(rows) {
-                *count += row[to as usize] - row[from as usize];
+            let width = self.layers as usize + 1;
+            for (kind, count) in into.iter_mut().enumerate().take(self.kinds) {
+                let row = kind * width;
+                *count += self.prefix[row + to as usize] - self.prefix[row + from as usize];
             }
         }
     }
@@ -146,18 +146,17 @@ impl Tables {
         self.time[to as usize] - self.time[from as usize]
     }
 
-    /// What an interval costs on a chunk.
+    /// What so many layers by kind cost on a chunk.
     #[inline]
-    pub fn interval(&self, problem: &Problem, fixed: &Fixed, from: u32, to: u32) -> Interval {
+    pub fn interval(&self, problem: &Problem, fixed: &Fixed, counts: &Counts) -> Interval {
         let mut sum = Interval {
-            counts: self.counts(from, to),
             forward: fixed.forward.0,
             backward: fixed.backward.0,
             held: fixed.held.0,
             gathered: fixed.gathered.0,
             touches: fixed.touches,
         };
-        for (kind, &count) in problem.kinds.iter().zip(&sum.counts) {
+        for (kind, &count) in problem.kinds.iter().zip(counts) {
             if count > 0 {
                 let n = u64::from(count);
                 sum.forward += n * kind.forward.0;
@@ -215,7 +214,8 @@ impl Tables {
         if let Some(block) = problem.block {
             let edge = to.min(from.saturating_add(n));
             for (mode, from, to) in [(block.full, from, edge), (block.rest, edge, to)] {
-                for (cost, count) in self.mode(mode).iter().zip(self.counts(from, to)) {
+                let counts = self.counts(from, to);
+                for (cost, &count) in self.mode(mode).iter().zip(&counts) {
                     total.add(cost, count);
                 }
             }

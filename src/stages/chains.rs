@@ -43,9 +43,9 @@ const LITTLE: f64 = 1e-3;
 const ENOUGH_CHAINS: f64 = 1.5;
 /// Chains per chunk beyond which a programme takes longer than more chains are worth.
 const MANY_CHAINS: usize = 5;
-/// Programmes over whole layers per problem, and pivots times chains times chunks of them, about half a second's work.
-const MOST_WHOLE: usize = 30;
-const MOST_WORK: u64 = 40_000_000;
+/// Programmes over whole layers per problem, and pivots times chains times chunks of them, about a second's work.
+const MOST_WHOLE: usize = 60;
+const MOST_WORK: u64 = 80_000_000;
 /// By how much less work is done where order is given up: more columns say less there.
 const UNORDERED: u64 = 40;
 /// Answers whose weights are kept for programmes of the same shape.
@@ -868,6 +868,9 @@ impl<'a> Programme<'a> {
             model.try_set_option("mip_allow_restart", false).is_ok(),
             model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
             model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
+            // Mostly there is nothing to find.
+            model.try_set_option("mip_heuristic_effort", 0.0).is_ok(),
+            model.try_set_option("mip_detect_symmetry", false).is_ok(),
         ];
         debug_assert!(set.iter().all(|&ok| ok), "HiGHS knows these options: {set:?}");
         Some((model, columns))

@@ -12,11 +12,13 @@
 //!
 //! [`super::splits`] makes its list of completions of these. Lower bounds on all assignments are here too.
 
+use smallvec::SmallVec;
+
 use super::loads::Loads;
 use super::relax::Relaxation;
 use super::splits::Pick;
 use super::tables::Tables;
-use super::{Assignment, Choice, Evaluation, Fixed, Problem, measure};
+use super::{Assignment, Choice, Evaluation, Problem, measure};
 use crate::cost::schedule::Simulator;
 use crate::kept::Kept;
 use crate::plan::Schedule;
@@ -40,12 +42,13 @@ pub(super) struct ChunkWork {
     /// What [`Chunked::level_splits`] found.
     levels: Kept<PassTimes, Vec<Vec<u32>>, KEPT_SPLITS>,
     /// What [`descent::descend`] found.
-    pub descended: Kept<PassTimes, Option<Vec<u32>>, KEPT_SPLITS>,
+    pub descended: Kept<PassTimes, Option<Vec<u32>>, KEPT_DESCENTS>,
     pub simulator: Simulator,
 }
 
-/// Problems whose splits are kept.
+/// Problems whose splits are kept, of levels and by descent: the former are more and quick to find again.
 const KEPT_SPLITS: usize = 512;
+const KEPT_DESCENTS: usize = 4096;
 
 /// All of a problem that says how long its passes take before anything is recomputed.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -54,8 +57,9 @@ pub(super) struct PassTimes {
     runs: Vec<(u8, u32)>,
     /// Both passes of a layer and its weight gradients, by kind.
     layers: Vec<[Picos; 3]>,
-    /// The same of every chunk beside its layers, the fewest layers it may have, and whether it has none.
-    ends: Vec<([Picos; 3], u32, bool)>,
+    /// The same of every chunk beside its layers, the fewest layers it may have, and whether it has none; and of how many
+    /// in a row.
+    ends: SmallVec<[(End, u32); 4]>,
     schedule: Option<Schedule>,
     rank_of_chunk: Vec<u32>,
     micro_batches: u64,
@@ -63,15 +67,23 @@ pub(super) struct PassTimes {
     min_layers: u32,
 }
 
+/// Passes of a chunk beside its layers, the fewest layers it may have, and whether it has none.
+type End = ([Picos; 3], u32, bool);
+
 impl PassTimes {
     pub fn of(problem: &Problem) -> Self {
-        let end = |(k, fixed): (usize, &Fixed)| {
-            ([fixed.forward, fixed.backward, fixed.weight], problem.least(k), fixed.closed)
-        };
+        let mut ends: SmallVec<[(End, u32); 4]> = SmallVec::new();
+        for (k, fixed) in problem.fixed.iter().enumerate() {
+            let end = ([fixed.forward, fixed.backward, fixed.weight], problem.least(k), fixed.closed);
+            match ends.last_mut() {
+                Some((last, count)) if *last == end => *count += 1,
+                _ => ends.push((end, 1)),
+            }
+        }
         Self {
             runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
             layers: problem.kinds.iter().map(|kind| [kind.forward, kind.backward, kind.weight]).collect(),
-            ends: problem.fixed.iter().enumerate().map(end).collect(),
+            ends,
             schedule: problem.pipeline.schedule,
             rank_of_chunk: problem.pipeline.rank_of_chunk.clone(),
             micro_batches: problem.pipeline.micro_batches,

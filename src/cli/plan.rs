@@ -116,11 +116,9 @@ fn better_counts(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
     if task.job.gpus % per_node != 0 || nodes < 2 || smooth(nodes) {
         return Vec::new();
     }
-    let own = section
-        .answer
-        .found
-        .first()
-        .map(|best| 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus));
+    // Where there is no plan, remedies say so.
+    let Some(best) = section.answer.found.first() else { return Vec::new() };
+    let own = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
     let below = (1..nodes).rev().find(|&n| smooth(n));
     let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| smooth(n));
     let near = [below, above].into_iter().flatten();
@@ -131,22 +129,20 @@ fn better_counts(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
         let best =
             prepared.search(&Request { top: 1, ..Request::default() }, bar).found.into_iter().next()?;
         let each = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
-        let gain = each / own.unwrap_or(f64::MIN_POSITIVE) - 1.0;
-        (own.is_none() || gain > 0.01).then(|| {
-            let more = if own.is_some() {
-                format!(", {} more per GPU", output::percent(gain))
-            } else {
-                String::new()
-            };
-            let step = best.prediction.step();
-            format!("{} GPUs divide better: {} ({step} a step{more})", task.job.gpus, best.plan)
+        let gain = each / own - 1.0;
+        (gain > 0.01).then(|| {
+            let (step, more) = (best.prediction.step(), output::percent(gain));
+            format!(
+                "{} GPUs divide better: {} ({step} a step, {more} more per GPU)",
+                task.job.gpus, best.plan
+            )
         })
     })
     .collect()
 }
 
 /// GPU counts at and below one that are worth trying when some may stay idle.
-fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
+pub(crate) fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
     let nodes = (gpus / per_node).max(1);
     // What is left of a node stays idle.
     let gpus = if gpus > per_node { nodes * per_node } else { gpus };

@@ -182,13 +182,35 @@ fn other_gpus(task: &Task, near: usize, out: &mut Remedies) {
     let below: Vec<u32> = (1..gpus).rev().filter(|&n| possible(task, n)).take(near).collect();
     let above: Vec<u32> =
         (gpus + 1..gpus.saturating_add(1 << 14)).filter(|&n| possible(task, n)).take(near).collect();
-    for side in [below, above] {
-        side.into_iter().find(|&gpus| {
+    let nearest = |side: Vec<u32>, out: &mut Remedies| {
+        let found = side.into_iter().find(|&gpus| {
             let task = changed(task, |t| t.job.gpus = gpus);
             !out.observer.stop()
                 && task.prepare().divides()
                 && out.attempt(format!("another number of GPUs: --gpus {gpus}"), &task)
         });
+        found.and_then(|_| out.found.last()).map(|found| found.step)
+    };
+    let fewer = nearest(below, out);
+    leave_idle(task, fewer, out);
+    nearest(above, out);
+}
+
+/// Fewer GPUs than the nearest that divide, where they are faster: of those that `--gpus-at-most` tries the number that can
+/// be halved most often. `nearest` is what the nearest fewer are good for.
+fn leave_idle(task: &Task, nearest: Option<Seconds>, out: &mut Remedies) {
+    let gpus = task.job.gpus;
+    let mut counts = super::plan::at_most(gpus, task.machine.cluster.gpus_per_node);
+    counts.retain(|&count| count < gpus);
+    let Some(count) = counts.into_iter().max_by_key(|count| (count.trailing_zeros(), *count)) else { return };
+    let fewer = changed(task, |t| t.job.gpus = count);
+    let what = format!("leave GPUs idle, for example {}: --gpus-at-most", gpus - count);
+    if fewer.prepare().divides()
+        && out.attempt(what, &fewer)
+        && let (Some(nearest), Some(found)) = (nearest, out.found.last())
+        && found.step.0 >= nearest.0
+    {
+        out.found.pop();
     }
 }
 

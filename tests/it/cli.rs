@@ -620,6 +620,13 @@ fn numbers_that_do_not_divide_are_named_with_their_neighbours() {
         ]);
         assert!(output.status.success(), "{gpus}: {}", stderr(&output));
     }
+    // Where the nearest fewer GPUs divide badly, it is better to leave more idle, and that command has a plan as fast.
+    let uneven = ["plan", "llama3.2-1b", "dgx-a100", "-g", "248", "-b", "512", "-s", "2048"];
+    let text = stdout(&autoplan(&uneven));
+    let line = text.lines().find(|line| line.contains("--gpus-at-most (confirmed")).expect("a remedy");
+    let said = line.rsplit(", ").next().and_then(|rest| rest.split(" ms").next()).unwrap();
+    let best = stdout(&autoplan(&[&uneven[..], &["--gpus-at-most", "--top", "1"]].concat()));
+    assert!(best.contains(&format!("{said} ms")), "{line}\n{best}");
     // One GPU shards nothing, whatever its framework does where there are several.
     for framework in ["deepspeed", "accelerate", "megatron-deepspeed"] {
         let one = [

@@ -90,7 +90,11 @@ pub fn load_cluster(argument: &str) -> Result<Machine, SpecError> {
             .nearest(wanted, near.iter().map(|shipped| shipped.name))
             .note(format!("shipped accelerators are {}", names(Kind::Accelerator)))
     })?;
-    let accelerator = accelerator_from_text(&beside.name, &beside.text)?;
+    let mut accelerator = accelerator_from_text(&beside.name, &beside.text)?;
+    if let Some(cap) = cluster.energy.power_cap {
+        let capped = accelerator.capped(cap);
+        accelerator = capped.map_err(|fault| SpecError::from_fault(&source.name, &source.text, &fault))?;
+    }
     Ok(Machine { cluster, accelerator })
 }
 

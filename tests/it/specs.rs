@@ -9,6 +9,7 @@ use autoplan::layers::Layers;
 use autoplan::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Plan, Recompute, Schedule,
 };
+use autoplan::spec::cluster::Format;
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::Model;
 use autoplan::spec::saved::SavedPlan;
@@ -302,5 +303,38 @@ proptest! {
         let at = *which.get(&colons);
         let end = at + text[at..].find([',', '\n']).unwrap_or(0);
         never_panics(Kind::Cluster, &format!("{}{value}{}", &text[..at], &text[end..]));
+    }
+}
+
+/// Cards that run at 500 W instead of 700 W were measured, and their rates fitted by themselves: the law of the cap, which was
+/// not fitted to those, comes within a twentieth of them.
+#[test]
+fn a_power_cap_slows_a_card_as_capped_ones_were_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("capped.ron");
+    let own = std::fs::read_to_string("clusters/dgx-h100.ron").unwrap();
+    let load = |cap: &str| {
+        let text = own.replacen("energy: (", &format!("energy: (\n        power_cap: \"{cap}\","), 1);
+        std::fs::write(&path, text).unwrap();
+        spec::load_cluster(path.to_str().unwrap())
+    };
+    let capped = load("500W").unwrap().accelerator;
+    let measured = spec::load_accelerator("h100-hbm2e-500w").unwrap();
+    for format in [Format::Bf16, Format::Fp8] {
+        let (ours, theirs) = (capped.rates[&format].sustained, measured.rates[&format].sustained);
+        assert!((ours / theirs - 1.0).abs() < 0.05, "{format:?}: {ours} {theirs}");
+    }
+    let whole = spec::load_cluster("dgx-h100").unwrap().accelerator;
+    assert_eq!(load("700W").unwrap().accelerator, whole);
+    assert_eq!((capped.power.0, capped.memory_bandwidth), (500.0, whole.memory_bandwidth));
+    for (kernel, rates) in &whole.attention {
+        let slower = capped.attention[kernel];
+        assert!(slower.forward.0 < rates.forward.0 && slower.backward.0 < rates.backward.0);
+    }
+    let line = own.lines().position(|line| line.contains("energy: (")).unwrap() + 2;
+    for cap in ["800W", "100W"] {
+        let error = load(cap).unwrap_err().render(false);
+        let place = format!("capped.ron:{line}:");
+        assert!(error.contains(&place) && error.contains("expected 350W to 700W"), "{error}");
     }
 }

@@ -2205,6 +2205,12 @@ fn flags_that_the_prediction_leaves_out_are_said() {
         ("--recompute-num-layers 4", "--recompute-num-layers changes nothing"),
         ("--recompute-modules core_attn", "--recompute-modules changes nothing"),
         ("--swiglu", "no --cross-entropy-loss-fusion: the loss keeps more copies"),
+        ("--fp8-format hybrid", "--fp8-recipe delayed, as is usual: predicted as tensorwise"),
+        ("--fp8-format hybrid --fp8-recipe delayed", "--fp8-recipe delayed: predicted as tensorwise"),
+        (
+            "--fp8-format hybrid --fp8-recipe tensorwise --first-last-layers-bf16",
+            "--first-last-layers-bf16: predicted with all layers in low precision",
+        ),
         (
             "--rampup-batch-size 64 64 1000",
             "--rampup-batch-size: the plan is that of the full batch; Megatron-LM of August 2026 ignores",

@@ -18,6 +18,7 @@ const SWITCHES: &[(&str, &str)] = &[
     ("--no-gradient-accumulation-fusion", "predicted as with gradients added inside of the products"),
     ("--grad-reduce-in-bf16", "predicted with gradients of 32 bits: it takes less memory and traffic"),
     ("--fp8-param-gather", "predicted with weights of 16 bits: it takes less memory and traffic"),
+    ("--first-last-layers-bf16", "predicted with all layers in low precision"),
     ("--log-params-norm", "what it computes at every logged step is not predicted"),
     ("--log-num-zeros-in-grad", "what it computes at every step is not predicted"),
     ("--profile", "what profiling costs is not predicted"),
@@ -112,6 +113,13 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
     if !f.is_fork() && !f.given.contains_key("--cross-entropy-loss-fusion") {
         let text = "the loss keeps more copies of the logits than with it: predicted as with it";
         assumed.push(format!("no --cross-entropy-loss-fusion: {text}"));
+    }
+    let recipe = f.given.get("--fp8-recipe").and_then(|(values, _)| values.first());
+    if f.given.contains_key("--fp8-format") && recipe.is_none_or(|recipe| recipe == "delayed") {
+        let usual = if recipe.is_some() { "" } else { ", as is usual" };
+        assumed.push(format!(
+            "--fp8-recipe delayed{usual}: predicted as tensorwise, which reads what it quantises once more for its scale"
+        ));
     }
     for flag in ["--recompute-modules", "--recompute-num-layers"] {
         if !recomputes && f.given.contains_key(flag) && !f.given.contains_key("--recompute-granularity") {

@@ -273,9 +273,7 @@ impl Part {
             (own.1, own.2) = (own.1.min(other.1), own.2.max(other.2));
         }
     }
-}
 
-impl Part {
     /// What shared experts hide, forward and backward, of exchanges that take so long each: dispatch runs beside their first
     /// product, combine beside their second (Megatron-LM:megatron/core/transformer/moe/shared_experts.py).
     fn hidden(&self, exchange: f64) -> (f64, f64) {

@@ -194,7 +194,10 @@ fn solve_each(
 fn least_extra(problem: &Problem, ways: &[Way], q: usize) -> u64 {
     let of = |way: &Way| match (way, problem.block) {
         (Way::Mode(mode), _) => problem.modes[*mode].extra[q].0,
-        (_, Some(block)) => problem.modes[usize::from(block.rest)].extra[q].0,
+        (_, Some(block)) => {
+            let extra = |mode: u16| problem.modes[usize::from(mode)].extra[q].0;
+            extra(block.full).min(extra(block.rest))
+        }
         (_, None) => 0,
     };
     ways.iter().map(of).min().unwrap_or(0)
@@ -219,7 +222,8 @@ fn all_passes(problem: &Problem, ways: &[Way]) -> (u64, u64) {
 fn block_extra(problem: &Problem, block: Block, count: u32, chain: Picos) -> u64 {
     let most = most_layers(problem, &[Way::Block(count)], Some(chain));
     let most = most.iter().map(|most| most.iter().sum::<u32>()).max().unwrap_or(0);
-    let mut left = (problem.layer_count() * count).div_ceil(most.max(count).max(1));
+    let whole = u64::from(problem.layer_count()) * u64::from(count);
+    let mut left = whole.div_ceil(u64::from(most.max(count).max(1)));
     let extra = |mode: u16, q: usize| problem.modes[usize::from(mode)].extra[q].0;
     let of_kind = |q| extra(block.full, q).saturating_sub(extra(block.rest, q));
     let mut kinds: Vec<(u64, u32)> =
@@ -227,8 +231,9 @@ fn block_extra(problem: &Problem, block: Block, count: u32, chain: Picos) -> u64
     kinds.sort_unstable();
     let mut sum = 0;
     for (extra, layers) in kinds {
-        sum += extra * u64::from(layers.min(left));
-        left -= layers.min(left);
+        let taken = left.min(layers.into());
+        sum += extra * taken;
+        left -= taken;
     }
     sum
 }

@@ -8,25 +8,13 @@ use autoplan::layers::Layers;
 use autoplan::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Recompute, Schedule,
 };
-use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
+use autoplan::spec::job::{ExpertCapacity, Job, Routing};
 use autoplan::spec::model::{FeedForward, Model};
 use autoplan::spec::{load_cluster, load_model};
 use autoplan::validate::validate;
 
 fn job() -> Job {
-    Job {
-        gpus: 8,
-        global_batch_size: 8,
-        sequence_length: 4096,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        training: Training::Full,
-        memory_limit: None,
-        tokens: None,
-        routing: Routing::Balanced,
-        packed: None,
-        expert_capacity: None,
-    }
+    crate::frameworks::job(8, 8)
 }
 
 fn key() -> CellKey {

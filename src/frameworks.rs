@@ -548,6 +548,16 @@ pub struct Broken {
     numbers: [u64; 4],
 }
 
+impl Broken {
+    fn in_words(&self) -> String {
+        let mut text = self.text.to_owned();
+        for (at, number) in self.numbers.iter().enumerate() {
+            text = text.replace(&format!("{{{at}}}"), &number.to_string());
+        }
+        text
+    }
+}
+
 /// `Ok` if `holds`, else the sentence with its numbers.
 pub(crate) fn ensure(holds: bool, text: &'static str, numbers: [u64; 4]) -> Result<(), Broken> {
     if holds { Ok(()) } else { Err(Broken { text, numbers }) }
@@ -607,7 +617,7 @@ pub struct Rule {
     /// What it looks at.
     pub reach: Reach,
     /// The check: integers only, no allocation.
-    pub check: fn(&Capabilities, &Context, &Layout) -> Result<(), Broken>,
+    pub check: Check,
 }
 
 /// What of a plan a rule looks at, beside the job.
@@ -653,11 +663,7 @@ impl Refusal {
     /// Why, with the numbers; without the rule's name and source.
     #[must_use]
     pub fn reason(&self) -> String {
-        let mut text = self.broken.text.to_owned();
-        for (at, number) in self.broken.numbers.iter().enumerate() {
-            text = text.replace(&format!("{{{at}}}"), &number.to_string());
-        }
-        text
+        self.broken.in_words()
     }
 }
 
@@ -948,13 +954,7 @@ pub static COMMON_RULES: &[Rule] = &[
         source: "Megatron-LM megatron/training/arguments.py validate_args",
         judge: Judge::SetUp,
         reach: Reach::Group,
-        check: |_, c, l| {
-            ensure(
-                c.has_experts() || l.expert_parallel == 1,
-                "the model has no experts, but ep is {0}",
-                numbers([u64::from(l.expert_parallel)]),
-            )
-        },
+        check: dense_has_no_experts,
     },
     Rule {
         name: "dense-form",
@@ -1021,17 +1021,7 @@ pub static COMMON_RULES: &[Rule] = &[
         source: "Megatron-LM megatron/training/arguments.py validate_args; torchtitan ParallelDims",
         judge: Judge::SetUp,
         reach: Reach::Group,
-        check: |_, c, l| {
-            let e = u64::from(l.expert_parallel);
-            for moe in &c.moe {
-                ensure(
-                    moe.experts % e == 0,
-                    "{0} experts do not divide among ep {1}",
-                    numbers([moe.experts, e]),
-                )?;
-            }
-            Ok(())
-        },
+        check: experts_divide,
     },
     Rule {
         name: "expert-mesh",
@@ -1352,20 +1342,73 @@ pub(crate) fn widths_divide(_: &Capabilities, c: &Context, l: &Layout) -> Result
     Ok(())
 }
 
+/// Only models with experts have any to spread.
+fn dense_has_no_experts(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    ensure(
+        c.has_experts() || l.expert_parallel == 1,
+        "the model has no experts, but ep is {0}",
+        numbers([u64::from(l.expert_parallel)]),
+    )
+}
+
+/// Every expert-parallel rank has as many experts.
+fn experts_divide(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let e = u64::from(l.expert_parallel);
+    for moe in &c.moe {
+        ensure(moe.experts % e == 0, "{0} experts do not divide among ep {1}", numbers([moe.experts, e]))?;
+    }
+    Ok(())
+}
+
 /// Sequences divide among context-parallel ranks (two pieces each, for a causal mask), and what is
 /// left among tensor-parallel ranks where sequence parallelism splits it again.
 pub(crate) fn sequence_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
-    let (tp, cp, s) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel), c.sequence_length);
+    let (cp, s) = (u64::from(l.context_parallel), c.sequence_length);
     ensure(
         cp == 1 || s % (2 * cp) == 0,
         "a sequence of {0} tokens is no multiple of 2 x cp {1}",
         numbers([s, cp]),
     )?;
+    tokens_divide(c, l)
+}
+
+/// The same where an exchange of heads gives every rank whole sequences, which need no balance.
+fn pieces_divide(k: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    if l.context_comm != ContextComm::AllToAll {
+        return sequence_divides(k, c, l);
+    }
+    let (cp, s) = (u64::from(l.context_parallel), c.sequence_length);
+    ensure(s % cp == 0, "a sequence of {0} tokens is no multiple of cp {1}", numbers([s, cp]))?;
+    tokens_divide(c, l)
+}
+
+fn tokens_divide(c: &Context, l: &Layout) -> Result<(), Broken> {
+    let (tp, cp, s) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel), c.sequence_length);
     ensure(
         !l.sequence_parallel || (s / cp) % tp == 0,
         "{0} tokens per context-parallel rank do not divide among tp {1}",
         numbers([s / cp, tp]),
     )
+}
+
+/// What a rule checks of a layout.
+type Check = fn(&Capabilities, &Context, &Layout) -> Result<(), Broken>;
+
+/// The arithmetic of splitting a model, which no framework gets around.
+const ARITHMETIC: [Check; 5] =
+    [dense_has_no_experts, experts_divide, heads_divide, widths_divide, pieces_divide];
+
+/// Whether a model, a job and a layout contradict each other, whatever the framework: what heads, widths, experts and
+/// sequences divide among, and what the schedule needs. Key and value heads may be replicated.
+///
+/// # Errors
+/// The first law that is broken, in words.
+pub fn consistent(context: &Context, layout: &Layout) -> Result<(), String> {
+    let any = Capabilities { kv_replication: true, ..NANOTRON };
+    for law in ARITHMETIC {
+        law(&any, context, layout).map_err(|broken| broken.in_words())?;
+    }
+    layout.schedule_runs().map_err(|law| law.to_string())
 }
 
 /// Plan rules that follow from [`Capabilities`].

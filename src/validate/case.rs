@@ -8,6 +8,7 @@ use clap::ValueEnum;
 
 use crate::cost::model::Adapted;
 use crate::frameworks::profile::{Placement, Profile};
+use crate::frameworks::{Context, Hardware, consistent};
 use crate::layers::Layers;
 use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, ParseRecomputeError, Place,
@@ -687,7 +688,7 @@ impl Case {
         model.validate().map_err(Skip::of_fault)?;
         let layers = Layers::new(&model);
         let job = read_job(&mut cells, profile, &accelerator)?;
-        let plan = read_plan(&mut cells, profile, accelerator.architecture, &model, &layers, &job, &cluster)?;
+        let plan = read_plan(&mut cells, profile, &accelerator, &model, &layers, &job, &cluster)?;
 
         let offloaded_layers = offloaded_layers(row, layers.count());
         let targets = [("all", Adapted::AllLinear), ("qkv", Adapted::QueryKeyValue)];
@@ -1291,13 +1292,13 @@ fn hybrid_order(text: &str, count: u32) -> Result<Vec<&'static str>, Skip> {
 fn read_plan(
     cells: &mut Cells,
     profile: &Profile,
-    architecture: Architecture,
+    accelerator: &Accelerator,
     model: &Model,
     layers: &Layers,
     job: &Job,
     cluster: &Cluster,
 ) -> Result<Plan, Skip> {
-    let row = cells.row;
+    let (row, architecture) = (cells.row, accelerator.architecture);
     let defaults = &profile.defaults;
     // A single degree that is not stated follows from the others.
     let [tp, pp, cp, dp] =
@@ -1326,7 +1327,7 @@ fn read_plan(
         None if stated == Some(Schedule::Interleaved) => 2,
         None => 1,
     };
-    let vpp = if pp > 1 { cells.degree("vpp", u64::from(usual))? } else { 1 };
+    let vpp = if pp > 1 { cells.degree("vpp", u64::from(usual))? } else { cells.stated("vpp")?.unwrap_or(1) };
     let schedule = match stated {
         // One forward, one backward is what interleaved schedules do too.
         None | Some(Schedule::OneFOneB | Schedule::Interleaved) if vpp > 1 => Schedule::Interleaved,
@@ -1371,11 +1372,13 @@ fn read_plan(
         let coarse = model
             .blocks
             .values()
-            .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.width * 2 >= model.hidden * 3));
+            .any(|b| matches!(&b.feed_forward, FeedForward::Moe(e) if e.width * 2 >= model.hidden * 3 && e.width % u64::from(tp) == 0));
         let alike = coarse && u64::from(job.gpus / pp) % (u64::from(ep) * u64::from(tp)) == 0;
         (ep, cells.degree("etp", if alike { u64::from(tp) } else { 1 })?)
     } else {
-        (1, 1)
+        // Where the row states experts, other columns say that no layer has them.
+        let none = row.whole::<u64>("experts")?.is_none_or(|n| n == 0);
+        (cells.stated("ep")?.filter(|_| none).unwrap_or(1), 1)
     };
     let product: u128 = [tp, pp, cp].map(u128::from).into_iter().product();
     if u128::from(job.gpus) % product != 0 {
@@ -1404,6 +1407,16 @@ fn read_plan(
         )));
     }
     let accumulation = (u64::from(job.global_batch_size) / per_step) as u32;
+    // Chunks that nobody stated are none where there are too few micro-batches for them.
+    let (vpp, schedule) = match schedule {
+        Schedule::Interleaved
+            if accumulation < pp && row.text("vpp").is_none() && stated != Some(Schedule::Interleaved) =>
+        {
+            (1, Schedule::OneFOneB)
+        }
+        _ => (vpp, schedule),
+    };
+    let slots = u64::from(pp) * u64::from(vpp);
     if vpp > 1 || !matches!(schedule, Schedule::OneFOneB | Schedule::GPipe) {
         at_most("the number of passes", slots * u64::from(accumulation), MOST_PASSES)?;
     }
@@ -1423,7 +1436,8 @@ fn read_plan(
         )));
     }
     let notes = row.text_or_empty("overlap_notes").to_ascii_lowercase();
-    let sequence_parallel = tp > 1 && cells.flag("sp", defaults.sequence_parallel)?;
+    let tokens = job.sequence_length / cp;
+    let sequence_parallel = tp > 1 && cells.flag("sp", defaults.sequence_parallel && tokens % tp == 0)?;
     let tensor_overlap = tp > 1 && sequence_parallel && cells.flag("tp_overlap", defaults.tensor_overlap)?;
     let data_overlap = row.flag("dp_overlap")?.unwrap_or(true);
     let recomputes = row.text("recompute").is_some_and(|text| text != "none");
@@ -1536,6 +1550,12 @@ fn read_plan(
         cuda_graphs,
         offload,
     };
+    let mut context = Context::new(model, layers, job, Hardware::of(cluster, accelerator));
+    if cells.assumed.contains(&"ffn_hidden") {
+        // What nobody stated contradicts nothing.
+        context.dense.clear();
+    }
+    consistent(&context, &layout).map_err(Skip::Contradiction)?;
     let recompute = match row.text("recompute") {
         Some(text) => read_recompute(text, profile)?,
         None => {

@@ -46,6 +46,85 @@ fn reason(changes: &[(&str, &str)]) -> String {
     with(changes).skipped.unwrap_or_else(|| panic!("{changes:?} was predicted"))
 }
 
+/// By hand: 32 heads, 8 key/value heads, widths of 14,336, sequences of 8,192, a batch of 128.
+#[test]
+fn degrees_that_contradict_the_model_or_each_other_are_no_run() {
+    let experts: &[_] = &[("experts", "8"), ("topk", "2"), ("moe_ffn", "14336"), ("pp", "1"), ("tp", "1")];
+    let cases: [(&[(&str, &str)], &str); 13] = [
+        (
+            &[("tp", "3"), ("pp", "1"), ("gpus", "24"), ("global_batch", "24")],
+            "32 heads do not divide among tp 3",
+        ),
+        (&[("tp", "48"), ("pp", "1"), ("gpus", "48")], "32 heads do not divide among tp 48"),
+        (
+            &[("hidden", "6144"), ("heads", "48"), ("kv_heads", "6"), ("tp", "4")],
+            "6 key/value heads do not divide among tp 4",
+        ),
+        (&[("ffn_hidden", "14338"), ("tp", "4")], "width 14338 does not divide among tp 4"),
+        (
+            &[("seq_len", "8190"), ("cp", "8"), ("tp", "1"), ("pp", "1")],
+            "8190 tokens is no multiple of 2 x cp 8",
+        ),
+        (
+            &[("seq_len", "8188"), ("cp", "8"), ("tp", "1"), ("pp", "1"), ("overlap_notes", "ulysses")],
+            "8188 tokens is no multiple of cp 8",
+        ),
+        (&[("seq_len", "8190"), ("tp", "4"), ("sp", "1")], "8190 tokens per context-parallel rank do not"),
+        (&[("ep", "8")], "the model has no experts, but ep is 8"),
+        (&[experts, &[("ep", "16")]].concat(), "8 experts do not divide among ep 16"),
+        (
+            &[experts, &[("moe_ffn", "14338"), ("ep", "2"), ("etp", "4")]].concat(),
+            "width 14338 does not divide among etp 4",
+        ),
+        (&[("vpp", "8"), ("pp", "1")], "vpp is 8, pp 1"),
+        (
+            &[("pp", "8"), ("tp", "1"), ("vpp", "2"), ("global_batch", "8")],
+            "pp 8 and there are 1 micro-batches",
+        ),
+        (&[("tp", "2"), ("pp", "4"), ("cp", "1"), ("dp", "4")], "dp is 4, but the other degrees leave 8"),
+    ];
+    for (changes, expected) in cases {
+        let reason = reason(changes);
+        assert!(reason.contains(expected), "{changes:?}: {reason}");
+    }
+}
+
+/// What nobody stated is chosen so that it contradicts nothing.
+#[test]
+fn defaults_do_not_contradict_what_is_stated() {
+    let experts: &[_] = &[("experts", "8"), ("topk", "2"), ("moe_ffn", "14338"), ("tp", "4"), ("pp", "1")];
+    for (changes, word) in [
+        // Too few micro-batches for the chunks that NeMo's recipes have.
+        (&[("framework_family", "nemo"), ("pp", "8"), ("tp", "1"), ("global_batch", "8")][..], "vp1"),
+        (&[("framework_family", "nemo"), ("pp", "8"), ("tp", "1"), ("global_batch", "512")], "vp2"),
+        (&[("seq_len", "8190"), ("tp", "4")], "no-sp"),
+        (
+            &[
+                ("hidden", "3072"),
+                ("heads", "24"),
+                ("kv_heads", "24"),
+                ("ffn_hidden", ""),
+                ("tp", "6"),
+                ("gpus", "48"),
+                ("pp", "1"),
+            ],
+            "tp6",
+        ),
+        (experts, "ep8"),
+        // Key/value heads are replicated, and an exchange of heads needs no two pieces.
+        (&[("kv_heads", "2"), ("tp", "8"), ("pp", "1")], "tp8"),
+        (
+            &[("seq_len", "8184"), ("cp", "8"), ("tp", "1"), ("pp", "1"), ("overlap_notes", "ulysses")],
+            "cp-a2a",
+        ),
+    ] {
+        let row = with(changes);
+        assert_eq!(row.skipped, None, "{changes:?}");
+        let plan = row.plan.unwrap();
+        assert!(plan.split(' ').any(|part| part == word), "{changes:?}: {plan}");
+    }
+}
+
 #[test]
 fn a_run_is_predicted_with_all_that_it_may_state() {
     let plain = with(&[]);

@@ -166,13 +166,15 @@ fn least_spearman(rows: &[&RowReport], predicted: fn(&RowReport) -> Option<f64>)
             models.entry(&row.labels.model).or_default().push(pair);
         }
     }
-    let ranked = models.values().filter(|pairs| pairs.len() >= 4);
-    ranked.map(|pairs| spearman(pairs)).min_by(f64::total_cmp)
+    // Runs that all took as long rank nothing, whatever is predicted; equal predictions of different ones rank wrongly.
+    let varies = |pairs: &[(f64, f64)]| pairs.iter().any(|pair| pair.1 != pairs[0].1);
+    let ranked = models.values().filter(|pairs| pairs.len() >= 4 && varies(pairs));
+    ranked.map(|pairs| spearman(pairs).unwrap_or(0.0)).min_by(f64::total_cmp)
 }
 
-/// Spearman's rank correlation.
+/// Spearman's rank correlation; none where all numbers of one side are equal, so that nothing is ranked.
 #[must_use]
-pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
+pub fn spearman(pairs: &[(f64, f64)]) -> Option<f64> {
     let ranks = |of: fn(&(f64, f64)) -> f64| -> Vec<f64> {
         // Ties share the mean of their ranks.
         let rank = |x: f64| {
@@ -186,7 +188,7 @@ pub fn spearman(pairs: &[(f64, f64)]) -> f64 {
     let mean = (pairs.len() as f64 - 1.0) / 2.0;
     let sum = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| (x - mean) * (y - mean)).sum::<f64>();
     let scale = (sum(&a, &a) * sum(&b, &b)).sqrt();
-    if scale > 0.0 { sum(&a, &b) / scale } else { 0.0 }
+    (scale > 0.0).then(|| sum(&a, &b) / scale)
 }
 
 #[cfg(test)]
@@ -196,9 +198,12 @@ mod tests {
     #[test]
     fn spearman_of_known_orders() {
         let pairs = |order: [f64; 4]| [1.0, 2.0, 3.0, 4.0].into_iter().zip(order).collect::<Vec<_>>();
-        assert_eq!(spearman(&pairs([1.0, 2.0, 3.0, 4.0])), 1.0);
-        assert_eq!(spearman(&pairs([4.0, 3.0, 2.0, 1.0])), -1.0);
+        assert_eq!(spearman(&pairs([1.0, 2.0, 3.0, 4.0])), Some(1.0));
+        assert_eq!(spearman(&pairs([4.0, 3.0, 2.0, 1.0])), Some(-1.0));
         // 1 - 6 * 2 / (4 * 15)
-        assert!((spearman(&pairs([1.0, 3.0, 2.0, 4.0])) - 0.8).abs() < 1e-12);
+        assert!((spearman(&pairs([1.0, 3.0, 2.0, 4.0])).unwrap() - 0.8).abs() < 1e-12);
+        // One run four times ranks nothing.
+        assert_eq!(spearman(&pairs([5.0; 4])), None);
+        assert_eq!(spearman(&[]), None);
     }
 }

@@ -8,6 +8,7 @@ pub mod constants;
 pub mod goals;
 pub mod misses;
 pub mod page;
+mod publications;
 mod rates;
 pub mod refit;
 pub mod sets;
@@ -20,7 +21,7 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step::{self, RankMemory};
-use crate::frameworks::error_bars::{ErrorBars, Interval};
+use crate::frameworks::error_bars::{ErrorBars, Interval, Special};
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
@@ -311,6 +312,12 @@ pub struct Summary {
     /// Such predictions inside bars that the row's source did not inform, as for a framework that nobody measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out_coverage: Option<Coverage>,
+    /// The bars of step times around those of rows that print a rate in their place: as shipped...
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rates_coverage: Option<Coverage>,
+    /// ...and bars that the row's publication did not inform.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub left_out_rates_coverage: Option<Coverage>,
     /// Error bars of peak memory.
     pub memory_coverage: Option<Coverage>,
     /// The same bars around memory predicted with constants that were fitted without the row's source.
@@ -447,6 +454,7 @@ pub fn validate(
         rows.extend(reports.into_iter().flatten());
         progress(rows.len());
     }
+    publications::join(rows.iter_mut().map(|row: &mut RowReport| &mut row.labels));
     let summary = summarise(&rows);
     Ok(Report { rows, unknown_columns, summary })
 }
@@ -458,7 +466,9 @@ pub fn validate(
 pub fn cases(input: impl Read) -> Result<Vec<Case>, MeasuredError> {
     let shelf = Shelf::shipped();
     let rows = MeasuredReader::new(input)?.filter_map(Result::ok);
-    Ok(rows.filter_map(|row| Case::read(&row, &shelf).ok()).collect())
+    let mut cases: Vec<Case> = rows.filter_map(|row| Case::read(&row, &shelf).ok()).collect();
+    publications::join(cases.iter_mut().map(|case| &mut case.labels));
+    Ok(cases)
 }
 
 /// Predicts the rows of a report once more, each with constants that were fitted without its source.
@@ -573,6 +583,12 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
     .adapting(case.adapted)
     .released(case.labels.era);
     let prediction = step::predict(&cost, &case.layers, &case.plan);
+    let bars = ErrorBars::shipped();
+    // What the job does not say of the run.
+    let job = Special::of(&case.job, &case.cluster, case.labels.crossing);
+    let special: Vec<Special> =
+        case.labels.special.iter().copied().filter(|kind| !job.contains(kind)).collect();
+    let interval = bars.widened(prediction.interval, case.labels.profile, &special, 0);
     // Nobody measured a framework that another stands in for.
     let stands_in = case.assumed.contains(&"framework_family");
     let reserve = cost.reserve();
@@ -580,14 +596,13 @@ pub fn predict_on(case: &Case, accelerator: &Accelerator, profile: &Profile) -> 
         |tensors| [tensors, reserve.reserved(tensors), reserve.device(tensors)].map(|bytes| bytes.0 as f64);
     let first = prediction.memory.first().filter(|_| profile.memory.first_rank_reports);
     let reported = first.map(RankMemory::total);
-    let bars = ErrorBars::shipped();
     let own = |interval: Interval, unknown: f64| match stands_in {
         true => interval.beside(unknown),
         false => interval,
     };
     CasePrediction {
         step_s: prediction.step().seconds().0 * case.release_factor(profile),
-        interval: own(prediction.interval, bars.transfer),
+        interval: own(interval, bars.transfer),
         memory_interval: own(prediction.memory_interval, bars.memory_transfer),
         memory: counts(prediction.allocated),
         reported: counts(reported.unwrap_or(prediction.allocated)),
@@ -660,7 +675,12 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
     if let Ok(list) = constants::Constants::shipped() {
         (summary.fitted_constants, summary.held_constants) = (list.count(), list.held.len());
         let informed = list.sources();
-        let others = counted.iter().filter(|row| !informed.contains(row.labels.source.as_str()));
+        let informed: BTreeSet<&str> = counted
+            .iter()
+            .filter(|row| informed.contains(row.labels.source.as_str()))
+            .map(|row| row.labels.publication.as_str())
+            .collect();
+        let others = counted.iter().filter(|row| !informed.contains(row.labels.publication.as_str()));
         summary.of_other_sources =
             ErrorStatistics::of(&others.filter_map(|row| row.step_error()).collect::<Vec<_>>());
     }
@@ -689,6 +709,8 @@ pub fn summarise(rows: &[RowReport]) -> Summary {
     summary.coverage = bars::coverage(&counted, time);
     summary.left_out_inside_shipped = bars::left_out_inside_shipped(&counted, time);
     summary.left_out_coverage = bars::left_out_coverage(&counted, time);
+    summary.rates_coverage = bars::rates_coverage(&counted);
+    summary.left_out_rates_coverage = bars::left_out_rates_coverage(&counted);
     summary.memory_coverage = bars::coverage(&counted, Measurand::Memory);
     summary.left_out_memory_inside_shipped = bars::left_out_inside_shipped(&counted, Measurand::Memory);
     summary.left_out_memory_coverage = bars::left_out_coverage(&counted, Measurand::Memory);

@@ -215,7 +215,7 @@ fn error_bars_text(report: &Report) -> Result<String, Failure> {
         .map_err(|e| Failure::Usage(e.to_string()))?;
     Ok(format!(
         "// Error bars of predicted step times (bars) and peak memory (memory) by class, from residuals of results/published/measured.csv\n\
-         // with each run's own source left out of the fit, or as fitted where those are wider: written by `autoplan validate --error-bars`.\n\
+         // with each run's own publication left out of the fit, or as fitted where those are wider: written by `autoplan validate --error-bars`.\n\
          // The first class that holds a run counts; `two_sigma` holds 95.4 % of its runs, `difference` is for the ratio of two plans of\n\
          // one job (as fitted).\n{text}\n"
     ))
@@ -357,13 +357,15 @@ fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     writeln!(out, "{verdicts}\n{right} right{}\n", apart.unwrap_or_default())?;
     ranking("noisy rows aside", &s.ranking, out)?;
     ranking("all rows", &s.ranking_of_all, out)?;
-    for (what, coverage) in [("step time", s.coverage), ("peak memory", s.memory_coverage)] {
+    let rates = s.rates_coverage.map(|coverage| ("step time by printed rates", Some(coverage)));
+    let bars = [("step time", s.coverage), ("peak memory", s.memory_coverage)];
+    for (what, coverage) in bars.into_iter().chain(rates) {
         writeln!(
             out,
-            "error bars of {what}: {} inside one sigma, {} inside two ({} inside twice one)",
+            "error bars of {what}: {} inside one sigma, {} inside twice one, {} inside the bar for 95.4%",
             of_some(coverage.map(|c| c.one_sigma)),
-            of_some(coverage.map(|c| c.two_sigma)),
-            of_some(coverage.map(|c| c.twice_one_sigma))
+            of_some(coverage.map(|c| c.twice_one_sigma)),
+            of_some(coverage.map(|c| c.two_sigma))
         )?;
     }
     if !s.named_sets.is_empty() {

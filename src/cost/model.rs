@@ -9,7 +9,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
     OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
-use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale};
+use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, Special};
 use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -415,6 +415,7 @@ impl<'a> CostModel<'a> {
             narrow: !matches!(job.precision, Precision::Bf16 | Precision::Fp16),
             scale: Scale::of(job.gpus),
             crossing,
+            special: Special::of(job, cluster, crossing),
         });
         Self {
             model,

@@ -1,14 +1,22 @@
 //! Error bars of predicted step times and of predicted memory, by class of run, from residuals of measured runs.
 //!
-//! The table `error_bars.ron` is written by `autoplan validate --error-bars`: what is left of runs whose own source no
-//! constant was fitted to. A class that has too few runs is not in it; the next wider class stands in. Where nobody measured a profile on a generation of
-//! silicon, what predictions lose when their own source is left out comes on top.
+//! The table `error_bars.ron` is written by `autoplan validate --error-bars`: what is left of runs whose own publication no
+//! constant was fitted to. Classes of one generation of silicon come first; they alone know of times that printed rates say.
+//! A class that has too few runs is not in it; the next wider class stands in. Where nobody measured a profile on a
+//! generation of silicon, what predictions lose when their own publication is left out comes on top.
+//!
+//! Some runs are special whatever the framework ([`Special`]): adapters, fine-tuning, long sequences, tensor parallelism
+//! across domains, GPUs that PCIe alone joins, rows of coarse tables. What is special is no better known than all such
+//! runs, where at least two publications have twelve of them, and where a profile has fewer than three, what predictions
+//! lose comes on top, once for everything that nobody measured.
 
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::cluster::Architecture;
+use crate::spec::cluster::{Architecture, Cluster};
+use crate::spec::job::{Job, Training};
+use crate::units::Bandwidth;
 
 static TEXT: &str = include_str!("error_bars.ron");
 static TABLE: LazyLock<ErrorBars> = LazyLock::new(ErrorBars::read);
@@ -28,6 +36,51 @@ pub struct Class {
     pub scale: Scale,
     /// Tensor parallelism leaves the fast domain.
     pub crossing: bool,
+    /// What is special about the run.
+    pub special: Vec<Special>,
+}
+
+/// Tokens of a sequence from which it counts as long: attention, and how ranks share it, weigh most there, and four in five
+/// measured runs have a quarter of it or less.
+const LONG_SEQUENCE: u32 = 16_384;
+
+/// What PCI Express 5.0 carries over 16 lanes in a direction (PCI-SIG; 32 GT/s a lane): GPUs whose collectives are no
+/// faster have no fabric of their own.
+const PCIE: Bandwidth = Bandwidth(64e9);
+
+/// What sets runs apart, whatever the framework, and was measured seldom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Special {
+    /// Adapters are trained beside frozen weights.
+    Adapters,
+    /// All weights are tuned, on packed documents.
+    FineTuning,
+    /// Sequences of 16,384 tokens and more.
+    LongSequences,
+    /// Tensor parallelism leaves the fast domain.
+    Crossing,
+    /// PCIe alone joins the GPUs.
+    NoFastDomain,
+    /// The row that tells of a run is coarse (grade C): it leaves out what decides.
+    Coarse,
+}
+
+impl Special {
+    /// What is special about a job on a cluster, where tensor parallelism leaves the fast domain or does not.
+    #[must_use]
+    pub fn of(job: &Job, cluster: &Cluster, crossing: bool) -> Vec<Self> {
+        let adapters = matches!(job.training, Training::Lora { .. });
+        [
+            (Self::Adapters, adapters),
+            (Self::FineTuning, !adapters && job.packed.is_some()),
+            (Self::LongSequences, job.sequence_length >= LONG_SEQUENCE),
+            (Self::Crossing, crossing),
+            (Self::NoFastDomain, job.gpus > 1 && cluster.scale_up.ring.0 <= PCIE.0),
+        ]
+        .into_iter()
+        .filter_map(|(kind, is)| is.then_some(kind))
+        .collect()
+    }
 }
 
 /// Buckets of numbers of GPUs.
@@ -65,6 +118,9 @@ pub struct ErrorBar {
     pub profile: Option<String>,
     /// Routed experts.
     pub experts: bool,
+    /// Generation of the GPUs.
+    #[serde(default)]
+    pub architecture: Option<Architecture>,
     /// Narrow formats.
     #[serde(default)]
     pub narrow: Option<bool>,
@@ -105,6 +161,12 @@ impl Interval {
         [-1.0, 1.0].map(|sign| (sign * self.two_sigma).exp())
     }
 
+    /// The same, no narrower than another.
+    #[must_use]
+    pub fn at_least(self, sigma: f64, two_sigma: f64) -> Self {
+        Self { sigma: self.sigma.max(sigma), two_sigma: self.two_sigma.max(two_sigma), ..self }
+    }
+
     /// The same with an independent unknown on top.
     #[must_use]
     pub fn beside(self, unknown: f64) -> Self {
@@ -125,6 +187,7 @@ impl ErrorBar {
     pub fn holds(&self, class: &Class) -> bool {
         self.profile.as_ref().is_none_or(|p| *p == class.profile)
             && self.experts == class.experts
+            && self.architecture.is_none_or(|a| a == class.architecture)
             && self.narrow.is_none_or(|n| n == class.narrow)
             && self.scale.is_none_or(|s| s == class.scale)
             && self.crossing.is_none_or(|c| c == class.crossing)
@@ -153,6 +216,30 @@ pub struct Read {
     pub experts: bool,
 }
 
+/// The step times of all runs that are special in one way.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SpecialBar {
+    /// What is special.
+    pub kind: Special,
+    /// Runs behind it.
+    pub runs: usize,
+    /// One standard deviation of the logarithm.
+    pub sigma: f64,
+    /// What the logarithms of 95.4 % of the runs err by at most.
+    pub two_sigma: f64,
+}
+
+/// A profile with runs that are special in one way.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seen {
+    /// Runtime profile.
+    pub profile: String,
+    /// What is special.
+    pub kind: Special,
+}
+
 /// All classes, the narrowest first.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -168,13 +255,12 @@ pub struct ErrorBars {
     pub memory_transfer: f64,
     /// Classes of step times.
     pub bars: Vec<ErrorBar>,
+    /// Special runs of all profiles: what is special is no better known.
+    pub special: Vec<SpecialBar>,
+    /// Profiles that special runs were measured of.
+    pub seen: Vec<Seen>,
     /// Classes of peak memory. Bytes are counted from shapes, so that the generation of the GPUs does not matter.
     pub memory: Vec<ErrorBar>,
-}
-
-/// The interval of the first class that holds this one.
-fn first(bars: &[ErrorBar], class: &Class) -> Interval {
-    bars.iter().find(|bar| bar.holds(class)).map_or(Interval::ANYTHING, ErrorBar::interval)
 }
 
 impl ErrorBars {
@@ -194,8 +280,25 @@ impl ErrorBars {
     /// is like it. What is unknown of the hardware is the same for two plans of one job.
     #[must_use]
     pub fn of(&self, class: &Class) -> Interval {
-        let interval = first(&self.bars, class);
-        if self.measured(class) { interval } else { interval.beside(self.transfer) }
+        let bar = self.bars.iter().find(|bar| bar.holds(class));
+        let interval = bar.map_or(Interval::ANYTHING, ErrorBar::interval);
+        let known = bar.is_some_and(|bar| bar.architecture.is_some()) || self.measured(class);
+        self.widened(interval, &class.profile, &class.special, u32::from(!known))
+    }
+
+    /// An interval of a profile's runs where some things are special and so many others are unknown: as wide as all special
+    /// runs at least, with what predictions lose on top for everything that nobody measured.
+    #[must_use]
+    pub fn widened(&self, interval: Interval, profile: &str, special: &[Special], unknown: u32) -> Interval {
+        let floors = self.special.iter().filter(|bar| special.contains(&bar.kind));
+        let interval = floors.fold(interval, |interval, bar| interval.at_least(bar.sigma, bar.two_sigma));
+        // A row that is coarse says nothing about its framework.
+        let unseen = special.iter().filter(|kind| {
+            **kind != Special::Coarse
+                && !self.seen.iter().any(|seen| seen.profile == profile && seen.kind == **kind)
+        });
+        let unknown = f64::from(unknown) + unseen.count() as f64;
+        if unknown > 0.0 { interval.beside(self.transfer * unknown.sqrt()) } else { interval }
     }
 
     /// That of peak memory. Where a profile was read with experts, but too seldom for a class, its classes without them
@@ -245,6 +348,7 @@ mod tests {
             narrow: false,
             scale: Scale::of(gpus),
             crossing: false,
+            special: Vec::new(),
         };
         let wider = |bar: &ErrorBar| bar.sigma > 0.0 && bar.two_sigma >= bar.sigma && bar.two_sigma < 2.0;
         assert!(bars.iter().all(|bar| wider(bar) && bar.difference > 0.0));
@@ -265,6 +369,41 @@ mod tests {
         // Small runs of nanotron scatter less than large ones.
         assert!(table.of(&class("nanotron", 8)).sigma < table.of(&class("nanotron", 256)).sigma);
     }
+
+    #[test]
+    fn what_nobody_measured_is_never_better_known() {
+        let table = ErrorBars::shipped();
+        let class = |profile: &str, special: &[Special]| Class {
+            profile: profile.to_owned(),
+            experts: false,
+            architecture: Architecture::Hopper,
+            narrow: false,
+            scale: Scale::Rack,
+            crossing: special.contains(&Special::Crossing),
+            special: special.to_vec(),
+        };
+        for profile in ["nemo", "megatron", "torchtitan", "nobody's"] {
+            let plain = table.of(&class(profile, &[]));
+            for kind in [Special::Adapters, Special::FineTuning, Special::LongSequences] {
+                let interval = table.of(&class(profile, &[kind]));
+                let all = table.special.iter().find(|bar| bar.kind == kind).unwrap();
+                assert!(interval.sigma >= plain.sigma.max(all.sigma), "{profile} {kind:?}");
+                assert!(interval.two_sigma >= plain.two_sigma.max(all.two_sigma), "{profile} {kind:?}");
+                assert_eq!(interval.difference, plain.difference);
+            }
+        }
+        // Nobody ran NeMo's tensor parallelism across nodes, or over PCIe; both at once is less known still.
+        let sigma = |special: &[Special]| table.of(&class("nemo", special)).sigma;
+        let (crossing, pcie) = (sigma(&[Special::Crossing]), sigma(&[Special::NoFastDomain]));
+        assert!(crossing.min(pcie) >= table.transfer);
+        assert!(sigma(&[Special::Crossing, Special::NoFastDomain]) > crossing.max(pcie));
+        // NeMo's fine-tuning was measured, torchtitan's was not.
+        let seen = |profile: &str| {
+            table.seen.contains(&Seen { profile: profile.to_owned(), kind: Special::FineTuning })
+        };
+        assert!(seen("nemo") && !seen("torchtitan"));
+    }
+
     #[test]
     fn memory_that_nobody_read_is_no_better_known_than_all_that_was() {
         let table = ErrorBars::shipped();
@@ -275,6 +414,7 @@ mod tests {
             narrow: false,
             scale: Scale::of(gpus),
             crossing: false,
+            special: Vec::new(),
         };
         let of_all = table.memory.iter().find(|bar| bar.profile.is_none() && !bar.experts).unwrap();
         for gpus in [8, 64, 256, 1024] {

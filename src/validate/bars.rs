@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::constants::Measurand;
 use super::{Coverage, RowReport, quantile};
-use crate::frameworks::error_bars::{Covered, ErrorBar, ErrorBars, Interval, Read, Scale};
+use crate::frameworks::error_bars::{
+    Covered, ErrorBar, ErrorBars, Interval, Read, Scale, Seen, Special, SpecialBar,
+};
+use crate::spec::cluster::Architecture;
 
 impl Coverage {
     /// Of rows, each with its error, one standard deviation, and what is said to hold 95 %.
@@ -23,7 +26,9 @@ impl Coverage {
 /// What was measured of a row, predicted, predicted with constants that were fitted without the row's source, and the bars
 /// of the prediction: one standard deviation and what holds 95.4 %, in its unit.
 struct Readings {
+    /// What a printed rate says where no time was measured.
     measured: Option<f64>,
+    by_rate: bool,
     predicted: Option<f64>,
     left_out: Option<f64>,
     bars: Option<[f64; 2]>,
@@ -33,13 +38,15 @@ impl Readings {
     fn of(row: &RowReport, what: Measurand) -> Self {
         match what {
             Measurand::StepTime => Self {
-                measured: row.measured_step_s,
+                measured: row.measured_step_s.or(row.rate_step_s),
+                by_rate: row.measured_step_s.is_none(),
                 predicted: row.predicted_step_s,
                 left_out: row.left_out_step_s,
                 bars: row.predicted_step_sigma.zip(row.predicted_step_two_sigma).map(<[f64; 2]>::from),
             },
             Measurand::Memory => Self {
                 measured: row.measured_mem_gb,
+                by_rate: false,
                 predicted: row.predicted_mem_gb,
                 left_out: row.left_out_mem_gb,
                 bars: row.predicted_mem_sigma_gb.zip(row.predicted_mem_two_sigma_gb).map(<[f64; 2]>::from),
@@ -55,18 +62,27 @@ impl Readings {
     }
 }
 
+/// Whether a row is coarse.
+fn coarse(row: &RowReport) -> bool {
+    row.labels.special.contains(&Special::Coarse)
+}
+
 /// The error bars that the residuals of a report's rows ask for: every class of enough runs, the narrowest
 /// classes first. A run that is to be predicted is none that constants were fitted to: a class is as wide as what is left
-/// of its runs with their own sources left out of the fit, or as fitted where that is wider.
+/// of its runs with their own publications left out of the fit, or as fitted where that is wider. Times that printed rates
+/// say count, since no constant was fitted to them, but those of coarse rows only among coarse rows. A coarse row does not
+/// count as a measurement of what it is about.
 #[must_use]
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
-    for row in rows {
-        let labels = &row.labels;
-        if let (Some(_), Some(architecture)) =
-            (row.predicted_step_s.zip(row.measured_step_s), labels.architecture)
-        {
-            let profile = labels.profile.to_owned();
+    let mut seen: BTreeMap<Seen, usize> = BTreeMap::new();
+    for row in distinct(rows, Measurand::StepTime).into_iter().filter(|row| !coarse(row)) {
+        let (labels, timed) = (&row.labels, row.measured_step_s.is_some());
+        let profile = labels.profile.to_owned();
+        for &kind in &labels.special {
+            *seen.entry(Seen { profile: profile.clone(), kind }).or_default() += 1;
+        }
+        if let Some(architecture) = labels.architecture.filter(|_| timed) {
             *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
         }
     }
@@ -83,6 +99,8 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
         read: read.collect(),
         memory_transfer: round(transfer(rows, Measurand::Memory)),
         bars: bars_of(rows, Measurand::StepTime),
+        special: special_bars(rows),
+        seen: seen.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(seen, _)| seen).collect(),
         memory: bars_of(rows, Measurand::Memory),
     }
 }
@@ -115,8 +133,8 @@ fn read_of(row: &RowReport) -> Read {
     Read { profile: row.labels.profile.to_owned(), experts: row.labels.experts }
 }
 
-/// Whether so many readings of so many sources make a class: one that speaks for all frameworks rests on more than one
-/// source.
+/// Whether so many readings of so many publications make a class: one that speaks for all frameworks rests on more than
+/// one.
 fn enough(key: &BarKey, what: Measurand, readings: usize, sources: impl FnOnce() -> usize) -> bool {
     let of_all = what == Measurand::Memory && key.profile.is_none();
     readings >= FEWEST_RUNS && (!of_all || sources() >= FEWEST_SOURCES)
@@ -125,6 +143,7 @@ fn enough(key: &BarKey, what: Measurand, readings: usize, sources: impl FnOnce()
 /// Classes of one kind of reading.
 fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
     let mut residuals: BTreeMap<(u8, BarKey), [Vec<f64>; 2]> = BTreeMap::new();
+    let mut timed: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
     let mut groups: BTreeMap<&str, Vec<(f64, &RowReport)>> = BTreeMap::new();
     let mut differences: BTreeMap<(u8, BarKey), Vec<f64>> = BTreeMap::new();
     let mut sources: BTreeMap<(u8, BarKey), BTreeSet<&str>> = BTreeMap::new();
@@ -132,20 +151,26 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
         let readings = Readings::of(row, what);
         let Some(residual) = readings.residual() else { continue };
         let left_out = readings.left_out_residual();
-        for key in bar_keys(row) {
-            sources.entry(key.clone()).or_default().insert(&row.labels.source);
+        for key in informed(row, &readings, what) {
+            sources.entry(key.clone()).or_default().insert(&row.labels.publication);
             let [own, apart] = residuals.entry(key).or_default();
             own.push(residual.abs());
             apart.push(left_out.unwrap_or(residual).abs());
         }
-        groups.entry(&row.labels.group).or_default().push((residual, row));
+        // What a source counts in its rates is common to its plans.
+        if !readings.by_rate {
+            for key in bar_keys(row, what) {
+                timed.entry(key).or_default().push(residual.abs());
+            }
+            groups.entry(&row.labels.group).or_default().push((residual, row));
+        }
     }
     for runs in groups.values() {
         for (i, (a, row)) in runs.iter().enumerate() {
             for (b, other) in &runs[i + 1..] {
                 if row.plan != other.plan {
-                    let keys = bar_keys(row);
-                    for key in keys.into_iter().filter(|key| key.0 >= 2) {
+                    let keys = bar_keys(row, what);
+                    for key in keys.into_iter().filter(|key| key.0 >= ALL_SCALES) {
                         differences.entry(key).or_default().push((a - b).abs());
                     }
                 }
@@ -159,16 +184,18 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
             continue;
         }
         let round = |x: f64| (x * 1e4).round() / 1e4;
-        let (fitted, two_fitted) = widths(own);
-        let (sigma, two_sigma) = widths(apart);
-        let (sigma, two_sigma) = (sigma.max(fitted), two_sigma.max(two_fitted));
-        let wide = key.clone().widened(2.max(*level));
-        let pairs = differences.get(&(2.max(*level), wide)).filter(|pairs| pairs.len() >= FEWEST_RUNS);
+        let (sigma, two_sigma) = wider(own, apart);
+        // What the generation changes is common to the plans of a job.
+        let level = ALL_SCALES.max(*level);
+        let wide = (level, key.clone().widened(level));
+        let pairs = differences.get(&wide).filter(|pairs| pairs.len() >= FEWEST_RUNS);
+        let fitted = timed.get(&of_all_generations(class)).map_or(sigma, |residuals| deviation(residuals));
         // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
         let difference = pairs.map_or(fitted, |pairs| share_within(pairs, ONE_SIGMA)).max(LEAST_SIGMA);
         bars.push(ErrorBar {
             profile: key.profile.clone(),
             experts: key.experts,
+            architecture: key.architecture,
             narrow: key.narrow,
             scale: key.scale,
             crossing: key.crossing,
@@ -181,12 +208,50 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
     bars
 }
 
+/// What is special about runs, of which there are enough, with their residuals as fitted and with their own publications left
+/// out.
+fn special_residuals<'a>(rows: impl IntoIterator<Item = &'a RowReport>) -> BTreeMap<Special, [Vec<f64>; 2]> {
+    let mut kinds: BTreeMap<Special, ([Vec<f64>; 2], BTreeSet<&str>)> = BTreeMap::new();
+    for row in distinct(rows, Measurand::StepTime) {
+        let readings = Readings::of(row, Measurand::StepTime);
+        let Some(residual) = readings.residual() else { continue };
+        for &kind in &row.labels.special {
+            if kind == Special::Coarse || !(readings.by_rate && coarse(row)) {
+                let ([own, apart], publications) = kinds.entry(kind).or_default();
+                own.push(residual.abs());
+                apart.push(readings.left_out_residual().unwrap_or(residual).abs());
+                publications.insert(&row.labels.publication);
+            }
+        }
+    }
+    let many = |own: &[f64], from: &BTreeSet<&str>| own.len() >= FEWEST_RUNS && from.len() >= FEWEST_SOURCES;
+    kinds
+        .into_iter()
+        .filter_map(|(kind, (both, from))| many(&both[0], &from).then_some((kind, both)))
+        .collect()
+}
+
+/// The bars of special runs.
+fn special_bars(rows: &[RowReport]) -> Vec<SpecialBar> {
+    let round = |x: f64| (x * 1e4).round() / 1e4;
+    special_residuals(rows)
+        .into_iter()
+        .map(|(kind, [own, apart])| {
+            let (sigma, two_sigma) = wider(&own, &apart);
+            SpecialBar { kind, runs: own.len(), sigma: round(sigma), two_sigma: round(two_sigma) }
+        })
+        .collect()
+}
+
 /// What predictions lose, in standard deviations of their logarithm, when constants are fitted without the row's own
 /// source.
 fn transfer<'a>(rows: impl IntoIterator<Item = &'a RowReport>, what: Measurand) -> f64 {
     let (mut own, mut left_out) = (Vec::new(), Vec::new());
     for row in distinct(rows, what) {
         let readings = Readings::of(row, what);
+        if readings.by_rate {
+            continue;
+        }
         if let Some((predicted, elsewhere)) = readings.residual().zip(readings.left_out_residual()) {
             own.push(predicted.abs());
             left_out.push(elsewhere.abs());
@@ -209,14 +274,21 @@ fn deviation(residuals: &[f64]) -> f64 {
     (share_within(residuals, ONE_SIGMA) * share_within(residuals, TWO_SIGMA) / 2.0).sqrt()
 }
 
-/// One standard deviation, and what holds 95.4 % of the residuals and of one more like them.
+/// One standard deviation, which holds 68.3 % of the residuals at least, and what holds 95.4 % of them and of one more like
+/// them.
 fn widths(residuals: &[f64]) -> (f64, f64) {
-    let sigma = deviation(residuals).max(LEAST_SIGMA);
+    let sigma = deviation(residuals).max(share_within(residuals, ONE_SIGMA)).max(LEAST_SIGMA);
     let mut sorted = residuals.to_vec();
     sorted.sort_by(f64::total_cmp);
     let at = ((residuals.len() + 1) as f64 * TWO_SIGMA).ceil() as usize;
     let most = sorted.get(at.min(sorted.len()).saturating_sub(1));
     (sigma, most.copied().unwrap_or_default().max(sigma))
+}
+
+/// The widths of residuals as fitted or with their own publications left out, whichever are wider.
+fn wider(own: &[f64], apart: &[f64]) -> (f64, f64) {
+    let ((sigma, two_sigma), (apart, two_apart)) = (widths(own), widths(apart));
+    (sigma.max(apart), two_sigma.max(two_apart))
 }
 
 /// How often what was measured lies inside the error bars of its rows; none where nothing was.
@@ -232,53 +304,93 @@ pub(super) fn left_out_inside_shipped(rows: &[&RowReport], what: Measurand) -> O
     }))
 }
 
-/// How far off a prediction is, and its bars: one standard deviation, and what is said to hold 95 %.
-pub(super) fn off_and_bars(row: &RowReport, what: Measurand) -> Option<[f64; 3]> {
-    let readings = Readings::of(row, what);
-    let (predicted, [sigma, two_sigma]) = readings.predicted.zip(readings.bars)?;
-    // Bars are those of logarithms.
-    Some([readings.residual()?.abs(), sigma / predicted, two_sigma / predicted])
+/// How often what printed rates say does.
+pub(super) fn rates_coverage(rows: &[&RowReport]) -> Option<Coverage> {
+    Coverage::of(rows.iter().filter(|row| row.rate_step_s.is_some()).filter_map(|row| {
+        let readings = Readings::of(row, Measurand::StepTime);
+        let [_, sigma, two_sigma] = readings.off_and_bars()?;
+        Some([readings.residual()?.abs(), sigma, two_sigma])
+    }))
 }
 
-/// The same of such predictions inside the bars that the rows of other sources ask for by the rule of [`error_bars`].
+impl Readings {
+    /// How far off the prediction is, and its bars.
+    fn off_and_bars(&self) -> Option<[f64; 3]> {
+        let (predicted, [sigma, two_sigma]) = self.predicted.zip(self.bars)?;
+        // Bars are those of logarithms.
+        Some([self.residual()?.abs(), sigma / predicted, two_sigma / predicted])
+    }
+}
+
+/// How far off a prediction is from what was measured, and its bars: one standard deviation, and what is said to hold 95 %.
+pub(super) fn off_and_bars(row: &RowReport, what: Measurand) -> Option<[f64; 3]> {
+    let readings = Readings::of(row, what);
+    readings.off_and_bars().filter(|_| !readings.by_rate)
+}
+
+/// The same of predictions without the row's own publication inside the bars that the rows of others ask for by the rule of
+/// [`error_bars`].
 pub(super) fn left_out_coverage(rows: &[&RowReport], what: Measurand) -> Option<Coverage> {
+    inside_others(rows, what, false)
+}
+
+/// That of printed rates.
+pub(super) fn left_out_rates_coverage(rows: &[&RowReport]) -> Option<Coverage> {
+    inside_others(rows, Measurand::StepTime, true)
+}
+
+fn inside_others(rows: &[&RowReport], what: Measurand, by_rate: bool) -> Option<Coverage> {
     let mut residuals: BTreeMap<(u8, BarKey), Vec<(&str, f64)>> = BTreeMap::new();
     let mut read: BTreeMap<Read, Vec<&str>> = BTreeMap::new();
     for row in distinct(rows.iter().copied(), what) {
-        read.entry(read_of(row)).or_default().push(&row.labels.source);
-        let Some(residual) = Readings::of(row, what).left_out_residual() else { continue };
-        for key in bar_keys(row) {
-            residuals.entry(key).or_default().push((&row.labels.source, residual.abs()));
+        let publication = row.labels.publication.as_str();
+        read.entry(read_of(row)).or_default().push(publication);
+        let readings = Readings::of(row, what);
+        let Some(residual) = readings.left_out_residual() else { continue };
+        for key in informed(row, &readings, what) {
+            residuals.entry(key).or_default().push((publication, residual.abs()));
         }
     }
-    let sources: BTreeSet<&str> = rows.iter().map(|row| row.labels.source.as_str()).collect();
-    let without = |source: &str| {
-        let source = source.to_owned();
-        rows.iter().copied().filter(move |row| row.labels.source != source)
+    let publications: BTreeSet<&str> = rows.iter().map(|row| row.labels.publication.as_str()).collect();
+    let without = |publication: &str| {
+        let publication = publication.to_owned();
+        rows.iter().copied().filter(move |row| row.labels.publication != publication)
     };
-    let transfers: BTreeMap<&str, f64> =
-        sources.into_iter().map(|source| (source, transfer(without(source), what))).collect();
+    type Elsewhere = (f64, BTreeMap<Special, (f64, f64)>);
+    let elsewhere: BTreeMap<&str, Elsewhere> = publications
+        .into_iter()
+        .map(|publication| {
+            let special = special_residuals(without(publication)).into_iter();
+            let special = special.map(|(kind, [_, apart])| (kind, widths(&apart))).collect();
+            (publication, (transfer(without(publication), what), special))
+        })
+        .collect();
     let inside = |row: &&RowReport| {
-        let off = Readings::of(row, what).left_out_residual()?.abs();
-        let own: &str = &row.labels.source;
-        let others = read.get(&read_of(row)).into_iter().flatten().filter(|source| **source != own).count();
+        let readings = Readings::of(row, what);
+        let off = readings.left_out_residual().filter(|_| readings.by_rate == by_rate)?.abs();
+        let own: &str = &row.labels.publication;
+        let (transfer, special) = &elsewhere[own];
+        let others = read.get(&read_of(row)).into_iter().flatten().filter(|of| **of != own).count();
         // Step times have none on top here.
         let known = what == Measurand::StepTime || others >= FEWEST_KNOWN;
         let of_others = |key: &(u8, BarKey)| -> Option<Vec<f64>> {
-            let all = residuals.get(key)?.iter().filter(|(source, _)| *source != own);
+            let all = residuals.get(key)?.iter().filter(|(of, _)| *of != own);
             let numbers: Vec<f64> = all.clone().map(|(_, residual)| *residual).collect();
-            let sources = || all.map(|(source, _)| source).collect::<BTreeSet<_>>().len();
+            let sources = || all.map(|(of, _)| of).collect::<BTreeSet<_>>().len();
             enough(&key.1, what, numbers.len(), sources).then_some(numbers)
         };
         let classes = match what {
-            Measurand::StepTime => bar_keys(row).to_vec(),
+            Measurand::StepTime => bar_keys(row, what),
             Measurand::Memory => memory_keys(row, known),
         };
         let interval = classes.iter().find_map(of_others).map_or(Interval::ANYTHING, |numbers| {
             let (sigma, two_sigma) = widths(&numbers);
             Interval { sigma, two_sigma, difference: sigma }
         });
-        let interval = if known { interval } else { interval.beside(transfers[own]) };
+        let interval = if known { interval } else { interval.beside(*transfer) };
+        let kinds = row.labels.special.iter().filter(|_| what == Measurand::StepTime);
+        let floors = kinds.filter_map(|kind| special.get(kind));
+        let interval = floors.fold(interval, |interval, &(sigma, two)| interval.at_least(sigma, two));
         Some([off, interval.sigma, interval.two_sigma])
     };
     Coverage::of(rows.iter().filter_map(inside))
@@ -293,7 +405,7 @@ const FEWEST_KNOWN: usize = 3;
 
 /// Fewest runs of a class with an error bar of its own; of memory, fewest readings that repeat no other.
 const FEWEST_RUNS: usize = 12;
-/// Fewest sources of a class of memory that speaks for all frameworks.
+/// Fewest publications of a class that speaks for all frameworks.
 const FEWEST_SOURCES: usize = 2;
 /// Repeated runs of one plan differ by this much.
 const LEAST_SIGMA: f64 = 0.01;
@@ -303,6 +415,7 @@ const LEAST_SIGMA: f64 = 0.01;
 struct BarKey {
     profile: Option<String>,
     experts: bool,
+    architecture: Option<Architecture>,
     narrow: Option<bool>,
     scale: Option<Scale>,
     crossing: Option<bool>,
@@ -311,39 +424,67 @@ struct BarKey {
 impl BarKey {
     /// The class without what is narrower than a level.
     fn widened(mut self, level: u8) -> Self {
-        if level > 0 {
+        if level >= ALL_GENERATIONS {
+            self.architecture = None;
+        }
+        if !matches!(level, 0 | 3) {
             self.crossing = None;
         }
-        if level > 1 {
+        if !matches!(level, 0 | 1 | 3 | 4) {
             self.scale = None;
         }
-        if level == 3 || level == 5 {
+        if matches!(level, 6 | 8) {
             self.narrow = None;
         }
-        if level > 3 {
+        if level > 6 {
             self.profile = None;
         }
         self
     }
 }
 
+/// The level from which classes are of all generations of GPUs.
+const ALL_GENERATIONS: u8 = 3;
+/// The level from which they are of all numbers of GPUs too.
+const ALL_SCALES: u8 = 5;
+
+/// The class whose generation of GPUs does not matter, and that is as narrow otherwise.
+fn of_all_generations((level, key): &(u8, BarKey)) -> (u8, BarKey) {
+    let level = if *level < ALL_GENERATIONS { level + ALL_GENERATIONS } else { *level };
+    (level, BarKey { architecture: None, ..key.clone() })
+}
+
 /// The classes of a row, by level: the narrowest is level 0.
-fn bar_keys(row: &RowReport) -> [(u8, BarKey); 6] {
+fn bar_keys(row: &RowReport, what: Measurand) -> Vec<(u8, BarKey)> {
     let key = BarKey {
         profile: Some(row.labels.profile.to_owned()),
         experts: row.labels.experts,
+        architecture: row.labels.architecture,
         narrow: Some(!matches!(row.precision, "bf16" | "fp16")),
         scale: Some(Scale::of(row.labels.gpus)),
         crossing: Some(row.labels.crossing),
     };
-    [0, 1, 2, 3, 4, 5].map(|level| (level, key.clone().widened(level)))
+    // Bytes are counted from shapes, whatever the GPU.
+    let narrowest = if what == Measurand::StepTime { 0 } else { ALL_GENERATIONS };
+    (narrowest..=8).map(|level| (level, key.clone().widened(level))).collect()
+}
+
+/// The classes that a reading informs: what a source counts in its rates says nothing about other generations of GPUs, and
+/// where a coarse row states no time either it says nothing about its class.
+fn informed(row: &RowReport, readings: &Readings, what: Measurand) -> Vec<(u8, BarKey)> {
+    let mut keys = bar_keys(row, what);
+    if readings.by_rate {
+        keys.retain(|(level, _)| *level < ALL_GENERATIONS && !coarse(row));
+    }
+    keys
 }
 
 /// The classes that stand for a row's memory, in order, as [`ErrorBars::of_memory`] has them; `known`: its profile was
 /// read, with or without experts.
 fn memory_keys(row: &RowReport, known: bool) -> Vec<(u8, BarKey)> {
-    let own = bar_keys(row);
-    let dense = own.clone().map(|(level, key)| (level, BarKey { experts: false, ..key }));
+    let own = bar_keys(row, Measurand::Memory);
+    let dense: Vec<(u8, BarKey)> =
+        own.iter().cloned().map(|(level, key)| (level, BarKey { experts: false, ..key })).collect();
     let both = |of_profile: bool| {
         let all = own.iter().chain(&dense).filter(move |(_, key)| key.profile.is_some() == of_profile);
         all.cloned().collect::<Vec<_>>()

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use crate::cost::model::Adapted;
+use crate::frameworks::error_bars::Special;
 use crate::frameworks::profile::{Placement, Profile};
 use crate::frameworks::{Context, Hardware, consistent};
 use crate::layers::Layers;
@@ -77,6 +78,8 @@ pub struct Labels {
     pub source: String,
     /// What the source is called.
     pub published: String,
+    /// The first of the sources that are one publication with it (see [`super::publications`]).
+    pub publication: String,
     /// Accelerator as the row names it.
     pub gpu: String,
     /// Model as the row names it.
@@ -99,6 +102,8 @@ pub struct Labels {
     pub pipeline_parallel: u32,
     /// Tensor parallelism leaves the fast domain.
     pub crossing: bool,
+    /// What is special about the run.
+    pub special: Vec<Special>,
     /// Year and month of the software's release.
     pub release: Option<(u32, u32)>,
     /// Year and month that the software is no newer than: of its release, else of the paper that tells of it.
@@ -712,6 +717,15 @@ impl Case {
         ]
         .join("|");
         let experts = row.text("experts").is_some_and(|n| n != "0");
+        let crossing = plan.layout().tensor_parallel > cluster.scale_up.domain;
+        let mut special = Special::of(&job, &cluster, crossing);
+        // What a job does not say: documents may be tuned on unpacked, and rows be coarse.
+        if training == "sft" && !special.contains(&Special::FineTuning) {
+            special.push(Special::FineTuning);
+        }
+        if row.text("quality") == Some("C") {
+            special.push(Special::Coarse);
+        }
         let labels = Labels {
             quality: row.text_or_empty("quality").to_owned(),
             framework: family(row),
@@ -720,6 +734,7 @@ impl Case {
             architecture: Some(accelerator.architecture),
             source: source.to_owned(),
             published: row.text_or_empty("source").to_owned(),
+            publication: source.to_owned(),
             gpu: gpu.to_owned(),
             model: row.text_or_empty("model").to_owned(),
             experts,
@@ -739,7 +754,8 @@ impl Case {
             gpus: job.gpus,
             sequence_length: job.sequence_length,
             pipeline_parallel: plan.layout().pipeline_parallel,
-            crossing: plan.layout().tensor_parallel > cluster.scale_up.domain,
+            crossing,
+            special,
             release: release(row),
             era: release(row).or_else(|| of_paper(row)),
         };

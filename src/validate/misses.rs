@@ -26,6 +26,9 @@ pub struct Remark {
     /// Whether it is about what is predicted with the source left out of the fit.
     #[serde(default)]
     pub left_out: bool,
+    /// Whether it is about step times that printed rates say.
+    #[serde(default)]
+    pub by_rate: bool,
     /// What is at fault.
     pub wrong: Fault,
     /// Why.
@@ -75,6 +78,10 @@ struct Which {
     crossing: Option<bool>,
     /// Whether it is pretraining.
     pretraining: Option<bool>,
+    /// Fewest and most tokens of a sequence.
+    sequence: Option<(u32, u32)>,
+    /// Ids, where nothing else tells the rows apart.
+    ids: Option<Vec<String>>,
 }
 
 impl Remark {
@@ -101,6 +108,8 @@ impl Remark {
             && which.not_model.as_ref().is_none_or(|part| !labels.model.contains(part.as_str()))
             && which.plan.as_ref().is_none_or(|wanted| plan.split_whitespace().any(|word| word == wanted))
             && which.gpus.is_none_or(|(least, most)| (least..=most).contains(&labels.gpus))
+            && which.sequence.is_none_or(|(least, most)| (least..=most).contains(&labels.sequence_length))
+            && which.ids.as_ref().is_none_or(|ids| ids.contains(&row.id))
             && which.crossing.is_none_or(|crossing| crossing == labels.crossing)
             && which.pretraining.is_none_or(|pretraining| pretraining == (labels.training == "pretrain"))
     }
@@ -110,10 +119,19 @@ impl Remark {
     pub fn errors(&self, rows: &[&RowReport]) -> (Option<ErrorStatistics>, Option<ErrorStatistics>) {
         let of = |left_out: bool| {
             let mine = rows.iter().filter(|row| self.holds(row));
-            let errors: Vec<f64> = mine.filter_map(|row| error(row, self.of, left_out)).collect();
+            let errors: Vec<f64> = mine.filter_map(|row| self.error(row, left_out)).collect();
             ErrorStatistics::of(&errors)
         };
         (of(false), of(true))
+    }
+
+    /// The error of a row in what it is about.
+    fn error(&self, row: &RowReport, left_out: bool) -> Option<f64> {
+        match (self.by_rate, left_out) {
+            (false, _) => error(row, self.of, left_out),
+            (true, false) => row.rate_error(),
+            (true, true) => Some(row.left_out_step_s? / row.rate_step_s? - 1.0),
+        }
     }
 }
 
@@ -255,7 +273,7 @@ pub fn explained(rows: &[&RowReport], remarks: &[Remark], of: Measurand) -> Expl
     let mut explained = Explained { far: 0, remarked: 0, among_others: 0 };
     let about: Vec<(&Remark, bool)> = remarks
         .iter()
-        .filter(|remark| remark.of == of && !remark.left_out)
+        .filter(|remark| remark.of == of && !remark.left_out && !remark.by_rate)
         .map(|remark| {
             let held = || rows.iter().filter(|row| remark.holds(row) && error(row, of, false).is_some());
             (remark, 2 * held().filter(|row| far(row)).count() > held().count())
@@ -299,8 +317,7 @@ mod tests {
         for remark in Remark::shipped() {
             let errors = |meant: &dyn Fn(&RowReport) -> bool| {
                 let rows = rows.iter().filter(|row| meant(row));
-                let errors: Vec<f64> =
-                    rows.filter_map(|row| error(row, remark.of, remark.left_out)).collect();
+                let errors: Vec<f64> = rows.filter_map(|row| remark.error(row, remark.left_out)).collect();
                 ErrorStatistics::of(&errors)
             };
             let own =

@@ -1,6 +1,6 @@
 //! The accuracy page: tables in Markdown, and plots of predicted against measured as SVG.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use plotters::prelude::*;
@@ -49,7 +49,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          or what `nvidia-smi` showed. Classes of `inputs` say what of a row is assumed: filled from the framework's defaults, taken \
          for something near, or named by the table as not stated by the source. Hardly a source says whether gradients overlap, so that \
          nearly nothing is complete; what is assumed of the run time (overlap, kernels, graphs, dispatcher, routing, release, what a reading of memory \
-         counts) weighs less than what is assumed of the machine, the plan or the model. Sources are called by the prefixes of their rows' ids, [listed](#sources) at the end.\n"
+         counts) weighs less than what is assumed of the machine, the plan or the model. Sources are called by the prefixes of their rows' ids, [listed](#sources) at the end; those of one publication are left out together.\n"
     );
     let _ = writeln!(
         md,
@@ -63,7 +63,7 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     let _ = writeln!(
         md,
         "\n{} constants were fitted to these rows ([listed](#fitted-constants) below). The columns under *left out* show the \
-         same rows with {} of them fitted again without the row's own source: constants that no other source informs fall back to \
+         same rows with {} of them fitted again without the row's own source, nor any of the same publication: constants that nothing else informs fall back to \
          their priors. The other {} are held: they stand in code, are shared by the machines' files or decide the plan that a row \
          is read as, and *left out* still contains what their rows said.",
         s.fitted_constants,
@@ -105,9 +105,14 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          that is what the priors alone reach, which is more than what a run on the same framework elsewhere has to expect. \
          Tails are heavier than a normal distribution's (weak spots and noisy sweeps make \
          them up), so that no one width holds both shares: the second is mostly wider than twice the first, and the first \
-         is the geometric mean of what holds 68.3% and of half of the second. Where nobody measured a framework on a \
+         is the geometric mean of what holds 68.3% and of half of the second, or the former where that is wider. Where constants \
+         were fitted to a run's own source, more than 68% are inside one standard deviation: bars are for runs that nothing was fitted to. \
+         Step times that printed rates say count in classes, but no constant was fitted to them. Where nobody measured a framework on a \
          generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
-         fitted without a run's own source. Hardly a row below has that on top. Peak memory has intervals by the same rule, whatever \
+         fitted without a run's own source. Some runs are special whatever the framework: adapters, fine-tuning, sequences of 16,384 \
+         tokens and more, tensor parallelism across domains, GPUs that PCIe alone joins, rows of grade C. They have the bars of all \
+         such runs at least, where at least two publications have twelve, and what predictions lose on top where a framework has fewer than three. \
+         Hardly a row below has that on top. Peak memory has intervals by the same rule, whatever \
          the generation of GPUs; readings of one model and plan that differ in accumulation alone and have one value count once, and a class \
          of all frameworks rests on at least two sources. A framework that was read too seldom with experts has its interval \
          without them. One whose memory nobody read, with or without experts, has that of all frameworks, and {} on top, in squares.",
@@ -117,6 +122,10 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
     let times = [s.coverage, s.left_out_inside_shipped, s.left_out_coverage];
     let memory = [s.memory_coverage, s.left_out_memory_inside_shipped, s.left_out_memory_coverage];
     inside(&mut md, "measured step times", times);
+    let rates = [s.rates_coverage, None, s.left_out_rates_coverage];
+    if s.rates_coverage.is_some() {
+        inside(&mut md, "step times that printed rates say", rates);
+    }
     inside(&mut md, "measured memory", memory);
     if !constants.trim().is_empty() {
         let _ = writeln!(md, "\n## Fitted constants\n\n{}", constants.trim());
@@ -137,8 +146,9 @@ fn printed_rates(md: &mut String, summary: &super::Summary) {
     }
     md.push_str(
         "\n### Printed rates\n\nSome rows print TFLOP/s of a GPU, or a share of its BF16 peak, and no time. What such a rate counts is \
-         the source's convention; the step time that it says under it is compared here and nowhere else: no constant was fitted to \
-         these rows, and no goal is about them. The runs with natural routing are all of this kind.\n\n",
+         the source's convention; the step time that it says under it is compared here: no constant was fitted to these rows, and no \
+         goal is about them. Error bars know of them ([below](#error-bars)), and what is wrong with them, or with us, stands among the \
+         [weak spots](#weak-spots). The runs with natural routing are all of this kind.\n\n",
     );
     let by = BTreeMap::from([("printed rates", summary.by_rates.clone())]);
     errors(md, &ErrorTable { all: None, by }, None);
@@ -179,15 +189,31 @@ fn shown(unit: Unit, value: f64) -> String {
 /// What the prefixes of ids stand for.
 fn sources(md: &mut String, rows: &[RowReport]) {
     let mut named: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
+    let mut publications: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut together: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for row in rows.iter().filter(|row| !row.labels.source.is_empty()) {
-        named.entry(&row.labels.source).or_insert((0, &row.labels.published)).0 += 1;
+        let labels = &row.labels;
+        named.entry(&labels.source).or_insert((0, &labels.published)).0 += 1;
+        publications.insert(&labels.source, &labels.publication);
+        together.entry(&labels.publication).or_default().insert(&labels.source);
     }
     if named.is_empty() {
         return;
     }
-    md.push_str("\n## Sources\n\n| prefix | rows predicted | published as |\n|---|--:|---|\n");
+    md.push_str(
+        "\n## Sources\n\n| prefix | rows predicted | published as | left out with |\n|---|--:|---|---|\n",
+    );
     for (prefix, (rows, name)) in named {
-        let _ = writeln!(md, "| {prefix} | {rows} | {} |", name.replace('|', "\\|"));
+        let others: Vec<&str> = publications
+            .get(prefix)
+            .and_then(|publication| together.get(publication))
+            .map_or_else(Vec::new, |all| all.iter().copied().filter(|other| *other != prefix).collect());
+        let _ = writeln!(
+            md,
+            "| {prefix} | {rows} | {} | {} |",
+            name.replace('|', "\\|"),
+            if others.is_empty() { "-".to_owned() } else { others.join(", ") }
+        );
     }
 }
 
@@ -258,6 +284,7 @@ fn weak(md: &mut String, report: &Report) {
             rows => format!("{}, {rows}", remark.source),
         };
         let of = match remark.of {
+            Measurand::StepTime if remark.by_rate => "printed rate",
             Measurand::StepTime => "step time",
             Measurand::Memory => "memory",
         };
@@ -443,8 +470,8 @@ fn inside(md: &mut String, what: &str, coverage: [Option<Coverage>; 3]) {
     );
     let names = [
         "as fitted, bars that ship",
-        "fitted without the row's source, bars that ship",
-        "fitted without the row's source, bars by the same rule from other sources alone",
+        "fitted without the row's publication, bars that ship",
+        "fitted without the row's publication, bars by the same rule from others alone",
     ];
     for (name, coverage) in names.into_iter().zip(coverage) {
         if let Some(Coverage { one_sigma, two_sigma, twice_one_sigma }) = coverage {

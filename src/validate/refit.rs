@@ -278,22 +278,25 @@ impl<'a> Refit<'a> {
         solve(matrix)
     }
 
-    /// Fits with every source left out in turn; gives what is predicted of each case then.
+    /// Fits with every publication left out in turn, all of its sources at once; gives what is predicted of each case then.
     #[must_use]
     pub fn leave_sources_out(&self, mut progress: impl FnMut(usize, usize)) -> Vec<Outcome> {
-        let sources: BTreeSet<&str> = self.cases.iter().map(|case| case.labels.source.as_str()).collect();
+        let mut publications: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
+        for (at, case) in self.cases.iter().enumerate() {
+            publications.entry(&case.labels.publication).or_default().push(at);
+        }
         let mut all = vec![Outcome { step_s: f64::NAN, memory: f64::NAN, fits: false }; self.cases.len()];
-        for (done, &source) in sources.iter().enumerate() {
-            let own: Vec<usize> =
-                (0..self.cases.len()).filter(|&i| self.cases[i].labels.source == source).collect();
+        for (done, (&publication, own)) in publications.iter().enumerate() {
+            let sources: BTreeSet<&str> =
+                own.iter().map(|&at| self.cases[at].labels.source.as_str()).collect();
             let free: Vec<usize> = (0..self.constants.len())
-                .filter(|&c| self.constants[c].sources.iter().any(|s| s == source))
+                .filter(|&c| self.constants[c].sources.iter().any(|source| sources.contains(source.as_str())))
                 .collect();
-            let values = self.fit(&self.start, &free, |case| case.labels.source != source);
-            for (&at, prediction) in own.iter().zip(self.predictions(&values, &own)) {
+            let values = self.fit(&self.start, &free, |case| case.labels.publication != publication);
+            for (&at, prediction) in own.iter().zip(self.predictions(&values, own)) {
                 all[at] = prediction;
             }
-            progress(done + 1, sources.len());
+            progress(done + 1, publications.len());
         }
         all
     }

@@ -492,6 +492,34 @@ const COLOURS: [RGBColor; 7] = [
     RGBColor(90, 90, 90),
 ];
 
+/// Lines beside the diagonal are drawn where predictions are off by this share.
+const GUIDE: f64 = 0.1;
+/// Axes over more decades than this have marks at their powers of ten alone.
+const MANY_DECADES: i32 = 6;
+
+/// Ends of the line `y = factor * x` inside a square whose axes both go from `low` to `high`: the plotting library moves
+/// what lies outside onto the frame, each axis by itself, which would turn the line.
+fn guide(factor: f64, low: f64, high: f64) -> [(f64, f64); 2] {
+    let from = low.max(low / factor);
+    let to = high.min(high / factor);
+    [(from, (from * factor).max(low)), (to, (to * factor).min(high))]
+}
+
+/// Marks of a logarithmic axis: 1, 2 and 5 of every decade.
+fn ticks(low: f64, high: f64) -> Vec<f64> {
+    let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
+    let steps: &[f64] =
+        if decades.end() - decades.start() > MANY_DECADES { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    decades
+        .flat_map(|decade| {
+            let power = 10f64.powi(decade.abs());
+            // Quotients are exact to the last digit, so that labels are short; products with 0.1 are not.
+            steps.iter().map(move |step| if decade < 0 { step / power } else { step * power })
+        })
+        .filter(|tick| (low..=high).contains(tick))
+        .collect()
+}
+
 fn scatter(rows: &[RowReport], plot: Plot) -> Result<String, PlotError> {
     let what = match plot {
         Plot::StepTime => "step-time.svg",
@@ -524,11 +552,12 @@ fn scatter(rows: &[RowReport], plot: Plot) -> Result<String, PlotError> {
             Plot::StepTime => ("measured, seconds per step", "predicted, seconds per step"),
             Plot::Memory => ("measured, GB", "predicted, GB"),
         };
+        let axis = || (low..high).log_scale().with_key_points(ticks(low, high));
         let mut chart = ChartBuilder::on(&root)
             .margin(16)
             .x_label_area_size(44)
             .y_label_area_size(64)
-            .build_cartesian_2d((low..high).log_scale(), (low..high).log_scale())
+            .build_cartesian_2d(axis(), axis())
             .map_err(|e| fail(&e))?;
         chart
             .configure_mesh()
@@ -540,12 +569,6 @@ fn scatter(rows: &[RowReport], plot: Plot) -> Result<String, PlotError> {
             .y_label_formatter(&|v| format!("{v}"))
             .draw()
             .map_err(|e| fail(&e))?;
-        for (factor, shade) in [(1.0, 60), (1.1, 170), (1.0 / 1.1, 170)] {
-            let style = RGBColor(shade, shade, shade).stroke_width(1);
-            chart
-                .draw_series(LineSeries::new([(low, low * factor), (high, high * factor)], style))
-                .map_err(|e| fail(&e))?;
-        }
         for (i, (class, points)) in classes.iter().enumerate() {
             let colour = COLOURS[i.min(COLOURS.len() - 1)];
             let dots = points.iter().map(|&p| Circle::new(p, 3, colour.mix(0.6).filled()));
@@ -553,6 +576,17 @@ fn scatter(rows: &[RowReport], plot: Plot) -> Result<String, PlotError> {
             series
                 .label(format!("{class} ({})", points.len()))
                 .legend(move |(x, y)| Circle::new((x + 8, y), 4, colour.filled()));
+        }
+        let off = format!("\u{b1}{:.0}%", GUIDE * 100.0);
+        for (factor, shade, label) in
+            [(1.0, 0, Some("as measured")), (1.0 + GUIDE, 130, Some(&off)), (1.0 - GUIDE, 130, None)]
+        {
+            let style = RGBColor(shade, shade, shade).stroke_width(1);
+            let line = LineSeries::new(guide(factor, low, high), style);
+            let series = chart.draw_series(line).map_err(|e| fail(&e))?;
+            if let Some(label) = label {
+                series.label(label).legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], style));
+            }
         }
         chart
             .configure_series_labels()
@@ -603,4 +637,37 @@ fn ranks(groups: &[RankedGroup]) -> Result<String, PlotError> {
         root.present().map_err(|e| fail(&e))?;
     }
     Ok(svg)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn guides_stay_in_their_square_and_on_their_lines(
+            low in 1e-3f64..10.0, wide in 2.0f64..1e4, factor in 0.6f64..1.6,
+        ) {
+            let high = low * wide;
+            let ends = guide(factor, low, high);
+            for (x, y) in ends {
+                prop_assert!((low..=high).contains(&x) && (low..=high).contains(&y), "{x} {y}");
+                prop_assert!((y / x / factor - 1.0).abs() < 1e-12, "{x} {y}");
+            }
+            // Each ends on the frame, on both sides.
+            let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;
+            prop_assert!(near(ends[0].0, low) || near(ends[0].1, low));
+            prop_assert!(near(ends[1].0, high) || near(ends[1].1, high));
+        }
+    }
+
+    #[test]
+    fn marks_are_spread_over_the_whole_axis() {
+        let of = |low, high| ticks(low, high).iter().map(f64::to_string).collect::<Vec<_>>().join(" ");
+        assert_eq!(of(1.9, 190.0), "2 5 10 20 50 100");
+        assert_eq!(of(0.042, 1090.0), "0.05 0.1 0.2 0.5 1 2 5 10 20 50 100 200 500 1000");
+        assert_eq!(of(0.5, 2e7), "1 10 100 1000 10000 100000 1000000 10000000");
+    }
 }

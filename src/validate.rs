@@ -420,18 +420,19 @@ pub struct Report {
 }
 
 /// Predicts every row of a measured table that `keep` lets through. `progress` is told how many rows
-/// are done.
+/// of how many are done, those that are not kept included.
 ///
 /// # Errors
 /// When the text is no such table; single rows never fail, they are skipped with a reason.
 pub fn validate(
     input: impl Read,
     keep: impl Fn(&MeasuredRow) -> bool + Sync,
-    mut progress: impl FnMut(usize),
+    mut progress: impl FnMut(usize, usize),
 ) -> Result<Report, MeasuredError> {
     let shelf = Shelf::shipped();
     let mut reader = MeasuredReader::new(input)?;
     let unknown_columns = reader.unknown_columns().map(str::to_owned).collect();
+    let (mut done, of) = (0, reader.rows());
     let mut rows = Vec::new();
     loop {
         let mut batch = Vec::with_capacity(BATCH);
@@ -452,7 +453,8 @@ pub fn validate(
             })
             .collect();
         rows.extend(reports.into_iter().flatten());
-        progress(rows.len());
+        done += batch.len();
+        progress(done, of);
     }
     publications::join(rows.iter_mut().map(|row: &mut RowReport| &mut row.labels));
     let summary = summarise(&rows);
@@ -887,12 +889,12 @@ mod tests {
             "g,H100-SXM-80GB,8,32,4096,32,4096,64,my-own,1,1",
         ];
         let text = format!("{header}\n{}\n", rows.join("\n"));
-        let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+        let report = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap();
         let reasons: Vec<Option<&str>> = report.rows.iter().map(|r| r.skipped.as_deref()).collect();
         assert_eq!(reasons[0], None);
         assert!(report.rows[0].predicted_step_s.is_some_and(|s| s > 0.0));
         assert!(reasons[1..].iter().all(Option::is_some), "{reasons:?}");
-        assert!(validate("a,b\n1,2\n".as_bytes(), |_| true, |_| {}).is_err());
+        assert!(validate("a,b\n1,2\n".as_bytes(), |_| true, |_, _| {}).is_err());
     }
 
     /// Every row with a text and numbers of its own: one line for each kind of fault.
@@ -907,7 +909,7 @@ mod tests {
         };
         let rows: Vec<String> = (0..400).map(row).collect();
         let report =
-            validate(format!("{header}\n{}\n", rows.join("\n")).as_bytes(), |_| true, |_| {}).unwrap();
+            validate(format!("{header}\n{}\n", rows.join("\n")).as_bytes(), |_| true, |_, _| {}).unwrap();
         let found: Vec<(&str, usize)> =
             report.summary.skipped.iter().map(|kind| (kind.reason.as_str(), kind.rows)).collect();
         assert_eq!(
@@ -928,7 +930,7 @@ mod tests {
     #[test]
     fn shipped_measurements_are_predicted() {
         let text = include_str!("../results/published/measured.csv");
-        let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+        let report = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap();
         let summary = &report.summary;
         assert!(summary.predicted > 2000, "{:?}", summary.skipped);
         let time = summary.step_time.all.unwrap();

@@ -1,13 +1,24 @@
 //! A progress bar for searches that take longer than a second, and Ctrl-C.
 
+use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
+use super::models::group;
 use crate::search::Observer;
 use crate::units::Picos;
+
+/// How a bar of so many `things` is drawn: what is done of how many, how many a second, and `then`.
+pub(crate) fn style(things: &str, then: &str) -> ProgressStyle {
+    let template = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}, {{rate}}/s, {then}");
+    let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    style.with_key("rate", |state: &ProgressState, into: &mut dyn Write| {
+        let _ = into.write_str(&group(state.per_sec().round() as u64));
+    })
+}
 
 /// Set by Ctrl-C.
 static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(false));
@@ -52,9 +63,7 @@ impl Observer for Bar {
         let Ok(mut slot) = self.bar.lock() else { return };
         let bar = slot.get_or_insert_with(|| {
             let bar = ProgressBar::new(candidates);
-            let style =
-                ProgressStyle::with_template("{bar:30} {human_pos}/{human_len} layouts, {per_sec}, {msg}");
-            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.set_style(style("layouts", "{msg}"));
             bar
         });
         bar.set_position(settled);

@@ -122,7 +122,7 @@ pub(crate) fn run(args: &RegressArgs) -> Result<Ending, Failure> {
     let options =
         Options { tolerance: args.tolerance, update: args.update, partial: chosen.len() < all.len() };
     let measured = (!options.partial && args.accuracy.as_os_str() != "-")
-        .then(|| validate(PUBLISHED.as_bytes(), |_| true, |_| {}))
+        .then(|| validate(PUBLISHED.as_bytes(), |_| true, |_, _| {}))
         .transpose()
         .map_err(|error| Failure::Usage(error.to_string()))?;
     let before = match &measured {

@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 use std::path::PathBuf;
 
 use comfy_table::{CellAlignment, Table};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 
 use super::output::percent;
-use super::{Ending, Failure, files};
+use super::{Ending, Failure, files, progress};
 use crate::spec::measured::{MeasuredRow, known_columns};
 use crate::spec::shipped::nearest;
 use crate::validate::baseline::Baseline;
@@ -122,11 +122,12 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
             (Box::new(file), name)
         }
     };
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {human_pos} rows, {per_sec}") {
-        bar.set_style(style);
-    }
-    let report = validate(input, keep, |rows| bar.set_position(rows as u64));
+    let bar = ProgressBar::new(0);
+    bar.set_style(progress::style("rows", "{eta} left"));
+    let report = validate(input, keep, |done, of| {
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+    });
     bar.finish_and_clear();
     let mut report = report.map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
     for column in &report.unknown_columns {

@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn every_remark_is_about_rows_that_are_further_off_than_others() {
         let text = include_str!("../../results/published/measured.csv");
-        let mut report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+        let mut report = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap();
         crate::validate::leave_sources_out(&mut report, &cases(text.as_bytes()).unwrap(), |_, _| {}).unwrap();
         let rows = counted(&report.rows);
         for remark in Remark::shipped() {

@@ -103,7 +103,7 @@ fn runs_that_drop_tokens_are_predicted() {
     let report = validate(
         &include_bytes!("../../results/published/measured.csv")[..],
         |row| row.flag("token_drop").ok().flatten() == Some(true),
-        |_| {},
+        |_, _| {},
     )
     .unwrap();
     let errors: Vec<f64> = report.rows.iter().filter_map(|row| row.step_error()).collect();

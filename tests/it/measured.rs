@@ -1,7 +1,7 @@
 //! Rows of measured tables: what no run can have is a reason to skip the row, found before anything is
 //! counted or allocated by it.
 
-use autoplan::spec::measured::known_columns;
+use autoplan::spec::measured::{MeasuredRow, known_columns};
 use autoplan::validate::{RowReport, validate};
 
 /// A run as a user would write it down.
@@ -37,7 +37,7 @@ fn with(changes: &[(&str, &str)]) -> RowReport {
     }
     let line = |of: fn(&(&str, &str)) -> String| cells.iter().map(of).collect::<Vec<_>>().join(",");
     let text = format!("{}\n{}\n", line(|cell| cell.0.to_owned()), line(|cell| cell.1.to_owned()));
-    let mut rows = validate(text.as_bytes(), |_| true, |_| {}).unwrap().rows;
+    let mut rows = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap().rows;
     assert_eq!(rows.len(), 1);
     rows.remove(0)
 }
@@ -440,10 +440,23 @@ fn layers_of_hybrid_models_are_read() {
 }
 
 #[test]
+fn progress_counts_every_row_once() {
+    let rows = "x,H100,8\n\"a\nb\",H100,8,9,9\n\n,,\n".repeat(1500);
+    let text = format!("id,gpu,gpus\r\n{rows}last,H100,8");
+    let mut told = Vec::new();
+    let kept = |row: &MeasuredRow| row.text("id") == Some("x");
+    validate(text.as_bytes(), kept, |done, of| told.push((done, of))).unwrap();
+    // Lines without a cell are no rows; a cell may hold two lines.
+    let of = 3 * 1500 + 1;
+    assert!(told.len() > 2 && told.iter().all(|told| told.1 == of), "{told:?}");
+    assert!(told.is_sorted() && told.last() == Some(&(of, of)), "{told:?}");
+}
+
+#[test]
 fn tables_without_a_column_are_read() {
     let text =
         "gpu,gpus,layers,hidden,heads,seq_len,framework_family\nH100,8,32,4096,32,4096,megatron-core\n";
-    let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+    let report = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap();
     assert_eq!(report.rows[0].skipped.as_deref(), Some("global_batch is not stated"));
     assert_eq!(report.rows[0].id, "line 2");
     for (text, expected) in [
@@ -452,18 +465,18 @@ fn tables_without_a_column_are_read() {
         ("gpu\tgpus\nH100\t8\n", "separated by tabs"),
         ("gpu,gpus,GPUs\nH100,8,16\n", "names the column gpus twice"),
     ] {
-        let error = validate(text.as_bytes(), |_| true, |_| {}).unwrap_err().to_string();
+        let error = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     let wide: Vec<u8> = "\u{feff}gpu,gpus\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
-    assert!(validate(&wide[..], |_| true, |_| {}).unwrap_err().to_string().contains("UTF-16"));
+    assert!(validate(&wide[..], |_| true, |_, _| {}).unwrap_err().to_string().contains("UTF-16"));
     // Lines are counted alike however they end.
     let windows = format!("\u{feff}{text}H100,8,32\n").replace('\n', "\r\n");
-    let report = validate(windows.as_bytes(), |_| true, |_| {}).unwrap();
+    let report = validate(windows.as_bytes(), |_| true, |_, _| {}).unwrap();
     let ids: Vec<&str> = report.rows.iter().map(|row| row.id.as_str()).collect();
     assert_eq!(ids, ["line 2", "line 3"]);
     // Cells beyond the header are no run's, unless they are empty.
-    let report = validate(format!("{text}H100,8,32,4096,32,4096,megatron-core,,\nH100,8,32\nH100,8,32,4096,32,4096,megatron-core,7\n").as_bytes(), |_| true, |_| {}).unwrap();
+    let report = validate(format!("{text}H100,8,32,4096,32,4096,megatron-core,,\nH100,8,32\nH100,8,32,4096,32,4096,megatron-core,7\n").as_bytes(), |_| true, |_, _| {}).unwrap();
     let reasons: Vec<&str> = report.rows.iter().filter_map(|row| row.skipped.as_deref()).collect();
     assert_eq!(reasons[1], "global_batch is not stated");
     assert_eq!(reasons[3], "line 5: the row has more cells than the header has columns (7)");
@@ -494,10 +507,10 @@ fn throughput_stands_in_for_a_step_time() {
 #[test]
 fn columns_without_a_meaning_are_named() {
     let text = "gpu,gpus,layers,hidden,heads,seq_len,framework_family,global_bacth,\nH100,8,32,4096,32,4096,nemo,8,\n";
-    let report = validate(text.as_bytes(), |_| true, |_| {}).unwrap();
+    let report = validate(text.as_bytes(), |_| true, |_, _| {}).unwrap();
     assert_eq!(report.unknown_columns, ["global_bacth"]);
     let published = include_str!("../../results/published/measured.csv");
-    let report = validate(published.as_bytes(), |row| row.line() < 3, |_| {}).unwrap();
+    let report = validate(published.as_bytes(), |row| row.line() < 3, |_, _| {}).unwrap();
     assert_eq!(report.unknown_columns, Vec::<String>::new());
     let page = include_str!("../../docs/measured.md");
     for column in known_columns() {

@@ -1,10 +1,13 @@
 //! Fits a site's constants to a handful of its own runs.
 //!
-//! Few constants are fitted, each physical and shared by all runs: the sustained rate of every number
-//! format that the runs use, and the share of the network's line rate where runs span nodes. The loss is
-//! Huber's on the logarithm of the step time (10 %), with a pull towards the shipped value (15 %), so
-//! that two runs cannot bend a constant as far as twenty. Error bars hold both what the runs scatter and what the pull may
-//! keep a constant from.
+//! Few constants are fitted, each physical and shared by all runs: the speed of the site's GPUs in all number formats and
+//! in attention (clocks, power), what each format that the runs use gains or loses beside it, and the share of the
+//! network's line rate where runs span nodes. A run in one format so says something of the others. The loss is
+//! Huber's on the logarithm of the step time (10 %, or what runs of the class err by where that is more), with a pull
+//! towards the shipped values, so that two runs cannot bend a constant as far as twenty. What the runs say nothing of stays as
+//! shipped. Error bars hold both what the runs scatter and what the pull may keep a constant from.
+//!
+//! What is left of the runs makes error bars of the site's own for predictions of the kind of runs that were measured.
 
 use std::collections::BTreeMap;
 
@@ -12,32 +15,58 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::spec::Machine;
-use crate::spec::cluster::Format;
+use crate::spec::cluster::{Format, OwnRuns};
+use crate::spec::job::Training;
 use crate::validate::case::Case;
-use crate::validate::predict_case;
 use crate::validate::refit::solve;
+use crate::validate::{CasePrediction, predict_case};
 
-/// Residuals beyond this share (of the logarithm) count linearly.
+/// Residuals beyond this share (of the logarithm) count linearly, at least.
 const HUBER: f64 = 0.10;
-/// How far a shipped constant is trusted, as one standard deviation of its logarithm: the spread of the
-/// same accelerator between sites.
-const PRIOR_SIGMA: f64 = 0.15;
-/// Sweeps over the constants; each is found by golden-section search.
-const SWEEPS: usize = 4;
-/// Fewest runs after which an error is stated.
+/// How far the shipped speed of a card is trusted, as one standard deviation of its logarithm; with [`FORMAT_SIGMA`] 15 %, the
+/// spread of one accelerator between sites: products of A100s run at 0.94 to 1.07 of the shipped rate at those of Megatron
+/// 2021, AA-Scaling and BLOOM, those of H100s at 500 W at 0.74 of 700 W (results/constants.md).
+const SITE_SIGMA: f64 = 0.13;
+/// The same of what one number format gains or loses beside the others: of H100s at 500 W and at 700 W the fitted BF16 shares
+/// are 0.74 of each other and the FP8 shares 0.80 (results/constants.md), 7 % apart.
+const FORMAT_SIGMA: f64 = 0.07;
+/// The same of the network's share, as one standard deviation of the logarithm of the share over what is lost: 0.77 and 0.96
+/// about 0.90, so that nothing beyond the line rate is thought possible. The shipped clusters have 0.71 to 0.90.
+const NETWORK_SIGMA: f64 = 1.0;
+/// The largest share of the line rate that collectives were measured to reach: 48 of 50 GB/s per NDR card
+/// (NVIDIA/nccl-tests issue 290). What lies beyond would be read into it from other errors.
+const MOST_OF_LINE_RATE: f64 = 0.96;
+/// The least that is searched.
+const LEAST_OF_LINE_RATE: f64 = 0.05;
+/// A constant stays as shipped where the runs weigh less than this of what its shipped value weighs.
+const FELT: f64 = 0.05;
+/// Gauss-Newton steps, at most, and the step that ends them.
+const STEPS: usize = 40;
+const SETTLED: f64 = 1e-4;
+/// How often a step that does not pay is halved.
+const HALVINGS: usize = 8;
+/// Fewest runs that show their own noise; with fewer it is taken for what the loss takes it.
 const FEWEST_RUNS: usize = 3;
-/// A constant is searched between these logarithms of its ratio to the shipped value: 0.41 to 1.8 times.
+/// The speed of the site's cards is searched between these logarithms of its ratio to what ships, 0.41 to 1.8 times; the ratio
+/// of a format to the others between these.
 const SEARCHED: (f64, f64) = (-0.9, 0.6);
+const SEARCHED_FORMAT: (f64, f64) = (-0.25, 0.25);
 /// Where a search that ends at its bound stops short of it, at most.
 const NEAR: f64 = 2e-3;
-/// Step by which a constant's logarithm is lowered to see how step times depend on it.
-const LOWERED: f64 = 0.05;
+/// Step by which a constant's logarithm is moved both ways to see how step times depend on it.
+const NUDGE: f64 = 0.02;
+/// Part of a run's residual that is left when the run itself is fitted to, at least: a run alone in its class explains itself.
+const LEAST_LEFT: f64 = 0.2;
+/// Significant digits of fitted values: more would be noise.
+const DIGITS: i32 = 4;
 /// A run that is further off than this is not explained by the fit.
 pub const FAR_OFF: f64 = 0.25;
 
 /// A constant that is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum Constant {
+    /// Speed of all matrix products and of attention, as a factor on what ships.
+    Speed,
     /// Sustained share of the peak of a format.
     Sustained(Format),
     /// Share of the line rate that collectives between nodes reach.
@@ -47,6 +76,7 @@ pub enum Constant {
 impl std::fmt::Display for Constant {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         match self {
+            Self::Speed => f.write_str("speed of the GPUs, all formats"),
             Self::Sustained(format) => write!(f, "sustained share of the {format:?} peak"),
             Self::NetworkEfficiency => f.write_str("share of the network's line rate"),
         }
@@ -57,10 +87,14 @@ impl std::fmt::Display for Constant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeldBy {
-    /// The runs: their step times depend on it.
+    /// The runs: they say more about it than its shipped value.
     Runs,
-    /// Its shipped value, as a prior: the runs say less about it.
+    /// The runs and its shipped value, which says more.
+    Both,
+    /// Its shipped value, at which it stays: the runs hardly say anything about it.
     Prior,
+    /// The runs say nothing of this format beside the speed of the GPUs, with which it moves: mostly none is in it.
+    Speed,
     /// The end of what was searched: the runs ask for more.
     Bound,
 }
@@ -78,8 +112,9 @@ pub struct Fitted {
     pub searched: (f64, f64),
     /// What holds it there.
     pub held_by: HeldBy,
-    /// One standard error, of noise and of the prior's pull; none with fewer than three runs, and where something else
-    /// than the runs holds it.
+    /// Share of what is known about it that the runs say.
+    pub of_runs: f64,
+    /// One standard error, of noise and of the prior's pull; none where it stays as shipped and where a bound holds it.
     pub standard_error: Option<f64>,
     /// Runs that it was fitted to.
     pub runs: usize,
@@ -101,7 +136,7 @@ pub struct Residual {
 /// A calibration.
 #[derive(Debug, Clone)]
 pub struct Calibration {
-    /// Cluster and accelerator with the fitted constants.
+    /// Cluster and accelerator with the fitted constants, and with what the runs are off by then.
     pub machine: Machine,
     /// What was fitted.
     pub constants: Vec<Fitted>,
@@ -139,227 +174,454 @@ pub enum CalibrateError {
     NoRuns,
 }
 
-type Values = BTreeMap<Constant, f64>;
+/// What is fitted, over what ships: logarithms, that of a format beside the speed of all; of the network's share as
+/// [`NETWORK_SIGMA`] has it.
+type Logs = BTreeMap<Constant, f64>;
+
+/// Runs with what the fit needs of each.
+struct Runs<'a> {
+    machine: &'a Machine,
+    cases: Vec<&'a Case>,
+    /// Residuals beyond these count linearly.
+    widths: Vec<f64>,
+}
+
+/// What a fit knows at a point: residuals, how step times depend on each constant, what the runs weigh.
+struct Point {
+    constants: Vec<Constant>,
+    residuals: Vec<f64>,
+    /// By constant and run: how the logarithm of the step time moves with that of the constant.
+    slopes: Vec<Vec<f64>>,
+    /// By run: weight of its squared residual, per width squared.
+    weights: Vec<f64>,
+    /// What the runs weigh of each pair of constants.
+    data: Vec<Vec<f64>>,
+}
 
 /// Fits the constants of `machine` to runs.
 ///
 /// # Errors
 /// When no run has a step time.
 pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, CalibrateError> {
-    let cases: Vec<Case> =
-        cases.iter().filter(|c| c.measured.step_s.is_some_and(|s| s > 0.0)).cloned().collect();
+    let mut machine = machine.clone();
+    // Bars of an earlier calibration say nothing of this one.
+    machine.cluster.own_runs.clear();
+    let cases: Vec<&Case> = cases.iter().filter(|c| c.measured.step_s.is_some_and(|s| s > 0.0)).collect();
     if cases.is_empty() {
         return Err(CalibrateError::NoRuns);
     }
-    let shipped = values(machine, &cases);
-    let all: Vec<&Case> = cases.iter().collect();
-    let fitted = fit(machine, &shipped, &all);
+    let widths = cases.par_iter().map(|case| on(&machine, case).interval.sigma.max(HUBER)).collect();
+    let runs = Runs { machine: &machine, cases, widths };
+    let logs = runs.fit();
 
-    let slopes = slopes(machine, &fitted, &all);
-    let residuals = log_residuals(&apply(machine, &fitted), &all);
-    let errors = errors(&slopes, &residuals);
-    let constants = shipped
-        .iter()
-        .map(|(&constant, &before)| {
-            let after = fitted[&constant];
-            let searched = searched(before);
-            let held_by = held_by(&slopes[&constant], after, searched);
-            let known = cases.len() >= FEWEST_RUNS && held_by == HeldBy::Runs;
-            let standard_error = known.then(|| after * errors[&constant]);
-            let runs = cases.iter().filter(|case| concerns(constant, case)).count();
-            Fitted { constant, before, after, searched, held_by, standard_error, runs }
-        })
-        .collect();
-    let residuals = cases
-        .iter()
-        .map(|case| {
+    let point = runs.point(&logs);
+    let constants = runs.fitted(&logs, &point);
+    let mut fitted = written(&machine, &logs);
+    let residuals = runs.residuals(&fitted);
+    fitted.cluster.own_runs = runs.own_runs(&point);
+    Ok(Calibration { machine: fitted, constants, residuals })
+}
+
+/// One standard deviation of what is fitted of a constant, as trusted before any run.
+fn prior(constant: Constant) -> f64 {
+    match constant {
+        Constant::Speed => SITE_SIGMA,
+        Constant::Sustained(_) => FORMAT_SIGMA,
+        Constant::NetworkEfficiency => NETWORK_SIGMA,
+    }
+}
+
+impl Runs<'_> {
+    /// Constants that a run may depend on.
+    fn possible(&self) -> Vec<Constant> {
+        let formats = self.machine.accelerator.rates.keys().map(|&format| Constant::Sustained(format));
+        let all = [Constant::Speed].into_iter().chain(formats).chain([Constant::NetworkEfficiency]);
+        all.filter(|&constant| self.count(constant) > 0).collect()
+    }
+
+    /// Runs that a constant bears on.
+    fn count(&self, constant: Constant) -> usize {
+        let concerns = |case: &&&Case| match constant {
+            Constant::Speed => true,
+            Constant::Sustained(format) => case.job.precision.format() == format,
+            Constant::NetworkEfficiency => case.job.gpus > case.cluster.scale_up.domain,
+        };
+        self.cases.iter().filter(concerns).count()
+    }
+
+    /// Least and greatest logarithm of a constant.
+    fn bounds(&self, constant: Constant) -> (f64, f64) {
+        match constant {
+            Constant::Speed => SEARCHED,
+            Constant::Sustained(_) => SEARCHED_FORMAT,
+            Constant::NetworkEfficiency => {
+                let from_shipped = |share: f64| odds(share) - odds(self.machine.cluster.scale_out.efficiency);
+                (from_shipped(LEAST_OF_LINE_RATE).min(0.0), from_shipped(MOST_OF_LINE_RATE).max(0.0))
+            }
+        }
+    }
+
+    /// Logarithms of predicted over measured step times.
+    fn log_residuals(&self, logs: &Logs) -> Vec<f64> {
+        let machine = apply(self.machine, logs);
+        let residual = |case: &&Case| (on(&machine, case).step_s / case.measured.step_s.unwrap_or(1.0)).ln();
+        self.cases.par_iter().map(residual).collect()
+    }
+
+    fn point(&self, logs: &Logs) -> Point {
+        let constants: Vec<Constant> = logs.keys().copied().collect();
+        let residuals = self.log_residuals(logs);
+        let moved = |constant: Constant, by: f64| {
+            let mut moved = logs.clone();
+            *moved.entry(constant).or_default() += by;
+            self.log_residuals(&moved)
+        };
+        let slope = |&constant: &Constant| -> Vec<f64> {
+            let (up, down) = (moved(constant, NUDGE), moved(constant, -NUDGE));
+            up.iter().zip(down).map(|(up, down)| (up - down) / (2.0 * NUDGE)).collect()
+        };
+        let slopes: Vec<Vec<f64>> = constants.iter().map(slope).collect();
+        let weight = |(r, width): (&f64, &f64)| (width / r.abs().max(*width)).min(1.0) / (width * width);
+        let weights: Vec<f64> = residuals.iter().zip(&self.widths).map(weight).collect();
+        let of_runs = |a: &Vec<f64>, b: &Vec<f64>| {
+            weights.iter().zip(a).zip(b).map(|((w, x), y)| w * x * y).sum::<f64>()
+        };
+        let data = slopes.iter().map(|a| slopes.iter().map(|b| of_runs(a, b)).collect()).collect();
+        Point { constants, residuals, slopes, weights, data }
+    }
+
+    fn loss(&self, logs: &Logs) -> f64 {
+        let huber = |(residual, width): (f64, &f64)| {
+            let x = residual.abs() / width;
+            if x <= 1.0 { 0.5 * x * x } else { x - 0.5 }
+        };
+        let data: f64 = self.log_residuals(logs).into_iter().zip(&self.widths).map(huber).sum();
+        data + logs.iter().map(|(&c, log)| 0.5 * (log / prior(c)).powi(2)).sum::<f64>()
+    }
+
+    /// The logarithms of least loss of all constants that the runs feel.
+    fn fit(&self) -> Logs {
+        let mut logs: Logs = self.possible().into_iter().map(|constant| (constant, 0.0)).collect();
+        let start = self.point(&logs);
+        for (at, &constant) in start.constants.iter().enumerate() {
+            // At full weight: runs that are far off at the start need not be so in the end.
+            let squares = start.slopes[at].iter().zip(&self.widths).map(|(s, width)| (s / width).powi(2));
+            if squares.sum::<f64>() * prior(constant).powi(2) < FELT {
+                logs.remove(&constant);
+            }
+        }
+        let mut loss = self.loss(&logs);
+        for _ in 0..STEPS {
+            let step = self.step(&logs, &self.point(&logs));
+            let mut share = 1.0;
+            let taken = (0..HALVINGS).find_map(|_| {
+                let trial: Logs = logs
+                    .iter()
+                    .map(|(&constant, log)| {
+                        let (low, high) = self.bounds(constant);
+                        (constant, (log + share * step[&constant]).clamp(low, high))
+                    })
+                    .collect();
+                share *= 0.5;
+                let at_trial = self.loss(&trial);
+                (at_trial < loss).then_some((trial, at_trial))
+            });
+            let Some((trial, at_trial)) = taken else { break };
+            let moved = trial.iter().map(|(c, log)| (log - logs[c]).abs()).fold(0.0, f64::max);
+            (logs, loss) = (trial, at_trial);
+            if moved < SETTLED {
+                break;
+            }
+        }
+        logs
+    }
+
+    /// A Gauss-Newton step; constants at a bound that would leave it stay.
+    fn step(&self, logs: &Logs, point: &Point) -> Logs {
+        let mut held: Vec<bool> = vec![false; point.constants.len()];
+        loop {
+            let row = |a: usize| {
+                let constant = point.constants[a];
+                let weight = prior(constant).powi(-2);
+                let pull = weight * logs[&constant]
+                    + (point.weights.iter().zip(&point.slopes[a]).zip(&point.residuals))
+                        .map(|((w, s), r)| w * s * r)
+                        .sum::<f64>();
+                let mut row: Vec<f64> = (0..held.len())
+                    .map(|b| if held[a] || held[b] { 0.0 } else { point.data[a][b] })
+                    .collect();
+                row[a] = if held[a] { 1.0 } else { row[a] + weight };
+                row.push(if held[a] { 0.0 } else { -pull });
+                row
+            };
+            let step = solve((0..held.len()).map(row).collect());
+            let leaves = |at: &usize| {
+                let (low, high) = self.bounds(point.constants[*at]);
+                let log = logs[&point.constants[*at]];
+                !held[*at] && (log <= low && step[*at] < 0.0 || log >= high && step[*at] > 0.0)
+            };
+            let Some(at) = (0..held.len()).find(leaves) else {
+                return point.constants.iter().copied().zip(step).collect();
+            };
+            held[at] = true;
+        }
+    }
+
+    /// What is said of each constant.
+    fn fitted(&self, logs: &Logs, point: &Point) -> Vec<Fitted> {
+        let errors = Errors::of(point, self.cases.len());
+        let log = |constant: Constant| logs.get(&constant).copied();
+        let at_bound = |constant: Constant| {
+            let (low, high) = self.bounds(constant);
+            log(constant).is_some_and(|log| log - low < NEAR || high - log < NEAR)
+        };
+        let speed = log(Constant::Speed).unwrap_or(0.0);
+        let formats = self.machine.accelerator.rates.iter();
+        let formats = formats.map(|(&format, rate)| (Constant::Sustained(format), rate.sustained));
+        let network = (Constant::NetworkEfficiency, self.machine.cluster.scale_out.efficiency);
+        let network = (self.count(network.0) > 0).then_some(network);
+        let told = |(constant, before): (Constant, f64)| {
+            let own = log(constant);
+            let (low, high) = self.bounds(constant);
+            // A format's share is the product of what it is beside the others and of the speed of all.
+            let parts = match constant {
+                Constant::Sustained(_) => vec![Constant::Speed, constant],
+                _ => vec![constant],
+            };
+            let of_speed = match constant {
+                Constant::Sustained(_) => (speed, SEARCHED),
+                _ => (0.0, (0.0, 0.0)),
+            };
+            let value = |log: f64| {
+                rounded(match constant {
+                    Constant::NetworkEfficiency => share_of(odds(before) + log),
+                    _ => (before * log.exp()).min(most(constant)),
+                })
+            };
+            let after = value(own.unwrap_or(0.0) + of_speed.0);
+            let bound = parts.iter().any(|&part| at_bound(part)) || after >= most(constant) && after > before;
+            let (error, of_runs) = errors.of_sum(&parts);
+            let held_by = match (own.is_some(), parts.len() > 1 && log(Constant::Speed).is_some()) {
+                (false, false) => HeldBy::Prior,
+                (false, true) => HeldBy::Speed,
+                (true, _) if bound => HeldBy::Bound,
+                (true, _) if of_runs >= 0.5 => HeldBy::Runs,
+                (true, _) => HeldBy::Both,
+            };
+            let known = !matches!(held_by, HeldBy::Prior | HeldBy::Bound) && !bound;
+            Fitted {
+                constant,
+                before,
+                after: if held_by == HeldBy::Prior { before } else { after },
+                searched: (value(low + of_speed.1.0), value(high + of_speed.1.1)),
+                held_by,
+                of_runs,
+                standard_error: known.then_some(match constant {
+                    Constant::NetworkEfficiency => after * (1.0 - after) * error,
+                    _ => after * error,
+                }),
+                runs: self.count(constant),
+            }
+        };
+        [(Constant::Speed, 1.0)].into_iter().chain(formats).chain(network).map(told).collect()
+    }
+
+    fn residuals(&self, fitted: &Machine) -> Vec<Residual> {
+        let residual = |case: &&Case| {
             let measured = case.measured.step_s.unwrap_or(f64::NAN);
-            let error = |v: &Values| predict(machine, v, case) / measured - 1.0;
+            let error = |machine: &Machine| on(machine, case).step_s / measured - 1.0;
             Residual {
                 id: case.id.clone(),
                 measured_step_s: measured,
-                before: error(&shipped),
-                after: error(&fitted),
+                before: error(self.machine),
+                after: error(fitted),
             }
-        })
-        .collect();
-    Ok(Calibration { machine: apply(machine, &fitted), constants, residuals })
-}
-
-/// Least and greatest value of a constant that is searched; all are shares.
-fn searched(shipped: f64) -> (f64, f64) {
-    (shipped * SEARCHED.0.exp(), (shipped * SEARCHED.1.exp()).min(1.0))
-}
-
-/// By constant, how the logarithm of each run's step time moves with that of the constant.
-type Slopes = BTreeMap<Constant, Vec<f64>>;
-
-fn slopes(machine: &Machine, fitted: &Values, cases: &[&Case]) -> Slopes {
-    let at = |values: &Values| -> Vec<f64> {
-        let machine = apply(machine, values);
-        cases.par_iter().map(|case| predict_as(&machine, case).ln()).collect()
-    };
-    let base = at(fitted);
-    let slope = |&constant: &Constant| {
-        let mut lowered = fitted.clone();
-        lowered.insert(constant, fitted[&constant] * (-LOWERED).exp());
-        let moved = at(&lowered);
-        (constant, moved.iter().zip(&base).map(|(moved, base)| (base - moved) / LOWERED).collect())
-    };
-    fitted.keys().map(slope).collect()
-}
-
-/// What holds a constant at its fitted value. Each run of which the logarithm of the step time moves by `s` times
-/// that of the constant weighs `(s / HUBER)^2`, the prior `1 / PRIOR_SIGMA^2`.
-fn held_by(slopes: &[f64], value: f64, searched: (f64, f64)) -> HeldBy {
-    let weight: f64 = slopes.iter().map(|slope| (slope / HUBER).powi(2)).sum();
-    if weight < PRIOR_SIGMA.powi(-2) {
-        return HeldBy::Prior;
+        };
+        self.cases.iter().map(residual).collect()
     }
-    let at = |bound: f64| (value / bound).ln().abs() < NEAR;
-    if at(searched.0) || at(searched.1) { HeldBy::Bound } else { HeldBy::Runs }
+
+    /// What runs of each kind are off by when they are predicted from the others, as the linear model has it: a residual over
+    /// the part of it that the run's own weight leaves.
+    fn own_runs(&self, point: &Point) -> Vec<OwnRuns> {
+        let known = inverse(&point.posterior(1.0));
+        // By kind: runs of one model and plan are one run, repeated; the farthest off of them counts.
+        type Kind = BTreeMap<(u32, u32, u32, u64, String), f64>;
+        let mut kinds: BTreeMap<(&str, bool, bool, Format), Kind> = BTreeMap::new();
+        for (i, case) in self.cases.iter().enumerate() {
+            let own: f64 = pairs(known.len())
+                .map(|(a, b)| point.slopes[a][i] * known[a][b] * point.slopes[b][i])
+                .sum::<f64>()
+                * point.weights[i];
+            // A wild run is told apart, and says nothing more of the others.
+            let off = (point.residuals[i] / (1.0 - own).max(LEAST_LEFT)).abs().min(FAR_OFF);
+            let job = &case.job;
+            let parameters = crate::layers::parameter_count(&case.model).total;
+            let run =
+                (job.gpus, job.global_batch_size, job.sequence_length, parameters, case.plan.to_string());
+            let adapters = job.training != Training::Full;
+            let kind = (case.labels.profile, case.labels.experts, adapters, job.precision.format());
+            let seen = kinds.entry(kind).or_default().entry(run).or_default();
+            *seen = seen.max(off);
+        }
+        let told = |((profile, experts, adapters, format), runs): ((&str, bool, bool, Format), Kind)| {
+            let squares: f64 = runs.values().map(|off| off * off).sum();
+            let gpus = runs.keys().map(|run| run.0);
+            OwnRuns {
+                profile: profile.to_owned(),
+                experts,
+                adapters,
+                format,
+                gpus: gpus.fold((u32::MAX, 0), |(low, high), gpus| (low.min(gpus), high.max(gpus))),
+                runs: runs.len(),
+                error: rounded((squares / runs.len() as f64).sqrt()),
+            }
+        };
+        kinds.into_iter().map(told).collect()
+    }
 }
 
-/// One standard error of the logarithm of each constant.
+/// The largest value of a constant; all but the speed are shares.
+fn most(constant: Constant) -> f64 {
+    if constant == Constant::Speed { f64::INFINITY } else { 1.0 }
+}
+
+/// To [`DIGITS`] significant digits.
+fn rounded(value: f64) -> f64 {
+    if value == 0.0 || !value.is_finite() {
+        return value;
+    }
+    let digits = DIGITS - 1 - value.abs().log10().floor() as i32;
+    // Quotients of whole numbers are printed as short as they are.
+    let power = 10f64.powi(digits.abs());
+    if digits >= 0 { (value * power).round() / power } else { (value / power).round() * power }
+}
+
+fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..count).flat_map(move |a| (0..count).map(move |b| (a, b)))
+}
+
+/// The inverse of a symmetric matrix.
+fn inverse(matrix: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let unit = |at: usize| {
+        let row = |(a, row): (usize, &Vec<f64>)| {
+            let mut row = row.clone();
+            row.push(f64::from(u8::from(a == at)));
+            row
+        };
+        solve(matrix.iter().enumerate().map(row).collect())
+    };
+    (0..matrix.len()).map(unit).collect()
+}
+
+impl Point {
+    /// What the runs weigh, so many times, and what the shipped values weigh.
+    fn posterior(&self, times: f64) -> Vec<Vec<f64>> {
+        let at = |a: usize, b: usize| {
+            let shipped = if a == b { prior(self.constants[a]).powi(-2) } else { 0.0 };
+            times * self.data[a][b] + shipped
+        };
+        (0..self.constants.len()).map(|a| (0..self.constants.len()).map(|b| at(a, b)).collect()).collect()
+    }
+}
+
+/// Errors of the logarithms of constants.
 ///
 /// Near its minimum the loss is a quadratic form: `D`, what the runs weigh, plus `P`, what the prior weighs. The fit errs by
-/// `(D + P)^-1` times what noise pushes and what the prior pulls. Noise has a variance of `v / HUBER^2` times `D`, with the
-/// variance `v` of the runs' own residuals in place of `HUBER^2` that the loss takes it for; the pull, where sites differ
-/// from what ships as the prior says, one of `P`. So the covariance is `(D + P)^-1 (v / HUBER^2 D + P) (D + P)^-1`: with
+/// `(D + P)^-1` times what noise pushes and what the prior pulls. Noise has a variance of `v` times `D`, with the
+/// variance `v` of the runs' own residuals in place of the 1 that the loss takes it for; the pull, where sites differ
+/// from what ships as the prior says, one of `P`. So the covariance is `(D + P)^-1 (v D + P) (D + P)^-1`: with
 /// quiet runs nearly all of it is the pull, which repeating or leaving out runs does not show.
-fn errors(slopes: &Slopes, residuals: &[f64]) -> BTreeMap<Constant, f64> {
-    let weights: Vec<f64> = residuals.iter().map(|r| (HUBER / r.abs().max(HUBER)).min(1.0)).collect();
-    let columns: Vec<&Vec<f64>> = slopes.values().collect();
-    let count = columns.len();
-    let of_runs = |a: usize, b: usize| {
-        let terms = weights.iter().zip(columns[a]).zip(columns[b]);
-        terms.map(|((w, x), y)| w * x * y).sum::<f64>() / (HUBER * HUBER)
-    };
-    let data: Vec<Vec<f64>> = (0..count).map(|a| (0..count).map(|b| of_runs(a, b)).collect()).collect();
-    let of_prior = PRIOR_SIGMA.powi(-2);
-    // Rows of the inverse of both together, which is symmetric.
-    let inverse: Vec<Vec<f64>> = (0..count)
-        .map(|unit| {
-            let row = |a: usize| {
-                let mut row = data[a].clone();
-                row[a] += of_prior;
-                row.push(f64::from(u8::from(a == unit)));
-                row
-            };
-            solve((0..count).map(row).collect())
-        })
-        .collect();
-    let taken: f64 = (0..count)
-        .flat_map(|a| (0..count).map(move |b| (a, b)))
-        .map(|(a, b)| inverse[a][b] * data[b][a])
-        .sum();
-    let free = (residuals.len() as f64 - taken).max(1.0);
-    let squares: f64 = weights.iter().zip(residuals).map(|(w, r)| w * r * r).sum();
-    // Few runs say little of their own noise: within 5 % the square of the 68.3 % point of Student's distribution.
-    let student = 1.0 + 1.1 / free + 1.3 / (free * free);
-    let noise = student * squares / free / (HUBER * HUBER);
-    let error = |(at, &constant): (usize, &Constant)| {
-        let x = &inverse[at];
-        let variance = |a: usize, b: usize| noise * data[a][b] + if a == b { of_prior } else { 0.0 };
-        let sum: f64 = (0..count)
-            .flat_map(|a| (0..count).map(move |b| (a, b)))
-            .map(|(a, b)| x[a] * variance(a, b) * x[b])
-            .sum();
-        (constant, sum.max(0.0).sqrt())
-    };
-    slopes.keys().enumerate().map(error).collect()
+struct Errors<'a> {
+    constants: &'a [Constant],
+    /// Of what is fitted.
+    covariance: Vec<Vec<f64>>,
+    /// The same if noise were what the loss takes it for.
+    expected: Vec<Vec<f64>>,
 }
 
-fn concerns(constant: Constant, case: &Case) -> bool {
-    match constant {
-        Constant::Sustained(format) => case.job.precision.format() == format,
-        Constant::NetworkEfficiency => case.job.gpus > case.cluster.scale_up.domain,
+impl<'a> Errors<'a> {
+    fn of(point: &'a Point, runs: usize) -> Self {
+        let count = point.constants.len();
+        let expected = inverse(&point.posterior(1.0));
+        let taken: f64 = pairs(count).map(|(a, b)| expected[a][b] * point.data[b][a]).sum();
+        let free = (runs as f64 - taken).max(1.0);
+        let squares: f64 = point.weights.iter().zip(&point.residuals).map(|(w, r)| w * r * r).sum();
+        // Few runs say little of their own noise: within 5 % the square of the 68.3 % point of Student's distribution.
+        let student = 1.0 + 1.1 / free + 1.3 / (free * free);
+        let noise = if runs < FEWEST_RUNS { 1.0 } else { student * squares / free };
+        let middle = point.posterior(noise);
+        let entry = |a: usize, b: usize| -> f64 {
+            pairs(count).map(|(c, d)| expected[a][c] * middle[c][d] * expected[d][b]).sum()
+        };
+        let covariance = (0..count).map(|a| (0..count).map(|b| entry(a, b)).collect()).collect();
+        Self { constants: &point.constants, covariance, expected }
+    }
+
+    /// One standard error of the sum of the logarithms of some constants, and the share of what is known about it that the
+    /// runs say. Constants that were not fitted err as the prior says.
+    fn of_sum(&self, parts: &[Constant]) -> (f64, f64) {
+        let at: Vec<usize> =
+            parts.iter().filter_map(|part| self.constants.iter().position(|c| c == part)).collect();
+        let sum = |matrix: &[Vec<f64>]| -> f64 {
+            at.iter().flat_map(|&a| at.iter().map(move |&b| (a, b))).map(|(a, b)| matrix[a][b]).sum()
+        };
+        let square = |constant: &Constant| prior(*constant).powi(2);
+        let unknown: f64 = parts.iter().filter(|part| !self.constants.contains(part)).map(square).sum();
+        let before: f64 = parts.iter().map(square).sum();
+        let error = (sum(&self.covariance).max(0.0) + unknown).sqrt();
+        (error, (1.0 - (sum(&self.expected) + unknown) / before).clamp(0.0, 1.0))
     }
 }
 
-/// Shipped values of the constants that some run depends on.
-fn values(machine: &Machine, cases: &[Case]) -> Values {
-    let mut values = Values::new();
-    for (&format, rate) in &machine.accelerator.rates {
-        let constant = Constant::Sustained(format);
-        if cases.iter().any(|case| concerns(constant, case)) {
-            values.insert(constant, rate.sustained);
-        }
-    }
-    if cases.iter().any(|case| concerns(Constant::NetworkEfficiency, case)) {
-        values.insert(Constant::NetworkEfficiency, machine.cluster.scale_out.efficiency);
-    }
-    values
+/// Logarithm of a share over what is lost of the whole; nearly nothing is, at least.
+fn odds(share: f64) -> f64 {
+    let share = share.min(0.999);
+    (share / (1.0 - share)).ln()
 }
 
-/// The machine with these constants.
-fn apply(machine: &Machine, values: &Values) -> Machine {
+/// The share that has these [`odds`].
+fn share_of(odds: f64) -> f64 {
+    1.0 / (1.0 + (-odds).exp())
+}
+
+/// The machine with these constants. Attention follows the speed of the cards, as it does under a power cap.
+fn apply(machine: &Machine, logs: &Logs) -> Machine {
     let mut machine = machine.clone();
-    for (&constant, &value) in values {
-        match constant {
-            Constant::Sustained(format) => {
-                if let Some(rate) = machine.accelerator.rates.get_mut(&format) {
-                    rate.sustained = value;
-                }
-            }
-            Constant::NetworkEfficiency => machine.cluster.scale_out.efficiency = value,
-        }
+    let log = |constant: Constant| logs.get(&constant).copied();
+    let times = |value: &mut f64, log: f64| *value = (*value * log.exp()).min(1.0);
+    let speed = log(Constant::Speed).unwrap_or(0.0);
+    for (&format, rate) in &mut machine.accelerator.rates {
+        times(&mut rate.sustained, speed + log(Constant::Sustained(format)).unwrap_or(0.0));
+    }
+    for rates in machine.accelerator.attention.values_mut() {
+        times(&mut rates.forward.0, speed);
+        times(&mut rates.backward.0, speed);
+    }
+    if let Some(moved) = log(Constant::NetworkEfficiency) {
+        let share = &mut machine.cluster.scale_out.efficiency;
+        *share = share_of(odds(*share) + moved);
     }
     machine
 }
 
-fn predict(machine: &Machine, values: &Values, case: &Case) -> f64 {
-    predict_as(&apply(machine, values), case)
-}
-
-fn predict_as(machine: &Machine, case: &Case) -> f64 {
-    let Machine { cluster, accelerator } = machine.clone();
-    predict_case(&Case { cluster, accelerator, ..case.clone() }).step_s
-}
-
-/// Logarithms of predicted over measured step times.
-fn log_residuals(machine: &Machine, cases: &[&Case]) -> Vec<f64> {
-    let residual = |case: &&Case| (predict_as(machine, case) / case.measured.step_s.unwrap_or(1.0)).ln();
-    cases.par_iter().map(residual).collect()
-}
-
-fn loss(machine: &Machine, shipped: &Values, values: &Values, cases: &[&Case]) -> f64 {
-    let huber = |residual: f64| {
-        let x = residual.abs() / HUBER;
-        if x <= 1.0 { 0.5 * x * x } else { x - 0.5 }
-    };
-    let data: f64 = log_residuals(&apply(machine, values), cases).into_iter().map(huber).sum();
-    let prior: f64 = values.iter().map(|(c, v)| 0.5 * ((v / shipped[c]).ln() / PRIOR_SIGMA).powi(2)).sum();
-    data + prior
-}
-
-fn fit(machine: &Machine, shipped: &Values, cases: &[&Case]) -> Values {
-    let mut values = shipped.clone();
-    let golden = (5f64.sqrt() - 1.0) / 2.0;
-    for _ in 0..SWEEPS {
-        for (&constant, &start) in shipped {
-            let at = |log: f64| {
-                let mut trial = values.clone();
-                trial.insert(constant, (start * log.exp()).min(1.0));
-                loss(machine, shipped, &trial, cases)
-            };
-            let (mut low, mut high) = SEARCHED;
-            let (mut a, mut b) = (high - golden * (high - low), low + golden * (high - low));
-            let (mut at_a, mut at_b) = (at(a), at(b));
-            while high - low > 1e-3 {
-                if at_a <= at_b {
-                    (high, b, at_b) = (b, a, at_a);
-                    a = high - golden * (high - low);
-                    at_a = at(a);
-                } else {
-                    (low, a, at_a) = (a, b, at_b);
-                    b = low + golden * (high - low);
-                    at_b = at(b);
-                }
-            }
-            let best = (start * ((low + high) / 2.0).exp()).min(1.0);
-            values.insert(constant, best);
+/// The same, with as many digits as are worth writing.
+fn written(machine: &Machine, logs: &Logs) -> Machine {
+    let mut machine = apply(machine, logs);
+    let shorten = |value: &mut f64| *value = rounded(*value);
+    if logs.contains_key(&Constant::Speed) {
+        machine.accelerator.rates.values_mut().for_each(|rate| shorten(&mut rate.sustained));
+        for rates in machine.accelerator.attention.values_mut() {
+            shorten(&mut rates.forward.0);
+            shorten(&mut rates.backward.0);
         }
     }
-    values
+    if logs.contains_key(&Constant::NetworkEfficiency) {
+        shorten(&mut machine.cluster.scale_out.efficiency);
+    }
+    machine
+}
+
+fn on(machine: &Machine, case: &Case) -> CasePrediction {
+    let Machine { cluster, accelerator } = machine.clone();
+    predict_case(&Case { cluster, accelerator, ..case.clone() })
 }

@@ -11,6 +11,7 @@ use super::output::percent;
 use super::{Ending, Failure, files};
 use crate::calibrate::{Calibration, FAR_OFF, Fitted, HeldBy, calibrate};
 use crate::spec;
+use crate::spec::cluster::OwnRuns;
 use crate::spec::measured::MeasuredReader;
 use crate::validate::case::{Case, Shelf, Skip};
 
@@ -95,6 +96,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
             .collect();
         let value = serde_json::json!({
             "constants": calibration.constants, "residuals": calibration.residuals, "skipped": each,
+            "error_bars": own_runs(&calibration),
             "far_off": calibration.far_off(), "explains": calibration.explains(),
         });
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
@@ -127,9 +129,14 @@ fn remarks(calibration: &Calibration) -> Vec<String> {
     for fitted in &calibration.constants {
         let Fitted { constant, before, after, searched: (least, greatest), .. } = fitted;
         match fitted.held_by {
-            HeldBy::Runs => {}
+            HeldBy::Runs | HeldBy::Speed => {}
+            HeldBy::Both => remarks.push(format!(
+                "{constant}: the runs say less about it ({:.0}% of what is known) than the shipped value, so that it moves \
+                 part of the way",
+                fitted.of_runs * 100.0
+            )),
             HeldBy::Prior => remarks.push(format!(
-                "{constant}: the runs are too few to move it, or their step times hardly depend on it; the shipped value holds it"
+                "{constant}: the runs' step times hardly depend on it, so that it stays as shipped"
             )),
             HeldBy::Bound => remarks.push(format!(
                 "{constant}: {after:.3} is the end of what is searched ({least:.3} to {greatest:.3}); the runs ask for {}",
@@ -170,7 +177,9 @@ fn reasons(skipped: &BTreeMap<String, Vec<String>>) -> String {
 fn held_by(what: HeldBy) -> &'static str {
     match what {
         HeldBy::Runs => "the runs",
-        HeldBy::Prior => "its prior",
+        HeldBy::Both => "the runs and what ships",
+        HeldBy::Prior => "what ships",
+        HeldBy::Speed => "the speed of the GPUs",
         HeldBy::Bound => "a bound",
     }
 }
@@ -200,15 +209,42 @@ fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure>
             format!("{:+.1}%", r.after * 100.0),
         ]);
     }
-    for table in [&mut table, &mut runs] {
+    let mut bars = Table::new();
+    bars.load_style(comfy_table::presets::NOTHING);
+    bars.set_header(["error bars", "runs", "off by"]);
+    for own in own_runs(calibration) {
+        bars.add_row([kind_of(own), own.runs.to_string(), format!("{:.1}%", own.error * 100.0)]);
+    }
+    for table in [&mut table, &mut runs, &mut bars] {
         for column in 1..5 {
             if let Some(column) = table.column_mut(column) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
     }
-    writeln!(out, "{table}\n\n{runs}")?;
+    writeln!(out, "{table}\n\n{runs}\n\n{bars}\n")?;
     Ok(())
+}
+
+fn own_runs(calibration: &Calibration) -> &[OwnRuns] {
+    &calibration.machine.cluster.own_runs
+}
+
+/// How many runs, in words.
+pub(super) fn runs_of(own: &OwnRuns) -> String {
+    format!("{} {}", own.runs, if own.runs == 1 { "run" } else { "runs" })
+}
+
+/// What kind of runs they are.
+pub(super) fn kind_of(own: &OwnRuns) -> String {
+    let gpus = match own.gpus {
+        (1, 1) => "1 GPU".to_owned(),
+        (fewest, most) if fewest == most => format!("{most} GPUs"),
+        (fewest, most) => format!("{fewest} to {most} GPUs"),
+    };
+    let experts = if own.experts { "with" } else { "without" };
+    let adapters = if own.adapters { "LoRA, " } else { "" };
+    format!("`{}` {experts} experts, {adapters}{:?}, {gpus}", own.profile, own.format)
 }
 
 fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &Path) -> Result<(), Failure> {
@@ -227,6 +263,14 @@ fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &Path) -
     for r in &calibration.residuals {
         let id: String = r.id.chars().filter(|c| !c.is_control()).collect();
         header += &format!("//   {id}: {} before, {} after\n", percent(r.before), percent(r.after));
+    }
+    for own in own_runs(calibration) {
+        header += &format!(
+            "// error bars: {}: {} off by {}, each predicted from the others\n",
+            kind_of(own),
+            runs_of(own),
+            percent(own.error)
+        );
     }
     let mut cluster = calibration.machine.cluster.clone();
     cluster.accelerator = args.accelerator();

@@ -7,6 +7,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use serde_json::{Map, Value, json};
 
+use super::calibrate::{kind_of, runs_of};
 use super::export::command_line;
 use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
@@ -451,8 +452,24 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     for (i, row) in rows.iter().enumerate() {
         let prepared = row.section.prepared;
         let first = rows[..i].iter().all(|other| other.section.cluster != row.section.cluster);
-        if first && !prepared.cost().is_measured() {
-            let experts = if prepared.context.has_experts() { "with" } else { "without" };
+        let experts = if prepared.context.has_experts() { "with" } else { "without" };
+        let site = !prepared.task.machine.cluster.own_runs.is_empty();
+        if first && site && prepared.own_runs().is_none() {
+            writeln!(
+                out,
+                "± : none of this site's own runs is like this job, so that bars on {} are those that ship",
+                row.section.cluster
+            )?;
+        }
+        if let Some(own) = prepared.own_runs().filter(|_| first) {
+            writeln!(
+                out,
+                "± : from {} on {} ({}), and from the class that ships",
+                runs_of(own),
+                row.section.cluster,
+                kind_of(own)
+            )?;
+        } else if first && !prepared.cost().is_measured() {
             writeln!(
                 out,
                 "± : nobody measured `{}` {experts} experts on GPUs like those of {}: what that may hide is in the bar",
@@ -705,6 +722,9 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "expert_capacity": task.job.expert_capacity,
         "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
     });
+    if let Some(own) = prepared.own_runs() {
+        value["own_runs"] = json!(own);
+    }
     if let [only] = searches.as_slice() {
         value["search"] = only.clone();
     } else {

@@ -9,7 +9,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
     OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
-use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, Special};
+use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, Special, own_runs};
 use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -417,6 +417,9 @@ impl<'a> CostModel<'a> {
             crossing,
             special: Special::of(job, cluster, crossing),
         });
+        // Hardly any site's own runs have tensor parallelism that leaves the fast domain.
+        let own = own_runs(cluster, &classes[0].profile, experts, job);
+        let at_site = |class: &Class| own.filter(|_| !class.crossing);
         Self {
             model,
             layers,
@@ -438,13 +441,14 @@ impl<'a> CostModel<'a> {
             whole_layers: None,
             adapted: Adapted::default(),
             release: None,
-            error_bars: classes.each_ref().map(|class| ErrorBars::shipped().of(class)),
+            error_bars: classes.each_ref().map(|c| ErrorBars::shipped().of(c).at_site(at_site(c))),
             memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
-            measured: ErrorBars::shipped().measured(&classes[0]),
+            measured: own.is_some() || ErrorBars::shipped().measured(&classes[0]),
         }
     }
 
-    /// Whether runs of its profile on this generation of GPUs, with or without experts, were measured.
+    /// Whether runs of its profile on this generation of GPUs, with or without experts, were measured, or runs like the job
+    /// at its site.
     #[must_use]
     pub fn is_measured(&self) -> bool {
         self.measured

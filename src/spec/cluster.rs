@@ -190,10 +190,37 @@ pub struct Cluster {
     pub energy: Energy,
     /// Failures.
     pub reliability: Reliability,
+    /// What predictions of the site's own runs are off by; `autoplan calibrate` writes it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub own_runs: Vec<OwnRuns>,
     /// Where the numbers come from.
     #[serde(default)]
     pub sources: Vec<String>,
 }
+
+/// Runs of one kind that a site's constants were fitted to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OwnRuns {
+    /// Run-time profile of their framework.
+    pub profile: String,
+    /// Of models with routed experts.
+    pub experts: bool,
+    /// Adapters were trained, and not all weights.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adapters: bool,
+    /// Format of their matrix products.
+    pub format: Format,
+    /// Fewest and most GPUs of a run.
+    pub gpus: (u32, u32),
+    /// How many runs.
+    pub runs: usize,
+    /// Root mean square of the logarithm of predicted over measured step times, each run predicted from the others.
+    pub error: f64,
+}
+
+/// More runs of a kind than anybody has.
+const MOST_RUNS: usize = 1_000_000_000;
 
 /// The fast fabric (NVLink, Infinity Fabric, or PCIe where there is none).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -548,6 +575,14 @@ impl Cluster {
         let (at, day) = (At(Some("reliability")), Seconds(86_400.0));
         at.between("gpu_hours_between_failures", self.reliability.gpu_hours_between_failures, 1.0, 1e12)?;
         at.time("restart", self.reliability.restart, day)?;
-        at.time("checkpoint_blocking", self.reliability.checkpoint_blocking, day)
+        at.time("checkpoint_blocking", self.reliability.checkpoint_blocking, day)?;
+
+        let at = At(Some("own_runs"));
+        for kind in &self.own_runs {
+            at.between("gpus", kind.gpus.0, 1, kind.gpus.1)?;
+            at.between("runs", kind.runs, 1, MOST_RUNS)?;
+            at.between("error", kind.error, 0.0, 10.0)?;
+        }
+        Ok(())
     }
 }

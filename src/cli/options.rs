@@ -35,7 +35,8 @@ pub(crate) struct JobArgs {
     /// Optimizer.
     #[arg(long, value_enum, default_value = "adamw")]
     pub optimizer: Optimizer,
-    /// Train low-rank adapters of this rank instead of all weights.
+    /// Train low-rank adapters of this rank instead of all weights. Fine-tuning of all weights needs no flag: it is
+    /// planned as pretraining, with its documents in --packed.
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub lora: Option<u32>,
     /// How experts are chosen in practice.

@@ -1233,6 +1233,8 @@ const HAI_LLM: Capabilities = Capabilities {
     dispatchers: &[Dispatcher::DeepEp],
     default_dispatchers: &[Dispatcher::DeepEp],
     uneven_stages: true,
+    // The first rank of DualPipe holds both ends of the model (DeepSeek-V3 report, section 3.2.1): they need room.
+    empty_stages: true,
     ..NANOTRON
 };
 
@@ -1270,6 +1272,20 @@ static GENERIC_RULES: &[Rule] = &[
                     || l.gradient_accumulation_steps % l.pipeline_parallel == 0,
                 "{0} micro-batches are no multiple of {1} stages",
                 numbers([u64::from(l.gradient_accumulation_steps), u64::from(l.pipeline_parallel)]),
+            )
+        },
+    },
+    Rule {
+        name: "both-directions",
+        source: "DualPipe dualpipe/dualpipe.py, step and __init__",
+        judge: Judge::SetUp,
+        reach: Reach::Order,
+        check: |_, _, l| {
+            let (p, m) = (l.pipeline_parallel, l.gradient_accumulation_steps);
+            ensure(
+                l.schedule != Schedule::DualPipe || p % 2 == 0 && m % 2 == 0 && m >= 2 * p,
+                "DualPipe takes an even number of stages, and of micro-batches at least twice as many; not {0} and {1}",
+                numbers([u64::from(p), u64::from(m)]),
             )
         },
     },

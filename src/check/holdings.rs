@@ -742,8 +742,8 @@ impl Holdings<'_> {
                 bytes[1] += if kind == Kind::Frozen { 0.0 } else { self.given.profile.sharded.reduce_bytes };
             }
         }
-        if l.schedule == Schedule::DualPipe {
-            // Both directions hold every weight of the rank.
+        if l.schedule == Schedule::DualPipe && kind != Kind::Plain {
+            // Both directions hold the rank's layers; embedding and head are there once.
             bytes[0] *= 2.0;
             bytes[1] *= 2.0;
         }

@@ -26,6 +26,8 @@ enum Pass {
     /// The whole backward pass, or its part for inputs where the weights' part comes on its own.
     Backward,
     Weight,
+    /// The whole backward pass where others come in parts.
+    Whole,
 }
 
 /// One entry of a list.
@@ -72,17 +74,6 @@ impl Order {
         let place = chunk % self.ranks;
         if folded && chunk / self.ranks % 2 == 1 { self.ranks - 1 - place } else { place }
     }
-
-    /// Chunk activations that a rank may hold at once where the order follows from that number.
-    fn room(&self) -> usize {
-        let (p, m) = (self.ranks, self.micro_batches);
-        match self.schedule {
-            Schedule::ZeroBubbleH2 => (2 * p - 1).min(m),
-            Schedule::ZeroBubbleV => 2 * p.min(m),
-            Schedule::DualPipe => 2 * (p + 1).min(m),
-            _ => p.min(m),
-        }
-    }
 }
 
 /// Writes the lists of all ranks; none where they do not end.
@@ -97,7 +88,13 @@ pub(super) fn lists(order: &Order) -> Option<Passes> {
             (0..order.ranks).map(|rank| one_by_one(order, rank)).collect()
         }
         Schedule::ZeroBubbleH1 => (0..order.ranks).map(|rank| late_weights(order, rank)).collect(),
-        Schedule::ZeroBubbleH2 | Schedule::ZeroBubbleV | Schedule::DualPipe => greedy(order)?,
+        Schedule::ZeroBubbleH2 => greedy(order)?,
+        Schedule::ZeroBubbleV => {
+            (0..order.ranks).map(|rank| spelled(order, rank, folded_zero_bubble(order, rank))).collect()
+        }
+        Schedule::DualPipe => {
+            (0..order.ranks).map(|rank| spelled(order, rank, both_directions(order, rank))).collect()
+        }
     };
     Some(Passes { lists, split })
 }
@@ -160,78 +157,137 @@ fn late_weights(order: &Order, rank: usize) -> Vec<Entry> {
     list
 }
 
-/// Progress of one chunk in [`greedy`].
-#[derive(Debug, Clone, Default)]
-struct Progress {
-    /// Tick after which each micro-batch's forward and backward pass are done.
-    forward: Vec<u32>,
-    backward: Vec<u32>,
-    weights: u32,
-}
-
-/// Orders that come from a rule: time goes in ticks, every pass takes one, and a free rank takes the
-/// backward pass of its last possible chunk, else a forward pass if it has room, else weights.
+/// Zero bubble H2, whose order comes from a rule: time goes in ticks, every pass takes one, and a free rank takes a
+/// backward pass if it can, else a forward pass if it has room, else weights.
 fn greedy(order: &Order) -> Option<Vec<Vec<Entry>>> {
-    let (p, n, m) = (order.ranks, order.chunks(), order.micro_batches);
-    let mut own: Vec<Vec<usize>> = vec![Vec::new(); p];
-    (0..n).rev().for_each(|chunk| own[order.rank_of(chunk)].push(chunk));
-    let mut progress = vec![Progress::default(); n];
-    let mut lists: Vec<Vec<Entry>> = vec![Vec::with_capacity(3 * m * order.rounds); p];
-    let mut open = 3 * n * m;
+    let (p, m) = (order.ranks, order.micro_batches);
+    // Ticks after which passes are done.
+    let mut forward: Vec<Vec<u32>> = vec![Vec::new(); p];
+    let mut backward: Vec<Vec<u32>> = vec![Vec::new(); p];
+    let mut weights = vec![0usize; p];
+    let mut lists: Vec<Vec<Entry>> = vec![Vec::with_capacity(3 * m); p];
+    let mut open = 3 * p * m;
     // Even one pass at a time would end within so many ticks.
-    for tick in 0..=(3 * n * m) as u32 {
+    for tick in 0..=(3 * p * m) as u32 {
         if open == 0 {
             return Some(lists);
         }
-        for rank in 0..p {
+        for k in 0..p {
             // Passes that ended before this tick count as done.
             let done = |ends: &Vec<u32>, j: usize| ends.get(j).is_some_and(|&end| end <= tick);
-            let held: usize =
-                own[rank].iter().map(|&k| progress[k].forward.len() - progress[k].weights as usize).sum();
-            let backward = own[rank].iter().copied().find(|&k| {
-                let j = progress[k].backward.len();
-                j < progress[k].forward.len()
-                    && if k + 1 == n {
-                        done(&progress[k].forward, j)
-                    } else {
-                        done(&progress[k + 1].backward, j)
-                    }
-            });
-            let forward = || {
-                own[rank].iter().copied().find(|&k| {
-                    let j = progress[k].forward.len();
-                    // The first of two chunks leaves room for the second.
-                    let needed = if order.rounds > 1 && k < p { 2 } else { 1 };
-                    j < m
-                        && order.room().saturating_sub(held) >= needed
-                        && (k == 0 || done(&progress[k - 1].forward, j))
-                })
-            };
-            let weight = || {
-                own[rank]
-                    .iter()
-                    .copied()
-                    .find(|&k| (progress[k].weights as usize) < progress[k].backward.len())
-            };
-            let next = if let Some(k) = backward {
-                let j = progress[k].backward.len();
-                progress[k].backward.push(tick + 1);
-                entry(Pass::Backward, k, j)
-            } else if let Some(k) = forward() {
-                let j = progress[k].forward.len();
-                progress[k].forward.push(tick + 1);
-                entry(Pass::Forward, k, j)
-            } else if let Some(k) = weight() {
-                progress[k].weights += 1;
-                entry(Pass::Weight, k, progress[k].weights as usize - 1)
+            let (ahead, back) = (forward[k].len(), backward[k].len());
+            let due = if k + 1 == p { done(&forward[k], back) } else { done(&backward[k + 1], back) };
+            let next = if back < ahead && due {
+                backward[k].push(tick + 1);
+                entry(Pass::Backward, k, back)
+            } else if ahead < m
+                && ahead - weights[k] < (2 * p - 1).min(m)
+                && (k == 0 || done(&forward[k - 1], ahead))
+            {
+                forward[k].push(tick + 1);
+                entry(Pass::Forward, k, ahead)
+            } else if weights[k] < back {
+                weights[k] += 1;
+                entry(Pass::Weight, k, weights[k] - 1)
             } else {
                 continue;
             };
-            lists[rank].push(next);
+            lists[k].push(next);
             open -= 1;
         }
     }
     (open == 0).then_some(lists)
+}
+
+/// A word of the orders of two chunks per rank: on its chunk of the first half of the model, or of the second half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    Forward(usize),
+    Whole(usize),
+    Input(usize),
+    Weight(usize),
+    /// The weights that have waited longest, whichever half they are of.
+    Oldest,
+}
+
+/// ZB-V (Qi et al. 2024, as PyTorch's `ScheduleZBVZeroBubble` writes it): so many times these words.
+fn folded_zero_bubble(order: &Order, rank: usize) -> Vec<(usize, Vec<Word>)> {
+    use Word::{Forward, Input, Weight};
+    let (ahead, behind) = (rank, order.ranks - rank);
+    let all = order.micro_batches.max(2 * order.ranks - 1);
+    let turn = [Input(0), Weight(0), Forward(1), Input(1), Weight(1)];
+    let warm = 2 * behind - 1 + ahead;
+    vec![
+        (2 * behind - 1, vec![Forward(0)]),
+        (ahead, vec![Forward(1), Forward(0)]),
+        (behind, vec![Forward(1), Input(1), Weight(1)]),
+        (all - warm, [&[Forward(0)], &turn[..]].concat()),
+        (warm - ahead - behind, turn.to_vec()),
+        (ahead, vec![Input(0), Input(1)]),
+        (behind, vec![Input(0), Weight(0)]),
+        (ahead, vec![Weight(1)]),
+        (ahead, vec![Weight(0)]),
+    ]
+}
+
+/// Both directions of DualPipe, folded (DeepSeek's `DualPipe:dualpipe/dualpipev.py`): so many times these words.
+fn both_directions(order: &Order, rank: usize) -> Vec<(usize, Vec<Word>)> {
+    use Word::{Forward, Input, Oldest, Weight, Whole};
+    let (own, behind) = (rank + 1, order.ranks - rank - 1);
+    let all = order.micro_batches.max(2 * order.ranks);
+    // The first half of the last turns are whole backward passes, on odd ranks one more of the second half of the
+    // model than of the first.
+    let (whole, late) = (own / 2, own - own / 2 - 1);
+    let middle = if rank % 2 == 1 { [Input(1), Input(0)] } else { [Whole(1), Input(0)] };
+    vec![
+        (2 * behind, vec![Forward(0)]),
+        (own, vec![Forward(0), Forward(1)]),
+        (behind, vec![Input(1), Weight(1), Forward(1)]),
+        (all + own - 2 * order.ranks, vec![Forward(0), Whole(1), Forward(1), Whole(0)]),
+        (behind, vec![Whole(1), Forward(1), Whole(0)]),
+        (whole, vec![Whole(1), Whole(0)]),
+        (1, middle.to_vec()),
+        (late, vec![Input(1), Input(0)]),
+        (behind, vec![Oldest, Input(0)]),
+        (own, vec![Oldest]),
+    ]
+}
+
+/// The list that words stand for: every kind of pass of a chunk takes its micro-batches in order, and those that there
+/// are not are left out.
+fn spelled(order: &Order, rank: usize, words: Vec<(usize, Vec<Word>)>) -> Vec<Entry> {
+    let chunks = [rank, order.chunks() - 1 - rank];
+    let (mut forward, mut backward) = ([0usize; 2], [0usize; 2]);
+    let mut waiting: Vec<(usize, usize)> = Vec::new();
+    let mut list = Vec::with_capacity(6 * order.micro_batches);
+    for word in words.into_iter().flat_map(|(times, words)| words.repeat(times)) {
+        let (pass, half, j) = match word {
+            Word::Forward(half) => {
+                forward[half] += 1;
+                (Pass::Forward, half, forward[half] - 1)
+            }
+            Word::Whole(half) | Word::Input(half) => {
+                let j = backward[half];
+                backward[half] += 1;
+                if matches!(word, Word::Input(_)) {
+                    waiting.push((half, j));
+                    (Pass::Backward, half, j)
+                } else {
+                    (Pass::Whole, half, j)
+                }
+            }
+            Word::Weight(_) | Word::Oldest => {
+                let fits = |one: &(usize, usize)| word == Word::Oldest || word == Word::Weight(one.0);
+                let Some(at) = waiting.iter().position(fits) else { continue };
+                let (half, j) = waiting.remove(at);
+                (Pass::Weight, half, j)
+            }
+        };
+        if j < order.micro_batches {
+            list.push(entry(pass, chunks[half], j));
+        }
+    }
+    list
 }
 
 impl Passes {
@@ -249,7 +305,7 @@ impl Passes {
                     counts[e.chunk as usize] += 1;
                     let held: f64 = own.iter().map(|&k| counts[k] as f64 * kept[k]).sum();
                     *peak = f64::max(*peak, held);
-                } else if e.pass == last {
+                } else if e.pass == last || e.pass == Pass::Whole {
                     counts[e.chunk as usize] = counts[e.chunk as usize].saturating_sub(1);
                 }
             }
@@ -305,13 +361,14 @@ impl Replay {
                         durations.forward[k],
                         (k + 1 < n).then_some(k + 1),
                     ),
-                    Pass::Backward => {
+                    Pass::Backward | Pass::Whole => {
                         let needed = if k + 1 == n {
                             (forward_end[k * m + j], k)
                         } else {
                             (backward_end[(k + 1) * m + j], k + 1)
                         };
-                        let later = if passes.split { durations.weight[k] } else { 0 };
+                        let parts = passes.split && e.pass == Pass::Backward;
+                        let later = if parts { durations.weight[k] } else { 0 };
                         (Some(needed), durations.backward[k].saturating_sub(later), k.checked_sub(1))
                     }
                     Pass::Weight => (Some((backward_end[k * m + j], k)), durations.weight[k], None),
@@ -329,7 +386,7 @@ impl Replay {
                 clocks[rank] = begin + duration;
                 match e.pass {
                     Pass::Forward => forward_end[k * m + j] = clocks[rank],
-                    Pass::Backward => backward_end[k * m + j] = clocks[rank],
+                    Pass::Backward | Pass::Whole => backward_end[k * m + j] = clocks[rank],
                     Pass::Weight => {}
                 }
                 next[rank] += 1;

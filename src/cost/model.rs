@@ -2115,7 +2115,9 @@ impl<'a> CostModel<'a> {
         if frozen {
             (q, o) = (0.0, 0.0);
         }
-        let copies = if layout.schedule == Schedule::DualPipe { 2.0 } else { 1.0 };
+        // A rank holds the layers of both directions, and of the ends one: those of the other are on its mirror.
+        let twice = layout.schedule == Schedule::DualPipe && class != StateClass::Ends;
+        let copies = if twice { 2.0 } else { 1.0 };
         let offload = layout.offload;
         let stage = layout.zero_stage;
         let mut s = PerParameter {

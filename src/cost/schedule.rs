@@ -62,11 +62,11 @@ impl Shape {
             Schedule::OneFOneB => (p - rank).min(m),
             Schedule::Interleaved => (2 * (p - rank - 1) + (v - 1) * self.group() + 1).min(m * v),
             // Zero-bubble schedules keep a micro-batch until its weight gradient is done: every rank
-            // holds p, 2p - 1 or (two chunks) p or p + 1 micro-batches (Qi et al. 2023; DeepSeek-V3).
+            // holds p, 2p - 1 or (two chunks) p or half a one more (Qi et al. 2023; DeepSeek-V3).
             Schedule::ZeroBubbleH1 => p.min(m),
             Schedule::ZeroBubbleH2 => (2 * p - 1).min(m),
             Schedule::ZeroBubbleV => (2 * p).min(2 * m),
-            Schedule::DualPipe => (2 * p + 2).min(2 * m),
+            Schedule::DualPipe => (2 * p + 1).min(2 * m),
         }
     }
 
@@ -134,7 +134,7 @@ fn interleaved_order(v: u32, m: u32, group: u32, order: &mut Vec<Slot>) {
     }
 }
 
-/// A pass of a zero-bubble schedule.
+/// A pass of a schedule that splits backward passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Forward,
@@ -142,6 +142,19 @@ enum Pass {
     Input,
     /// Gradient of the weights.
     Weight,
+    /// Both, layer by layer.
+    Whole,
+}
+
+impl Pass {
+    /// Which of the two it is that other ranks wait for: a forward pass or a backward pass.
+    fn awaited(self) -> Option<usize> {
+        match self {
+            Self::Forward => Some(0),
+            Self::Input | Self::Whole => Some(1),
+            Self::Weight => None,
+        }
+    }
 }
 
 /// Operation lists of zero bubble H1 (Qi et al. 2023): 1F1B whose rank `r` runs its weight gradients
@@ -169,54 +182,198 @@ fn zero_bubble_h1_lists(p: usize, m: usize, lists: &mut Vec<Vec<(Pass, u32, u32)
     }
 }
 
-/// Operation lists of a zero-bubble schedule, rank by rank: H1 as published, the others what a greedy
-/// scheduler does when every pass takes one unit and no rank holds more than [`Shape::in_flight`]
-/// chunks. The lists depend on the shape alone, so they are fixed whatever the passes really take.
-fn zero_bubble_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
-    let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
-    if shape.schedule == Schedule::ZeroBubbleH1 {
-        return zero_bubble_h1_lists(p, m, lists);
+/// Passes of one rank that holds two chunks of a model folded into a V, written in order.
+struct Folded {
+    list: Vec<(Pass, u32, u32)>,
+    /// The rank's chunk on the way up and the one on the way back.
+    chunks: [u32; 2],
+    /// Forward and backward passes of each so far.
+    forwards: [u32; 2],
+    backwards: [u32; 2],
+    /// Weight gradients that are still to be computed, the oldest first.
+    deferred: Vec<(usize, u32)>,
+    micro_batches: u32,
+}
+
+impl Folded {
+    fn new(rank: u32, shape: Shape) -> Self {
+        Self {
+            list: Vec::with_capacity(6 * shape.micro_batches as usize),
+            chunks: [rank, 2 * shape.ranks - 1 - rank],
+            forwards: [0; 2],
+            backwards: [0; 2],
+            deferred: Vec::new(),
+            micro_batches: shape.micro_batches,
+        }
     }
-    let n = p * v;
+
+    /// The lists are those of as many micro-batches as fill the pipeline; what is beyond the last is left out.
+    fn push(&mut self, pass: Pass, side: usize, j: u32) {
+        if j < self.micro_batches {
+            self.list.push((pass, self.chunks[side], j));
+        }
+    }
+
+    fn forward(&mut self, side: usize) {
+        self.push(Pass::Forward, side, self.forwards[side]);
+        self.forwards[side] += 1;
+    }
+
+    fn whole(&mut self, side: usize) {
+        self.push(Pass::Whole, side, self.backwards[side]);
+        self.backwards[side] += 1;
+    }
+
+    /// The weight gradient comes later.
+    fn input(&mut self, side: usize) {
+        self.push(Pass::Input, side, self.backwards[side]);
+        self.deferred.push((side, self.backwards[side]));
+        self.backwards[side] += 1;
+    }
+
+    /// A backward pass in its two parts, one after the other.
+    fn parts(&mut self, side: usize) {
+        self.input(side);
+        self.weight(Some(side));
+    }
+
+    /// The oldest weight gradient, of one side or of both.
+    fn weight(&mut self, of: Option<usize>) {
+        if let Some(at) = self.deferred.iter().position(|(side, _)| of.is_none_or(|of| of == *side)) {
+            let (side, j) = self.deferred.remove(at);
+            self.push(Pass::Weight, side, j);
+        }
+    }
+
+    /// ZB-V (Qi et al. 2024; `pytorch:torch/distributed/pipelining/schedules.py`, `ScheduleZBVZeroBubble`).
+    fn zero_bubble_v(mut self, rank: u32, shape: Shape) -> Vec<(Pass, u32, u32)> {
+        let behind = shape.ranks - rank;
+        let all = shape.micro_batches.max(2 * shape.ranks - 1);
+        (1..2 * behind).for_each(|_| self.forward(0));
+        for _ in 0..rank {
+            self.forward(1);
+            self.forward(0);
+        }
+        for _ in 0..behind {
+            self.forward(1);
+            self.parts(1);
+        }
+        while self.forwards[1] < self.forwards[0] || self.forwards[0] < all {
+            if self.forwards[0] < all {
+                self.forward(0);
+            }
+            self.parts(0);
+            self.forward(1);
+            self.parts(1);
+        }
+        for _ in 0..rank {
+            self.input(0);
+            self.input(1);
+        }
+        for _ in 0..behind {
+            self.input(0);
+            self.weight(Some(0));
+        }
+        (0..rank).for_each(|_| self.weight(Some(1)));
+        while !self.deferred.is_empty() {
+            self.weight(Some(0));
+        }
+        self.list
+    }
+
+    /// DualPipe, as half of its ranks run it (`DualPipe:dualpipe/dualpipev.py`, `step`): the other half mirrors
+    /// them. Of two passes that overlap the forward one is written first, and ends before the other begins.
+    fn dual_pipe(mut self, rank: u32, shape: Shape) -> Vec<(Pass, u32, u32)> {
+        let (p, behind) = (shape.ranks, shape.ranks - rank - 1);
+        let all = shape.micro_batches.max(2 * p);
+        (0..2 * behind).for_each(|_| self.forward(0));
+        for _ in 0..=rank {
+            self.forward(0);
+            self.forward(1);
+        }
+        for _ in 0..behind {
+            self.parts(1);
+            self.forward(1);
+        }
+        for _ in 0..=all - 2 * p + rank {
+            self.forward(0);
+            self.whole(1);
+            self.forward(1);
+            self.whole(0);
+        }
+        for _ in 0..behind {
+            self.whole(1);
+            self.forward(1);
+            self.whole(0);
+        }
+        // Towards the end weight gradients fill gaps.
+        let half = rank.div_ceil(2);
+        for i in 0..=rank {
+            let late = [i >= half, i > half || i == half && rank % 2 == 1];
+            for side in [1, 0] {
+                if late[side] { self.input(side) } else { self.whole(side) }
+            }
+        }
+        for _ in 0..behind {
+            self.weight(None);
+            self.input(0);
+        }
+        while !self.deferred.is_empty() {
+            self.weight(None);
+        }
+        self.list
+    }
+}
+
+/// Operation lists of a schedule that splits backward passes, rank by rank: as published, and of zero bubble H2
+/// what a greedy scheduler does when every pass takes one unit and no rank holds more than
+/// [`Shape::in_flight`] chunks. The lists depend on the shape alone, so they are fixed whatever the passes really
+/// take.
+fn split_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+    let (p, m) = (shape.ranks as usize, shape.micro_batches as usize);
+    let folded = |written: fn(Folded, u32, Shape) -> Vec<(Pass, u32, u32)>| {
+        (0..shape.ranks).map(move |rank| written(Folded::new(rank, shape), rank, shape))
+    };
     lists.clear();
+    match shape.schedule {
+        Schedule::ZeroBubbleH1 => zero_bubble_h1_lists(p, m, lists),
+        Schedule::ZeroBubbleV => lists.extend(folded(Folded::zero_bubble_v)),
+        Schedule::DualPipe => lists.extend(folded(Folded::dual_pipe)),
+        _ => greedy_lists(shape, lists),
+    }
+}
+
+/// Those of zero bubble H2.
+fn greedy_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+    let (p, m) = (shape.ranks as usize, shape.micro_batches as usize);
     lists.resize(p, Vec::new());
     let never = usize::MAX;
-    // Time at which a pass has ended, and how many of each chunk's passes are done.
-    let mut forward = vec![never; n * m];
-    let mut input = vec![never; n * m];
-    let mut done = vec![[0usize; 3]; n];
-    // Chunks of every rank, the last first.
-    let mut chunks = vec![Vec::with_capacity(v); p];
-    (0..n).rev().for_each(|k| chunks[shape.rank_of(k as u32) as usize].push(k));
+    // Time at which a pass has ended, and how many of each rank's passes are done.
+    let mut forward = vec![never; p * m];
+    let mut input = vec![never; p * m];
+    let mut done = vec![[0usize; 3]; p];
     let mut clock = 0;
-    while lists.iter().any(|list| list.len() < 3 * m * v) {
-        for (r, list) in lists.iter_mut().enumerate() {
-            let own = || chunks[r].iter().copied();
-            let held: usize = own().map(|k| done[k][0] - done[k][2]).sum();
-            let room = shape.in_flight(r as u32) as usize - held;
+    while lists.iter().any(|list| list.len() < 3 * m) {
+        for (k, list) in lists.iter_mut().enumerate() {
+            let room = shape.in_flight(k as u32) as usize - (done[k][0] - done[k][2]);
             let ended = |ends: &[usize], k: usize, j: usize| ends[k * m + j] <= clock;
-            let input_pass = own().filter(|&k| done[k][1] < done[k][0]).find(|&k| {
-                let j = done[k][1];
-                if k + 1 == n { ended(&forward, k, j) } else { ended(&input, k + 1, j) }
-            });
-            let forward_pass = own().filter(|&k| done[k][0] < m).find(|&k| {
-                // A first chunk leaves room for the second, or the pipeline would lock.
-                let needed = if k >= p || v == 1 { 1 } else { 2 };
-                room >= needed && (k == 0 || ended(&forward, k - 1, done[k][0]))
-            });
-            let weight_pass = own().find(|&k| done[k][2] < done[k][1]);
-            let (pass, k) = match (input_pass, forward_pass, weight_pass) {
-                (Some(k), _, _) => (Pass::Input, k),
-                (_, Some(k), _) => (Pass::Forward, k),
-                (_, _, Some(k)) => (Pass::Weight, k),
-                _ => continue,
+            let [forwards, inputs, weights] = done[k];
+            let due = || if k + 1 == p { ended(&forward, k, inputs) } else { ended(&input, k + 1, inputs) };
+            let pass = if inputs < forwards && due() {
+                Pass::Input
+            } else if forwards < m && room > 0 && (k == 0 || ended(&forward, k - 1, forwards)) {
+                Pass::Forward
+            } else if weights < inputs {
+                Pass::Weight
+            } else {
+                continue;
             };
             let j = done[k][pass as usize];
             done[k][pass as usize] += 1;
             match pass {
                 Pass::Forward => forward[k * m + j] = clock + 1,
                 Pass::Input => input[k * m + j] = clock + 1,
-                Pass::Weight => {}
+                Pass::Weight | Pass::Whole => {}
             }
             list.push((pass, k as u32, j as u32));
         }
@@ -674,7 +831,7 @@ impl Simulator {
         (0..self.ends.len()).rev().max_by_key(|&r| end(r)).unwrap_or(0)
     }
 
-    /// [`Simulator::longest_chain`] of the lists of [`zero_bubble_lists`].
+    /// [`Simulator::longest_chain`] of the lists of [`split_lists`].
     fn longest_listed_chain(&mut self, shape: Shape, load: Load<'_>, after: &[Picos]) -> Chain {
         let m = shape.micro_batches as usize;
         let n = (shape.ranks * shape.virtual_stages) as usize;
@@ -684,8 +841,10 @@ impl Simulator {
         // Places of forward passes and of backward passes for inputs in the lists of their ranks.
         let mut places = vec![[0_u32; 2]; n * m];
         for list in &self.lists {
-            for (at, &(pass, k, j)) in list.iter().enumerate().filter(|(_, pass)| pass.0 != Pass::Weight) {
-                places[k as usize * m + j as usize][usize::from(pass == Pass::Input)] = at as u32;
+            for (at, &(pass, k, j)) in list.iter().enumerate() {
+                if let Some(kind) = pass.awaited() {
+                    places[k as usize * m + j as usize][kind] = at as u32;
+                }
             }
         }
         let (mut end, mut left) = (self.ends[r].0, self.lists[r].len());
@@ -695,13 +854,16 @@ impl Simulator {
             let (start, before) = match pass {
                 Pass::Forward => {
                     chain.forward[k] += 1;
-                    (end - load.forward[k].0, k.checked_sub(1).map(|from| (Pass::Forward, from)))
+                    (end - load.forward[k].0, k.checked_sub(1).map(|from| (0, from)))
                 }
-                Pass::Input => {
+                Pass::Input | Pass::Whole => {
                     chain.backward[k] += 1;
-                    chain.weight[k] -= 1;
-                    let from = if k + 1 == n { (Pass::Forward, k) } else { (Pass::Input, k + 1) };
-                    (end - load.backward[k].saturating_sub(load.weight[k]).0, Some(from))
+                    let mut time = load.backward[k];
+                    if pass == Pass::Input {
+                        chain.weight[k] -= 1;
+                        time = time.saturating_sub(load.weight[k]);
+                    }
+                    (end - time.0, Some(if k + 1 == n { (0, k) } else { (1, k + 1) }))
                 }
                 Pass::Weight => {
                     chain.weight[k] += 1;
@@ -709,13 +871,12 @@ impl Simulator {
                 }
             };
             // The pass that it waits for, if it starts when that arrives; else it follows the one before it.
-            let awaited = before.and_then(|(pass, from)| {
+            let awaited = before.and_then(|(kind, from): (usize, usize)| {
                 let other = shape.rank_of(from as u32) as usize;
                 let apart = other != shape.rank_of(k as u32) as usize;
-                let ends = if pass == Pass::Forward { &self.forward_end } else { &self.backward_end };
-                let ended = ends[from * m + j];
+                let ended = [&self.forward_end, &self.backward_end][kind][from * m + j];
                 let arrives = ended + if apart { load.hop.0 } else { 0 };
-                let place = places[from * m + j][usize::from(pass == Pass::Input)];
+                let place = places[from * m + j][kind];
                 (arrives == start).then_some((other, ended, place as usize + 1, u64::from(apart)))
             });
             match awaited {
@@ -730,13 +891,13 @@ impl Simulator {
     }
 
     /// Zero-bubble schedules and DualPipe: passes for inputs go first, weight gradients fill the gaps
-    /// (Qi et al. 2023; DeepSeek-V3 report), in the fixed lists of [`zero_bubble_lists`].
+    /// (Qi et al. 2023; DeepSeek-V3 report), in the fixed lists of [`split_lists`].
     fn zero_bubble(&mut self, shape: Shape, load: Load<'_>) {
         let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
         let x = load.hop.0;
         self.reset_ends(shape);
         if self.listed != Some(shape) {
-            zero_bubble_lists(shape, &mut self.lists);
+            split_lists(shape, &mut self.lists);
             self.listed = Some(shape);
         }
         let n = p * v;
@@ -757,8 +918,9 @@ impl Simulator {
                             let end = self.forward_end[(k - 1) * m + j];
                             (end.saturating_add(hop(k - 1, k)), load.forward[k])
                         }
-                        Pass::Input => {
-                            let time = load.backward[k].saturating_sub(load.weight[k]);
+                        Pass::Input | Pass::Whole => {
+                            let later = if pass == Pass::Input { load.weight[k] } else { Picos::ZERO };
+                            let time = load.backward[k].saturating_sub(later);
                             if k + 1 == n {
                                 (self.forward_end[k * m + j], time)
                             } else {
@@ -775,7 +937,7 @@ impl Simulator {
                     self.clock[r] = begin + time.0;
                     match pass {
                         Pass::Forward => self.forward_end[k * m + j] = self.clock[r],
-                        Pass::Input => self.backward_end[k * m + j] = self.clock[r],
+                        Pass::Input | Pass::Whole => self.backward_end[k * m + j] = self.clock[r],
                         Pass::Weight => {}
                     }
                     at += 1;
@@ -806,7 +968,7 @@ pub fn in_flight_vectors(shape: Shape) -> Vec<Vec<Vec<u32>>> {
     // Like the lists, the counts settle after a few rounds of the pipeline.
     let shown = Shape { micro_batches: m.min(6 * shape.ranks + 6), ..shape };
     let mut lists = Vec::new();
-    zero_bubble_lists(shown, &mut lists);
+    split_lists(shown, &mut lists);
     lists.iter().map(|list| listed_vectors(shape, list)).collect()
 }
 
@@ -857,7 +1019,7 @@ fn listed_vectors(shape: Shape, list: &[(Pass, u32, u32)]) -> Vec<Vec<u32>> {
                 vectors.keep(&now);
             }
             Pass::Input => {}
-            Pass::Weight => now[chunk] -= 1,
+            Pass::Weight | Pass::Whole => now[chunk] -= 1,
         }
     }
     vectors.sorted()
@@ -1203,8 +1365,55 @@ mod tests {
         // least that a makespan can show for one chunk (Qi et al. 2023, table 1, with f = b_x = w).
         assert!(bubble(Schedule::ZeroBubbleH1, 1) <= 900);
         assert!(bubble(Schedule::ZeroBubbleH2, 1) <= 700);
-        assert!(bubble(Schedule::ZeroBubbleV, 2) <= 1000);
-        assert!(bubble(Schedule::DualPipe, 2) <= 800);
+    }
+
+    #[test]
+    fn folded_schedules_have_the_bubbles_of_their_authors() {
+        for (p, m) in [(2_u32, 8_u32), (3, 9), (4, 10), (8, 16), (8, 33), (16, 120)] {
+            for (f, b, w) in [(100, 200, 100), (100, 200, 80), (120, 200, 60), (90, 230, 110)] {
+                let n = 2 * p as usize;
+                let (fs, bs, ws) = (vec![Picos(f); n], vec![Picos(b); n], vec![Picos(w); n]);
+                let load = Load { forward: &fs, backward: &bs, weight: &ws, hop: Picos(0) };
+                let mut simulator = Simulator::default();
+                let mut run = |schedule| {
+                    let shape = Shape { schedule, ranks: p, virtual_stages: 2, micro_batches: m };
+                    let bubble = simulator.run(shape, load).0 - u64::from(m) * 2 * (f + b);
+                    let spans =
+                        simulator.ends.iter().zip(&simulator.starts).map(|(end, start)| end.0 - start.0);
+                    let idle = spans.map(|span| span - u64::from(m) * 2 * (f + b));
+                    (bubble, idle.max().unwrap_or(0))
+                };
+                // Qi et al. 2024: no rank waits once it has begun, if the three passes are equal.
+                let (_, idle) = run(Schedule::ZeroBubbleV);
+                assert!(idle == 0 || f != b - w || b - w != w, "{p} {m} {f} {b} {w}: {idle}");
+                let spread = f.max(b - w).max(w) - f.min(b - w).min(w);
+                assert!(idle <= u64::from(p - 1) * 2 * spread, "{p} {m} {f} {b} {w}: {idle}");
+                // DeepSeek: `(p - 1) (F&B + B - 3W)`, where a forward pass ends with the backward pass beside it;
+                // here it ends before that begins.
+                let (bubble, _) = run(Schedule::DualPipe);
+                let published = u64::from(p - 1) * (f + 2 * b - 3 * w);
+                assert!(bubble <= published, "{p} {m} {f} {b} {w}: {bubble}");
+                assert!(bubble + u64::from(p - 1) * (b - w) >= published, "{p} {m} {f} {b} {w}: {bubble}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_rank_holds_more_than_it_may() {
+        for schedule in [Schedule::ZeroBubbleH2, Schedule::ZeroBubbleV, Schedule::DualPipe] {
+            for (ranks, micro_batches) in [(1, 1), (2, 1), (2, 3), (4, 5), (4, 8), (5, 30), (8, 40)] {
+                let virtual_stages = if schedule == Schedule::ZeroBubbleH2 { 1 } else { 2 };
+                let shape = Shape { schedule, ranks, virtual_stages, micro_batches };
+                for (rank, vectors) in (0..ranks).zip(in_flight_vectors(shape)) {
+                    let most = vectors.iter().map(|vector| vector.iter().sum::<u32>()).max();
+                    assert!(most <= Some(shape.in_flight(rank)), "{shape:?} {rank}: {most:?}");
+                    assert!(
+                        micro_batches < 2 * ranks || most == Some(shape.in_flight(rank)),
+                        "{shape:?} {rank}"
+                    );
+                }
+            }
+        }
     }
 
     #[test]

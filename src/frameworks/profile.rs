@@ -110,6 +110,9 @@ pub struct Defaults {
     /// Hidden dropout is on in models of the GPT kind.
     #[serde(default)]
     pub dropout: bool,
+    /// The experts' exchange is hidden under passes of another micro-batch.
+    #[serde(default)]
+    pub expert_overlap: bool,
     /// Whole layers are recomputed.
     #[serde(default)]
     pub full_recompute: bool,
@@ -166,6 +169,7 @@ impl Default for Defaults {
             zero_stage: 1,
             layers_per_chunk: None,
             dropout: false,
+            expert_overlap: false,
             full_recompute: false,
             selective_by_operator: false,
             micro_batches_fill_stages: false,

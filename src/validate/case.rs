@@ -1489,6 +1489,8 @@ fn read_plan(
             Dispatcher::HybridEp
         } else if plain {
             Dispatcher::AllToAll
+        } else if let [only] = profile.rules.capabilities().dispatchers {
+            *only
         } else {
             cells.assumed.push("dispatcher");
             // Domains of many nodes run HybridEP in the published recipes, single-node domains NCCL.
@@ -1531,10 +1533,11 @@ fn read_plan(
         } else {
             row.flag("ep_overlap")?.unwrap_or_else(|| {
                 cells.assumed.push("ep_overlap");
-                recipe.is_some_and(|r| {
-                    r.overlap_across_domains && across
-                        || r.full_iteration_graphs && cuda_graphs == CudaGraphs::FullIteration
-                })
+                defaults.expert_overlap
+                    || recipe.is_some_and(|r| {
+                        r.overlap_across_domains && across
+                            || r.full_iteration_graphs && cuda_graphs == CudaGraphs::FullIteration
+                    })
             })
         };
     let offload = read_offload(row)?;

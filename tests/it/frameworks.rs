@@ -877,6 +877,17 @@ static CASES: &[Case] = &[
             l.schedule = Schedule::Interleaved;
         },
     ),
+    case(
+        Target::HaiLlm,
+        "both-directions",
+        DENSE,
+        |j| j.global_batch_size = 96,
+        |l| {
+            l.pipeline_parallel = 4;
+            l.virtual_stages = 2;
+            l.schedule = Schedule::DualPipe;
+        },
+    ),
 ];
 
 /// What Transformers 5.12 splits by tensor parallelism, as its classes say when they are built (shares of layer weights

@@ -68,11 +68,24 @@ pub struct Request {
     /// How many of the best plans are looked at closely. With one chunk per rank the integer programme checks the
     /// split, of deep pipelines only if they are the best; with several, chains of passes bound all others.
     pub verified: usize,
+    /// How many times the usual work the certificates of these are worth, at least 1.
+    pub effort: u32,
 }
+
+/// The most of [`Request::effort`]: an hour or so for ten plans whose certificates are hard.
+pub const MOST_EFFORT: u32 = 1000;
 
 impl Default for Request {
     fn default() -> Self {
-        Self { top: 10, per_class: 1, exhaustive: false, even_stages: false, insist: true, verified: 0 }
+        Self {
+            top: 10,
+            per_class: 1,
+            exhaustive: false,
+            even_stages: false,
+            insist: true,
+            verified: 0,
+            effort: 1,
+        }
     }
 }
 
@@ -492,7 +505,7 @@ impl Search<'_> {
         // What follows solves programmes, which need their own memory.
         drop(rest);
         drop((ordered, pool, glances, incumbents, batch, scratches));
-        let found = self.finish_all(best.into_sorted(), request.verified);
+        let found = self.finish_all(best.into_sorted(), request);
         Answer { found, counters, optimality_gap, stop, insisted: false }
     }
 

@@ -10,7 +10,7 @@ use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, traffic};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
-use super::{Found, Scratch, Search};
+use super::{Found, Request, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Shape;
 #[cfg(feature = "milp")]
@@ -41,6 +41,15 @@ const LITTLE_TRAFFIC: f64 = 1e-3;
 /// a second, and only the best plan is worth that.
 const DEEP: u32 = 64;
 
+/// How closely a split is looked at.
+#[derive(Debug, Clone, Copy)]
+struct Closely {
+    /// Whether the plan is the best.
+    best: bool,
+    /// [`Request::effort`].
+    effort: u32,
+}
+
 /// What the proof of one plan shows of others of its shape.
 #[cfg(feature = "milp")]
 type Known = chains::Known;
@@ -50,7 +59,7 @@ type Known = ();
 impl Search<'_> {
     /// Finishes plans, best first, of which so many are verified. The first of every shape begins with nothing known,
     /// the others with what that one shows: so answers do not depend on threads.
-    pub(super) fn finish_all(&self, best: Vec<Settled>, verified: usize) -> Vec<Found> {
+    pub(super) fn finish_all(&self, best: Vec<Settled>, request: &Request) -> Vec<Found> {
         let mut plans: Vec<(usize, Settled)> = best.into_iter().enumerate().collect();
         // Deep pipelines take longest to certify: they begin first.
         plans.sort_by_key(|(_, settled)| {
@@ -64,7 +73,8 @@ impl Search<'_> {
             let layout = *settled.plan.layout();
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
             let shape = shape(&layout);
-            let verify = (at < verified && (at == 0 || quick)).then_some(at == 0);
+            let looked_at = at < request.verified && (at == 0 || quick);
+            let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
             let (found, shown) = self.finish(settled, verify, known.get(&shape));
             (at, found, shown.map(|shown| (shape, shown)))
         };
@@ -96,11 +106,11 @@ impl Search<'_> {
     }
 
     /// Prediction, even split and certificate of a plan that is printed. `verify` says whether the split is looked at
-    /// closely, and whether the plan is the best.
+    /// closely.
     fn finish(
         &self,
         settled: Settled,
-        verify: Option<bool>,
+        verify: Option<Closely>,
         known: Option<&Known>,
     ) -> (Found, Option<Known>) {
         let layout = *settled.plan.layout();
@@ -162,7 +172,7 @@ impl Search<'_> {
                     || much && bound < floor.passes(settled.time.scale(1.0 / (1.0 + TOLERATED))))
         {
             // Chains of passes say more than ranks do, and know what all ranks gather and reduce.
-            if let Some(best) = verify
+            if let Some(Closely { best, effort }) = verify
                 && problem.check().is_ok()
             {
                 let plan = settled.plan.chunks();
@@ -174,12 +184,13 @@ impl Search<'_> {
                     recompute: balancing.choice(plan[0].recompute),
                     traffic: much.then(|| &*traffic),
                     passes: floor.passes(settled.time),
-                    enough: within(if best || layout.chunk_count() <= MANY_CHUNKS {
+                    enough: within(if best || effort > 1 || layout.chunk_count() <= MANY_CHUNKS {
                         CERTIFIED
                     } else {
                         TOLERATED
                     }),
                     tolerable: within(TOLERATED),
+                    effort,
                 };
                 let (least, shows) = chains::least_makespan(problem, judged, known);
                 bound = bound.max(least);

@@ -90,6 +90,8 @@ pub struct Judged<'a> {
     pub enough: Picos,
     /// Below this a bound is worth programmes over whole layers.
     pub tolerable: Picos,
+    /// How many times the usual work they are worth.
+    pub effort: u32,
 }
 
 /// What is known from a problem of the same shape.
@@ -141,11 +143,16 @@ pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Know
         weights: search.weights.clone(),
         reached: quick.0 as f64 / judged.passes.0.max(1) as f64,
     };
-    if quick >= judged.tolerable {
+    let enough = if judged.effort > 1 { judged.enough } else { judged.tolerable };
+    if quick >= enough {
         return (quick, known);
     }
-    search.whole = MOST_WHOLE;
-    (quick.max(search.least_of_all(&families, judged.tolerable)), known)
+    search.whole = MOST_WHOLE * judged.effort as usize;
+    let mut least = quick.max(search.least_of_all(&families, judged.tolerable));
+    if least >= judged.tolerable && least < enough {
+        least = least.max(search.least_of_all(&families, enough));
+    }
+    (least, known)
 }
 
 /// Forward passes, whole backward passes and weight gradients, by chunk; and reductions behind passes, by rank.
@@ -202,7 +209,7 @@ impl<'a> Search<'a> {
             started,
             whole: 0,
             work: 0,
-            steps: STEPS,
+            steps: STEPS * u64::from(judged.effort),
         }
     }
 
@@ -315,8 +322,9 @@ impl<'a> Search<'a> {
         {
             return Some(bound.max(least));
         }
-        let nodes = if many && programme.several() { FEW_NODES } else { NODES };
-        for _ in 0..if many || programme.several() { FEW_ROUNDS } else { WHOLE_ROUNDS } {
+        let nodes = if many && programme.several() { FEW_NODES } else { NODES * self.judged.effort as i32 };
+        let few = self.judged.effort == 1 && (many || programme.several());
+        for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS } {
             if self.whole == 0 {
                 break;
             }
@@ -411,7 +419,8 @@ impl<'a> Search<'a> {
         let Some(solved) = solved else { return Solved::Failed };
         let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
         self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
-        if self.work > if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED } {
+        let most = if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED };
+        if self.work > most * u64::from(self.judged.effort) {
             self.whole = 0;
         }
         if solved.status() == HighsModelStatus::Infeasible {
@@ -590,6 +599,8 @@ pub(super) struct Programme<'a> {
     byte_unit: f64,
     /// Transient of any layer, at least.
     transient: u64,
+    /// [`Judged::effort`].
+    effort: u32,
 }
 
 impl<'a> Programme<'a> {
@@ -645,6 +656,7 @@ impl<'a> Programme<'a> {
             time_unit: (busy.max(judged.traffic.map_or(0.0, |_| judged.passes.0 as f64)) / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
             transient: transients.min().unwrap_or(0),
+            effort: judged.effort,
             sorts,
         };
         if let Some(traffic) = judged.traffic {
@@ -857,11 +869,12 @@ impl<'a> Programme<'a> {
         }
         let mut model = stated.try_optimise(Sense::Minimise).ok()?;
         model.make_quiet();
+        let seconds = SECONDS * f64::from(self.effort);
         let set = [
             model.try_set_option("threads", 1).is_ok(),
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
-            model.try_set_option("time_limit", SECONDS).is_ok(),
+            model.try_set_option("time_limit", seconds).is_ok(),
             model.try_set_option("mip_max_nodes", whole.map_or(NODES, |whole| whole.nodes)).is_ok(),
             // An answer shows the chains that forbid it; it need not be the best.
             model.try_set_option("mip_max_improving_sols", 1).is_ok(),

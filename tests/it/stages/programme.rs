@@ -103,6 +103,7 @@ fn nothing_is_faster_than_the_chains_say() {
                 passes: Picos(passes),
                 enough: Picos(enough),
                 tolerable: Picos(tolerable),
+                effort: 1 + 3 * (seed % 2) as u32,
             };
             // What another problem of the shape shows: its layers take other times, in other proportions.
             let mut other = problem.clone();
@@ -170,6 +171,7 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
                 passes: Picos(passes),
                 enough: Picos(passes),
                 tolerable: Picos(tolerable),
+                effort: 1 + 3 * (seed % 2) as u32,
             };
             let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None);
             let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None);
@@ -220,6 +222,7 @@ fn single_chunks_leave_little_open() {
                 passes: above,
                 enough: above,
                 tolerable: Picos::ZERO,
+                effort: 1,
             };
             let bound = least_makespan(&problem, judged, None).0.0;
             assert!(bound <= fastest, "seed {seed}: {bound} > {fastest}");
@@ -261,6 +264,7 @@ fn walks_end_with_the_fastest_of_all_splits() {
             passes: above,
             enough: above,
             tolerable: above,
+            effort: 1,
         };
         let least = least_makespan(&problem, judged, None).0.0;
         assert!(least <= fastest, "seed {seed}: {least} > {fastest}");

@@ -701,12 +701,16 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         .sections
         .iter()
         .map(|s| {
-            json!({
+            let mut search = json!({
                 "cluster": s.cluster, "gpus": s.prepared.task.job.gpus,
                 "candidates": s.answer.counters.candidates, "evaluated": s.answer.counters.evaluated,
                 "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
                 "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offloading.is_open(),
-            })
+            });
+            if let Some(own) = s.prepared.own_runs() {
+                search["own_runs"] = json!(own);
+            }
+            search
         })
         .collect();
     let mut value = json!({
@@ -722,9 +726,6 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "expert_capacity": task.job.expert_capacity,
         "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
     });
-    if let Some(own) = prepared.own_runs() {
-        value["own_runs"] = json!(own);
-    }
     if let [only] = searches.as_slice() {
         value["search"] = only.clone();
     } else {

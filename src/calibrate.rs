@@ -5,7 +5,8 @@
 //! network's line rate where runs span nodes. A run in one format so says something of the others. The loss is
 //! Huber's on the logarithm of the step time (10 %, or what runs of the class err by where that is more), with a pull
 //! towards the shipped values, so that two runs cannot bend a constant as far as twenty. What the runs say nothing of stays as
-//! shipped. Error bars hold both what the runs scatter and what the pull may keep a constant from.
+//! shipped. Error bars hold both what the runs scatter and what the pull may keep a constant from. Runs that differ in the
+//! batch alone, and repetitions, share what their plan is off by, so that together they weigh as much as one.
 //!
 //! What is left of the runs makes error bars of the site's own for predictions of the kind of runs that were measured.
 
@@ -14,9 +15,10 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 use serde::Serialize;
 
+use crate::frameworks::error_bars::Special;
+use crate::plan::Layout;
 use crate::spec::Machine;
 use crate::spec::cluster::{Format, OwnRuns};
-use crate::spec::job::Training;
 use crate::validate::case::Case;
 use crate::validate::refit::solve;
 use crate::validate::{CasePrediction, predict_case};
@@ -45,8 +47,8 @@ const STEPS: usize = 40;
 const SETTLED: f64 = 1e-4;
 /// How often a step that does not pay is halved.
 const HALVINGS: usize = 8;
-/// Fewest runs that show their own noise; with fewer it is taken for what the loss takes it.
-const FEWEST_RUNS: usize = 3;
+/// Fewest plans whose runs show their own noise; with fewer it is taken for what the loss takes it.
+const FEWEST_PLANS: usize = 3;
 /// The speed of the site's cards is searched between these logarithms of its ratio to what ships, 0.41 to 1.8 times; the ratio
 /// of a format to the others between these.
 const SEARCHED: (f64, f64) = (-0.9, 0.6);
@@ -55,12 +57,13 @@ const SEARCHED_FORMAT: (f64, f64) = (-0.25, 0.25);
 const NEAR: f64 = 2e-3;
 /// Step by which a constant's logarithm is moved both ways to see how step times depend on it.
 const NUDGE: f64 = 0.02;
-/// Part of a run's residual that is left when the run itself is fitted to, at least: a run alone in its class explains itself.
-const LEAST_LEFT: f64 = 0.2;
 /// Significant digits of fitted values: more would be noise.
 const DIGITS: i32 = 4;
 /// A run that is further off than this is not explained by the fit.
 pub const FAR_OFF: f64 = 0.25;
+/// One plan in so many may be far off and count as [`FAR_OFF`] in an error bar: the slips of a table, which are told
+/// apart. Where more are, they are what runs of the site do, and count in full.
+const STRAYS: usize = 10;
 
 /// A constant that is fitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -182,11 +185,16 @@ type Logs = BTreeMap<Constant, f64>;
 struct Runs<'a> {
     machine: &'a Machine,
     cases: Vec<&'a Case>,
+    /// Runs by plan.
+    plans: Vec<Vec<usize>>,
+    /// By run: what it weighs among the runs of its plan.
+    shares: Vec<f64>,
     /// Residuals beyond these count linearly.
     widths: Vec<f64>,
 }
 
 /// What a fit knows at a point: residuals, how step times depend on each constant, what the runs weigh.
+#[derive(Clone)]
 struct Point {
     constants: Vec<Constant>,
     residuals: Vec<f64>,
@@ -211,15 +219,41 @@ pub fn calibrate(machine: &Machine, cases: &[Case]) -> Result<Calibration, Calib
         return Err(CalibrateError::NoRuns);
     }
     let widths = cases.par_iter().map(|case| on(&machine, case).interval.sigma.max(HUBER)).collect();
-    let runs = Runs { machine: &machine, cases, widths };
+    let plans = plans(&cases);
+    let mut shares = vec![1.0; cases.len()];
+    for plan in &plans {
+        plan.iter().for_each(|&run| shares[run] = 1.0 / plan.len() as f64);
+    }
+    let runs = Runs { machine: &machine, cases, plans, shares, widths };
     let logs = runs.fit();
 
     let point = runs.point(&logs);
     let constants = runs.fitted(&logs, &point);
     let mut fitted = written(&machine, &logs);
     let residuals = runs.residuals(&fitted);
-    fitted.cluster.own_runs = runs.own_runs(&point);
+    fitted.cluster.own_runs = runs.own_runs(&logs, &point);
     Ok(Calibration { machine: fitted, constants, residuals })
+}
+
+/// What runs make one error bar: profile, experts, what is special, format.
+type Kind = (&'static str, bool, Vec<Special>, Format);
+
+fn kind(case: &Case) -> Kind {
+    let special = Special::of(&case.job, &case.cluster, case.labels.crossing);
+    (case.labels.profile, case.labels.experts, special, case.job.precision.format())
+}
+
+/// Runs by plan: alike but for the batch.
+fn plans(cases: &[&Case]) -> Vec<Vec<usize>> {
+    let mut plans: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+    for (run, case) in cases.iter().enumerate() {
+        let parameters = crate::layers::parameter_count(&case.model).total;
+        let layout = Layout { gradient_accumulation_steps: 1, ..*case.plan.layout() };
+        let recompute = case.plan.common_recompute().map(|mode| mode.to_string());
+        let job = (case.job.gpus, case.job.sequence_length, parameters);
+        plans.entry((kind(case), job, layout, recompute)).or_default().push(run);
+    }
+    plans.into_values().collect()
 }
 
 /// One standard deviation of what is fitted of a constant, as trusted before any run.
@@ -281,21 +315,20 @@ impl Runs<'_> {
             up.iter().zip(down).map(|(up, down)| (up - down) / (2.0 * NUDGE)).collect()
         };
         let slopes: Vec<Vec<f64>> = constants.iter().map(slope).collect();
-        let weight = |(r, width): (&f64, &f64)| (width / r.abs().max(*width)).min(1.0) / (width * width);
-        let weights: Vec<f64> = residuals.iter().zip(&self.widths).map(weight).collect();
-        let of_runs = |a: &Vec<f64>, b: &Vec<f64>| {
-            weights.iter().zip(a).zip(b).map(|((w, x), y)| w * x * y).sum::<f64>()
+        let weight = |((r, width), share): ((&f64, &f64), &f64)| {
+            share * (width / r.abs().max(*width)).min(1.0) / (width * width)
         };
-        let data = slopes.iter().map(|a| slopes.iter().map(|b| of_runs(a, b)).collect()).collect();
-        Point { constants, residuals, slopes, weights, data }
+        let weights = residuals.iter().zip(&self.widths).zip(&self.shares).map(weight).collect();
+        Point { constants, residuals, slopes, weights, data: Vec::new() }.weighed()
     }
 
     fn loss(&self, logs: &Logs) -> f64 {
-        let huber = |(residual, width): (f64, &f64)| {
+        let huber = |((residual, width), share): ((f64, &f64), &f64)| {
             let x = residual.abs() / width;
-            if x <= 1.0 { 0.5 * x * x } else { x - 0.5 }
+            share * if x <= 1.0 { 0.5 * x * x } else { x - 0.5 }
         };
-        let data: f64 = self.log_residuals(logs).into_iter().zip(&self.widths).map(huber).sum();
+        let residuals = self.log_residuals(logs).into_iter();
+        let data: f64 = residuals.zip(&self.widths).zip(&self.shares).map(huber).sum();
         data + logs.iter().map(|(&c, log)| 0.5 * (log / prior(c)).powi(2)).sum::<f64>()
     }
 
@@ -305,7 +338,8 @@ impl Runs<'_> {
         let start = self.point(&logs);
         for (at, &constant) in start.constants.iter().enumerate() {
             // At full weight: runs that are far off at the start need not be so in the end.
-            let squares = start.slopes[at].iter().zip(&self.widths).map(|(s, width)| (s / width).powi(2));
+            let slopes = start.slopes[at].iter().zip(&self.widths).zip(&self.shares);
+            let squares = slopes.map(|((s, width), share)| share * (s / width).powi(2));
             if squares.sum::<f64>() * prior(constant).powi(2) < FELT {
                 logs.remove(&constant);
             }
@@ -369,7 +403,7 @@ impl Runs<'_> {
 
     /// What is said of each constant.
     fn fitted(&self, logs: &Logs, point: &Point) -> Vec<Fitted> {
-        let errors = Errors::of(point, self.cases.len());
+        let errors = Errors::of(point, self.plans.len());
         let log = |constant: Constant| logs.get(&constant).copied();
         let at_bound = |constant: Constant| {
             let (low, high) = self.bounds(constant);
@@ -440,40 +474,47 @@ impl Runs<'_> {
         self.cases.iter().map(residual).collect()
     }
 
-    /// What runs of each kind are off by when they are predicted from the others, as the linear model has it: a residual over
-    /// the part of it that the run's own weight leaves.
-    fn own_runs(&self, point: &Point) -> Vec<OwnRuns> {
-        let known = inverse(&point.posterior(1.0));
-        // By kind: runs of one model and plan are one run, repeated; the farthest off of them counts.
-        type Kind = BTreeMap<(u32, u32, u32, u64, String), f64>;
-        let mut kinds: BTreeMap<(&str, bool, bool, Format), Kind> = BTreeMap::new();
-        for (i, case) in self.cases.iter().enumerate() {
-            let own: f64 = pairs(known.len())
-                .map(|(a, b)| point.slopes[a][i] * known[a][b] * point.slopes[b][i])
-                .sum::<f64>()
-                * point.weights[i];
-            // A wild run is told apart, and says nothing more of the others.
-            let off = (point.residuals[i] / (1.0 - own).max(LEAST_LEFT)).abs().min(FAR_OFF);
-            let job = &case.job;
-            let parameters = crate::layers::parameter_count(&case.model).total;
-            let run =
-                (job.gpus, job.global_batch_size, job.sequence_length, parameters, case.plan.to_string());
-            let adapters = job.training != Training::Full;
-            let kind = (case.labels.profile, case.labels.experts, adapters, job.precision.format());
-            let seen = kinds.entry(kind).or_default().entry(run).or_default();
-            *seen = seen.max(off);
+    /// Where a fit without some of the runs would go, in one step from that to all.
+    fn fit_without(&self, plan: &[usize], logs: &Logs, point: &Point) -> Logs {
+        let step = self.step(logs, &point.without(plan));
+        let moved = |(&constant, log): (&Constant, &f64)| {
+            let (low, high) = self.bounds(constant);
+            (constant, (log + step[&constant]).clamp(low, high))
+        };
+        logs.iter().map(moved).collect()
+    }
+
+    /// What plans of each kind are off by when they are predicted from the others.
+    fn own_runs(&self, logs: &Logs, point: &Point) -> Vec<OwnRuns> {
+        let off = |plan: &Vec<usize>| {
+            let machine = apply(self.machine, &self.fit_without(plan, logs, point));
+            let square = |&run: &usize| {
+                let case = self.cases[run];
+                (on(&machine, case).step_s / case.measured.step_s.unwrap_or(1.0)).ln().powi(2)
+            };
+            plan.iter().map(square).sum::<f64>() / plan.len() as f64
+        };
+        let squares: Vec<f64> = self.plans.par_iter().map(off).collect();
+        let mut kinds: BTreeMap<Kind, Vec<(u32, f64)>> = BTreeMap::new();
+        for (plan, square) in self.plans.iter().zip(squares) {
+            let case = self.cases[plan[0]];
+            kinds.entry(kind(case)).or_default().push((case.job.gpus, square));
         }
-        let told = |((profile, experts, adapters, format), runs): ((&str, bool, bool, Format), Kind)| {
-            let squares: f64 = runs.values().map(|off| off * off).sum();
-            let gpus = runs.keys().map(|run| run.0);
+        let told = |((profile, experts, special, format), plans): (Kind, Vec<(u32, f64)>)| {
+            let bound = FAR_OFF.powi(2);
+            let far_off = plans.iter().filter(|(_, square)| *square > bound).count();
+            let most = if far_off * STRAYS <= plans.len() { bound } else { f64::INFINITY };
+            let squares: f64 = plans.iter().map(|(_, square)| square.min(most)).sum();
+            let gpus = plans.iter().map(|(gpus, _)| *gpus);
             OwnRuns {
                 profile: profile.to_owned(),
                 experts,
-                adapters,
+                special,
                 format,
                 gpus: gpus.fold((u32::MAX, 0), |(low, high), gpus| (low.min(gpus), high.max(gpus))),
-                runs: runs.len(),
-                error: rounded((squares / runs.len() as f64).sqrt()),
+                runs: plans.len(),
+                far_off,
+                error: rounded((squares / plans.len() as f64).sqrt()),
             }
         };
         kinds.into_iter().map(told).collect()
@@ -514,6 +555,22 @@ fn inverse(matrix: &[Vec<f64>]) -> Vec<Vec<f64>> {
 }
 
 impl Point {
+    /// The same with what the weights make of the runs.
+    fn weighed(mut self) -> Self {
+        let of_runs = |a: &Vec<f64>, b: &Vec<f64>| {
+            self.weights.iter().zip(a).zip(b).map(|((w, x), y)| w * x * y).sum::<f64>()
+        };
+        self.data = self.slopes.iter().map(|a| self.slopes.iter().map(|b| of_runs(a, b)).collect()).collect();
+        self
+    }
+
+    /// The same without some runs.
+    fn without(&self, runs: &[usize]) -> Self {
+        let mut point = self.clone();
+        runs.iter().for_each(|&run| point.weights[run] = 0.0);
+        point.weighed()
+    }
+
     /// What the runs weigh, so many times, and what the shipped values weigh.
     fn posterior(&self, times: f64) -> Vec<Vec<f64>> {
         let at = |a: usize, b: usize| {
@@ -540,15 +597,15 @@ struct Errors<'a> {
 }
 
 impl<'a> Errors<'a> {
-    fn of(point: &'a Point, runs: usize) -> Self {
+    fn of(point: &'a Point, plans: usize) -> Self {
         let count = point.constants.len();
         let expected = inverse(&point.posterior(1.0));
         let taken: f64 = pairs(count).map(|(a, b)| expected[a][b] * point.data[b][a]).sum();
-        let free = (runs as f64 - taken).max(1.0);
+        let free = (plans as f64 - taken).max(1.0);
         let squares: f64 = point.weights.iter().zip(&point.residuals).map(|(w, r)| w * r * r).sum();
-        // Few runs say little of their own noise: within 5 % the square of the 68.3 % point of Student's distribution.
+        // Few plans say little of their own noise: within 5 % the square of the 68.3 % point of Student's distribution.
         let student = 1.0 + 1.1 / free + 1.3 / (free * free);
-        let noise = if runs < FEWEST_RUNS { 1.0 } else { student * squares / free };
+        let noise = if plans < FEWEST_PLANS { 1.0 } else { student * squares / free };
         let middle = point.posterior(noise);
         let entry = |a: usize, b: usize| -> f64 {
             pairs(count).map(|(c, d)| expected[a][c] * middle[c][d] * expected[d][b]).sum()

@@ -203,7 +203,7 @@ impl Prepared<'_> {
     #[must_use]
     pub fn own_runs(&self) -> Option<&OwnRuns> {
         let (cluster, profile) = (&self.task.machine.cluster, Profile::name_of(self.task.profile));
-        own_runs(cluster, profile, self.context.has_experts(), &self.task.job)
+        own_runs(cluster, profile, self.context.has_experts(), &self.task.job, false)
     }
 
     /// Searches the whole space.

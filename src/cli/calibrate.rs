@@ -10,6 +10,7 @@ use comfy_table::{CellAlignment, Table};
 use super::output::percent;
 use super::{Ending, Failure, files};
 use crate::calibrate::{Calibration, FAR_OFF, Fitted, HeldBy, calibrate};
+use crate::frameworks::error_bars::Special;
 use crate::spec;
 use crate::spec::cluster::OwnRuns;
 use crate::spec::measured::MeasuredReader;
@@ -159,6 +160,13 @@ fn remarks(calibration: &Calibration) -> Vec<String> {
                 .to_owned(),
         );
     }
+    let plans: usize = own_runs(calibration).iter().map(|own| own.runs).sum();
+    if plans < runs {
+        remarks.push(format!(
+            "{runs} runs are {plans} {}: runs that differ in the batch alone count as one",
+            if plans == 1 { "plan" } else { "plans" }
+        ));
+    }
     remarks
 }
 
@@ -211,9 +219,10 @@ fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure>
     }
     let mut bars = Table::new();
     bars.load_style(comfy_table::presets::NOTHING);
-    bars.set_header(["error bars", "runs", "off by"]);
+    bars.set_header(["error bars", "plans", "far off", "off by"]);
     for own in own_runs(calibration) {
-        bars.add_row([kind_of(own), own.runs.to_string(), format!("{:.1}%", own.error * 100.0)]);
+        let off_by = format!("{:.1}%", own.error * 100.0);
+        bars.add_row([kind_of(own), own.runs.to_string(), own.far_off.to_string(), off_by]);
     }
     for table in [&mut table, &mut runs, &mut bars] {
         for column in 1..5 {
@@ -230,9 +239,13 @@ fn own_runs(calibration: &Calibration) -> &[OwnRuns] {
     &calibration.machine.cluster.own_runs
 }
 
-/// How many runs, in words.
+/// How many runs, in words, and how many of them are far off.
 pub(super) fn runs_of(own: &OwnRuns) -> String {
-    format!("{} {}", own.runs, if own.runs == 1 { "run" } else { "runs" })
+    let runs = format!("{} {}", own.runs, if own.runs == 1 { "run" } else { "runs" });
+    if own.far_off == 0 {
+        return runs;
+    }
+    format!("{runs}, {} of them off by more than {:.0}%,", own.far_off, FAR_OFF * 100.0)
 }
 
 /// What kind of runs they are.
@@ -243,8 +256,19 @@ pub(super) fn kind_of(own: &OwnRuns) -> String {
         (fewest, most) => format!("{fewest} to {most} GPUs"),
     };
     let experts = if own.experts { "with" } else { "without" };
-    let adapters = if own.adapters { "LoRA, " } else { "" };
-    format!("`{}` {experts} experts, {adapters}{:?}, {gpus}", own.profile, own.format)
+    let special: String = own.special.iter().map(|&kind| format!("{}, ", special(kind))).collect();
+    format!("`{}` {experts} experts, {special}{:?}, {gpus}", own.profile, own.format)
+}
+
+fn special(kind: Special) -> &'static str {
+    match kind {
+        Special::Adapters => "LoRA",
+        Special::FineTuning => "packed fine-tuning",
+        Special::LongSequences => "long sequences",
+        Special::Crossing => "tp across domains",
+        Special::NoFastDomain => "PCIe alone",
+        Special::Coarse => "coarse rows",
+    }
 }
 
 fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &Path) -> Result<(), Failure> {
@@ -266,7 +290,7 @@ fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &Path) -
     }
     for own in own_runs(calibration) {
         header += &format!(
-            "// error bars: {}: {} off by {}, each predicted from the others\n",
+            "// error bars: {}: {} off by {}, each plan predicted from the others\n",
             kind_of(own),
             runs_of(own),
             percent(own.error)

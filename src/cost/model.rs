@@ -417,9 +417,7 @@ impl<'a> CostModel<'a> {
             crossing,
             special: Special::of(job, cluster, crossing),
         });
-        // Hardly any site's own runs have tensor parallelism that leaves the fast domain.
-        let own = own_runs(cluster, &classes[0].profile, experts, job);
-        let at_site = |class: &Class| own.filter(|_| !class.crossing);
+        let own = |class: &Class| own_runs(cluster, &class.profile, experts, job, class.crossing);
         Self {
             model,
             layers,
@@ -441,9 +439,9 @@ impl<'a> CostModel<'a> {
             whole_layers: None,
             adapted: Adapted::default(),
             release: None,
-            error_bars: classes.each_ref().map(|c| ErrorBars::shipped().of(c).at_site(at_site(c))),
+            error_bars: classes.each_ref().map(|class| ErrorBars::shipped().at_site(class, own(class))),
             memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
-            measured: own.is_some() || ErrorBars::shipped().measured(&classes[0]),
+            measured: own(&classes[0]).is_some() || ErrorBars::shipped().measured(&classes[0]),
         }
     }
 

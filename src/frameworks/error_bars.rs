@@ -25,6 +25,9 @@ static TABLE: LazyLock<ErrorBars> = LazyLock::new(ErrorBars::read);
 /// 70 %, and those of the classes of one framework differ by as much (0.019 to 0.072 for NeMo).
 const RUNS_OF_CLASS: f64 = 4.0;
 
+/// Repeated runs of one plan differ by this much (logarithm of the step time): nothing is better known.
+pub const LEAST_SIGMA: f64 = 0.01;
+
 /// What the width of an error bar depends on.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Class {
@@ -284,10 +287,20 @@ impl ErrorBars {
     /// is like it. What is unknown of the hardware is the same for two plans of one job.
     #[must_use]
     pub fn of(&self, class: &Class) -> Interval {
+        self.at_site(class, None)
+    }
+
+    /// The same at a site with runs of its own like it. What is special about the class and about none of them is no better
+    /// known for them.
+    #[must_use]
+    pub fn at_site(&self, class: &Class, own: Option<&OwnRuns>) -> Interval {
         let bar = self.bars.iter().find(|bar| bar.holds(class));
         let interval = bar.map_or(Interval::ANYTHING, ErrorBar::interval);
         let known = bar.is_some_and(|bar| bar.architecture.is_some()) || self.measured(class);
-        self.widened(interval, &class.profile, &class.special, u32::from(!known))
+        let (shared, beyond): (Vec<Special>, Vec<Special>) =
+            class.special.iter().partition(|kind| own.is_none_or(|own| own.special.contains(kind)));
+        let interval = self.widened(interval, &class.profile, &shared, u32::from(!known)).at_site(own);
+        self.widened(interval, &class.profile, &beyond, 0)
     }
 
     /// An interval of a profile's runs where some things are special and so many others are unknown: as wide as all special
@@ -338,29 +351,42 @@ impl ErrorBars {
     }
 }
 
-/// The site's own runs that are like a job: of its framework, kind of model and format, on about as many GPUs.
+/// The site's own runs that are like a job: of its framework, kind of model and format, on about as many GPUs, special in no
+/// way that the job is not, and in as many of its ways as any. Where only one of the two trains adapters, or has tensor
+/// parallelism across domains, they are not alike.
 #[must_use]
-pub fn own_runs<'a>(cluster: &'a Cluster, profile: &str, experts: bool, job: &Job) -> Option<&'a OwnRuns> {
+pub fn own_runs<'a>(
+    cluster: &'a Cluster,
+    profile: &str,
+    experts: bool,
+    job: &Job,
+    crossing: bool,
+) -> Option<&'a OwnRuns> {
+    let special = Special::of(job, cluster, crossing);
     let like = |runs: &&OwnRuns| {
         let scales = Scale::of(runs.gpus.0)..=Scale::of(runs.gpus.1);
         runs.profile == profile
             && runs.experts == experts
-            && runs.adapters == (job.training != Training::Full)
+            && runs.special.iter().all(|kind| special.contains(kind))
+            && [Special::Adapters, Special::Crossing]
+                .iter()
+                .all(|kind| runs.special.contains(kind) == special.contains(kind))
             && runs.format == job.precision.format()
             && scales.contains(&Scale::of(job.gpus))
     };
-    cluster.own_runs.iter().find(like)
+    cluster.own_runs.iter().filter(like).max_by_key(|runs| (runs.special.len(), runs.runs))
 }
 
 impl Interval {
     /// What it becomes at a site whose own runs are off by what they are: their variance and that of the class, each with its
-    /// weight. Tails stay as heavy as they are in the class, and of the differences between plans the runs say nothing.
+    /// weight, and no less than [`LEAST_SIGMA`]. Tails stay as heavy as they are in the class, and of the differences between
+    /// plans the runs say nothing.
     #[must_use]
     pub fn at_site(self, runs: Option<&OwnRuns>) -> Self {
         let Some(OwnRuns { runs, error, .. }) = runs else { return self };
         let runs = *runs as f64;
         let variance = (RUNS_OF_CLASS * self.sigma.powi(2) + runs * error.powi(2)) / (RUNS_OF_CLASS + runs);
-        let sigma = variance.sqrt();
+        let sigma = variance.sqrt().max(LEAST_SIGMA);
         Self { sigma, two_sigma: self.two_sigma * sigma / self.sigma, ..self }
     }
 }

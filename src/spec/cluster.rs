@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::Precision;
 use super::model::Fault;
+use crate::frameworks::error_bars::Special;
 use crate::units::{Bandwidth, Bytes, DollarsPerHour, FlopRate, Seconds, Watts};
 
 /// The schema version that this build reads and writes.
@@ -206,17 +207,25 @@ pub struct OwnRuns {
     pub profile: String,
     /// Of models with routed experts.
     pub experts: bool,
-    /// Adapters were trained, and not all weights.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub adapters: bool,
+    /// What is special about them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub special: Vec<Special>,
     /// Format of their matrix products.
     pub format: Format,
     /// Fewest and most GPUs of a run.
     pub gpus: (u32, u32),
-    /// How many runs.
+    /// How many plans were run: runs that differ in the batch alone, and repetitions, share what their plan is off by.
     pub runs: usize,
-    /// Root mean square of the logarithm of predicted over measured step times, each run predicted from the others.
+    /// How many of them are far off, whatever is fitted to the others.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub far_off: usize,
+    /// Root mean square of the logarithm of predicted over measured step times, each plan predicted from the others.
     pub error: f64,
+}
+
+/// Zeros are not written.
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 /// More runs of a kind than anybody has.
@@ -581,6 +590,7 @@ impl Cluster {
         for kind in &self.own_runs {
             at.between("gpus", kind.gpus.0, 1, kind.gpus.1)?;
             at.between("runs", kind.runs, 1, MOST_RUNS)?;
+            at.between("far_off", kind.far_off, 0, kind.runs)?;
             at.between("error", kind.error, 0.0, 10.0)?;
         }
         Ok(())

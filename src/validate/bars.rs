@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::constants::Measurand;
 use super::{Coverage, RowReport, quantile};
 use crate::frameworks::error_bars::{
-    Covered, ErrorBar, ErrorBars, Interval, Read, Scale, Seen, Special, SpecialBar,
+    Covered, ErrorBar, ErrorBars, Interval, LEAST_SIGMA, Read, Scale, Seen, Special, SpecialBar,
 };
 use crate::spec::cluster::Architecture;
 
@@ -407,8 +407,6 @@ const FEWEST_KNOWN: usize = 3;
 const FEWEST_RUNS: usize = 12;
 /// Fewest publications of a class that speaks for all frameworks.
 const FEWEST_SOURCES: usize = 2;
-/// Repeated runs of one plan differ by this much.
-const LEAST_SIGMA: f64 = 0.01;
 
 /// A class of error bars; see [`ErrorBar`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -290,8 +290,8 @@ impl ErrorBars {
         self.at_site(class, None)
     }
 
-    /// The same at a site with runs of its own like it. What is special about the class and about none of them is no better
-    /// known for them.
+    /// The same at a site with runs of its own like it. They say nothing of what is special about the class and not about
+    /// them, which is no better known than all such runs.
     #[must_use]
     pub fn at_site(&self, class: &Class, own: Option<&OwnRuns>) -> Interval {
         let bar = self.bars.iter().find(|bar| bar.holds(class));

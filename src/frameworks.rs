@@ -1411,8 +1411,25 @@ fn tokens_divide(c: &Context, l: &Layout) -> Result<(), Broken> {
 type Check = fn(&Capabilities, &Context, &Layout) -> Result<(), Broken>;
 
 /// The arithmetic of splitting a model, which no framework gets around.
-const ARITHMETIC: [Check; 5] =
-    [dense_has_no_experts, experts_divide, heads_divide, widths_divide, pieces_divide];
+const ARITHMETIC: [Check; 6] = [
+    dense_has_no_experts,
+    experts_divide,
+    heads_divide,
+    exchanged_heads_divide,
+    widths_divide,
+    pieces_divide,
+];
+
+/// Where context parallelism exchanges heads for tokens, every rank gets whole heads.
+fn exchanged_heads_divide(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let (tp, cp) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel));
+    let exchanges = cp > 1 && l.context_comm == ContextComm::AllToAll;
+    for heads in c.attention.iter().map(|a| a.heads).filter(|_| exchanges) {
+        let text = "{0} query heads on tp {1} do not divide among cp {2}, which exchanges them";
+        ensure(heads / tp % cp == 0, text, numbers([heads, tp, cp]))?;
+    }
+    Ok(())
+}
 
 /// Whether a model, a job and a layout contradict each other, whatever the framework: what heads, widths, experts and
 /// sequences divide among, and what the schedule needs. Key and value heads may be replicated.

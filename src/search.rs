@@ -505,7 +505,7 @@ impl Search<'_> {
         // What follows solves programmes, which need their own memory.
         drop(rest);
         drop((ordered, pool, glances, incumbents, batch, scratches));
-        let found = self.finish_all(best.into_sorted(), request);
+        let found = self.finish_all(best.into_sorted(), request, observer);
         Answer { found, counters, optimality_gap, stop, insisted: false }
     }
 

@@ -743,7 +743,7 @@ impl Holdings<'_> {
             }
         }
         if l.schedule == Schedule::DualPipe && kind != Kind::Plain {
-            // Both directions hold the rank's layers; embedding and head are there once.
+            // Both directions hold the rank's layers; embedding and head are there once, and norms are counted so.
             bytes[0] *= 2.0;
             bytes[1] *= 2.0;
         }

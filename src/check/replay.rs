@@ -235,8 +235,8 @@ fn both_directions(order: &Order, rank: usize) -> Vec<(usize, Vec<Word>)> {
     use Word::{Forward, Input, Oldest, Weight, Whole};
     let (own, behind) = (rank + 1, order.ranks - rank - 1);
     let all = order.micro_batches.max(2 * order.ranks);
-    // The first half of the last turns are whole backward passes, on odd ranks one more of the second half of the
-    // model than of the first.
+    // The first half of the last turns are whole backward passes, on the first, third, ... rank one more of the second
+    // half of the model than of the first.
     let (whole, late) = (own / 2, own - own / 2 - 1);
     let middle = if rank % 2 == 1 { [Input(1), Input(0)] } else { [Whole(1), Input(0)] };
     vec![
@@ -303,7 +303,12 @@ impl Passes {
             for e in list {
                 if e.pass == Pass::Forward {
                     counts[e.chunk as usize] += 1;
-                    let held: f64 = own.iter().map(|&k| counts[k] as f64 * kept[k]).sum();
+                    let mut held: f64 = own.iter().map(|&k| counts[k] as f64 * kept[k]).sum();
+                    if order.schedule == Schedule::DualPipe {
+                        // Its stages are not halved: half a stage more is alive.
+                        let more = own.iter().filter(|&&k| counts[k] < order.micro_batches as u64);
+                        held += more.map(|&k| kept[k]).fold(0.0, f64::max);
+                    }
                     *peak = f64::max(*peak, held);
                 } else if e.pass == last || e.pass == Pass::Whole {
                     counts[e.chunk as usize] = counts[e.chunk as usize].saturating_sub(1);

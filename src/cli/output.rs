@@ -469,6 +469,12 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
                 row.section.cluster,
                 kind_of(own)
             )?;
+        } else if first && prepared.cost().is_known_by_rates() {
+            writeln!(
+                out,
+                "± : of `{}` {experts} experts on GPUs like those of {} only rates were printed, no times: the bar is from these",
+                prepared.task.profile_name, row.section.cluster
+            )?;
         } else if first && !prepared.cost().is_measured() {
             writeln!(
                 out,

@@ -76,6 +76,8 @@ pub struct CostModel<'a> {
     /// Those of peak memory.
     memory_bars: [Interval; 2],
     measured: bool,
+    /// Whether [`ErrorBars::known_by_rates`].
+    by_rates: bool,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -442,6 +444,7 @@ impl<'a> CostModel<'a> {
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().at_site(class, own(class))),
             memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
             measured: own(&classes[0]).is_some() || ErrorBars::shipped().measured(&classes[0]),
+            by_rates: ErrorBars::shipped().known_by_rates(&classes[0]),
         }
     }
 
@@ -450,6 +453,12 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn is_measured(&self) -> bool {
         self.measured
+    }
+
+    /// Whether the bars of such runs come from printed rates alone.
+    #[must_use]
+    pub fn is_known_by_rates(&self) -> bool {
+        self.by_rates && !self.measured
     }
 
     /// Where activations are offloaded, those of whole layers are, of this share of them, all stages alike
@@ -2113,7 +2122,8 @@ impl<'a> CostModel<'a> {
         if frozen {
             (q, o) = (0.0, 0.0);
         }
-        // A rank holds the layers of both directions, and of the ends one: those of the other are on its mirror.
+        // A rank holds the layers of both directions, and of the ends one: those of the other are on its mirror. Norms and
+        // routers, a thousandth of the layers, are counted with the ends.
         let twice = layout.schedule == Schedule::DualPipe && class != StateClass::Ends;
         let copies = if twice { 2.0 } else { 1.0 };
         let offload = layout.offload;

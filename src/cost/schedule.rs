@@ -62,11 +62,11 @@ impl Shape {
             Schedule::OneFOneB => (p - rank).min(m),
             Schedule::Interleaved => (2 * (p - rank - 1) + (v - 1) * self.group() + 1).min(m * v),
             // Zero-bubble schedules keep a micro-batch until its weight gradient is done: every rank
-            // holds p, 2p - 1 or (two chunks) p or half a one more (Qi et al. 2023; DeepSeek-V3).
+            // holds p, 2p - 1 or (two chunks) p or p + 1 micro-batches (Qi et al. 2023; DeepSeek-V3).
             Schedule::ZeroBubbleH1 => p.min(m),
             Schedule::ZeroBubbleH2 => (2 * p - 1).min(m),
             Schedule::ZeroBubbleV => (2 * p).min(2 * m),
-            Schedule::DualPipe => (2 * p + 1).min(2 * m),
+            Schedule::DualPipe => (2 * p + 2).min(2 * m),
         }
     }
 
@@ -281,8 +281,8 @@ impl Folded {
         self.list
     }
 
-    /// DualPipe, as half of its ranks run it (`DualPipe:dualpipe/dualpipev.py`, `step`): the other half mirrors
-    /// them. Of two passes that overlap the forward one is written first, and ends before the other begins.
+    /// DualPipe, whose two directions on `p` ranks and stages are one direction on half of the ranks, folded; written here with
+    /// stages cut into halves on all ranks, which has the same bubble (`DualPipe:dualpipe/dualpipev.py`, `step`). Of two passes that overlap the forward one is written first, and ends before the other begins.
     fn dual_pipe(mut self, rank: u32, shape: Shape) -> Vec<(Pass, u32, u32)> {
         let (p, behind) = (shape.ranks, shape.ranks - rank - 1);
         let all = shape.micro_batches.max(2 * p);
@@ -969,7 +969,24 @@ pub fn in_flight_vectors(shape: Shape) -> Vec<Vec<Vec<u32>>> {
     let shown = Shape { micro_batches: m.min(6 * shape.ranks + 6), ..shape };
     let mut lists = Vec::new();
     split_lists(shown, &mut lists);
-    lists.iter().map(|list| listed_vectors(shape, list)).collect()
+    let vectors = lists.iter().map(|list| listed_vectors(shape, list));
+    if shape.schedule != Schedule::DualPipe {
+        return vectors.collect();
+    }
+    // Ranks of DualPipe hold whole stages of a model cut into as many as there are ranks, where the list has halves of
+    // them: of p + 1 stages one half is not in it.
+    let wholly = |vectors: Vec<Vec<u32>>| {
+        let mut all = Undominated::default();
+        for vector in &vectors {
+            for chunk in 0..v {
+                let mut vector = vector.clone();
+                vector[chunk] = (vector[chunk] + 1).min(m);
+                all.keep(&vector);
+            }
+        }
+        all.sorted()
+    };
+    vectors.map(wholly).collect()
 }
 
 /// In-flight vectors of which none dominates another.

@@ -349,6 +349,13 @@ impl ErrorBars {
             (&m.profile, m.architecture, m.experts) == (&class.profile, class.architecture, class.experts)
         })
     }
+
+    /// Whether such runs are known by printed rates alone, from which their times follow.
+    #[must_use]
+    pub fn known_by_rates(&self, class: &Class) -> bool {
+        let bar = self.bars.iter().find(|bar| bar.holds(class));
+        !self.measured(class) && bar.is_some_and(|bar| bar.architecture.is_some())
+    }
 }
 
 /// The site's own runs that are like a job: of its framework, kind of model and format, on about as many GPUs, special in no

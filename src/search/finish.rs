@@ -10,7 +10,7 @@ use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, traffic};
 use super::best::Settled;
 #[cfg(feature = "milp")]
 use super::verify;
-use super::{Found, Request, Scratch, Search};
+use super::{Found, Observer, Request, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Shape;
 #[cfg(feature = "milp")]
@@ -59,7 +59,12 @@ type Known = ();
 impl Search<'_> {
     /// Finishes plans, best first, of which so many are verified. The first of every shape begins with nothing known,
     /// the others with what that one shows: so answers do not depend on threads.
-    pub(super) fn finish_all(&self, best: Vec<Settled>, request: &Request) -> Vec<Found> {
+    pub(super) fn finish_all(
+        &self,
+        best: Vec<Settled>,
+        request: &Request,
+        observer: &dyn Observer,
+    ) -> Vec<Found> {
         let mut plans: Vec<(usize, Settled)> = best.into_iter().enumerate().collect();
         // Deep pipelines take longest to certify: they begin first.
         plans.sort_by_key(|(_, settled)| {
@@ -75,7 +80,7 @@ impl Search<'_> {
             let shape = shape(&layout);
             let looked_at = at < request.verified && (at == 0 || quick);
             let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
-            let (found, shown) = self.finish(settled, verify, known.get(&shape));
+            let (found, shown) = self.finish(settled, verify, known.get(&shape), observer);
             (at, found, shown.map(|shown| (shape, shown)))
         };
         let nothing = HashMap::new();
@@ -112,6 +117,7 @@ impl Search<'_> {
         settled: Settled,
         verify: Option<Closely>,
         known: Option<&Known>,
+        observer: &dyn Observer,
     ) -> (Found, Option<Known>) {
         let layout = *settled.plan.layout();
         let prediction = predict(self.cost, self.layers, &settled.plan);
@@ -132,7 +138,7 @@ impl Search<'_> {
             traffic(&layout, problem, tables, &ways)
         });
         #[cfg(not(feature = "milp"))]
-        let (shown, _) = (None, (verify, known));
+        let (shown, _) = (None, (verify, known, observer));
         #[cfg(feature = "milp")]
         let mut shown = None;
         #[cfg(feature = "milp")]
@@ -192,7 +198,7 @@ impl Search<'_> {
                     tolerable: within(TOLERATED),
                     effort,
                 };
-                let (least, shows) = chains::least_makespan(problem, judged, known);
+                let (least, shows) = chains::least_makespan(problem, judged, known, &|| observer.stop());
                 bound = bound.max(least);
                 shown = Some(shows);
             }

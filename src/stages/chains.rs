@@ -105,8 +105,14 @@ pub struct Known {
 
 /// A time that no step of an assignment of a problem goes below, with what comes before and behind its passes, and that
 /// is not above the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
+/// More than the usual work ends when it is told to `stop`.
 #[must_use]
-pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
+pub fn least_makespan(
+    problem: &Problem,
+    judged: Judged<'_>,
+    known: Option<&Known>,
+    stop: &dyn Fn() -> bool,
+) -> (Picos, Known) {
     let of_problem = |traffic: &&Traffic| traffic.is_of(problem.pipeline.orders.len(), problem.kinds.len());
     let judged = Judged { traffic: judged.traffic.filter(of_problem), ..judged };
     let mut ways = Vec::new();
@@ -134,7 +140,7 @@ pub fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Know
     families.extend(mixed.into_iter().map(|one| vec![one]));
     families.retain(|family| !family.is_empty());
     families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
-    let mut search = Search::new(problem, judged, known);
+    let mut search = Search::new(problem, judged, known, stop);
     let reached = known.map_or(1.0, |known| known.reached * (1.0 - LESS));
     let enough = judged.enough.min(judged.passes.scale(reached).max(judged.tolerable));
     let quick = search.least_of_all(&families, enough);
@@ -188,10 +194,16 @@ struct Search<'a> {
     work: u64,
     /// Steps of walks that are left.
     steps: u64,
+    stop: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Search<'a> {
-    fn new(problem: &'a Problem, judged: Judged<'a>, known: Option<&Known>) -> Self {
+    fn new(
+        problem: &'a Problem,
+        judged: Judged<'a>,
+        known: Option<&Known>,
+        stop: &'a dyn Fn() -> bool,
+    ) -> Self {
         let mut chains = known.map_or_else(|| listed(problem, false), |known| known.chains.clone());
         let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
         let started = known.is_some();
@@ -210,6 +222,7 @@ impl<'a> Search<'a> {
             whole: 0,
             work: 0,
             steps: STEPS * u64::from(judged.effort),
+            stop,
         }
     }
 
@@ -221,6 +234,9 @@ impl<'a> Search<'a> {
     /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
     /// that says enough, else halves of them are.
     fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
+        if self.judged.effort > 1 && self.whole > 0 && (self.stop)() {
+            self.whole = 0;
+        }
         let enough = goal.min(least);
         let (open, closed): (Family, Family) = ways.iter().partition(|(floor, _)| *floor < enough);
         let least = closed.iter().map(|(floor, _)| *floor).fold(least, Picos::min);
@@ -322,7 +338,7 @@ impl<'a> Search<'a> {
         {
             return Some(bound.max(least));
         }
-        let nodes = if many && programme.several() { FEW_NODES } else { NODES * self.judged.effort as i32 };
+        let nodes = if many && programme.several() { FEW_NODES } else { NODES };
         let few = self.judged.effort == 1 && (many || programme.several());
         for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS } {
             if self.whole == 0 {
@@ -420,7 +436,7 @@ impl<'a> Search<'a> {
         let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
         self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
         let most = if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED };
-        if self.work > most * u64::from(self.judged.effort) {
+        if self.work > most * u64::from(self.judged.effort) || self.work > most && (self.stop)() {
             self.whole = 0;
         }
         if solved.status() == HighsModelStatus::Infeasible {
@@ -599,8 +615,6 @@ pub(super) struct Programme<'a> {
     byte_unit: f64,
     /// Transient of any layer, at least.
     transient: u64,
-    /// [`Judged::effort`].
-    effort: u32,
 }
 
 impl<'a> Programme<'a> {
@@ -656,7 +670,6 @@ impl<'a> Programme<'a> {
             time_unit: (busy.max(judged.traffic.map_or(0.0, |_| judged.passes.0 as f64)) / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
             transient: transients.min().unwrap_or(0),
-            effort: judged.effort,
             sorts,
         };
         if let Some(traffic) = judged.traffic {
@@ -869,12 +882,11 @@ impl<'a> Programme<'a> {
         }
         let mut model = stated.try_optimise(Sense::Minimise).ok()?;
         model.make_quiet();
-        let seconds = SECONDS * f64::from(self.effort);
         let set = [
             model.try_set_option("threads", 1).is_ok(),
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
-            model.try_set_option("time_limit", seconds).is_ok(),
+            model.try_set_option("time_limit", SECONDS).is_ok(),
             model.try_set_option("mip_max_nodes", whole.map_or(NODES, |whole| whole.nodes)).is_ok(),
             // An answer shows the chains that forbid it; it need not be the best.
             model.try_set_option("mip_max_improving_sols", 1).is_ok(),

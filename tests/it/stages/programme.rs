@@ -111,11 +111,11 @@ fn nothing_is_faster_than_the_chains_say() {
                 kind.forward = Picos(kind.forward.0 * (3 + at as u64));
                 kind.backward = Picos(kind.backward.0 * 2);
             }
-            let (_, known) = least_makespan(&other, judged(passes * 9, passes * 9, 0), None);
+            let (_, known) = least_makespan(&other, judged(passes * 9, passes * 9, 0), None, &|| false);
             let bound = |passes: u64, enough: u64, tolerable: u64| {
                 let judged = judged(passes, enough, tolerable);
-                let bound = least_makespan(&problem, judged, None).0.0;
-                let with_known = least_makespan(&problem, judged, Some(&known)).0.0;
+                let bound = least_makespan(&problem, judged, None, &|| false).0.0;
+                let with_known = least_makespan(&problem, judged, Some(&known), &|| false).0.0;
                 assert!(with_known <= least, "seed {seed}: {with_known} > {least}");
                 bound
             };
@@ -173,16 +173,19 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
                 tolerable: Picos(tolerable),
                 effort: 1 + 3 * (seed % 2) as u32,
             };
-            let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None);
-            let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None);
+            let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None, &|| false);
+            let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None, &|| false);
             for tolerable in [0, passes - passes / 20, passes] {
                 for known in [None, Some(&known), Some(&bare)] {
                     let bound =
-                        least_makespan(&problem, judged(Some(&traffic), passes, tolerable), known).0.0;
+                        least_makespan(&problem, judged(Some(&traffic), passes, tolerable), known, &|| false)
+                            .0
+                            .0;
                     assert!(bound <= least, "seed {seed}: {bound} > {least}");
                 }
             }
-            let bound = |traffic| least_makespan(&problem, judged(traffic, least, least), None).0.0;
+            let bound =
+                |traffic| least_makespan(&problem, judged(traffic, least, least), None, &|| false).0.0;
             let gap = |bound: u64| least as f64 / bound.max(1) as f64 - 1.0;
             Some([gap(bound(None).min(without)), gap(bound(Some(&traffic)))])
         })
@@ -224,7 +227,7 @@ fn single_chunks_leave_little_open() {
                 tolerable: Picos::ZERO,
                 effort: 1,
             };
-            let bound = least_makespan(&problem, judged, None).0.0;
+            let bound = least_makespan(&problem, judged, None, &|| false).0.0;
             assert!(bound <= fastest, "seed {seed}: {bound} > {fastest}");
             Some([chain, bound].map(|bound| fastest as f64 / bound.max(1) as f64 - 1.0))
         })
@@ -266,7 +269,7 @@ fn walks_end_with_the_fastest_of_all_splits() {
             tolerable: above,
             effort: 1,
         };
-        let least = least_makespan(&problem, judged, None).0.0;
+        let least = least_makespan(&problem, judged, None, &|| false).0.0;
         assert!(least <= fastest, "seed {seed}: {least} > {fastest}");
         assert!(least as f64 >= fastest as f64 * (1.0 - 1e-6), "seed {seed}: {least} < {fastest}");
     });

@@ -160,7 +160,7 @@ impl Pass {
 /// Operation lists of zero bubble H1 (Qi et al. 2023): 1F1B whose rank `r` runs its weight gradients
 /// `r` micro-batches late, so that the cool-down is full of them. Its bubble is
 /// `(p - 1) (F + B - W)`, a third of 1F1B's where the three passes are equal.
-fn zero_bubble_h1_lists(p: usize, m: usize, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+fn zero_bubble_h1_lists(p: usize, m: usize, lists: &mut Vec<PassList>) {
     lists.clear();
     for rank in 0..p {
         let k = rank as u32;
@@ -182,9 +182,12 @@ fn zero_bubble_h1_lists(p: usize, m: usize, lists: &mut Vec<Vec<(Pass, u32, u32)
     }
 }
 
+/// The passes of a rank in order: each with its chunk and micro-batch.
+type PassList = Vec<(Pass, u32, u32)>;
+
 /// Passes of one rank that holds two chunks of a model folded into a V, written in order.
 struct Folded {
-    list: Vec<(Pass, u32, u32)>,
+    list: PassList,
     /// The rank's chunk on the way up and the one on the way back.
     chunks: [u32; 2],
     /// Forward and backward passes of each so far.
@@ -246,7 +249,7 @@ impl Folded {
     }
 
     /// ZB-V (Qi et al. 2024; `pytorch:torch/distributed/pipelining/schedules.py`, `ScheduleZBVZeroBubble`).
-    fn zero_bubble_v(mut self, rank: u32, shape: Shape) -> Vec<(Pass, u32, u32)> {
+    fn zero_bubble_v(mut self, rank: u32, shape: Shape) -> PassList {
         let behind = shape.ranks - rank;
         let all = shape.micro_batches.max(2 * shape.ranks - 1);
         (1..2 * behind).for_each(|_| self.forward(0));
@@ -283,7 +286,7 @@ impl Folded {
 
     /// DualPipe, whose two directions on `p` ranks and stages are one direction on half of the ranks, folded; written here with
     /// stages cut into halves on all ranks, which has the same bubble (`DualPipe:dualpipe/dualpipev.py`, `step`). Of two passes that overlap the forward one is written first, and ends before the other begins.
-    fn dual_pipe(mut self, rank: u32, shape: Shape) -> Vec<(Pass, u32, u32)> {
+    fn dual_pipe(mut self, rank: u32, shape: Shape) -> PassList {
         let (p, behind) = (shape.ranks, shape.ranks - rank - 1);
         let all = shape.micro_batches.max(2 * p);
         (0..2 * behind).for_each(|_| self.forward(0));
@@ -329,9 +332,9 @@ impl Folded {
 /// what a greedy scheduler does when every pass takes one unit and no rank holds more than
 /// [`Shape::in_flight`] chunks. The lists depend on the shape alone, so they are fixed whatever the passes really
 /// take.
-fn split_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+fn split_lists(shape: Shape, lists: &mut Vec<PassList>) {
     let (p, m) = (shape.ranks as usize, shape.micro_batches as usize);
-    let folded = |written: fn(Folded, u32, Shape) -> Vec<(Pass, u32, u32)>| {
+    let folded = |written: fn(Folded, u32, Shape) -> PassList| {
         (0..shape.ranks).map(move |rank| written(Folded::new(rank, shape), rank, shape))
     };
     lists.clear();
@@ -344,7 +347,7 @@ fn split_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
 }
 
 /// Those of zero bubble H2.
-fn greedy_lists(shape: Shape, lists: &mut Vec<Vec<(Pass, u32, u32)>>) {
+fn greedy_lists(shape: Shape, lists: &mut Vec<PassList>) {
     let (p, m) = (shape.ranks as usize, shape.micro_batches as usize);
     lists.resize(p, Vec::new());
     let never = usize::MAX;
@@ -391,7 +394,7 @@ pub struct Simulator {
     walks: Vec<Walk>,
     /// The same before the latest round.
     walked: Vec<Walk>,
-    lists: Vec<Vec<(Pass, u32, u32)>>,
+    lists: Vec<PassList>,
     listed: Option<Shape>,
     /// End of the last operation of every rank, after a run.
     pub ends: Vec<Picos>,

@@ -15,10 +15,10 @@ use std::collections::BTreeMap;
 use rayon::prelude::*;
 use serde::Serialize;
 
-use crate::frameworks::error_bars::Special;
 use crate::plan::Layout;
 use crate::spec::Machine;
 use crate::spec::cluster::{Format, OwnRuns};
+use crate::spec::special::Special;
 use crate::validate::case::Case;
 use crate::validate::refit::solve;
 use crate::validate::{CasePrediction, predict_case};

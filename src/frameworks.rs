@@ -1233,7 +1233,8 @@ const HAI_LLM: Capabilities = Capabilities {
     dispatchers: &[Dispatcher::DeepEp],
     default_dispatchers: &[Dispatcher::DeepEp],
     uneven_stages: true,
-    // The first rank of DualPipe holds both ends of the model (DeepSeek-V3 report, section 3.2.1): they need room.
+    // The first rank of DualPipe holds both ends of the model (DeepSeek-V3 report, section 3.2.3). That the last stage may then
+    // be without layers of its own is assumed: no rank could make up for it otherwise.
     empty_stages: true,
     ..NANOTRON
 };

@@ -11,7 +11,6 @@ use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
-use crate::frameworks::error_bars::own_runs;
 use crate::frameworks::export::inexpressible;
 use crate::frameworks::profile::Profile;
 use crate::frameworks::{Context, Hardware, Refusal, Target};
@@ -21,7 +20,6 @@ use crate::layers::{
 };
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::search::{Answer, Found, Observer, Request, Search, Stop};
-use crate::spec::cluster::OwnRuns;
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::Model;
@@ -197,13 +195,6 @@ impl Prepared<'_> {
     pub fn cost(&self) -> CostModel<'_> {
         let t = self.task;
         CostModel::new(&t.model, &self.layers, &t.machine.cluster, &t.machine.accelerator, t.profile, &t.job)
-    }
-
-    /// The site's own runs, calibrated to, that are like this job.
-    #[must_use]
-    pub fn own_runs(&self) -> Option<&OwnRuns> {
-        let (cluster, profile) = (&self.task.machine.cluster, Profile::name_of(self.task.profile));
-        own_runs(cluster, profile, self.context.has_experts(), &self.task.job, false)
     }
 
     /// Searches the whole space.

@@ -72,7 +72,7 @@ pub struct Request {
     pub effort: u32,
 }
 
-/// The most of [`Request::effort`]: an hour or so for ten plans whose certificates are hard.
+/// The most of [`Request::effort`]: about as many seconds for every plan whose certificate is hard.
 pub const MOST_EFFORT: u32 = 1000;
 
 impl Default for Request {

@@ -15,6 +15,7 @@ pub mod saved;
 mod scan;
 pub mod sealed;
 pub mod shipped;
+pub mod special;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};

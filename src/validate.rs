@@ -21,10 +21,11 @@ use serde::Serialize;
 
 use crate::cost::model::CostModel;
 use crate::cost::step::{self, RankMemory};
-use crate::frameworks::error_bars::{ErrorBars, Interval, Special};
+use crate::frameworks::error_bars::{ErrorBars, Interval};
 use crate::frameworks::profile::Profile;
 use crate::spec::cluster::Accelerator;
 use crate::spec::measured::{MeasuredError, MeasuredReader, MeasuredRow};
+use crate::spec::special::Special;
 pub use bars::error_bars;
 use case::{Case, Labels, Measured, Shelf, Subject};
 use constants::Measurand;

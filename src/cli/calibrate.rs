@@ -10,10 +10,10 @@ use comfy_table::{CellAlignment, Table};
 use super::output::percent;
 use super::{Ending, Failure, files};
 use crate::calibrate::{Calibration, FAR_OFF, Fitted, HeldBy, calibrate};
-use crate::frameworks::error_bars::Special;
 use crate::spec;
 use crate::spec::cluster::OwnRuns;
 use crate::spec::measured::MeasuredReader;
+use crate::spec::special::Special;
 use crate::validate::case::{Case, Shelf, Skip};
 
 /// Options of `autoplan calibrate`.

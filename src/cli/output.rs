@@ -454,14 +454,14 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let first = rows[..i].iter().all(|other| other.section.cluster != row.section.cluster);
         let experts = if prepared.context.has_experts() { "with" } else { "without" };
         let site = !prepared.task.machine.cluster.own_runs.is_empty();
-        if first && site && prepared.own_runs().is_none() {
+        if first && site && prepared.cost().own_runs().is_none() {
             writeln!(
                 out,
                 "± : none of this site's own runs is like this job, so that bars on {} are those that ship",
                 row.section.cluster
             )?;
         }
-        if let Some(own) = prepared.own_runs().filter(|_| first) {
+        if let Some(own) = prepared.cost().own_runs().filter(|_| first) {
             writeln!(
                 out,
                 "± : from {} on {} ({}), and from the class that ships",
@@ -713,7 +713,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
                 "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
                 "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offloading.is_open(),
             });
-            if let Some(own) = s.prepared.own_runs() {
+            if let Some(own) = s.prepared.cost().own_runs() {
                 search["own_runs"] = json!(own);
             }
             search

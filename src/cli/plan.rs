@@ -10,7 +10,9 @@ use super::remedies::Bounds;
 use super::{Ending, Failure};
 use crate::cost::money::phased_cost;
 use crate::planner::{Solution, Task};
-use crate::search::{Found, MOST_EFFORT, Request, Stop};
+#[cfg(feature = "milp")]
+use crate::search::MOST_EFFORT;
+use crate::search::{Found, Request, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
@@ -64,6 +66,7 @@ pub(crate) struct PlanArgs {
     polish: bool,
     /// Do up to so many times the usual work to prove how little another split of the layers could gain: down to 2% instead
     /// of 5%.
+    #[cfg(feature = "milp")]
     #[arg(
         long,
         value_name = "TIMES",
@@ -87,6 +90,16 @@ pub(crate) struct PlanArgs {
     /// Print wall time with the answer.
     #[arg(long)]
     timings: bool,
+}
+
+impl PlanArgs {
+    /// Without the solver there is nothing to prove with.
+    fn effort(&self) -> u32 {
+        #[cfg(feature = "milp")]
+        return self.prove;
+        #[cfg(not(feature = "milp"))]
+        return 1;
+    }
 }
 
 /// What is best.
@@ -192,7 +205,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
         verified: VERIFIED,
-        effort: args.prove,
+        effort: args.effort(),
         ..Request::default()
     };
     let mut tasks: Vec<(String, Task)> = Vec::new();
@@ -304,7 +317,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let request = Request {
         top: 1,
         verified: 1,
-        effort: args.prove,
+        effort: args.effort(),
         exhaustive: args.exhaustive,
         even_stages: args.even_stages,
         ..Request::default()

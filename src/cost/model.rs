@@ -9,7 +9,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
     OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
-use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, Special, own_runs};
+use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, own_runs};
 use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -17,9 +17,10 @@ use crate::layers::{
 };
 use crate::memory::{self, LowPrecision, Reserve};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Place, Schedule};
-use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, Cluster};
+use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, Cluster, OwnRuns};
 use crate::spec::job::{ExpertCapacity, Job, Precision, Routing, Training};
 use crate::spec::model::{Block, FeedForward, LatentAttention, Mixer, Model, Moe, Position, QkNorm};
+use crate::spec::special::Special;
 use crate::units::{Bytes, Picos, Seconds};
 
 /// Share of the last backward (first forward) pass under which data-parallel traffic hides.
@@ -75,6 +76,8 @@ pub struct CostModel<'a> {
     error_bars: [Interval; 2],
     /// Those of peak memory.
     memory_bars: [Interval; 2],
+    /// The site's own runs that are like the job.
+    own_runs: Option<&'a OwnRuns>,
     measured: bool,
     /// Whether [`ErrorBars::known_by_rates`].
     by_rates: bool,
@@ -443,6 +446,7 @@ impl<'a> CostModel<'a> {
             release: None,
             error_bars: classes.each_ref().map(|class| ErrorBars::shipped().at_site(class, own(class))),
             memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
+            own_runs: own(&classes[0]),
             measured: own(&classes[0]).is_some() || ErrorBars::shipped().measured(&classes[0]),
             by_rates: ErrorBars::shipped().known_by_rates(&classes[0]),
         }
@@ -453,6 +457,12 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn is_measured(&self) -> bool {
         self.measured
+    }
+
+    /// The site's own runs, calibrated to, that are like this job.
+    #[must_use]
+    pub fn own_runs(&self) -> Option<&'a OwnRuns> {
+        self.own_runs
     }
 
     /// Whether the bars of such runs come from printed rates alone.

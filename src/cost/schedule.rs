@@ -161,7 +161,6 @@ impl Pass {
 /// `r` micro-batches late, so that the cool-down is full of them. Its bubble is
 /// `(p - 1) (F + B - W)`, a third of 1F1B's where the three passes are equal.
 fn zero_bubble_h1_lists(p: usize, m: usize, lists: &mut Vec<PassList>) {
-    lists.clear();
     for rank in 0..p {
         let k = rank as u32;
         let (mut forwards, mut weights) = ((p - rank).min(m), 0);

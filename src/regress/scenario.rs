@@ -36,7 +36,11 @@ impl<'a> ScenarioPlanner<'a> {
         Self { adjust: Box::new(adjust) }
     }
 
-    fn task(&self, scenario: &Scenario, cluster: &str, gpus: u32) -> Result<Task, String> {
+    /// What is planned of a scenario on one of its clusters and one of its numbers of GPUs.
+    ///
+    /// # Errors
+    /// Why nothing is: what does not exist, or what the machine lacks.
+    pub fn task(&self, scenario: &Scenario, cluster: &str, gpus: u32) -> Result<Task, String> {
         let model = load_model(&scenario.model).map_err(|e| e.to_string())?;
         let machine = load_cluster(cluster).map_err(|e| e.to_string())?;
         let target = scenario.target().ok_or_else(|| format!("`{}` is no framework", scenario.framework))?;

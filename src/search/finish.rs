@@ -138,7 +138,7 @@ impl Search<'_> {
             traffic(&layout, problem, tables, &ways)
         });
         #[cfg(not(feature = "milp"))]
-        let (shown, _) = (None, (verify, known, observer));
+        let (shown, _) = (None, (verify.map(|Closely { best, effort }| (best, effort)), known, observer));
         #[cfg(feature = "milp")]
         let mut shown = None;
         #[cfg(feature = "milp")]

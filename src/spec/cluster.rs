@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::job::Precision;
 use super::model::Fault;
-use crate::frameworks::error_bars::Special;
+use super::special::Special;
 use crate::units::{Bandwidth, Bytes, DollarsPerHour, FlopRate, Seconds, Watts};
 
 /// The schema version that this build reads and writes.

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::constants::Measurand;
 use super::{Coverage, RowReport, quantile};
 use crate::frameworks::error_bars::{
-    Covered, ErrorBar, ErrorBars, Interval, LEAST_SIGMA, Read, Scale, Seen, Special, SpecialBar,
+    Covered, ErrorBar, ErrorBars, Interval, LEAST_SIGMA, Read, Scale, Seen, SpecialBar,
 };
 use crate::spec::cluster::Architecture;
+use crate::spec::special::Special;
 
 impl Coverage {
     /// Of rows, each with its error, one standard deviation, and what is said to hold 95 %.
@@ -306,11 +307,8 @@ pub(super) fn left_out_inside_shipped(rows: &[&RowReport], what: Measurand) -> O
 
 /// How often what printed rates say does.
 pub(super) fn rates_coverage(rows: &[&RowReport]) -> Option<Coverage> {
-    Coverage::of(rows.iter().filter(|row| row.rate_step_s.is_some()).filter_map(|row| {
-        let readings = Readings::of(row, Measurand::StepTime);
-        let [_, sigma, two_sigma] = readings.off_and_bars()?;
-        Some([readings.residual()?.abs(), sigma, two_sigma])
-    }))
+    let of_rates = rows.iter().map(|row| Readings::of(row, Measurand::StepTime)).filter(|of| of.by_rate);
+    Coverage::of(of_rates.filter_map(|readings| readings.off_and_bars()))
 }
 
 impl Readings {
@@ -419,25 +417,32 @@ struct BarKey {
     crossing: Option<bool>,
 }
 
+/// What a class keeps of its runs, by level, the narrowest first: profile, generation of GPUs, number format, number of
+/// GPUs, and whether tensor parallelism leaves the fast domain.
+const LEVELS: [[bool; 5]; 9] = [
+    [true, true, true, true, true],
+    [true, true, true, true, false],
+    [true, true, true, false, false],
+    [true, false, true, true, true],
+    [true, false, true, true, false],
+    [true, false, true, false, false],
+    [true, false, false, false, false],
+    [false, false, true, false, false],
+    [false, false, false, false, false],
+];
+
 impl BarKey {
     /// The class without what is narrower than a level.
-    fn widened(mut self, level: u8) -> Self {
-        if level >= ALL_GENERATIONS {
-            self.architecture = None;
+    fn widened(self, level: u8) -> Self {
+        let [profile, architecture, narrow, scale, crossing] = LEVELS[usize::from(level)];
+        Self {
+            profile: self.profile.filter(|_| profile),
+            architecture: self.architecture.filter(|_| architecture),
+            narrow: self.narrow.filter(|_| narrow),
+            scale: self.scale.filter(|_| scale),
+            crossing: self.crossing.filter(|_| crossing),
+            ..self
         }
-        if !matches!(level, 0 | 3) {
-            self.crossing = None;
-        }
-        if !matches!(level, 0 | 1 | 3 | 4) {
-            self.scale = None;
-        }
-        if matches!(level, 6 | 8) {
-            self.narrow = None;
-        }
-        if level > 6 {
-            self.profile = None;
-        }
-        self
     }
 }
 
@@ -464,7 +469,7 @@ fn bar_keys(row: &RowReport, what: Measurand) -> Vec<(u8, BarKey)> {
     };
     // Bytes are counted from shapes, whatever the GPU.
     let narrowest = if what == Measurand::StepTime { 0 } else { ALL_GENERATIONS };
-    (narrowest..=8).map(|level| (level, key.clone().widened(level))).collect()
+    (narrowest..LEVELS.len() as u8).map(|level| (level, key.clone().widened(level))).collect()
 }
 
 /// The classes that a reading informs: what a source counts in its rates says nothing about other generations of GPUs, and

@@ -7,7 +7,6 @@ use std::str::FromStr;
 use clap::ValueEnum;
 
 use crate::cost::model::Adapted;
-use crate::frameworks::error_bars::Special;
 use crate::frameworks::profile::{Placement, Profile};
 use crate::frameworks::{Context, Hardware, consistent};
 use crate::layers::Layers;
@@ -27,6 +26,7 @@ use crate::spec::model::{
     Model, Moe, Mtp, Norm, Position, QkNorm, Router, RouterGroups, Segment,
 };
 use crate::spec::shipped::nearest;
+use crate::spec::special::Special;
 use crate::units::Bandwidth;
 
 /// A measured run, ready to be predicted.

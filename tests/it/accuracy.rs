@@ -123,8 +123,8 @@ fn the_hand_validation_is_kept() {
 }
 
 /// DeepSeek-V3 as its report says it was trained: 2.664e6 hours of 2,048 H800 for 14.8e12 tokens (arXiv:2412.19437, table 1),
-/// in steps of 15,360 sequences of 4,096 tokens, batches growing over the first twentieth of them. The specification
-/// that this model was first written to is 22% off.
+/// in steps of 15,360 sequences of 4,096 tokens, batches growing over the first twentieth of them. What it held is not told
+/// but for that it ran on cards of 80 GB: memory is predicted above that, which is to get no worse.
 #[test]
 fn the_training_of_deepseek_v3_is_predicted() {
     let fields = [
@@ -172,6 +172,9 @@ fn the_training_of_deepseek_v3_is_predicted() {
     let step = 2.664e6 * 3600.0 / 2_048.0 / steps;
     let predicted = report.rows[0].predicted_step_s.unwrap();
     assert!((predicted / step - 1.0).abs() < 0.2, "{predicted} {step} {:?}", report.rows[0].skipped);
+    let held = report.rows[0].predicted_allocated_gb.unwrap();
+    assert!(held < 1.14 * 80.0, "{held}");
+    assert!(report.rows[0].plan.as_ref().is_some_and(|plan| plan.contains(" dualpipe ")));
 }
 
 /// Mixtral 8x22B on 128 H100 at 465 TFLOP/s with routing forced (moezoo-020), by hand: six FLOPs for each of 39.15e9 active

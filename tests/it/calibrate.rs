@@ -4,12 +4,13 @@ use std::path::Path;
 
 use autoplan::calibrate::{Calibration, Constant, Fitted, HeldBy, calibrate};
 use autoplan::frameworks::error_bars::{
-    Class, ErrorBars, Interval, LEAST_SIGMA, Scale, Special, own_runs as runs_like,
+    Class, ErrorBars, Interval, LEAST_SIGMA, Scale, own_runs as runs_like,
 };
 use autoplan::plan::Plan;
 use autoplan::spec::cluster::{Architecture, Format, OwnRuns};
 use autoplan::spec::job::{Job, Training};
 use autoplan::spec::measured::MeasuredReader;
+use autoplan::spec::special::Special;
 use autoplan::spec::{Machine, load_cluster};
 use autoplan::units::Bandwidth;
 use autoplan::validate::case::{Case, Shelf};

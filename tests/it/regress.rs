@@ -16,6 +16,7 @@ use autoplan::results::{
     ChunkRun, Objective, Outcome, Planned, SCHEMA, Scenario, Store, StoredResult, read_scenarios,
     result_from_text, result_to_text, scenarios_from_text, write_atomically,
 };
+use autoplan::search::{Request, Silent as NoProgress};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::{load_cluster, load_model};
 use autoplan::units::Bytes;
@@ -554,6 +555,40 @@ fn scenario_files_are_checked_with_places() {
 }
 
 /// The scenarios that ship: enough of them, on shipped models and clusters, with both objectives.
+/// What benches/README.md says of split gaps.
+#[test]
+#[ignore = "plans every scenario on each of its clusters: a minute"]
+fn printed_plans_are_within_five_percent_of_any_other_split() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/scenarios.ron");
+    let planner = ScenarioPlanner::default();
+    let mut gaps: Vec<(f64, String)> = Vec::new();
+    for scenario in read_scenarios(&path).unwrap() {
+        for (cluster, &gpus) in
+            scenario.clusters.iter().flat_map(|c| scenario.gpus.iter().map(move |n| (c, n)))
+        {
+            let Ok(task) = planner.task(&scenario, cluster, gpus) else { continue };
+            let request = Request { verified: 10, ..Request::default() };
+            for found in task.prepare().search(&request, &NoProgress).found {
+                gaps.push((
+                    found.split_gap,
+                    format!("{} on {gpus} of {cluster}: {}", scenario.model, found.plan),
+                ));
+            }
+        }
+    }
+    gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (median, worst) = (&gaps[gaps.len() / 2], &gaps[gaps.len() - 1]);
+    let said = format!(
+        "{} plans, half within {:.2}%, all within {:.2}%: {}",
+        gaps.len(),
+        median.0 * 100.0,
+        worst.0 * 100.0,
+        worst.1
+    );
+    println!("{said}");
+    assert!(worst.0 < 0.05, "{said}");
+}
+
 #[test]
 fn the_shipped_scenarios_can_be_planned() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/scenarios.ron");

@@ -4,8 +4,13 @@
 //! in every duration. Four views of it: in-flight counts (memory), the event simulation (time, exact),
 //! the chain bound (never above the simulation) and the closed form (for orientation).
 
+mod interleaved;
+
 use crate::plan::Schedule;
 use crate::units::Picos;
+
+use interleaved::{Interleaved, Time, Times};
+pub use interleaved::{LANES, Lanes, MOST};
 
 /// What one micro-batch costs on every chunk, in model order, and what a hop between ranks costs.
 #[derive(Debug, Clone, Copy)]
@@ -390,9 +395,11 @@ pub struct Simulator {
     backward_end: Vec<u64>,
     clock: Vec<u64>,
     next: Vec<[u32; 2]>,
-    walks: Vec<Walk>,
-    /// The same before the latest round.
-    walked: Vec<Walk>,
+    /// Passes of all chunks in plain numbers.
+    forward: Vec<u64>,
+    backward: Vec<u64>,
+    single: Interleaved<u64>,
+    several: Interleaved<Lanes>,
     lists: Vec<PassList>,
     listed: Option<Shape>,
     /// End of the last operation of every rank, after a run.
@@ -401,62 +408,7 @@ pub struct Simulator {
     pub starts: Vec<Picos>,
 }
 
-/// How far a rank of the interleaved schedule is.
-#[derive(Debug, Default, Clone, Copy)]
-struct Walk {
-    /// Passes done, and when the last of them ended.
-    forward: Place,
-    backward: Place,
-    clock: u64,
-    /// How long it may still wait.
-    patience: u64,
-}
-
-/// The next of a rank's forward (or backward) passes of the interleaved schedule: all micro-batches of a group on one
-/// chunk, then on the next.
-#[derive(Debug, Default, Clone, Copy)]
-struct Place {
-    /// Passes before it.
-    done: usize,
-    /// Chunks before it, of this group.
-    chunk: usize,
-    /// Micro-batches from it on, of this chunk.
-    left: usize,
-    /// First micro-batch of the group, and how many there are.
-    first: usize,
-    size: usize,
-}
-
-impl Place {
-    fn start(micro_batches: usize, group: usize) -> Self {
-        let size = group.min(micro_batches);
-        Self { left: size, size, ..Self::default() }
-    }
-
-    fn advance(&mut self, shape: Shape, group: usize) {
-        self.done += 1;
-        self.left -= 1;
-        if self.left == 0 {
-            self.chunk += 1;
-            if self.chunk == shape.virtual_stages as usize {
-                self.chunk = 0;
-                self.first += self.size;
-                self.size = group.min(shape.micro_batches as usize - self.first);
-            }
-            self.left = self.size;
-        }
-    }
-
-    /// The same pass so many groups later, all of them whole.
-    fn skip(&mut self, shape: Shape, groups: usize) {
-        self.done += groups * self.size * shape.virtual_stages as usize;
-        self.first += groups * self.size;
-    }
-}
-
 const UNKNOWN: u64 = u64::MAX;
-/// Whole rounds of the interleaved schedule from which on it is looked for a steady state.
-const ROUNDS: usize = 4;
 
 impl Simulator {
     /// Makespan of one step's forward and backward passes; leaves `starts` and `ends` per rank.
@@ -599,165 +551,39 @@ impl Simulator {
         self.next.resize(shape.ranks as usize, [0; 2]);
     }
 
-    /// Megatron's interleaved order: every rank walks its fixed list; ranks take turns and stop where an input is
-    /// missing. A rank that has waited too long to end within `most` ends beyond it at once. Ends are kept by rank
-    /// and place in its list.
-    ///
-    /// Ranks go round by round: in each, every rank runs as many backward passes as one group of micro-batches has,
-    /// rank `r` being `r` ahead, so that inputs are of this round or the last. Once a round is the last one, later by
-    /// some time, so are all that follow until forward passes run out (a pass's end is a maximum of sums, to which a
-    /// constant may be added), and they are skipped without changing a bit.
+    /// A rank that has waited too long to end within `most` ends beyond it at once.
     fn interleaved(&mut self, shape: Shape, load: Load<'_>, most: u64, every: bool) {
-        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
-        let (x, group, total) = (load.hop.0, shape.group() as usize, m * v);
-        for ends in [&mut self.forward_end, &mut self.backward_end] {
-            if ends.len() < p * total {
-                ends.resize(p * total, UNKNOWN);
-            }
-        }
-        // A rank does its own work, and after its end the last backward pass goes through all ranks before it.
-        let (mut drain, start) = (0, Place::start(m, group));
-        self.walks.clear();
-        for r in 0..p {
-            let work: u64 = (r..p * v).step_by(p).map(|k| load.forward[k].0 + load.backward[k].0).sum();
-            let patience = most.saturating_sub(work * m as u64 + drain);
-            self.walks.push(Walk { forward: start, backward: start, clock: 0, patience });
-            drain += load.backward[r].0 + x;
-        }
-        let cycle = v * group;
-        // Rounds in which every backward pass follows a forward pass.
-        let rounds = total.saturating_sub(2 * (p - 1) + (v - 1) * group) / cycle;
-        let rounds = if every || m % group != 0 || rounds < ROUNDS { 0 } else { rounds };
-        let mut round = 0;
-        loop {
-            round += 1;
-            self.walked.clone_from(&self.walks);
-            let until = |r: usize| if round <= rounds { round * cycle + r } else { total };
-            if !self.walk(shape, load, group, until) {
-                self.clock.fill(u64::MAX);
-                return;
-            }
-            if round > rounds {
-                break;
-            }
-            if round < rounds && round > 1 && self.is_steady(total, cycle) {
-                if !self.skip(shape, cycle, rounds - round) {
-                    self.clock.fill(u64::MAX);
-                    return;
-                }
-                round = rounds;
-            }
-        }
-        for (clock, walk) in self.clock.iter_mut().zip(&self.walks) {
-            *clock = walk.clock;
-        }
-    }
-
-    /// Every rank runs so many of its backward passes in all, and the forward passes that come before these. False if
-    /// one loses its patience.
-    fn walk(&mut self, shape: Shape, load: Load<'_>, group: usize, until: impl Fn(usize) -> usize) -> bool {
-        let (p, v, m) = (shape.ranks as usize, shape.virtual_stages as usize, shape.micro_batches as usize);
-        let (x, total, last) = (load.hop.0, m * v, p - 1);
-        let mut open = true;
-        while open {
-            open = false;
-            for r in 0..p {
-                let (end, warm) = (until(r), (2 * (last - r) + (v - 1) * group + 1).min(total));
-                let Walk { mut forward, mut backward, mut clock, patience } = self.walks[r];
-                let mut waited = 0;
-                // Whom it waits for, and how many of their passes are done. Of its own all that matter are.
-                let (above, below) = (if r == 0 { last } else { r - 1 }, if r == last { 0 } else { r + 1 });
-                let (known_forward, known_backward) = if p == 1 {
-                    (usize::MAX, usize::MAX)
-                } else {
-                    (self.walks[above].forward.done, self.walks[below].backward.done)
-                };
-                let (own, above, below) = (r * total, above * total, below * total);
-                while backward.done < end {
-                    if forward.done < total && forward.done < warm + backward.done {
-                        let mut begin = clock;
-                        if r > 0 || forward.chunk > 0 {
-                            let at = if r > 0 { forward.done } else { forward.done - forward.size };
-                            if at >= known_forward {
-                                break;
-                            }
-                            begin = begin.max(self.forward_end[above + at] + x);
-                        }
-                        if forward.done == 0 {
-                            self.starts[r] = Picos(begin);
-                        }
-                        waited += begin - clock;
-                        clock = begin + load.forward[forward.chunk * p + r].0;
-                        self.forward_end[own + forward.done] = clock;
-                        forward.advance(shape, group);
-                    } else {
-                        let ready = if r == last && backward.chunk == 0 {
-                            self.forward_end[own + backward.done + (v - 1) * backward.size]
-                        } else {
-                            let at = if r < last { backward.done } else { backward.done - backward.size };
-                            if at >= known_backward {
-                                break;
-                            }
-                            self.backward_end[below + at] + x
-                        };
-                        let begin = clock.max(ready);
-                        waited += begin - clock;
-                        clock = begin + load.backward[(v - 1 - backward.chunk) * p + r].0;
-                        self.backward_end[own + backward.done] = clock;
-                        backward.advance(shape, group);
-                    }
-                }
-                if waited > patience {
-                    return false;
-                }
-                self.walks[r] = Walk { forward, backward, clock, patience: patience - waited };
-                open |= backward.done < end;
-            }
-        }
-        true
-    }
-
-    /// Whether every pass of the latest round ended as much later as every other than in the round before.
-    fn is_steady(&self, total: usize, cycle: usize) -> bool {
-        let Some(later) =
-            self.walks.first().zip(self.walked.first()).map(|(now, then)| now.clock - then.clock)
-        else {
-            return false;
+        let plain = |times: &[Picos], into: &mut Vec<u64>| {
+            into.clear();
+            into.extend(times.iter().map(|time| time.0));
         };
-        let ranks = || self.walks.iter().zip(&self.walked).enumerate();
-        let shifted = |ends: &[u64], r: usize, done: usize| {
-            let (then, now) = ends[r * total..][done - 2 * cycle..done].split_at(cycle);
-            then.iter().zip(now).all(|(then, now)| now - then == later)
-        };
-        ranks().all(|(_, (now, then))| now.clock - then.clock == later)
-            && ranks().all(|(r, (now, _))| {
-                shifted(&self.forward_end, r, now.forward.done)
-                    && shifted(&self.backward_end, r, now.backward.done)
-            })
+        plain(load.forward, &mut self.forward);
+        plain(load.backward, &mut self.backward);
+        let times = Times { forward: &self.forward, backward: &self.backward, hop: load.hop.0 };
+        if !self.single.run(shape, times, most, every) {
+            self.clock.fill(u64::MAX);
+            return;
+        }
+        for (r, walk) in self.single.walks.iter().enumerate() {
+            self.clock[r] = walk.clock;
+            self.starts[r] = Picos(walk.start);
+        }
     }
 
-    /// Repeats a steady round so many times. False if a rank loses its patience.
-    fn skip(&mut self, shape: Shape, cycle: usize, rounds: usize) -> bool {
-        let total = (shape.virtual_stages * shape.micro_batches) as usize;
-        for (r, (now, then)) in self.walks.iter_mut().zip(&self.walked).enumerate() {
-            let (later, waits) = (now.clock - then.clock, then.patience - now.patience);
-            let Some(patience) = now.patience.checked_sub(waits.saturating_mul(rounds as u64)) else {
-                return false;
-            };
-            let all = later * rounds as u64;
-            for (ends, place) in
-                [(&mut self.forward_end, &mut now.forward), (&mut self.backward_end, &mut now.backward)]
-            {
-                let (from, to) = ends[r * total..].split_at_mut(place.done);
-                let to = &mut to[(rounds - 1) * cycle..][..cycle];
-                for (to, from) in to.iter_mut().zip(&from[place.done - cycle..]) {
-                    *to = from + all;
-                }
-                place.skip(shape, rounds);
-            }
-            (now.clock, now.patience) = (now.clock + all, patience);
-        }
-        true
+    /// Makespans of several splits of the interleaved schedule at once; if all are above `most`, they need not be those.
+    /// `forward` and `backward` hold one entry per chunk in model order; all times are whole numbers, and makespans up to
+    /// [`MOST`] exact.
+    pub fn run_lanes(
+        &mut self,
+        shape: Shape,
+        [forward, backward]: [&[Lanes]; 2],
+        hop: Picos,
+        most: f32,
+    ) -> Option<Lanes> {
+        let times = Times { forward, backward, hop: Lanes([hop.0 as f32; LANES]) };
+        let complete = self.several.run(shape, times, Lanes([most; LANES]), false);
+        let ends = || self.several.walks.iter().map(|walk| walk.clock);
+        complete.then(|| ends().fold(Lanes::default(), Time::or_later))
     }
 
     /// The chain that takes as long as the rank that ends last: of the interleaved schedule of several chunks per rank, or
@@ -801,9 +627,9 @@ impl Simulator {
             };
             let ended = |&(forward, other, at, _): &(bool, usize, usize, u64)| {
                 if forward {
-                    self.forward_end[other * total + at]
+                    self.single.forward_end[other * total + at]
                 } else {
-                    self.backward_end[other * total + at]
+                    self.single.backward_end[other * total + at]
                 }
             };
             match before.filter(|before| ended(before) + before.3 * load.hop.0 == start) {
@@ -1276,6 +1102,40 @@ mod tests {
                 prop_assert_eq!(within, Some(simulated).filter(|time| *time <= most));
             }
             prop_assert!(chain_bound(shape, load) <= simulated, "{:?} > {:?}", chain_bound(shape, load), simulated);
+        }
+
+        /// Splits simulated together take what each takes alone; where all take longer than a time, perhaps nothing is said.
+        #[test]
+        fn several_splits_at_once_take_what_each_takes_alone(
+            p in 1u32..7, v in 2u32..5, groups in 1u32..12, odd in 0u32..3, x in 0u64..20, flat in any::<bool>(),
+            times in prop::collection::vec(1u64..200, 24 * 2 * LANES), below in 0usize..LANES,
+        ) {
+            let micro_batches = p * groups + if odd == 0 { 0 } else { odd % p };
+            let shape = Shape { schedule: Schedule::Interleaved, ranks: p, virtual_stages: v, micro_batches };
+            let n = (p * v) as usize;
+            let time = |lane: usize, pass: usize, k: usize| {
+                if flat { 50 + (lane + pass) as u64 } else { times[(lane * 2 + pass) * 24 + k] }
+            };
+            let alone: Vec<Picos> = (0..LANES).map(|lane| {
+                let of = |pass| (0..n).map(|k| Picos(time(lane, pass, k))).collect::<Vec<_>>();
+                let (f, b) = (of(0), of(1));
+                Simulator::default().run(shape, Load { forward: &f, backward: &b, weight: &b, hop: Picos(x) })
+            }).collect();
+            let of = |pass| -> Vec<Lanes> {
+                let lanes = |k| Lanes(std::array::from_fn(|lane| time(lane, pass, k) as f32));
+                (0..n).map(lanes).collect()
+            };
+            let (forward, backward) = (of(0), of(1));
+            let mut simulator = Simulator::default();
+            for most in [f32::INFINITY, alone[below].0 as f32, alone.iter().min().map_or(0.0, |t| t.0 as f32 - 1.0)] {
+                let together = simulator.run_lanes(shape, [&forward, &backward], Picos(x), most);
+                match together {
+                    Some(together) => for (together, alone) in together.0.iter().zip(&alone) {
+                        prop_assert_eq!(*together as u64, alone.0);
+                    }
+                    None => prop_assert!(alone.iter().all(|alone| alone.0 as f32 > most)),
+                }
+            }
         }
 
         #[test]

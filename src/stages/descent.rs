@@ -11,8 +11,10 @@
 
 use std::cmp::Reverse;
 
-use super::{Fixed, Kind, Problem};
-use crate::cost::schedule::{Chain, Load, Shape, Simulator};
+use smallvec::SmallVec;
+
+use super::{Fixed, Kind, Pipeline, Problem};
+use crate::cost::schedule::{Chain, LANES, Lanes, Load, MOST, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
 
@@ -23,16 +25,28 @@ const PARTS: u64 = 16;
 const PASSES: u64 = 200_000;
 /// Moves that should be tried at least: where fewer can be, none is.
 const FEWEST: u64 = 24;
+/// Layers per chunk, on average, below which they come in lumps; and the share of level chunks' time that then leaves little
+/// to gain.
+const FEW_LAYERS: u64 = 4;
+const LITTLE: f64 = 1.02;
 /// Moves from one split that are tried: those after them hardly ever help.
 const TRIALS: usize = 64;
+/// The same of moves on all ranks together.
+const ROUNDS: usize = 6;
 
 /// The shape of a problem whose splits are worth a descent: its micro-batches are fewer than two rounds of the ranks, or
 /// do not divide among them. Others gain 0.6 % at most in the scenarios of `results`, for up to five times the search.
 pub(super) fn shape(problem: &Problem) -> Option<Shape> {
     let pipeline = &*problem.pipeline;
-    let (p, v, m) = (pipeline.ranks, pipeline.chunks_per_rank, pipeline.micro_batches);
-    let few = m < 2 * u64::from(p) || !m.is_multiple_of(u64::from(p));
-    any_shape(problem).filter(|_| v > 1 && few)
+    let (p, v) = (pipeline.ranks, pipeline.chunks_per_rank);
+    let short = u64::from(problem.layer_count()) < FEW_LAYERS * u64::from(p) * u64::from(v);
+    any_shape(problem).filter(|_| v > 1 && (short || few(problem)))
+}
+
+/// Whether micro-batches are fewer than two rounds of the ranks, or do not divide among them.
+fn few(problem: &Problem) -> bool {
+    let (p, m) = (u64::from(problem.pipeline.ranks), problem.pipeline.micro_batches);
+    m < 2 * p || !m.is_multiple_of(p)
 }
 
 /// The shape of a problem whose splits can be simulated often enough for a descent.
@@ -76,7 +90,20 @@ pub(super) fn rounded(problem: &Problem) -> Problem {
     }
 }
 
-/// The split that is reached from the fastest of some.
+/// About what chunks take that all last as long: a group of micro-batches fills the pipeline while the first chunks run.
+fn level(problem: &Problem) -> u64 {
+    let pipeline = &*problem.pipeline;
+    let (p, v, m) = (u64::from(pipeline.ranks), u64::from(pipeline.chunks_per_rank), pipeline.micro_batches);
+    let layers = problem.runs.iter().map(|run| {
+        let kind = &problem.kinds[usize::from(run.kind)];
+        u64::from(run.count) * (kind.forward.0 + kind.backward.0)
+    });
+    let ends = problem.fixed.iter().map(|fixed| fixed.forward.0 + fixed.backward.0);
+    let all = layers.sum::<u64>() + ends.sum::<u64>();
+    m * all / p + (p - 1) * all / (p * v)
+}
+
+/// The split that is reached from the fastest of some, none if that leaves little to gain.
 pub(super) fn descend(
     problem: &Problem,
     shape: Shape,
@@ -84,8 +111,10 @@ pub(super) fn descend(
     simulator: &mut Simulator,
 ) -> Option<Vec<u32>> {
     let mut passes = Passes::new(problem, shape, simulator);
-    let timed = from.into_iter().filter_map(|split| Some((passes.time(&split, Picos(u64::MAX))?, split)));
-    let start = timed.min()?;
+    let start = passes.fastest(from)?;
+    if !few(problem) && start.0 <= Picos(level(problem)).scale(LITTLE) {
+        return None;
+    }
     Some(passes.descend(start, moves(problem), &mut |_| true))
 }
 
@@ -108,9 +137,21 @@ pub(super) fn descend_among(
     reached.map(|(_, split)| split)
 }
 
+/// Passes that a simulation takes: steady rounds are skipped.
+fn simulated(pipeline: &Pipeline) -> u64 {
+    let few = shown(pipeline.ranks, pipeline.micro_batches);
+    pipeline.passes() / pipeline.micro_batches.max(1) * few
+}
+
+/// Micro-batches that are enough to see what many do.
+fn shown(ranks: u32, micro_batches: u64) -> u64 {
+    let round = u64::from(ranks);
+    if micro_batches.is_multiple_of(round) { micro_batches.min(6 * round) } else { micro_batches }
+}
+
 /// How many moves can be tried.
 fn moves(problem: &Problem) -> u64 {
-    PASSES / problem.pipeline.passes().max(1)
+    PASSES / simulated(&problem.pipeline).max(1)
 }
 
 /// The `most` most promising moves of one layer from a chunk to another, of those that are `legal` and could shorten a
@@ -146,7 +187,12 @@ struct Passes<'a> {
     before: Vec<[Picos; 3]>,
     /// The same of all chunks.
     times: [Vec<Picos>; 3],
+    /// Forward and backward passes of all chunks, of several splits.
+    lanes: [Vec<Lanes>; 2],
 }
+
+/// Pairs of chunks: the first of each gives a layer to the second.
+type Move = SmallVec<[(usize, usize); 1]>;
 
 impl<'a> Passes<'a> {
     fn new(problem: &'a Problem, shape: Shape, simulator: &'a mut Simulator) -> Self {
@@ -160,7 +206,7 @@ impl<'a> Passes<'a> {
                 before.push(all);
             }
         }
-        Self { problem, shape, simulator, before, times: Default::default() }
+        Self { problem, shape, simulator, before, times: Default::default(), lanes: Default::default() }
     }
 
     /// The split that is reached from one when at most so many moves are tried.
@@ -171,31 +217,134 @@ impl<'a> Passes<'a> {
         fits: &mut dyn FnMut(&[u32]) -> bool,
     ) -> Vec<u32> {
         let problem = self.problem;
-        let mut trial = best.clone();
         // A chain takes about as long as two simulations, and all pairs of chunks are looked at.
         let chunks = best.len() as u64;
-        let look = 2 + chunks * chunks / (4 * problem.pipeline.passes()).max(1);
+        let look = 2 + chunks * chunks / (4 * simulated(&problem.pipeline)).max(1);
         while left > 0 {
             left = left.saturating_sub(look);
             let from = &best;
             let legal =
                 |less: usize, more: usize| from[less] > problem.least(less) && !problem.fixed[more].closed;
-            let moves = shorter_chains(&self.chain(from), legal, TRIALS.min(left as usize)).into_iter();
-            let mut tried = 0;
-            let shorter = moves.inspect(|_| tried += 1).find_map(|(less, more)| {
-                trial.clone_from(from);
-                trial[less] -= 1;
-                trial[more] += 1;
-                if fits(&trial) { self.time(&trial, Picos(time.0.saturating_sub(1))) } else { None }
-            });
-            left -= tried;
-            match shorter {
-                Some(shorter) => time = shorter,
-                None => break,
-            }
-            best.clone_from(&trial);
+            let chain = self.chain(from);
+            let mut moves = self.round_moves(&chain, legal);
+            let layers = shorter_chains(&chain, legal, TRIALS).into_iter();
+            moves.extend(layers.map(|one| [one].into_iter().collect()));
+            moves.truncate(left as usize);
+            let (tried, shorter) = self.first_shorter(&best, time, &moves, fits);
+            left -= tried as u64;
+            let Some((shorter, split)) = shorter else { break };
+            (time, best) = (shorter, split);
         }
         best
+    }
+
+    /// The fastest of some splits, with its time.
+    fn fastest(&mut self, splits: Vec<Vec<u32>>) -> Option<(Picos, Vec<u32>)> {
+        if !self.in_lanes() {
+            let mut time = |split: &[u32]| self.time(split, Picos(u64::MAX));
+            return splits.into_iter().filter_map(|split| Some((time(&split)?, split))).min();
+        }
+        let mut best: Option<(Picos, Vec<u32>)> = None;
+        for splits in splits.chunks(LANES) {
+            let ends = self.ends(splits, f32::INFINITY);
+            let ends = ends.iter().flat_map(|ends| ends.0).map(|end| Picos(end as u64));
+            let timed = ends.zip(splits).map(|(end, split)| (end, split.clone()));
+            best = best.into_iter().chain(timed).min();
+        }
+        best
+    }
+
+    /// The first of some moves from a split after which it takes less than a time, with that and how many were tried.
+    fn first_shorter(
+        &mut self,
+        from: &[u32],
+        time: Picos,
+        moves: &[Move],
+        fits: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> (usize, Option<(Picos, Vec<u32>)>) {
+        let most = Picos(time.0.saturating_sub(1));
+        let at_once = if self.in_lanes() { LANES } else { 1 };
+        let mut trials = vec![from.to_vec(); at_once.min(moves.len())];
+        let mut tried = 0;
+        for moves in moves.chunks(at_once) {
+            for (trial, pairs) in trials.iter_mut().zip(moves) {
+                trial.copy_from_slice(from);
+                for &(less, more) in pairs {
+                    trial[less] -= 1;
+                    trial[more] += 1;
+                }
+            }
+            let trials = &trials[..moves.len()];
+            let shorter = match trials {
+                [one] => Some(0).filter(|_| fits(one)).zip(self.time(one, most)),
+                several => self.first_within(several, most, fits),
+            };
+            if let Some((at, time)) = shorter {
+                return (tried + at + 1, Some((time, trials[at].clone())));
+            }
+            tried += moves.len();
+        }
+        (tried, None)
+    }
+
+    /// Whether splits may be simulated together, with times that are exact.
+    fn in_lanes(&self) -> bool {
+        // Splits that are looked at take not much longer than level ones.
+        self.shape.schedule == Schedule::Interleaved && level(self.problem) < MOST / 8
+    }
+
+    /// The first of so many splits as there are lanes at most that fits and does not take longer than a time, with its own.
+    fn first_within(
+        &mut self,
+        splits: &[Vec<u32>],
+        most: Picos,
+        fits: &mut dyn FnMut(&[u32]) -> bool,
+    ) -> Option<(usize, Picos)> {
+        let ends = self.ends(splits, most.0 as f32)?;
+        let ends = ends.0.into_iter().zip(splits).enumerate();
+        let mut within = ends.filter(|&(_, (end, split))| end <= most.0 as f32 && fits(split));
+        within.next().map(|(at, (end, _))| (at, Picos(end as u64)))
+    }
+
+    /// What so many splits as there are lanes at most take; if it is longer than a time for all, perhaps nothing.
+    fn ends(&mut self, splits: &[Vec<u32>], most: f32) -> Option<Lanes> {
+        for (lane, split) in splits.iter().enumerate() {
+            self.place(split);
+            for (lanes, times) in self.lanes.iter_mut().zip(&self.times) {
+                lanes.resize(times.len(), Lanes::default());
+                lanes.iter_mut().zip(times).for_each(|(lanes, time)| lanes.0[lane] = time.0 as f32);
+            }
+        }
+        let Self { problem, shape, simulator, lanes: [forward, backward], .. } = self;
+        // Lanes that stand for no split must not be waited for.
+        for times in forward.iter_mut().chain(backward.iter_mut()) {
+            let first = times.0[0];
+            times.0[splits.len()..].fill(first);
+        }
+        simulator.run_lanes(*shape, [forward, backward], problem.hop, most)
+    }
+
+    /// Moves of one layer of every rank that allows it from its chunk of one round of the ranks to that of another, which the
+    /// longest chain runs through less often: no rank gets more to do.
+    fn round_moves(&self, chain: &Chain, legal: impl Fn(usize, usize) -> bool) -> Vec<Move> {
+        let (p, v) = (self.shape.ranks as usize, self.shape.virtual_stages as usize);
+        let often = |round: usize| -> u64 {
+            (round * p..(round + 1) * p).map(|k| chain.forward[k] + 2 * chain.backward[k]).sum()
+        };
+        let often: Vec<u64> = (0..v).map(often).collect();
+        let pairs = (0..v).flat_map(|less| (0..v).map(move |more| (less, more)));
+        let mut pairs: Vec<_> = pairs.filter(|&(less, more)| often[less] > often[more]).collect();
+        pairs.sort_unstable_by_key(|&(less, more)| (Reverse(often[less] - often[more]), less, more));
+        pairs.truncate(ROUNDS);
+        let rank = |chunk: usize| self.shape.rank_of(chunk as u32);
+        let of = |(less, more): (usize, usize)| -> Move {
+            let chunks = |round: usize| round * p..(round + 1) * p;
+            let same = |less: usize| chunks(more).find(|&more| rank(more) == rank(less));
+            let moves = chunks(less).filter_map(|less| Some((less, same(less)?)));
+            let light = |more: usize| self.problem.fixed[more].forward == Picos::ZERO;
+            moves.filter(|&(less, more)| light(more) && legal(less, more)).collect()
+        };
+        pairs.into_iter().map(of).filter(|moves| moves.len() > 1).collect()
     }
 
     /// Prices the chunks of a split.
@@ -224,6 +373,10 @@ impl<'a> Passes<'a> {
         self.place(split);
         let Self { problem, shape, simulator, times: [forward, backward, weight], .. } = self;
         let load = Load { forward, backward, weight, hop: problem.hop };
-        simulator.longest_chain(*shape, load, &[])
+        let micro_batches = match shape.schedule {
+            Schedule::Interleaved => shown(shape.ranks, shape.micro_batches.into()) as u32,
+            _ => shape.micro_batches,
+        };
+        simulator.longest_chain(Shape { micro_batches, ..*shape }, load, &[])
     }
 }

@@ -42,7 +42,7 @@ mod walk;
 
 use crate::units::{Bytes, Picos};
 
-pub(crate) use descent::shorter_chains;
+pub(crate) use descent::{Move, shortening};
 pub use dp::{Balancer, Outcome};
 pub use modes::Modes;
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};

@@ -7,7 +7,7 @@ use crate::cost::CellKey;
 use crate::cost::schedule::Load;
 use crate::cost::step::{predict, shape};
 use crate::plan::{Layout, Plan, Schedule};
-use crate::stages::{Assignment, Evaluation, evaluate_into, shorter_chains};
+use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening};
 use crate::units::Picos;
 
 /// Which moves are tried.
@@ -19,7 +19,7 @@ enum Tries {
 }
 
 /// What another split may gain from which on one is looked for.
-const WORTH: f64 = 0.05;
+const WORTH: f64 = 0.02;
 /// Moves by the longest chain that are tried before the best of them is made.
 const TRIALS: usize = 64;
 /// Moves that are made at most, and passes that are simulated for one plan: about a tenth of a second.
@@ -53,14 +53,16 @@ impl Search<'_> {
                 break;
             }
             let before = best.0;
-            for (less, more) in moves(&layout, &from, balancing.problem.hop, tries, &mut scratch) {
+            for pairs in moves(&layout, &from, &balancing.problem, tries, &mut scratch) {
                 if left == 0 {
                     break;
                 }
                 left -= 1;
                 let mut trial = from.clone();
-                trial.layers[less] -= 1;
-                trial.layers[more] += 1;
+                for (less, more) in pairs {
+                    trial.layers[less] -= 1;
+                    trial.layers[more] += 1;
+                }
                 scratch.known.clear();
                 let plan = self.completion(&layout, &balancing, &trial, tables, |_| true, &mut scratch);
                 let Some(plan) = plan else { continue };
@@ -84,23 +86,25 @@ impl Search<'_> {
     }
 }
 
-/// Moves of one layer from a chunk to another that could shorten a split whose evaluation is in `scratch`, the most
-/// promising first.
+/// Moves that could shorten a split whose evaluation is in `scratch`, the most promising first.
 fn moves(
     layout: &Layout,
     split: &Assignment,
-    hop: Picos,
+    problem: &Problem,
     tries: Tries,
     scratch: &mut Scratch,
-) -> Vec<(usize, usize)> {
+) -> Vec<Move> {
     let count = split.layers.len();
     let legal = |less: usize, more: usize| less != more && split.layers[less] > 0;
     if tries == Tries::All || layout.schedule != Schedule::Interleaved {
         let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
-        return pairs.filter(|&(less, more)| legal(less, more)).collect();
+        let legal = pairs.filter(|&(less, more)| legal(less, more));
+        return legal.map(|pair| Move::from_slice(&[pair])).collect();
     }
     let Evaluation { forward, backward, .. } = &scratch.evaluation;
-    let load = Load { forward, backward, weight: backward, hop };
-    let chain = scratch.simulator.longest_chain(shape(layout), load, &[]);
-    shorter_chains(&chain, legal, TRIALS)
+    let shape = shape(layout);
+    let load = Load { forward, backward, weight: backward, hop: problem.hop };
+    let chain = scratch.simulator.longest_chain(shape, load, &[]);
+    let bare = |chunk: usize| problem.fixed[chunk].forward == Picos::ZERO;
+    shortening(shape, &chain, legal, bare, TRIALS)
 }

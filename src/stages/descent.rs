@@ -146,7 +146,7 @@ fn simulated(pipeline: &Pipeline) -> u64 {
 /// Micro-batches that are enough to see what many do.
 fn shown(ranks: u32, micro_batches: u64) -> u64 {
     let round = u64::from(ranks);
-    if micro_batches.is_multiple_of(round) { micro_batches.min(6 * round) } else { micro_batches }
+    if micro_batches.is_multiple_of(round) { micro_batches.min(4 * round) } else { micro_batches }
 }
 
 /// How many moves can be tried.
@@ -154,28 +154,48 @@ fn moves(problem: &Problem) -> u64 {
     PASSES / simulated(&problem.pipeline).max(1)
 }
 
-/// The `most` most promising moves of one layer from a chunk to another, of those that are `legal` and could shorten a
-/// split with such a longest chain: it mostly gets shorter only if it runs through the one more often than through the other.
-pub(crate) fn shorter_chains(
+/// Pairs of chunks: the first of each gives a layer to the second.
+pub(crate) type Move = SmallVec<[(usize, usize); 1]>;
+
+/// Moves that could shorten a split with such a longest chain, the most promising first: it mostly gets shorter only if it
+/// runs through chunks that give more often than through those that take. First moves of all ranks together, then up to
+/// `most` of one layer. Chunks that are not `bare` of ends take none with others.
+pub(crate) fn shortening(
+    shape: Shape,
     chain: &Chain,
     legal: impl Fn(usize, usize) -> bool,
+    bare: impl Fn(usize) -> bool,
     most: usize,
-) -> Vec<(usize, usize)> {
+) -> Vec<Move> {
     // A backward pass takes about twice as long, half of it for weight gradients.
     let passes = chain.forward.iter().zip(&chain.backward).zip(&chain.weight);
-    let often = passes.map(|((f, b), w)| (f + 2 * b).saturating_add_signed(*w));
-    let often: Vec<u64> = often.collect();
-    let count = often.len();
+    let often: Vec<u64> = passes.map(|((f, b), w)| (f + 2 * b).saturating_add_signed(*w)).collect();
+    let rank = |chunk: usize| shape.rank_of(chunk as u32);
+    let p = shape.ranks as usize;
+    let round = |round: usize| round * p..(round + 1) * p;
+    let rounds: Vec<u64> = often.chunks(p).map(|own| own.iter().sum()).collect();
+    let together = falls(&rounds, |_, _| true, ROUNDS).into_iter().map(|(less, more)| -> Move {
+        let same = |less: usize| round(more).find(|&more| rank(more) == rank(less));
+        let pairs = round(less).filter_map(|less| Some((less, same(less)?)));
+        pairs.filter(|&(less, more)| bare(more) && legal(less, more)).collect()
+    });
+    let single = falls(&often, &legal, most).into_iter().map(|pair| Move::from_slice(&[pair]));
+    together.filter(|pairs| pairs.len() > 1).chain(single).collect()
+}
+
+/// The `most` pairs of which the first number is higher by the most.
+fn falls(numbers: &[u64], legal: impl Fn(usize, usize) -> bool, most: usize) -> Vec<(usize, usize)> {
+    let count = numbers.len();
     let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
-    let shorter = pairs.filter(|&(less, more)| often[less] > often[more] && legal(less, more));
-    let mut moves: Vec<_> =
-        shorter.map(|(less, more)| (Reverse(often[less] - often[more]), less, more)).collect();
-    if most < moves.len() {
-        moves.select_nth_unstable(most);
-        moves.truncate(most);
+    let falling = pairs.filter(|&(less, more)| numbers[less] > numbers[more] && legal(less, more));
+    let mut falls: Vec<_> =
+        falling.map(|(less, more)| (Reverse(numbers[less] - numbers[more]), less, more)).collect();
+    if most < falls.len() {
+        falls.select_nth_unstable(most);
+        falls.truncate(most);
     }
-    moves.sort_unstable();
-    moves.into_iter().map(|(_, less, more)| (less, more)).collect()
+    falls.sort_unstable();
+    falls.into_iter().map(|(_, less, more)| (less, more)).collect()
 }
 
 /// Times of the passes of splits.
@@ -190,9 +210,6 @@ struct Passes<'a> {
     /// Forward and backward passes of all chunks, of several splits.
     lanes: [Vec<Lanes>; 2],
 }
-
-/// Pairs of chunks: the first of each gives a layer to the second.
-type Move = SmallVec<[(usize, usize); 1]>;
 
 impl<'a> Passes<'a> {
     fn new(problem: &'a Problem, shape: Shape, simulator: &'a mut Simulator) -> Self {
@@ -226,9 +243,8 @@ impl<'a> Passes<'a> {
             let legal =
                 |less: usize, more: usize| from[less] > problem.least(less) && !problem.fixed[more].closed;
             let chain = self.chain(from);
-            let mut moves = self.round_moves(&chain, legal);
-            let layers = shorter_chains(&chain, legal, TRIALS).into_iter();
-            moves.extend(layers.map(|one| [one].into_iter().collect()));
+            let bare = |chunk: usize| problem.fixed[chunk].forward == Picos::ZERO;
+            let mut moves = shortening(self.shape, &chain, legal, bare, TRIALS);
             moves.truncate(left as usize);
             let (tried, shorter) = self.first_shorter(&best, time, &moves, fits);
             left -= tried as u64;
@@ -322,29 +338,6 @@ impl<'a> Passes<'a> {
             times.0[splits.len()..].fill(first);
         }
         simulator.run_lanes(*shape, [forward, backward], problem.hop, most)
-    }
-
-    /// Moves of one layer of every rank that allows it from its chunk of one round of the ranks to that of another, which the
-    /// longest chain runs through less often: no rank gets more to do.
-    fn round_moves(&self, chain: &Chain, legal: impl Fn(usize, usize) -> bool) -> Vec<Move> {
-        let (p, v) = (self.shape.ranks as usize, self.shape.virtual_stages as usize);
-        let often = |round: usize| -> u64 {
-            (round * p..(round + 1) * p).map(|k| chain.forward[k] + 2 * chain.backward[k]).sum()
-        };
-        let often: Vec<u64> = (0..v).map(often).collect();
-        let pairs = (0..v).flat_map(|less| (0..v).map(move |more| (less, more)));
-        let mut pairs: Vec<_> = pairs.filter(|&(less, more)| often[less] > often[more]).collect();
-        pairs.sort_unstable_by_key(|&(less, more)| (Reverse(often[less] - often[more]), less, more));
-        pairs.truncate(ROUNDS);
-        let rank = |chunk: usize| self.shape.rank_of(chunk as u32);
-        let of = |(less, more): (usize, usize)| -> Move {
-            let chunks = |round: usize| round * p..(round + 1) * p;
-            let same = |less: usize| chunks(more).find(|&more| rank(more) == rank(less));
-            let moves = chunks(less).filter_map(|less| Some((less, same(less)?)));
-            let light = |more: usize| self.problem.fixed[more].forward == Picos::ZERO;
-            moves.filter(|&(less, more)| light(more) && legal(less, more)).collect()
-        };
-        pairs.into_iter().map(of).filter(|moves| moves.len() > 1).collect()
     }
 
     /// Prices the chunks of a split.

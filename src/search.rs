@@ -194,6 +194,10 @@ pub trait Observer: Sync {
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
         let _ = (settled, candidates, best, open);
     }
+    /// Called after every plan of which is known how near its split is to the fastest: how many, and of how many.
+    fn certified(&self, done: usize, plans: usize) {
+        let _ = (done, plans);
+    }
     /// Whether to stop now.
     fn stop(&self) -> bool {
         false

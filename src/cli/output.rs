@@ -94,6 +94,8 @@ pub(crate) struct Report<'a> {
     pub(crate) top: usize,
     /// Whether the stages of every plan are printed.
     pub(crate) stages: bool,
+    /// How many times the usual work is done to prove how little other splits gain.
+    pub(crate) effort: u32,
     /// GPUs that may be used at most, where some may stay idle.
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
@@ -420,6 +422,13 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if best.found.plan.layout().pipeline_parallel > 1 {
         writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
     }
+    let open = rows.iter().enumerate().filter(|(_, row)| row.found.split_gap > MUCH);
+    let open: Vec<String> = open.map(|(at, _)| (at + 1).to_string()).collect();
+    if !open.is_empty() {
+        let more = if cfg!(feature = "milp") && report.effort == 1 { "; --prove 4 looks closer" } else { "" };
+        let (much, open) = (percent(MUCH), open.join(", "));
+        writeln!(out, "not proved that other splits gain less than {much}: {open}{more}")?;
+    }
     let better = |row: &Row| row.found.polished.is_some();
     if rows.iter().any(better) {
         writeln!(
@@ -555,6 +564,8 @@ pub(super) const WITHOUT_OFFLOAD: &str = "(without offload, which --fix offload=
 
 /// Searches of which each has a line of its own.
 const FEW_SEARCHES: usize = 8;
+/// What another split may gain that is worth a line.
+const MUCH: f64 = 0.05;
 
 /// The clusters of some searches, each once.
 fn clusters_of<'a>(sections: &[&'a Section]) -> Vec<&'a str> {

@@ -199,6 +199,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         limit => limit.map(|l| Duration::from_secs_f64(l.0.min(1e9))),
     };
     let bar = Bar::new(limit);
+    let bar = if args.effort() > 1 { bar.at_once() } else { bar };
     let request = Request {
         top: args.top as usize,
         per_class: args.per_layout as usize,
@@ -256,6 +257,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         bounds: Bounds { deadline: args.deadline, budget: args.budget_usd },
         top: args.top as usize * args.per_layout as usize,
         stages: args.stages,
+        effort: args.effort(),
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
         bar: &bar,

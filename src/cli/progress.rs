@@ -23,9 +23,13 @@ pub(crate) fn style(things: &str, then: &str) -> ProgressStyle {
 /// Set by Ctrl-C.
 static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(false));
 
+/// How long nothing is drawn, and how often at least then.
+const WAIT: Duration = Duration::from_secs(1);
+
 /// Draws a bar on stderr once a search has taken a second.
 pub(crate) struct Bar {
     begun: Instant,
+    wait: Duration,
     limit: Option<Duration>,
     bar: Mutex<Option<ProgressBar>>,
 }
@@ -39,11 +43,30 @@ impl Bar {
                 std::process::exit(130);
             }
         });
-        Self { begun: Instant::now(), limit, bar: Mutex::new(None) }
+        Self { begun: Instant::now(), wait: WAIT, limit, bar: Mutex::new(None) }
+    }
+    /// Draws from the beginning: it will take long.
+    pub(crate) fn at_once(self) -> Self {
+        Self { wait: Duration::ZERO, ..self }
     }
     /// Time since the beginning.
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
+    }
+    /// Draws a bar of so many things, once there is somebody waiting.
+    fn draw(&self, all: u64, style: impl FnOnce() -> ProgressStyle, draw: impl FnOnce(&ProgressBar)) {
+        if self.begun.elapsed() < self.wait {
+            return;
+        }
+        let Ok(mut slot) = self.bar.lock() else { return };
+        let bar = slot.get_or_insert_with(|| {
+            let bar = ProgressBar::new(all);
+            bar.set_style(style());
+            // What takes long between two calls is seen to go on.
+            bar.enable_steady_tick(WAIT);
+            bar
+        });
+        draw(bar);
     }
     /// Removes the bar.
     pub(crate) fn clear(&self) {
@@ -57,20 +80,28 @@ impl Bar {
 
 impl Observer for Bar {
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
-        if self.begun.elapsed() < Duration::from_secs(1) {
-            return;
+        self.draw(
+            candidates,
+            || style("layouts", "{msg}"),
+            |bar| {
+                bar.set_position(settled);
+                if let (Some(best), Some(open)) = (best, open) {
+                    let gap = (1.0 - open.0 as f64 / best.0 as f64).max(0.0) * 100.0;
+                    bar.set_message(format!("best {best}, gap at most {gap:.1}%"));
+                }
+            },
+        );
+    }
+    fn certified(&self, done: usize, plans: usize) {
+        // What comes next is not counted in layouts.
+        if done == 0 {
+            self.clear();
         }
-        let Ok(mut slot) = self.bar.lock() else { return };
-        let bar = slot.get_or_insert_with(|| {
-            let bar = ProgressBar::new(candidates);
-            bar.set_style(style("layouts", "{msg}"));
-            bar
-        });
-        bar.set_position(settled);
-        if let (Some(best), Some(open)) = (best, open) {
-            let gap = (1.0 - open.0 as f64 / best.0 as f64).max(0.0) * 100.0;
-            bar.set_message(format!("best {best}, gap at most {gap:.1}%"));
-        }
+        let template =
+            "{bar:30} {pos}/{len} plans, proving how near their splits are to the fastest, {elapsed}";
+        let style =
+            || ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        self.draw(plans as u64, style, |bar| bar.set_position(done as u64));
     }
     fn stop(&self) -> bool {
         INTERRUPTED.load(Ordering::Relaxed) || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)

@@ -3,6 +3,7 @@
 use std::cell::LazyCell;
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
@@ -72,6 +73,8 @@ impl Search<'_> {
             Reverse((layout.pipeline_parallel, layout.chunk_count()))
         });
         let mut seen = HashSet::new();
+        let (done, all) = (AtomicUsize::new(0), plans.len());
+        observer.certified(0, all);
         let (first, others): (Vec<_>, Vec<_>) =
             plans.into_iter().partition(|(_, settled)| seen.insert(shape(settled.plan.layout())));
         let finish = |known: &HashMap<Shape, Known>, (at, settled): (usize, Settled)| {
@@ -81,6 +84,7 @@ impl Search<'_> {
             let looked_at = at < request.verified && (at == 0 || quick);
             let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
             let (found, shown) = self.finish(settled, verify, known.get(&shape), observer);
+            observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);
             (at, found, shown.map(|shown| (shape, shown)))
         };
         let nothing = HashMap::new();

@@ -232,7 +232,7 @@ impl<'a> Search<'a> {
     }
 
     /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
-    /// that says enough, else halves of them are.
+    /// that says enough, else halves of them are; or with more work each way, which takes more of it and shows more.
     fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
         if self.judged.effort > 1 && self.whole > 0 && (self.stop)() {
             self.whole = 0;
@@ -248,9 +248,8 @@ impl<'a> Search<'a> {
         if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 {
             return bound;
         }
-        let (some, others) = open.split_at(open.len() / 2);
-        let least = self.least_of(some, goal, least);
-        self.least_of(others, goal, least)
+        let together = if self.judged.effort > 1 { 1 } else { open.len().div_ceil(2) };
+        open.chunks(together).fold(least, |least, some| self.least_of(some, goal, least))
     }
 
     /// A bound on all assignments that recompute in the programme's ways, of which one is known; none if nothing

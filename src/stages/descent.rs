@@ -1,11 +1,12 @@
-//! Splits over several chunks per rank, found by moving layers one at a time as long as simulated passes get
-//! shorter.
+//! Splits over several chunks per rank, found by moving layers as long as simulated passes get shorter: one from a chunk to
+//! another, or on all ranks together from one round of chunks to another.
 //!
 //! Where micro-batches do not divide among the ranks of a pipeline, groups of them take longer than the way round
 //! the ranks: a rank may hold more than its share while others wait anyway. Where they are few, most of the step
-//! is spent filling and draining the pipeline, and it matters which of its chunks a rank has longer. No rule on single
-//! ranks or neighbouring chunks says so: on pipelines of 3 to 12 ranks with 2 to 10 chunks each, the fastest split
-//! of the rules took up to 11 % longer than what this finds.
+//! is spent filling and draining the pipeline, and it matters which of its chunks a rank has longer. Where chunks have
+//! few layers, one more or less is much, and the rank of a heavy head must be given one less just where others wait least
+//! for it. No rule on single ranks or neighbouring chunks says so: on pipelines of 3 to 12 ranks with 2 to 10 chunks
+//! each, the fastest split of the rules took up to 11 % longer than what this finds.
 //!
 //! Times are rounded to a fraction of a layer: so many problems have the same splits, which are found once.
 
@@ -21,7 +22,8 @@ use crate::units::Picos;
 /// Parts of an average layer's time that are told apart.
 const PARTS: u64 = 16;
 
-/// Passes that are simulated for one problem: about two milliseconds.
+/// Passes that are simulated for one problem: about a millisecond. With more, splits get faster that often do not fit, and
+/// searches take longer.
 const PASSES: u64 = 200_000;
 /// Moves that should be tried at least: where fewer can be, none is.
 const FEWEST: u64 = 24;
@@ -34,8 +36,8 @@ const TRIALS: usize = 64;
 /// The same of moves on all ranks together.
 const ROUNDS: usize = 6;
 
-/// The shape of a problem whose splits are worth a descent: its micro-batches are fewer than two rounds of the ranks, or
-/// do not divide among them. Others gain 0.6 % at most in the scenarios of `results`, for up to five times the search.
+/// The shape of a problem whose splits are worth a descent: chunks have few layers, or micro-batches are few or do not
+/// divide. Others gain 0.6 % at most in the scenarios of `results`, for up to five times the search.
 pub(super) fn shape(problem: &Problem) -> Option<Shape> {
     let pipeline = &*problem.pipeline;
     let (p, v) = (pipeline.ranks, pipeline.chunks_per_rank);
@@ -143,7 +145,7 @@ fn simulated(pipeline: &Pipeline) -> u64 {
     pipeline.passes() / pipeline.micro_batches.max(1) * few
 }
 
-/// Micro-batches that are enough to see what many do.
+/// Micro-batches that are enough to see what many do, where they divide.
 fn shown(ranks: u32, micro_batches: u64) -> u64 {
     let round = u64::from(ranks);
     if micro_batches.is_multiple_of(round) { micro_batches.min(4 * round) } else { micro_batches }

@@ -10,7 +10,7 @@
 //! layers, the fastest of the four was 0.3 % slower on average than the fastest of the whole family; the
 //! even split alone, 3.1 %.
 //!
-//! Where micro-batches are few or do not divide among ranks, one more is listed, which simulation finds from those
+//! Where micro-batches are few or do not divide among ranks, or chunks have few layers, one more is listed, which simulation finds from those
 //! ([`super::descent`]).
 //!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.

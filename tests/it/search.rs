@@ -683,7 +683,7 @@ fn splits_that_may_be_far_from_the_best_are_polished() {
             (&before.plan, before.split_gap, old),
             (&after.plan, after.split_gap, after.prediction.step())
         );
-        assert!(after.polished.is_none() || before.split_gap > 0.05);
+        assert!(after.polished.is_none() || before.split_gap > 0.02);
         let Some(better) = after.polished.clone() else { continue };
         let new = better.prediction.step();
         moved += u32::from(new.0 as f64 <= 0.985 * old.0 as f64);

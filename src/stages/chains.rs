@@ -155,7 +155,7 @@ pub fn least_makespan(
     }
     search.whole = MOST_WHOLE * judged.effort as usize;
     let mut least = quick.max(search.least_of_all(&families, judged.tolerable));
-    if least >= judged.tolerable && least < enough {
+    if least >= judged.tolerable.scale(SHRINK) && least < enough {
         least = least.max(search.least_of_all(&families, enough));
     }
     (least, known)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use autoplan::candidates::Space;
 use autoplan::cost::CellKey;
 use autoplan::cost::model::Parts;
-use autoplan::cost::schedule::{Load, Shape, Simulator};
+use autoplan::cost::schedule::{LANES, Lanes, Load, Shape, Simulator};
 use autoplan::cost::step::{Tables, predict_with, shape};
 use autoplan::frameworks::legal;
 use autoplan::plan::Schedule;
@@ -122,6 +122,20 @@ fn simulation(c: &mut Criterion) {
         let mut simulator = Simulator::default();
         group.throughput(Throughput::Elements(2 * chunks * u64::from(shape.micro_batches)));
         group.bench_function(format!("{schedule:?}"), |b| b.iter(|| simulator.run(shape, load)));
+        if schedule == Schedule::Interleaved {
+            // Eight splits at once, in thousandths.
+            let lanes = |times: &[Picos]| -> Vec<Lanes> {
+                let of =
+                    |time: &Picos| Lanes(std::array::from_fn(|lane| (time.0 / 1_000) as f32 + lane as f32));
+                times.iter().map(of).collect()
+            };
+            let (forward, backward) = (lanes(&forward), lanes(&backward));
+            let operations = 2 * chunks * u64::from(shape.micro_batches) * LANES as u64;
+            group.throughput(Throughput::Elements(operations));
+            group.bench_function("Interleaved, eight at once", |b| {
+                b.iter(|| simulator.run_lanes(shape, [&forward, &backward], Picos(10), f32::INFINITY));
+            });
+        }
     }
     group.finish();
 }

@@ -100,6 +100,8 @@ pub struct Found {
     pub even: Option<Picos>,
     /// By what share any other placement of layers could at most be faster.
     pub split_gap: f64,
+    /// Whether its split was looked at closely: of others no more is known with more work.
+    pub looked_at: bool,
     /// What the integer programme says of the layout's split, one chunk per rank.
     #[cfg(feature = "milp")]
     pub verified: Option<Verified>,
@@ -194,7 +196,8 @@ pub trait Observer: Sync {
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
         let _ = (settled, candidates, best, open);
     }
-    /// Called after every plan of which is known how near its split is to the fastest: how many, and of how many.
+    /// Called before the first plan and after every one of which is known how near its split is to the fastest: how many, and
+    /// of how many.
     fn certified(&self, done: usize, plans: usize) {
         let _ = (done, plans);
     }

@@ -423,9 +423,11 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
     }
     let open = rows.iter().enumerate().filter(|(_, row)| row.found.split_gap > MUCH);
-    let open: Vec<String> = open.map(|(at, _)| (at + 1).to_string()).collect();
+    let (open, looked_at): (Vec<String>, Vec<bool>) =
+        open.map(|(at, row)| ((at + 1).to_string(), row.found.looked_at)).unzip();
     if !open.is_empty() {
-        let more = if cfg!(feature = "milp") && report.effort == 1 { "; --prove 4 looks closer" } else { "" };
+        let could = cfg!(feature = "milp") && report.effort == 1 && looked_at.contains(&true);
+        let more = if could { "; --prove 4 looks closer" } else { "" };
         let (much, open) = (percent(MUCH), open.join(", "));
         writeln!(out, "not proved that other splits gain less than {much}: {open}{more}")?;
     }
@@ -470,7 +472,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
                 row.section.cluster
             )?;
         }
-        if let Some(own) = prepared.cost().own_runs().filter(|_| first) {
+        if first && let Some(own) = prepared.cost().own_runs() {
             writeln!(
                 out,
                 "± : from {} on {} ({}), and from the class that ships",

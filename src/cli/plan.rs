@@ -316,6 +316,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     };
     whole_nodes(&machine, *gpus)?;
     let bar = Bar::new(None);
+    let bar = if args.effort() > 1 { bar.at_once() } else { bar };
     let request = Request {
         top: 1,
         verified: 1,

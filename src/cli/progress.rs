@@ -26,12 +26,31 @@ static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(fals
 /// How long nothing is drawn, and how often at least then.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// Draws a bar on stderr once a search has taken a second.
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Search,
+    Proof,
+}
+
+impl Phase {
+    fn style(self) -> ProgressStyle {
+        let proof = "{bar:30} {pos}/{len} plans, proving how near their splits are to the fastest, {elapsed}";
+        match self {
+            Self::Search => style("layouts", "{msg}"),
+            Self::Proof => {
+                ProgressStyle::with_template(proof).unwrap_or_else(|_| ProgressStyle::default_bar())
+            }
+        }
+    }
+}
+
+/// Draws a bar on stderr, once searches have taken a second or at once.
 pub(crate) struct Bar {
     begun: Instant,
     wait: Duration,
     limit: Option<Duration>,
-    bar: Mutex<Option<ProgressBar>>,
+    bar: Mutex<Option<(Phase, ProgressBar)>>,
 }
 
 impl Bar {
@@ -53,25 +72,29 @@ impl Bar {
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
-    /// Draws a bar of so many things, once there is somebody waiting.
-    fn draw(&self, all: u64, style: impl FnOnce() -> ProgressStyle, draw: impl FnOnce(&ProgressBar)) {
+    /// Draws the bar of a phase of so many things, once there is somebody waiting.
+    fn draw(&self, phase: Phase, all: u64, draw: impl FnOnce(&ProgressBar)) {
         if self.begun.elapsed() < self.wait {
             return;
         }
         let Ok(mut slot) = self.bar.lock() else { return };
-        let bar = slot.get_or_insert_with(|| {
+        if let Some((_, bar)) = slot.take_if(|(drawn, _)| *drawn != phase) {
+            bar.finish_and_clear();
+        }
+        let (_, bar) = slot.get_or_insert_with(|| {
             let bar = ProgressBar::new(all);
-            bar.set_style(style());
+            bar.set_style(phase.style());
             // What takes long between two calls is seen to go on.
             bar.enable_steady_tick(WAIT);
-            bar
+            (phase, bar)
         });
+        bar.set_length(all);
         draw(bar);
     }
     /// Removes the bar.
     pub(crate) fn clear(&self) {
         if let Ok(mut bar) = self.bar.lock()
-            && let Some(bar) = bar.take()
+            && let Some((_, bar)) = bar.take()
         {
             bar.finish_and_clear();
         }
@@ -80,28 +103,20 @@ impl Bar {
 
 impl Observer for Bar {
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
-        self.draw(
-            candidates,
-            || style("layouts", "{msg}"),
-            |bar| {
-                bar.set_position(settled);
-                if let (Some(best), Some(open)) = (best, open) {
-                    let gap = (1.0 - open.0 as f64 / best.0 as f64).max(0.0) * 100.0;
-                    bar.set_message(format!("best {best}, gap at most {gap:.1}%"));
-                }
-            },
-        );
+        self.draw(Phase::Search, candidates, |bar| {
+            bar.set_position(settled);
+            if let (Some(best), Some(open)) = (best, open) {
+                let gap = (1.0 - open.0 as f64 / best.0 as f64).max(0.0) * 100.0;
+                bar.set_message(format!("best {best}, gap at most {gap:.1}%"));
+            }
+        });
     }
     fn certified(&self, done: usize, plans: usize) {
-        // What comes next is not counted in layouts.
-        if done == 0 {
-            self.clear();
-        }
-        let template =
-            "{bar:30} {pos}/{len} plans, proving how near their splits are to the fastest, {elapsed}";
-        let style =
-            || ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-        self.draw(plans as u64, style, |bar| bar.set_position(done as u64));
+        // Threads may tell in another order than they count.
+        self.draw(Phase::Proof, plans as u64, |bar| {
+            let before = if done == 0 { 0 } else { bar.position() };
+            bar.set_position(before.max(done as u64));
+        });
     }
     fn stop(&self) -> bool {
         INTERRUPTED.load(Ordering::Relaxed) || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)

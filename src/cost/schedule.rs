@@ -10,7 +10,7 @@ use crate::plan::Schedule;
 use crate::units::Picos;
 
 use interleaved::{Interleaved, Time, Times};
-pub use interleaved::{LANES, Lanes, MOST};
+pub use interleaved::{LANES, Lanes, MOST_EXACT};
 
 /// What one micro-batch costs on every chunk, in model order, and what a hop between ranks costs.
 #[derive(Debug, Clone, Copy)]
@@ -572,7 +572,7 @@ impl Simulator {
 
     /// Makespans of several splits of the interleaved schedule at once; if all are above `most`, they need not be those.
     /// `forward` and `backward` hold one entry per chunk in model order; all times are whole numbers, and makespans up to
-    /// [`MOST`] exact.
+    /// [`MOST_EXACT`] exact.
     pub fn run_lanes(
         &mut self,
         shape: Shape,

@@ -230,6 +230,7 @@ impl Search<'_> {
             prediction,
             even,
             split_gap,
+            looked_at: verify.is_some(),
             polished: None,
             #[cfg(feature = "milp")]
             verified,

@@ -62,7 +62,7 @@ const PASSES_PER_STEP: u64 = 12;
 const WEIGHTS_PER_STEP: u64 = 128;
 /// Bytes of a rank that are not told apart, in ten-thousandths of its limit: far more than rounding.
 pub(super) const BYTE_SLACK: f64 = 1e-6;
-/// Nodes of a search tree, and those where halves of a family are searched next or a node is dear; so that answers do
+/// Nodes of a search tree, and those where parts of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
 const FEW_NODES: i32 = 1;
@@ -72,6 +72,8 @@ const LESS: f64 = 2e-3;
 /// HiGHS' tolerance of reduced costs; bounds are lowered by more.
 const TOLERANCE: f64 = 1e-7;
 pub(super) const SHRINK: f64 = 1.0 - TOLERANCE;
+/// What is proved of many ways one after the other is lower than their goal by that often.
+const NEAR: f64 = 1.0 - 1e-5;
 
 /// What is to be judged.
 #[derive(Debug, Clone, Copy)]
@@ -155,7 +157,7 @@ pub fn least_makespan(
     }
     search.whole = MOST_WHOLE * judged.effort as usize;
     let mut least = quick.max(search.least_of_all(&families, judged.tolerable));
-    if least >= judged.tolerable.scale(SHRINK) && least < enough {
+    if judged.effort > 1 && least >= judged.tolerable.scale(NEAR) && least < enough {
         least = least.max(search.least_of_all(&families, enough));
     }
     (least, known)

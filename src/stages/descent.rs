@@ -15,7 +15,7 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 
 use super::{Fixed, Kind, Pipeline, Problem};
-use crate::cost::schedule::{Chain, LANES, Lanes, Load, MOST, Shape, Simulator};
+use crate::cost::schedule::{Chain, LANES, Lanes, Load, MOST_EXACT, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
 
@@ -27,14 +27,18 @@ const PARTS: u64 = 16;
 const PASSES: u64 = 200_000;
 /// Moves that should be tried at least: where fewer can be, none is.
 const FEWEST: u64 = 24;
-/// Layers per chunk, on average, below which they come in lumps; and the share of level chunks' time that then leaves little
-/// to gain.
+/// Layers per chunk, on average, below which they come in lumps.
 const FEW_LAYERS: u64 = 4;
+/// Share of level chunks' time that leaves little to gain.
 const LITTLE: f64 = 1.02;
+/// Passes up to which several splits are simulated at once: 4 MB of their ends.
+const MOST_PASSES: u64 = 1 << 17;
+/// How many times as long as level splits others may take.
+const MARGIN: u64 = 4;
 /// Moves from one split that are tried: those after them hardly ever help.
 const TRIALS: usize = 64;
 /// The same of moves on all ranks together.
-const ROUNDS: usize = 6;
+const TOGETHER: usize = 6;
 
 /// The shape of a problem whose splits are worth a descent: chunks have few layers, or micro-batches are few or do not
 /// divide. Others gain 0.6 % at most in the scenarios of `results`, for up to five times the search.
@@ -139,16 +143,26 @@ pub(super) fn descend_among(
     reached.map(|(_, split)| split)
 }
 
-/// Passes that a simulation takes: steady rounds are skipped.
+/// Passes that a simulation takes: steady rounds of whole backward passes are skipped.
 fn simulated(pipeline: &Pipeline) -> u64 {
-    let few = shown(pipeline.ranks, pipeline.micro_batches);
-    pipeline.passes() / pipeline.micro_batches.max(1) * few
+    if pipeline.split_backward {
+        return pipeline.passes();
+    }
+    pipeline.passes() / pipeline.micro_batches.max(1) * shown(pipeline.ranks, pipeline.micro_batches)
 }
 
 /// Micro-batches that are enough to see what many do, where they divide.
 fn shown(ranks: u32, micro_batches: u64) -> u64 {
     let round = u64::from(ranks);
     if micro_batches.is_multiple_of(round) { micro_batches.min(4 * round) } else { micro_batches }
+}
+
+/// Whether several splits may be simulated at once: that takes four times the memory of one, and their times must be exact.
+/// Splits that are looked at take not much longer than level ones whose passes all wait for messages.
+fn in_lanes(problem: &Problem, shape: Shape) -> bool {
+    let passes = problem.pipeline.passes();
+    let level = level(problem).saturating_add(passes.saturating_mul(problem.hop.0));
+    shape.schedule == Schedule::Interleaved && passes <= MOST_PASSES && level < MOST_EXACT / MARGIN
 }
 
 /// How many moves can be tried.
@@ -176,7 +190,7 @@ pub(crate) fn shortening(
     let p = shape.ranks as usize;
     let round = |round: usize| round * p..(round + 1) * p;
     let rounds: Vec<u64> = often.chunks(p).map(|own| own.iter().sum()).collect();
-    let together = falls(&rounds, |_, _| true, ROUNDS).into_iter().map(|(less, more)| -> Move {
+    let together = falls(&rounds, |_, _| true, TOGETHER).into_iter().map(|(less, more)| -> Move {
         let same = |less: usize| round(more).find(|&more| rank(more) == rank(less));
         let pairs = round(less).filter_map(|less| Some((less, same(less)?)));
         pairs.filter(|&(less, more)| bare(more) && legal(less, more)).collect()
@@ -209,8 +223,11 @@ struct Passes<'a> {
     before: Vec<[Picos; 3]>,
     /// The same of all chunks.
     times: [Vec<Picos>; 3],
-    /// Forward and backward passes of all chunks, of several splits.
+    /// Whether several splits may be simulated at once, and forward and backward passes of all their chunks.
+    in_lanes: bool,
     lanes: [Vec<Lanes>; 2],
+    /// Splits that are tried.
+    trials: Vec<Vec<u32>>,
 }
 
 impl<'a> Passes<'a> {
@@ -225,7 +242,9 @@ impl<'a> Passes<'a> {
                 before.push(all);
             }
         }
-        Self { problem, shape, simulator, before, times: Default::default(), lanes: Default::default() }
+        let in_lanes = in_lanes(problem, shape);
+        let (times, lanes, trials) = Default::default();
+        Self { problem, shape, simulator, before, times, in_lanes, lanes, trials }
     }
 
     /// The split that is reached from one when at most so many moves are tried.
@@ -258,7 +277,7 @@ impl<'a> Passes<'a> {
 
     /// The fastest of some splits, with its time.
     fn fastest(&mut self, splits: Vec<Vec<u32>>) -> Option<(Picos, Vec<u32>)> {
-        if !self.in_lanes() {
+        if !self.in_lanes {
             let mut time = |split: &[u32]| self.time(split, Picos(u64::MAX));
             return splits.into_iter().filter_map(|split| Some((time(&split)?, split))).min();
         }
@@ -281,12 +300,14 @@ impl<'a> Passes<'a> {
         fits: &mut dyn FnMut(&[u32]) -> bool,
     ) -> (usize, Option<(Picos, Vec<u32>)>) {
         let most = Picos(time.0.saturating_sub(1));
-        let at_once = if self.in_lanes() { LANES } else { 1 };
-        let mut trials = vec![from.to_vec(); at_once.min(moves.len())];
-        let mut tried = 0;
+        let at_once = if self.in_lanes { LANES } else { 1 };
+        let mut trials = std::mem::take(&mut self.trials);
+        trials.resize_with(at_once, Vec::new);
+        let (mut tried, mut found) = (0, None);
         for moves in moves.chunks(at_once) {
             for (trial, pairs) in trials.iter_mut().zip(moves) {
-                trial.copy_from_slice(from);
+                trial.clear();
+                trial.extend_from_slice(from);
                 for &(less, more) in pairs {
                     trial[less] -= 1;
                     trial[more] += 1;
@@ -298,17 +319,14 @@ impl<'a> Passes<'a> {
                 several => self.first_within(several, most, fits),
             };
             if let Some((at, time)) = shorter {
-                return (tried + at + 1, Some((time, trials[at].clone())));
+                tried += at + 1;
+                found = Some((time, trials[at].clone()));
+                break;
             }
             tried += moves.len();
         }
-        (tried, None)
-    }
-
-    /// Whether splits may be simulated together, with times that are exact.
-    fn in_lanes(&self) -> bool {
-        // Splits that are looked at take not much longer than level ones.
-        self.shape.schedule == Schedule::Interleaved && level(self.problem) < MOST / 8
+        self.trials = trials;
+        (tried, found)
     }
 
     /// The first of so many splits as there are lanes at most that fits and does not take longer than a time, with its own.
@@ -373,5 +391,89 @@ impl<'a> Passes<'a> {
             _ => shape.micro_batches,
         };
         simulator.longest_chain(Shape { micro_batches, ..*shape }, load, &[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::stages::{Freedom, Run};
+    use crate::units::Bytes;
+
+    fn shape(schedule: Schedule, ranks: u32, virtual_stages: u32, micro_batches: u32) -> Shape {
+        Shape { schedule, ranks, virtual_stages, micro_batches }
+    }
+
+    /// A model of two kinds of layers with a heavy head, in parts of a layer.
+    fn problem(shape: Shape, layers: u32) -> Problem {
+        let chunks = (shape.ranks * shape.virtual_stages) as usize;
+        let kind =
+            |forward| Kind { forward: Picos(forward), backward: Picos(2 * forward), ..Kind::default() };
+        let mut fixed = vec![Fixed::default(); chunks];
+        fixed[chunks - 1] = Fixed { forward: Picos(13), backward: Picos(26), ..Fixed::default() };
+        Problem {
+            pipeline: Arc::new(Pipeline::of(shape)),
+            kinds: vec![kind(3), kind(5)],
+            runs: vec![Run { kind: 0, count: 3 }, Run { kind: 1, count: layers - 3 }],
+            modes: Vec::new().into(),
+            block: None,
+            hopeless: 0..0,
+            freedom: Freedom::Global,
+            fixed,
+            rank_bytes: Bytes::ZERO,
+            shared: Vec::new(),
+            limit: Bytes(1),
+            hop: Picos(1),
+            min_layers: 0,
+            tail: None,
+        }
+    }
+
+    #[test]
+    fn several_splits_at_once_lead_where_one_after_the_other_does() {
+        let mut shorter = 0;
+        for (ranks, virtual_stages, micro_batches) in
+            [(4, 3, 8), (4, 2, 32), (8, 2, 10), (3, 5, 7), (8, 3, 40)]
+        {
+            let shape = shape(Schedule::Interleaved, ranks, virtual_stages, micro_batches);
+            for layers in [ranks * virtual_stages, 2 * ranks * virtual_stages + 1] {
+                let problem = problem(shape, layers);
+                let mut simulator = Simulator::default();
+                let mut reached = |in_lanes: bool| {
+                    let mut passes = Passes { in_lanes, ..Passes::new(&problem, shape, &mut simulator) };
+                    let start = passes.fastest(vec![problem.even_layers()]).unwrap();
+                    let reached = passes.descend(start.clone(), 200, &mut |_| true);
+                    let time = passes.time(&reached, Picos(u64::MAX)).unwrap();
+                    (start.0, time, reached)
+                };
+                let (one, several) = (reached(false), reached(true));
+                assert_eq!(one, several);
+                assert!(one.1 <= one.0);
+                shorter += u32::from(one.1 < one.0);
+            }
+        }
+        assert!(shorter >= 8, "{shorter}");
+    }
+
+    /// Layers of all ranks go to the chunk that the same rank has in another round, whatever the order of ranks there.
+    #[test]
+    fn moves_of_all_ranks_leave_ranks_what_they_have() {
+        for schedule in [Schedule::Interleaved, Schedule::ZeroBubbleV, Schedule::DualPipe] {
+            let shape = shape(schedule, 5, 2, 20);
+            let mut chain = Chain::none(10);
+            chain.forward[5..].fill(1);
+            let moves = shortening(shape, &chain, |less, _| less != 6, |more| more != 0, 3);
+            let (together, single): (Vec<Move>, Vec<Move>) =
+                moves.into_iter().partition(|pairs| pairs.len() > 1);
+            assert_eq!((together.len(), single.len()), (1, 3));
+            assert_eq!(together[0].len(), 3, "{together:?}");
+            for &(less, more) in together.iter().flatten() {
+                assert!(less != 6 && more != 0 && less >= 5 && more < 5);
+                assert_eq!(shape.rank_of(less as u32), shape.rank_of(more as u32));
+            }
+            assert!(single.iter().all(|pairs| pairs[0].0 >= 5 && pairs[0].0 != 6 && pairs[0].1 < 5));
+        }
     }
 }

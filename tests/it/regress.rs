@@ -554,7 +554,6 @@ fn scenario_files_are_checked_with_places() {
     assert!(read_scenarios(Path::new("/")).unwrap_err().to_string().contains("this is a folder"));
 }
 
-/// The scenarios that ship: enough of them, on shipped models and clusters, with both objectives.
 /// What benches/README.md says of split gaps.
 #[test]
 #[ignore = "plans every scenario on each of its clusters: a minute"]
@@ -586,9 +585,10 @@ fn printed_plans_are_within_five_percent_of_any_other_split() {
         worst.1
     );
     println!("{said}");
-    assert!(worst.0 < 0.05, "{said}");
+    assert!(gaps.len() > 1_000 && worst.0 < 0.05, "{said}");
 }
 
+/// The scenarios that ship: enough of them, on shipped models and clusters, with both objectives.
 #[test]
 fn the_shipped_scenarios_can_be_planned() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("results/scenarios.ron");

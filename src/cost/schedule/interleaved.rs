@@ -3,10 +3,8 @@
 
 use super::Shape;
 
-/// When something happens, or how long it takes; or all of that of several splits.
+/// When something happens, or how long it takes; or all of that of several splits. By default before everything.
 pub(super) trait Time: Copy + Default {
-    /// Before everything.
-    const ZERO: Self;
     /// Later by so much.
     fn plus(self, time: Self) -> Self;
     /// The later of two.
@@ -22,8 +20,6 @@ pub(super) trait Time: Copy + Default {
 }
 
 impl Time for u64 {
-    const ZERO: Self = 0;
-
     fn plus(self, time: Self) -> Self {
         self + time
     }
@@ -52,9 +48,9 @@ impl Time for u64 {
 /// Splits that are simulated at once.
 pub const LANES: usize = 8;
 /// Whole numbers up to this are exact in lanes.
-pub const MOST: u64 = 1 << 24;
+pub const MOST_EXACT: u64 = 1 << 24;
 
-/// A time of each of so many splits: whole numbers up to [`MOST`], in the type that processors of all kinds have
+/// A time of each of so many splits: whole numbers up to [`MOST_EXACT`], in the type that processors of all kinds have
 /// the larger of two of in one instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Lanes(pub [f32; LANES]);
@@ -66,8 +62,6 @@ impl Lanes {
 }
 
 impl Time for Lanes {
-    const ZERO: Self = Self([0.0; LANES]);
-
     fn plus(self, time: Self) -> Self {
         self.with(time, |a, b| a + b)
     }
@@ -177,8 +171,8 @@ impl<T> Default for Interleaved<T> {
 }
 
 impl<T: Time> Interleaved<T> {
-    /// Every rank walks its fixed list; ranks take turns and stop where an input is missing. False if in each split some
-    /// rank has waited too long to end within `most`; such schedules are not followed to their end. `every` says whether
+    /// Every rank walks its fixed list; ranks take turns and stop where an input is missing. False if some
+    /// rank has waited too long to end within `most`, in every split; such schedules are not followed to their end. `every` says whether
     /// the end of every pass is to be known.
     ///
     /// Ranks go round by round: in each, every rank runs as many backward passes as one group of micro-batches has,
@@ -190,15 +184,16 @@ impl<T: Time> Interleaved<T> {
         let (group, total) = (shape.group() as usize, m * v);
         for ends in [&mut self.forward_end, &mut self.backward_end] {
             if ends.len() < p * total {
-                ends.resize(p * total, T::ZERO);
+                ends.resize(p * total, T::default());
             }
         }
         // A rank does its own work, and after its end the last backward pass goes through all ranks before it.
-        let (mut drain, start) = (T::ZERO, Place::start(m, group));
+        let (mut drain, start) = (T::default(), Place::start(m, group));
         self.walks.clear();
         for r in 0..p {
             let chunks = (r..p * v).step_by(p);
-            let work = chunks.fold(T::ZERO, |work, k| work.plus(times.forward[k]).plus(times.backward[k]));
+            let work =
+                chunks.fold(T::default(), |work, k| work.plus(times.forward[k]).plus(times.backward[k]));
             let patience = most.less(work.times(m).plus(drain));
             let walk = Walk { forward: start, backward: start, patience, ..Walk::default() };
             self.walks.push(walk);

@@ -237,7 +237,7 @@ fn undivided(prepared: &Prepared) -> String {
             SplitLost::MicroBatches => "leave no micro-batch and accumulation under --fix and --max".into(),
             SplitLost::Experts => "leave no degrees of experts".into(),
             SplitLost::Rules => format!("break rules of {}", prepared.task.target),
-            SplitLost::Chunks => "have more chunks (pp x vpp) than layers under --fix vpp".into(),
+            SplitLost::Chunks => "have more chunks (pp x vpp) than layers and ends under --fix vpp".into(),
             SplitLost::Layouts => {
                 "leave no schedule, flags or stage of sharding under --fix and --max".into()
             }

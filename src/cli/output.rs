@@ -429,7 +429,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let could = cfg!(feature = "milp") && report.effort == 1 && looked_at.contains(&true);
         let more = if could { "; --prove 4 looks closer" } else { "" };
         let (much, open) = (percent(MUCH), open.join(", "));
-        writeln!(out, "not proved that other splits gain less than {much}: {open}{more}")?;
+        writeln!(out, "not proved that no other split is more than {much} faster: {open}{more}")?;
     }
     let better = |row: &Row| row.found.polished.is_some();
     if rows.iter().any(better) {

@@ -60,12 +60,12 @@ pub(crate) struct PlanArgs {
     /// Compare even splits of the layers over the stages only.
     #[arg(long)]
     even_stages: bool,
-    /// Print and save the first ten plans with layers moved between chunks where that makes them faster. The ranking, and
-    /// the proof of it, are of the plans without.
+    /// Print and save the first ten plans with layers moved between chunks where that makes them faster, by their new
+    /// times. Which ten those are is decided, and proved, without.
     #[arg(long, conflicts_with = "even_stages")]
     polish: bool,
-    /// Do up to so many times the usual work to prove how little another split of the layers could gain: down to 2% instead
-    /// of 5%.
+    /// Do up to so many times the usual work to prove how little another split of the layers could gain: as far as 2%, where
+    /// that can be reached, instead of 5%.
     #[cfg(feature = "milp")]
     #[arg(
         long,

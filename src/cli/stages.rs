@@ -16,7 +16,7 @@ pub(crate) fn layout(prepared: &Prepared, plan: &Plan) -> String {
     write_layout(&layers, prepared.layers.mtp.map_or(0, |(_, modules)| modules))
 }
 
-/// What balancing gained, and what any other split could gain.
+/// How much longer the even split takes, and how much faster any other could be.
 pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
     let target = prepared.task.target;
     let (said, other) = match found.even {
@@ -24,12 +24,12 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
             (format!("{} splits layers evenly", target.name()), "recomputation")
         }
         Some(even) => {
-            let gain = even.0 as f64 / found.prediction.step().0 as f64 - 1.0;
-            (format!("balancing gained {} over the even split", percent(gain)), "split")
+            let longer = even.0 as f64 / found.prediction.step().0 as f64 - 1.0;
+            (format!("the even split takes {} longer", percent(longer)), "split")
         }
         None => ("the even split does not fit".into(), "split"),
     };
-    format!("{said}; any other {other} gains at most {}", percent(found.split_gap))
+    format!("{said}; no other {other} is more than {} faster", percent(found.split_gap))
 }
 
 /// Chunk by chunk: its rank, its layers, what it recomputes, and its passes of one micro-batch; with a `limit` also the

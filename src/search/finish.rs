@@ -194,12 +194,13 @@ impl Search<'_> {
                     recompute: balancing.choice(plan[0].recompute),
                     traffic: much.then(|| &*traffic),
                     passes: floor.passes(settled.time),
-                    enough: within(if best || effort > 1 || layout.chunk_count() <= MANY_CHUNKS {
+                    enough: within(if best || layout.chunk_count() <= MANY_CHUNKS {
                         CERTIFIED
                     } else {
                         TOLERATED
                     }),
                     tolerable: within(TOLERATED),
+                    asked: within(CERTIFIED),
                     effort,
                 };
                 let (least, shows) = chains::least_makespan(problem, judged, known, &|| observer.stop());

@@ -92,7 +92,8 @@ pub struct Judged<'a> {
     pub enough: Picos,
     /// Below this a bound is worth programmes over whole layers.
     pub tolerable: Picos,
-    /// How many times the usual work they are worth.
+    /// From here on it need not be higher with more than the usual work; and how many times that.
+    pub asked: Picos,
     pub effort: u32,
 }
 
@@ -151,14 +152,22 @@ pub fn least_makespan(
         weights: search.weights.clone(),
         reached: quick.0 as f64 / judged.passes.0.max(1) as f64,
     };
-    let enough = if judged.effort > 1 { judged.enough } else { judged.tolerable };
-    if quick >= enough {
-        return (quick, known);
+    let mut least = quick;
+    if least < judged.tolerable {
+        search.allow(1);
+        least = least.max(search.least_of_all(&families, judged.tolerable));
     }
-    search.whole = MOST_WHOLE * judged.effort as usize;
-    let mut least = quick.max(search.least_of_all(&families, judged.tolerable));
-    if judged.effort > 1 && least >= judged.tolerable.scale(NEAR) && least < enough {
-        least = least.max(search.least_of_all(&families, enough));
+    // What the usual work shows stays: more of it goes other ways.
+    if judged.effort > 1 {
+        search.allow(judged.effort);
+        for goal in [judged.tolerable, judged.asked] {
+            if least < goal.scale(NEAR) {
+                least = least.max(search.least_of_all(&families, goal));
+            }
+            if least < goal.scale(NEAR) {
+                break;
+            }
+        }
     }
     (least, known)
 }
@@ -196,6 +205,8 @@ struct Search<'a> {
     work: u64,
     /// Steps of walks that are left.
     steps: u64,
+    /// How many times the usual work is done.
+    effort: u32,
     stop: &'a dyn Fn() -> bool,
 }
 
@@ -223,9 +234,18 @@ impl<'a> Search<'a> {
             started,
             whole: 0,
             work: 0,
-            steps: STEPS * u64::from(judged.effort),
+            steps: STEPS,
+            effort: 1,
             stop,
         }
+    }
+
+    /// Allows for programmes over whole layers, so many times the usual work.
+    fn allow(&mut self, effort: u32) {
+        self.effort = effort;
+        self.whole = MOST_WHOLE * effort as usize;
+        self.work = 0;
+        self.steps = STEPS * u64::from(effort);
     }
 
     /// A bound on all assignments; above `goal` it need not be the highest.
@@ -236,7 +256,7 @@ impl<'a> Search<'a> {
     /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
     /// that says enough, else halves of them are; or with more work each way, which takes more of it and shows more.
     fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
-        if self.judged.effort > 1 && self.whole > 0 && (self.stop)() {
+        if self.effort > 1 && self.whole > 0 && (self.stop)() {
             self.whole = 0;
         }
         let enough = goal.min(least);
@@ -250,7 +270,7 @@ impl<'a> Search<'a> {
         if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 {
             return bound;
         }
-        let together = if self.judged.effort > 1 { 1 } else { open.len().div_ceil(2) };
+        let together = if self.effort > 1 { 1 } else { open.len().div_ceil(2) };
         open.chunks(together).fold(least, |least, some| self.least_of(some, goal, least))
     }
 
@@ -339,9 +359,9 @@ impl<'a> Search<'a> {
         {
             return Some(bound.max(least));
         }
-        let nodes = if many && programme.several() { FEW_NODES } else { NODES };
-        let few = self.judged.effort == 1 && (many || programme.several());
-        for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS } {
+        let nodes = if many && programme.several() { FEW_NODES } else { NODES * self.effort as i32 };
+        let few = self.effort == 1 && (many || programme.several());
+        for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS * self.effort as usize } {
             if self.whole == 0 {
                 break;
             }
@@ -437,7 +457,7 @@ impl<'a> Search<'a> {
         let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
         self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
         let most = if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED };
-        if self.work > most * u64::from(self.judged.effort) || self.work > most && (self.stop)() {
+        if self.work > most * u64::from(self.effort) || self.work > most && (self.stop)() {
             self.whole = 0;
         }
         if solved.status() == HighsModelStatus::Infeasible {
@@ -881,14 +901,15 @@ impl<'a> Programme<'a> {
                 }
             }
         }
+        let nodes = whole.map_or(NODES, |whole| whole.nodes);
         let mut model = stated.try_optimise(Sense::Minimise).ok()?;
         model.make_quiet();
         let set = [
             model.try_set_option("threads", 1).is_ok(),
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
-            model.try_set_option("time_limit", SECONDS).is_ok(),
-            model.try_set_option("mip_max_nodes", whole.map_or(NODES, |whole| whole.nodes)).is_ok(),
+            model.try_set_option("time_limit", SECONDS * f64::from(nodes.max(NODES) / NODES)).is_ok(),
+            model.try_set_option("mip_max_nodes", nodes).is_ok(),
             // An answer shows the chains that forbid it; it need not be the best.
             model.try_set_option("mip_max_improving_sols", 1).is_ok(),
             model.try_set_option("mip_allow_restart", false).is_ok(),

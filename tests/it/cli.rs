@@ -455,7 +455,7 @@ fn stages_of_every_plan_are_printed() {
     assert_eq!(plans.len(), 3, "{text}");
     for (at, plan) in plans.iter().enumerate() {
         assert!(plan.trim_start().starts_with(&format!("{}: E", at + 1)), "{plan}");
-        assert!(plan.contains("any other split gains at most"), "{plan}");
+        assert!(plan.contains("no other split is more than"), "{plan}");
         let mut layers = 0;
         for line in plan.lines().filter(|line| line.trim_start().starts_with("chunk")) {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -551,7 +551,7 @@ fn empty_intersections_are_answered() {
         ("ep=2", "has no experts: ep is 1"),
         ("schedule=zb-v", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
         ("tp=8 pp=16", "need 128 GPUs or more"),
-        ("pp=8 vpp=8", "1 have more chunks (pp x vpp) than layers under --fix vpp"),
+        ("pp=8 vpp=8", "1 have more chunks (pp x vpp) than layers and ends under --fix vpp"),
         (
             "offload=parameters-nvme",
             "megatron has no offload=parameters-nvme; it has none, optimizer, activations",

@@ -103,6 +103,7 @@ fn nothing_is_faster_than_the_chains_say() {
                 passes: Picos(passes),
                 enough: Picos(enough),
                 tolerable: Picos(tolerable),
+                asked: Picos(enough),
                 effort: 1 + 3 * (seed % 2) as u32,
             };
             // What another problem of the shape shows: its layers take other times, in other proportions.
@@ -171,6 +172,7 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
                 passes: Picos(passes),
                 enough: Picos(passes),
                 tolerable: Picos(tolerable),
+                asked: Picos(passes),
                 effort: 1 + 3 * (seed % 2) as u32,
             };
             let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None, &|| false);
@@ -225,6 +227,7 @@ fn single_chunks_leave_little_open() {
                 passes: above,
                 enough: above,
                 tolerable: Picos::ZERO,
+                asked: above,
                 effort: 1,
             };
             let bound = least_makespan(&problem, judged, None, &|| false).0.0;
@@ -267,6 +270,7 @@ fn walks_end_with_the_fastest_of_all_splits() {
             passes: above,
             enough: above,
             tolerable: above,
+            asked: above,
             effort: 1,
         };
         let least = least_makespan(&problem, judged, None, &|| false).0.0;

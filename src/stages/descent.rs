@@ -31,8 +31,8 @@ const FEWEST: u64 = 24;
 const FEW_LAYERS: u64 = 4;
 /// Share of level chunks' time that leaves little to gain.
 const LITTLE: f64 = 1.02;
-/// Passes up to which several splits are simulated at once: 4 MB of their ends.
-const MOST_PASSES: u64 = 1 << 17;
+/// Passes up to which several splits are simulated at once: a megabyte of their ends.
+const MOST_PASSES: u64 = 1 << 15;
 /// How many times as long as level splits others may take.
 const MARGIN: u64 = 4;
 /// Moves from one split that are tried: those after them hardly ever help.

@@ -48,7 +48,7 @@ pub(super) struct ChunkWork {
 
 /// Problems whose splits are kept, of levels and by descent: the former are more and quick to find again.
 const KEPT_SPLITS: usize = 512;
-const KEPT_DESCENTS: usize = 4096;
+const KEPT_DESCENTS: usize = 2048;
 
 /// All of a problem that says how long its passes take before anything is recomputed.
 #[derive(Debug, PartialEq, Eq, Hash)]

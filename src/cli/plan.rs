@@ -100,6 +100,12 @@ impl PlanArgs {
         #[cfg(not(feature = "milp"))]
         return 1;
     }
+
+    /// Who asks for long proofs waits from the beginning.
+    fn bar(&self, limit: Option<Duration>) -> Bar {
+        let bar = Bar::new(limit);
+        if self.effort() > 1 { bar.at_once() } else { bar }
+    }
 }
 
 /// What is best.
@@ -198,8 +204,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         Some(limit) if limit.0 <= 0.0 => return Err(Failure::Usage("--time-limit must be positive".into())),
         limit => limit.map(|l| Duration::from_secs_f64(l.0.min(1e9))),
     };
-    let bar = Bar::new(limit);
-    let bar = if args.effort() > 1 { bar.at_once() } else { bar };
+    let bar = args.bar(limit);
     let request = Request {
         top: args.top as usize,
         per_class: args.per_layout as usize,
@@ -315,8 +320,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         return Err(Failure::Usage("phases take one cluster and one number of GPUs".into()));
     };
     whole_nodes(&machine, *gpus)?;
-    let bar = Bar::new(None);
-    let bar = if args.effort() > 1 { bar.at_once() } else { bar };
+    let bar = args.bar(None);
     let request = Request {
         top: 1,
         verified: 1,

@@ -44,6 +44,7 @@ const DEEP: u32 = 64;
 
 /// How closely a split is looked at.
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(feature = "milp"), expect(dead_code, reason = "there is nothing to prove with"))]
 struct Closely {
     /// Whether the plan is the best.
     best: bool,
@@ -142,7 +143,7 @@ impl Search<'_> {
             traffic(&layout, problem, tables, &ways)
         });
         #[cfg(not(feature = "milp"))]
-        let (shown, _) = (None, (verify.map(|Closely { best, effort }| (best, effort)), known, observer));
+        let (shown, _) = (None, (known, observer));
         #[cfg(feature = "milp")]
         let mut shown = None;
         #[cfg(feature = "milp")]

@@ -359,7 +359,7 @@ impl<'a> Search<'a> {
         {
             return Some(bound.max(least));
         }
-        let nodes = if many && programme.several() { FEW_NODES } else { NODES * self.effort as i32 };
+        let nodes = if many && programme.several() { FEW_NODES } else { NODES };
         let few = self.effort == 1 && (many || programme.several());
         for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS * self.effort as usize } {
             if self.whole == 0 {
@@ -901,15 +901,14 @@ impl<'a> Programme<'a> {
                 }
             }
         }
-        let nodes = whole.map_or(NODES, |whole| whole.nodes);
         let mut model = stated.try_optimise(Sense::Minimise).ok()?;
         model.make_quiet();
         let set = [
             model.try_set_option("threads", 1).is_ok(),
             model.try_set_option("parallel", "off").is_ok(),
             model.try_set_option("random_seed", 7).is_ok(),
-            model.try_set_option("time_limit", SECONDS * f64::from(nodes.max(NODES) / NODES)).is_ok(),
-            model.try_set_option("mip_max_nodes", nodes).is_ok(),
+            model.try_set_option("time_limit", SECONDS).is_ok(),
+            model.try_set_option("mip_max_nodes", whole.map_or(NODES, |whole| whole.nodes)).is_ok(),
             // An answer shows the chains that forbid it; it need not be the best.
             model.try_set_option("mip_max_improving_sols", 1).is_ok(),
             model.try_set_option("mip_allow_restart", false).is_ok(),

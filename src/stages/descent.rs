@@ -315,7 +315,8 @@ impl<'a> Passes<'a> {
             }
             let trials = &trials[..moves.len()];
             let shorter = match trials {
-                [one] => Some(0).filter(|_| fits(one)).zip(self.time(one, most)),
+                [one] if !fits(one) => None,
+                [one] => self.time(one, most).map(|time| (0, time)),
                 several => self.first_within(several, most, fits),
             };
             if let Some((at, time)) = shorter {
@@ -455,6 +456,23 @@ mod tests {
             }
         }
         assert!(shorter >= 8, "{shorter}");
+    }
+
+    /// With many micro-batches there is little to gain where ranks and chunks are level, and more where they are not.
+    #[test]
+    fn level_splits_are_left_alone() {
+        let shape = shape(Schedule::Interleaved, 4, 2, 32);
+        let lumpy = problem(shape, 17);
+        let mut level = problem(shape, 16);
+        level.runs = vec![Run { kind: 1, count: 16 }];
+        level.fixed.fill(Fixed::default());
+        let mut simulator = Simulator::default();
+        let mut descend = |problem: &Problem| {
+            let from = vec![problem.even_layers()];
+            descend(problem, super::shape(problem).unwrap(), from, &mut simulator)
+        };
+        assert_eq!(descend(&level), None);
+        assert!(descend(&lumpy).is_some_and(|reached| reached != lumpy.even_layers()));
     }
 
     /// Layers of all ranks go to the chunk that the same rank has in another round, whatever the order of ranks there.

@@ -108,7 +108,7 @@ pub struct Known {
 
 /// A time that no step of an assignment of a problem goes below, with what comes before and behind its passes, and that
 /// is not above the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
-/// More than the usual work ends when it is told to `stop`.
+/// Programmes over whole layers end when it is told to `stop`.
 #[must_use]
 pub fn least_makespan(
     problem: &Problem,
@@ -256,7 +256,7 @@ impl<'a> Search<'a> {
     /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
     /// that says enough, else halves of them are; or with more work each way, which takes more of it and shows more.
     fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
-        if self.effort > 1 && self.whole > 0 && (self.stop)() {
+        if self.whole > 0 && (self.stop)() {
             self.whole = 0;
         }
         let enough = goal.min(least);
@@ -457,7 +457,7 @@ impl<'a> Search<'a> {
         let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
         self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
         let most = if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED };
-        if self.work > most * u64::from(self.effort) || self.work > most && (self.stop)() {
+        if self.work > most * u64::from(self.effort) || (self.stop)() {
             self.whole = 0;
         }
         if solved.status() == HighsModelStatus::Infeasible {

@@ -35,6 +35,7 @@ mod modes;
 pub mod pipeline;
 #[cfg(feature = "milp")]
 mod ranks;
+mod reach;
 pub mod relax;
 mod splits;
 mod tables;

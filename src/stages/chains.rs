@@ -396,7 +396,12 @@ impl<'a> Search<'a> {
         }
         self.steps -= begin;
         let order = programme.order();
-        let chunks = Chunks { order: &order, sorts: programme.sorts.len(), least: &programme.fewest() };
+        let chunks = Chunks {
+            order: &order,
+            sorts: programme.sorts.len(),
+            least: &programme.fewest(),
+            ranks: &problem.pipeline.rank_of_chunk,
+        };
         let unit = programme.time_unit;
         let mut lowest = ceiling;
         let row = |chain: &Chain, lowest: Picos| {
@@ -416,7 +421,11 @@ impl<'a> Search<'a> {
         // Simulated once, and once more for its chain.
         let each = (2 * problem.pipeline.passes() / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
-        let end = Walk::new(chunks, &rows, each).run(steps, &mut |split| {
+        let mut walk = Walk::new(chunks, &rows, each);
+        if walk.expected_steps(steps) > *steps as f64 {
+            return None;
+        }
+        let end = walk.run(steps, &mut |split| {
             let least = programme.passes_of(split);
             let [mut forward, mut backward, weight, after] =
                 least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
@@ -1065,7 +1074,12 @@ impl<'a> Programme<'a> {
     fn weighted(&self, chains: &[Chain], weights: &Duals) -> Picos {
         let (mut least, each) = self.average(chains, weights);
         let (order, chunks) = (self.order(), self.fewest());
-        let chunks = Chunks { order: &order, sorts: self.sorts.len(), least: &chunks };
+        let chunks = Chunks {
+            order: &order,
+            sorts: self.sorts.len(),
+            least: &chunks,
+            ranks: &self.problem.pipeline.rank_of_chunk,
+        };
         least += chunks.lightest(&each)[0];
         self.picos(least)
     }

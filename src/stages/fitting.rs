@@ -143,7 +143,12 @@ impl<'a> Fitting<'a> {
             return None;
         }
         let least = self.least();
-        let chunks = Chunks { order: &tables.kind_at, sorts: tables.kinds, least: &least };
+        let chunks = Chunks {
+            order: &tables.kind_at,
+            sorts: tables.kinds,
+            least: &least,
+            ranks: &self.problem.pipeline.rank_of_chunk,
+        };
         let bytes = self.sums.iter().filter(|sum| !sum.in_flight.is_empty());
         let row = |sum: &Sum| {
             let mut each = vec![0.0; problem.chunks() * tables.kinds];
@@ -285,7 +290,12 @@ impl<'a> Fitting<'a> {
     /// are those of a split with such shares.
     fn nothing_fits(&self, shares: &[f64], weights: &[f64], sharpness: f64) -> bool {
         let least = self.least();
-        let chunks = Chunks { order: &self.tables.kind_at, sorts: self.tables.kinds, least: &least };
+        let chunks = Chunks {
+            order: &self.tables.kind_at,
+            sorts: self.tables.kinds,
+            least: &least,
+            ranks: &self.problem.pipeline.rank_of_chunk,
+        };
         let allowed = self.sums.iter().zip(shares).map(|(sum, share)| {
             let unseen = if sum.in_flight.is_empty() { 0.0 } else { self.unseen[sum.rank] };
             let left = sum.most - sum.beside - unseen;

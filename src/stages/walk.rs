@@ -2,7 +2,10 @@
 //! is faster where fractions of layers say too little.
 //!
 //! A row is a sum over layers, each with the weight of its chunk and sort, that must not exceed a number. After some
-//! chunks are filled, the layers that are left weigh at least what they do in the lightest split over the other chunks.
+//! chunks are filled, the layers that are left weigh at least what they do in the lightest split over the other chunks,
+//! and each of these takes only so many ([`super::reach`]).
+
+use super::reach::Reach;
 
 /// A sum over layers that stays below a number.
 #[derive(Debug, Clone)]
@@ -41,6 +44,11 @@ pub(super) enum End {
 const MORE_ROWS: usize = 192;
 /// Numbers of the table of lightest splits, 8 MB of them: there is no room for more rows.
 const MOST_NUMBERS: usize = 2 << 20;
+/// Steps that it takes to see how far chunks reach.
+const REACH_STEPS: u64 = 2;
+/// How often it is tried how long a walk takes.
+#[cfg(feature = "milp")]
+const PROBES: u32 = 64;
 /// Rows that are looked at together.
 const LANES: usize = 8;
 
@@ -52,6 +60,8 @@ pub(super) struct Chunks<'a> {
     pub sorts: usize,
     /// By chunk: the fewest layers, and whether it takes any.
     pub least: &'a [(u32, bool)],
+    /// By chunk.
+    pub ranks: &'a [u32],
 }
 
 impl Chunks<'_> {
@@ -85,6 +95,14 @@ impl Chunks<'_> {
     }
 }
 
+/// What a chunk with some layers leaves.
+enum Next {
+    Open,
+    Closed,
+    /// Nothing, nor does it with more.
+    Full,
+}
+
 /// Which splits there are.
 pub(super) struct Walk<'a> {
     chunks: Chunks<'a>,
@@ -103,6 +121,7 @@ pub(super) struct Walk<'a> {
     rest: Vec<f32>,
     /// By chunk and row: what the layers before it weigh.
     before: Vec<f64>,
+    reach: Reach,
     /// By chunk: the row that ruled it out last.
     recent: Vec<usize>,
     split: Vec<u32>,
@@ -137,13 +156,16 @@ impl<'a> Walk<'a> {
             each: vec![0.0; count * sorts * room],
             rest: vec![0.0; splits * room],
             before: vec![0.0; (count + 1) * room],
+            reach: Reach::default(),
             recent: vec![0; count + 1],
             split: vec![0; count],
             steps: 0,
             each_split,
         };
         let stated = room.saturating_sub(MORE_ROWS / 2).max(LANES);
-        rows.iter().take(stated).for_each(|row| walk.add(row));
+        let rows = &rows[..stated.min(rows.len())];
+        rows.iter().for_each(|row| walk.add(row));
+        walk.reach = Reach::new(chunks, rows);
         walk
     }
 
@@ -163,7 +185,7 @@ impl<'a> Walk<'a> {
         if self.rows == self.room {
             return;
         }
-        let (r, room, Chunks { order, sorts, least }) = (self.rows, self.room, self.chunks);
+        let (r, room, Chunks { order, sorts, least, .. }) = (self.rows, self.room, self.chunks);
         self.rows += 1;
         self.most[r] = row.most;
         self.lowers[r] = f64::from(u8::from(row.lowers));
@@ -204,60 +226,133 @@ impl<'a> Walk<'a> {
         None
     }
 
+    fn most_layers(&self, k: usize, from: usize) -> u32 {
+        if self.chunks.least[k].1 {
+            (self.chunks.order.len() - from) as u32 - self.reserved[k + 1]
+        } else {
+            0
+        }
+    }
+
+    /// No layers on a chunk.
+    fn empty(&mut self, k: usize) {
+        let room = self.room;
+        self.before.copy_within(k * room..(k + 1) * room, (k + 1) * room);
+    }
+
+    /// One more layer on a chunk.
+    fn put(&mut self, k: usize, layer: usize) {
+        let (room, Chunks { order, sorts, .. }) = (self.room, self.chunks);
+        let own = &self.each[(k * sorts + usize::from(order[layer])) * room..][..self.rows];
+        let before = &mut self.before[(k + 1) * room..][..self.rows];
+        before.iter_mut().zip(own).for_each(|(before, own)| *before += own);
+    }
+
+    /// Whether a chunk can hold so many layers.
+    fn next(&mut self, k: usize, from: usize, n: u32) -> Next {
+        let (room, Chunks { order, sorts, least, .. }) = (self.room, self.chunks);
+        let (to, last) = (from + n as usize, k + 1 == least.len());
+        if n < least[k].0 || last && to < order.len() {
+            return Next::Closed;
+        }
+        self.steps = self.steps.saturating_sub(1);
+        if let Some(row) = self.rules_out(k + 1, to) {
+            // More layers here, where they weigh no less than next to it, break it as well: from any split that has one
+            // more, that can be moved there.
+            let weight = |k: usize, sort: usize| self.each[(k * sorts + sort) * room + row];
+            let heavy = |next| (0..sorts).all(|sort| weight(k, sort) >= weight(next, sort));
+            return if self.next_open[k].is_some_and(heavy) { Next::Full } else { Next::Closed };
+        }
+        if last {
+            return Next::Open;
+        }
+        self.steps = self.steps.saturating_sub(REACH_STEPS);
+        let left = |row: usize| self.most[row] - self.before[(k + 1) * room + row];
+        if self.reach.takes_all(k + 1, to, left) { Next::Open } else { Next::Closed }
+    }
+
     /// Fills the chunks from `k` on with the layers from `from` on; false if it was stopped.
     fn fill(&mut self, k: usize, from: usize, seen: &mut impl FnMut(&[u32]) -> Shown) -> bool {
-        let (room, Chunks { order, sorts, least }) = (self.room, self.chunks);
-        let last = k + 1 == least.len();
-        let (least, open) = least[k];
-        let most = if open { (order.len() - from) as u32 - self.reserved[k + 1] } else { 0 };
-        self.before.copy_within(k * room..(k + 1) * room, (k + 1) * room);
+        let last = k + 1 == self.split.len();
+        let most = self.most_layers(k, from);
+        self.empty(k);
         for n in 0..=most {
             self.split[k] = n;
-            let to = from + n as usize;
-            if n >= least && (!last || to == order.len()) {
-                if self.steps == 0 {
-                    return false;
-                }
-                self.steps -= 1;
-                let broken = self.rules_out(k + 1, to);
-                match broken {
-                    None if last => {
-                        self.steps = self.steps.saturating_sub(self.each_split);
-                        match seen(&self.split) {
-                            Shown::Nothing => {}
-                            Shown::Enough => return false,
-                            Shown::Row(row) => self.add(&row),
-                            Shown::Lower(by) => {
-                                let lowers = self.most.iter_mut().zip(&self.lowers);
-                                lowers.for_each(|(most, lowers)| *most -= lowers * by);
-                            }
-                        }
-                    }
-                    None => {
-                        if !self.fill(k + 1, to, seen) {
-                            return false;
-                        }
-                    }
-                    // More layers here, where they weigh no less than next to it, break it as well: from any split that
-                    // has one more, that can be moved there.
-                    Some(row) => {
-                        let weight = |k: usize, sort: usize| self.each[(k * sorts + sort) * room + row];
-                        let heavy = |next| (0..sorts).all(|sort| weight(k, sort) >= weight(next, sort));
-                        if self.next_open[k].is_some_and(heavy) {
-                            break;
+            if self.steps == 0 {
+                return false;
+            }
+            match self.next(k, from, n) {
+                Next::Open if last => {
+                    self.steps = self.steps.saturating_sub(self.each_split);
+                    match seen(&self.split) {
+                        Shown::Nothing => {}
+                        Shown::Enough => return false,
+                        Shown::Row(row) => self.add(&row),
+                        Shown::Lower(by) => {
+                            let lowers = self.most.iter_mut().zip(&self.lowers);
+                            lowers.for_each(|(most, lowers)| *most -= lowers * by);
                         }
                     }
                 }
+                Next::Open => {
+                    if !self.fill(k + 1, from + n as usize, seen) {
+                        return false;
+                    }
+                }
+                Next::Closed => {}
+                Next::Full => break,
             }
             if n < most {
-                let at = k * sorts + usize::from(order[to]);
-                let own = &self.each[at * room..][..self.rows];
-                let before = &mut self.before[(k + 1) * room..][..self.rows];
-                before.iter_mut().zip(own).for_each(|(before, own)| *before += own);
+                self.put(k, from + n as usize);
             }
         }
         self.split[k] = 0;
         true
+    }
+}
+
+/// Where certificates are sought, it is first seen whether a walk is short.
+#[cfg(feature = "milp")]
+impl Walk<'_> {
+    /// About how many steps the whole walk takes, mostly more; of those that there are it leaves the rest. At random from
+    /// one chunk to the next, every choice stands for all that there were (Knuth 1975).
+    pub fn expected_steps(&mut self, steps: &mut u64) -> f64 {
+        self.steps = *steps;
+        let (mut random, mut all) = (1_u64, 0.0);
+        for _ in 0..PROBES {
+            let (mut from, mut stands_for) = (0, 1.0);
+            for k in 0..self.split.len() {
+                let open = self.open(k, from);
+                all += stands_for * open.len() as f64;
+                stands_for *= open.len() as f64;
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let Some(&n) = open.get((random >> 33) as usize % open.len().max(1)) else { break };
+                self.empty(k);
+                (0..n as usize).for_each(|layer| self.put(k, from + layer));
+                from += n as usize;
+            }
+        }
+        *steps = self.steps;
+        all / f64::from(PROBES) * (1 + REACH_STEPS) as f64
+    }
+
+    /// Numbers of layers of a chunk, of those from `from` on, that leave others open.
+    fn open(&mut self, k: usize, from: usize) -> Vec<u32> {
+        let most = self.most_layers(k, from);
+        let mut open = Vec::new();
+        self.empty(k);
+        for n in 0..=most {
+            match self.next(k, from, n) {
+                Next::Open => open.push(n),
+                Next::Closed => {}
+                Next::Full => break,
+            }
+            if n < most {
+                self.put(k, from + n as usize);
+            }
+        }
+        open
     }
 }
 
@@ -328,7 +423,8 @@ mod tests {
             let rows: Vec<Row> = (0..1 + random.below(12)).map(|_| row(&mut random)).collect();
             let mut splits = Vec::new();
             every_split(&chunks, order.len() as u32, &mut Vec::new(), &mut splits);
-            let whole = Chunks { order: &order, sorts, least: &chunks };
+            let ranks: Vec<u32> = (0..count).map(|_| random.below(3) as u32).collect();
+            let whole = Chunks { order: &order, sorts, least: &chunks, ranks: &ranks };
             for row in &rows {
                 let sums = splits.iter().map(|split| sum(row, &order, sorts, split));
                 assert_eq!(whole.lightest(&row.each)[0], sums.fold(f64::INFINITY, f64::min), "seed {seed}");
@@ -388,15 +484,33 @@ mod tests {
     /// It gives up rather than take too long.
     #[test]
     fn a_walk_stops_after_its_steps() {
+        let chunks = Chunks { order: &[0; 12], sorts: 1, least: &[(0, true); 10], ranks: &[0; 10] };
         let (mut steps, mut seen) = (1_000, 0);
-        let end = Walk::new(Chunks { order: &[0; 12], sorts: 1, least: &[(0, true); 10] }, &[], 32).run(
-            &mut steps,
-            &mut |_| {
-                seen += 1;
-                Shown::Nothing
-            },
-        );
+        let end = Walk::new(chunks, &[], 32).run(&mut steps, &mut |_| {
+            seen += 1;
+            Shown::Nothing
+        });
         assert_eq!((end, steps), (End::Stopped, 0));
         assert!(seen > 10 && seen < 1_000, "{seen}");
+    }
+
+    /// How long it takes is expected to within a few times, in few steps.
+    #[cfg(feature = "milp")]
+    #[test]
+    fn it_is_known_about_how_long_a_walk_takes() {
+        let chunks =
+            Chunks { order: &[0; 16], sorts: 1, least: &[(0, true); 9], ranks: &[0, 1, 2, 0, 1, 2, 0, 1, 2] };
+        let each = |rank: usize| (0..9).map(|k| if k % 3 == rank { 10.0 } else { 1.0 }).collect();
+        let row = |most| move |rank: usize| Row { most, each: each(rank), lowers: true };
+        for most in [66.0, 72.0, 90.0, 200.0] {
+            let rows: Vec<Row> = (0..3).map(row(most)).collect();
+            let (mut left, mut steps) = (10_000_000, 10_000_000);
+            let expected = Walk::new(chunks, &rows, 1).expected_steps(&mut left);
+            let end = Walk::new(chunks, &rows, 1).run(&mut steps, &mut |_| Shown::Nothing);
+            let taken = (10_000_000 - steps) as f64;
+            assert_eq!(end, End::Complete);
+            assert!(10_000_000 - left < 100_000, "{left}");
+            assert!(expected < 2.0 * taken && taken < 8.0 * expected, "{most}: {expected} {taken}");
+        }
     }
 }

@@ -49,6 +49,7 @@ use balance::{LegalModes, Pipelines};
 use best::{Best, Class, Settled, Threshold, class_of, class_of_group};
 use bounds::{Family, Floors};
 use groups::{Opened, Seen};
+use incumbents::Open;
 use layouts::{Completions, RankPasses, Simulated};
 
 /// What to look for.
@@ -446,10 +447,8 @@ impl Search<'_> {
                 pool.extend(batch.drain(..).map(Reverse));
                 let mut found = Best::new(request);
                 if !request.exhaustive && classes.is_none() {
-                    let refined = pool.iter().map(|Reverse(next)| *next);
-                    let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
-                    let mut open: Vec<Bounded> = refined.chain(ordered[at..].iter().map(first)).collect();
-                    open.sort_unstable();
+                    let refined = pool.iter().map(|Reverse(next)| *next).collect();
+                    let open = Open { refined, rest: &ordered[at..] };
                     let seen = self.incumbents(&open, request, (observer, &counters), &scratches);
                     let done: HashSet<Group> = seen.opened.iter().map(|(group, _)| *group).collect();
                     pool.retain(|Reverse(next)| !done.contains(&next.group));

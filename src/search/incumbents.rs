@@ -15,6 +15,7 @@ use super::groups::{Opened, Seen};
 use super::{Bounded, Counters, Held, Observer, Request, Scratches, Search};
 use crate::candidates::Group;
 use crate::cost::CellKey;
+use crate::units::Picos;
 
 /// Groups seen at a glance first, each of another class, for every class that is asked for.
 const FIRST: usize = 1;
@@ -42,6 +43,43 @@ pub(super) struct Incumbents {
     pub seen: HashMap<Group, (u64, u64)>,
 }
 
+/// Groups that may hold the best. There may be 200,000: they are not copied.
+pub(super) struct Open<'a> {
+    /// Those with a second bound, or a third.
+    pub refined: Vec<Bounded>,
+    /// Those with a first, in its order.
+    pub rest: &'a [(Picos, Group)],
+}
+
+impl Open<'_> {
+    /// Those with bounds up to some, in no order.
+    fn up_to(&self, most: Option<Picos>) -> impl Iterator<Item = Bounded> + '_ {
+        let hopeful = move |bound: Picos| most.is_none_or(|most| bound <= most);
+        let rest = &self.rest[..self.rest.partition_point(|&(bound, _)| hopeful(bound))];
+        let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
+        self.refined.iter().filter(move |one| hopeful(one.bound)).copied().chain(rest.iter().map(first))
+    }
+
+    /// The least of all bounds.
+    fn least(&self) -> Option<Picos> {
+        let refined = self.refined.iter().map(|one| one.bound);
+        refined.chain(self.rest.first().map(|first| first.0)).min()
+    }
+
+    /// The first groups, each of another class.
+    fn one_per_class(&self, most: usize) -> Vec<Bounded> {
+        let mut first: HashMap<Class, Bounded> = HashMap::new();
+        for one in self.up_to(None) {
+            let first = first.entry(class_of_group(&one.group)).or_insert(one);
+            *first = one.min(*first);
+        }
+        let mut first: Vec<Bounded> = first.into_values().collect();
+        first.sort_unstable();
+        first.truncate(most);
+        first
+    }
+}
+
 /// A look for incumbents.
 struct Look<'a> {
     search: &'a Search<'a>,
@@ -52,10 +90,10 @@ struct Look<'a> {
 }
 
 impl Search<'_> {
-    /// Layouts of some of the groups that are `open`, which come in the order of their bounds.
+    /// Layouts of some of the groups that are `open`.
     pub(super) fn incumbents(
         &self,
-        open: &[Bounded],
+        open: &Open<'_>,
         request: &Request,
         (observer, counters): (&dyn Observer, &Counters),
         scratches: &Scratches,
@@ -64,7 +102,7 @@ impl Search<'_> {
         let mut seen: HashMap<Group, (u64, u64)> = HashMap::new();
         let mut opened: Vec<(Group, Opened)> = Vec::new();
         let mut done: HashSet<Group> = HashSet::new();
-        let mut next = one_per_class(open, FIRST * request.top.min(CENTRES));
+        let mut next = open.one_per_class(FIRST * request.top.min(CENTRES));
         let mut idle = 0;
         while !observer.stop() {
             let before = look.centres();
@@ -76,15 +114,15 @@ impl Search<'_> {
             seen.extend(glances.into_iter().map(|(group, one)| (group, settled(one))));
             let layouts = seen.values().map(|settled| settled.0).sum::<u64>();
             let first = look.found.firsts.first().map(|first| first.0);
-            let least = open.first().map(|one| one.bound);
-            observer.progress(counters.settled() + layouts, counters.candidates, first, least);
+            observer.progress(counters.settled() + layouts, counters.candidates, first, open.least());
             let mut centres = look.centres();
             idle = if centres == before { idle + 1 } else { 0 };
             next = look.like(&centres, open, &seen);
             if idle >= PATIENCE || next.is_empty() {
                 idle = 0;
-                let closer = |one: &&Bounded| centres.contains(&one.group) && !done.contains(&one.group);
-                let closer: Vec<Bounded> = open.iter().filter(closer).copied().collect();
+                let closer = |one: &Bounded| centres.contains(&one.group) && !done.contains(&one.group);
+                let mut closer: Vec<Bounded> = open.up_to(None).filter(closer).collect();
+                closer.sort_unstable();
                 if closer.is_empty() {
                     break;
                 }
@@ -126,23 +164,22 @@ impl Look<'_> {
     }
 
     /// Groups that are like the best ones, and could be among them.
-    fn like(&self, centres: &[Group], open: &[Bounded], seen: &HashMap<Group, (u64, u64)>) -> Vec<Bounded> {
+    fn like(&self, centres: &[Group], open: &Open<'_>, seen: &HashMap<Group, (u64, u64)>) -> Vec<Bounded> {
         let kth = self.found.any_threshold();
-        let hopeful = open.partition_point(|one| kth.is_none_or(|kth| one.bound <= kth));
         let mut next: Vec<Bounded> = Vec::new();
         for centre in centres {
             let wanted = LIKE_EACH.min(NEXT - next.len());
             // The nearest so far, nearest first.
-            let mut near: Vec<(u32, &Bounded)> = Vec::new();
-            for one in open[..hopeful].iter().take_while(|_| wanted > 0) {
+            let mut near: Vec<(u32, Bounded)> = Vec::new();
+            for one in open.up_to(kth).take_while(|_| wanted > 0) {
                 let Some(apart) = apart(centre, &one.group) else { continue };
                 let at = near.partition_point(|other| *other <= (apart, one));
-                if at < wanted && !seen.contains_key(&one.group) && !next.contains(one) {
+                if at < wanted && !seen.contains_key(&one.group) && !next.contains(&one) {
                     near.insert(at, (apart, one));
                     near.truncate(wanted);
                 }
             }
-            next.extend(near.into_iter().map(|(_, one)| *one));
+            next.extend(near.into_iter().map(|(_, one)| one));
         }
         next
     }
@@ -171,10 +208,4 @@ fn apart(a: &Group, b: &Group) -> Option<u32> {
         }
     }
     Some(apart)
-}
-
-/// The first groups, each of another class.
-fn one_per_class(open: &[Bounded], most: usize) -> Vec<Bounded> {
-    let mut seen: HashSet<Class> = HashSet::new();
-    open.iter().filter(|one| seen.insert(class_of_group(&one.group))).take(most).copied().collect()
 }

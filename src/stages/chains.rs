@@ -62,6 +62,9 @@ const PASSES_PER_STEP: u64 = 12;
 const WEIGHTS_PER_STEP: u64 = 128;
 /// Bytes of a rank that are not told apart, in ten-thousandths of its limit: far more than rounding.
 pub(super) const BYTE_SLACK: f64 = 1e-6;
+/// Share of what is tolerable from which on whole layers have shown the rest, of 44 plans: from .91; below, only more work
+/// is worth a try.
+const REACHED_FROM: f64 = 0.88;
 /// Nodes of a search tree, and those where parts of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
@@ -153,7 +156,8 @@ pub fn least_makespan(
         reached: quick.0 as f64 / judged.passes.0.max(1) as f64,
     };
     let mut least = quick;
-    if least < judged.tolerable {
+    let near = judged.tolerable.scale(REACHED_FROM);
+    if least < judged.tolerable && (least > near || judged.effort > 1) {
         search.allow(1);
         least = least.max(search.least_of_all(&families, judged.tolerable));
     }

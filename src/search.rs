@@ -447,8 +447,7 @@ impl Search<'_> {
                 pool.extend(batch.drain(..).map(Reverse));
                 let mut found = Best::new(request);
                 if !request.exhaustive && classes.is_none() {
-                    let refined = pool.iter().map(|Reverse(next)| *next).collect();
-                    let open = Open { refined, rest: &ordered[at..] };
+                    let open = Open { refined: &pool, rest: &ordered[at..] };
                     let seen = self.incumbents(&open, request, (observer, &counters), &scratches);
                     let done: HashSet<Group> = seen.opened.iter().map(|(group, _)| *group).collect();
                     pool.retain(|Reverse(next)| !done.contains(&next.group));

@@ -6,7 +6,8 @@
 //! to better ones; the best at last are opened. Nothing is lost where it does not: what is found only decides how much
 //! is pruned.
 
-use std::collections::{HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use rayon::prelude::*;
 
@@ -46,7 +47,7 @@ pub(super) struct Incumbents {
 /// Groups that may hold the best. There may be 200,000: they are not copied.
 pub(super) struct Open<'a> {
     /// Those with a second bound, or a third.
-    pub refined: Vec<Bounded>,
+    pub refined: &'a BinaryHeap<Reverse<Bounded>>,
     /// Those with a first, in its order.
     pub rest: &'a [(Picos, Group)],
 }
@@ -57,13 +58,17 @@ impl Open<'_> {
         let hopeful = move |bound: Picos| most.is_none_or(|most| bound <= most);
         let rest = &self.rest[..self.rest.partition_point(|&(bound, _)| hopeful(bound))];
         let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
-        self.refined.iter().filter(move |one| hopeful(one.bound)).copied().chain(rest.iter().map(first))
+        self.refined
+            .iter()
+            .map(|one| one.0)
+            .filter(move |one| hopeful(one.bound))
+            .chain(rest.iter().map(first))
     }
 
     /// The least of all bounds.
     fn least(&self) -> Option<Picos> {
-        let refined = self.refined.iter().map(|one| one.bound);
-        refined.chain(self.rest.first().map(|first| first.0)).min()
+        let refined = self.refined.peek().map(|one| one.0.bound);
+        refined.into_iter().chain(self.rest.first().map(|first| first.0)).min()
     }
 
     /// The first groups, each of another class.
@@ -208,4 +213,48 @@ fn apart(a: &Group, b: &Group) -> Option<u32> {
         }
     }
     Some(apart)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Groups in two parts are the same groups as in one list in order, ties included.
+    #[test]
+    fn open_groups_are_as_good_as_in_order() {
+        let group = |n: u32| Group {
+            tensor_parallel: 1 << (n % 3),
+            context_parallel: 1,
+            pipeline_parallel: 1 + n % 4,
+            data_parallel: n,
+            expert_parallel: 1,
+            expert_tensor_parallel: 1,
+            micro_batch_size: 1 + n % 2,
+            micro_batches: 1,
+        };
+        let bounded =
+            |n: u32| Bounded { bound: Picos(u64::from(n * 7 % 5)), group: group(n), third: n % 3 == 0 };
+        let refined: BinaryHeap<Reverse<Bounded>> = (0..20).map(|n| Reverse(bounded(n))).collect();
+        let mut rest: Vec<(Picos, Group)> =
+            (20..60).map(bounded).map(|one| (one.bound + Picos(1), one.group)).collect();
+        rest.sort_unstable();
+        let open = Open { refined: &refined, rest: &rest };
+        let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
+        let mut all: Vec<Bounded> = (0..20).map(bounded).chain(rest.iter().map(first)).collect();
+        all.sort_unstable();
+        for most in [None, Some(Picos(0)), Some(Picos(3))] {
+            let mut some: Vec<Bounded> = open.up_to(most).collect();
+            some.sort_unstable();
+            let expected = all.iter().filter(|one| most.is_none_or(|most| one.bound <= most));
+            assert!(some.iter().eq(expected));
+        }
+        assert_eq!(open.least(), all.first().map(|one| one.bound));
+        let mut seen = HashSet::new();
+        let classes: Vec<Bounded> =
+            all.iter().filter(|one| seen.insert(class_of_group(&one.group))).copied().collect();
+        assert!(classes.len() > 4);
+        for most in 0..=classes.len() {
+            assert!(open.one_per_class(most).iter().eq(&classes[..most]));
+        }
+    }
 }

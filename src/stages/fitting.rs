@@ -18,7 +18,7 @@ const SHARPNESS: [f64; 6] = [6.0, 12.0, 24.0, 48.0, 96.0, 200.0];
 const SLACK: f64 = 1e-9;
 /// Chunks of which splits are walked through where moves find none, and for how many steps.
 const FEW: usize = 8;
-const STEPS: u64 = 4_000;
+const STEPS: u64 = 12_000;
 /// Layers that a cut moves at most, at first.
 const REACH: i32 = 4;
 /// Moves that are made at most, for one level of time.

@@ -44,9 +44,9 @@ pub(super) enum End {
 const MORE_ROWS: usize = 192;
 /// Numbers of the table of lightest splits, 8 MB of them: there is no room for more rows.
 const MOST_NUMBERS: usize = 2 << 20;
-/// Steps that it takes to see how far chunks reach.
+/// Steps that it takes to see how far chunks reach, as long as it takes to look at the rows of 32 chunks.
 const REACH_STEPS: u64 = 2;
-/// How often it is tried how long a walk takes.
+/// How often it is tried how long a walk takes: a hundredth of the steps that walks have.
 #[cfg(feature = "milp")]
 const PROBES: u32 = 64;
 /// Rows that are looked at together.
@@ -171,13 +171,18 @@ impl<'a> Walk<'a> {
 
     /// Sees every split that no row rules out, in at most so many steps, of which it leaves the rest.
     pub fn run(&mut self, steps: &mut u64, seen: &mut impl FnMut(&[u32]) -> Shown) -> End {
-        if self.reserved[0] as usize > self.chunks.order.len() {
+        if self.is_short_of_layers() {
             return End::Complete;
         }
         self.steps = *steps;
         let complete = self.rules_out(0, 0).is_some() || self.fill(0, 0, seen);
         *steps = self.steps;
         if complete { End::Complete } else { End::Stopped }
+    }
+
+    /// Whether chunks need more layers than there are.
+    fn is_short_of_layers(&self) -> bool {
+        self.reserved[0] as usize > self.chunks.order.len()
     }
 
     /// Adds a row, unless there are too many.
@@ -314,20 +319,24 @@ impl<'a> Walk<'a> {
 /// Where certificates are sought, it is first seen whether a walk is short.
 #[cfg(feature = "milp")]
 impl Walk<'_> {
-    /// About how many steps the whole walk takes, mostly more; of those that there are it leaves the rest. At random from
-    /// one chunk to the next, every choice stands for all that there were (Knuth 1975).
+    /// About how many steps the whole walk takes, but for complete splits: most are ruled out by what others show. Of the
+    /// steps that there are it leaves the rest. At random from one chunk to the next, every choice stands for all that
+    /// there were (Knuth 1975).
     pub fn expected_steps(&mut self, steps: &mut u64) -> f64 {
+        if self.is_short_of_layers() {
+            return 0.0;
+        }
         self.steps = *steps;
         let (mut random, mut all) = (1_u64, 0.0);
         for _ in 0..PROBES {
             let (mut from, mut stands_for) = (0, 1.0);
             for k in 0..self.split.len() {
-                let open = self.open(k, from);
-                all += stands_for * open.len() as f64;
-                stands_for *= open.len() as f64;
+                let choices = self.choices(k, from);
+                stands_for *= choices.len() as f64;
+                all += stands_for;
                 random =
                     random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let Some(&n) = open.get((random >> 33) as usize % open.len().max(1)) else { break };
+                let Some(&n) = choices.get((random >> 33) as usize % choices.len().max(1)) else { break };
                 self.empty(k);
                 (0..n as usize).for_each(|layer| self.put(k, from + layer));
                 from += n as usize;
@@ -338,13 +347,13 @@ impl Walk<'_> {
     }
 
     /// Numbers of layers of a chunk, of those from `from` on, that leave others open.
-    fn open(&mut self, k: usize, from: usize) -> Vec<u32> {
+    fn choices(&mut self, k: usize, from: usize) -> Vec<u32> {
         let most = self.most_layers(k, from);
-        let mut open = Vec::new();
+        let mut choices = Vec::new();
         self.empty(k);
         for n in 0..=most {
             match self.next(k, from, n) {
-                Next::Open => open.push(n),
+                Next::Open => choices.push(n),
                 Next::Closed => {}
                 Next::Full => break,
             }
@@ -352,7 +361,7 @@ impl Walk<'_> {
                 self.put(k, from + n as usize);
             }
         }
-        open
+        choices
     }
 }
 
@@ -363,21 +372,21 @@ fn at_most(number: f64) -> f32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Small pseudo-random numbers.
-    struct Random(u64);
+    pub struct Random(pub u64);
 
     impl Random {
-        fn below(&mut self, n: u64) -> u64 {
+        pub fn below(&mut self, n: u64) -> u64 {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (self.0 >> 33) % n
         }
     }
 
-    /// Every split, by trying all counts.
-    fn every_split(chunks: &[(u32, bool)], left: u32, split: &mut Vec<u32>, found: &mut Vec<Vec<u32>>) {
+    /// Every split that begins like this one, by trying all counts.
+    pub fn every_split(chunks: &[(u32, bool)], left: u32, split: &mut Vec<u32>, found: &mut Vec<Vec<u32>>) {
         let Some(&(least, open)) = chunks.get(split.len()) else {
             if left == 0 {
                 found.push(split.clone());
@@ -391,7 +400,8 @@ mod tests {
         }
     }
 
-    fn sum(row: &Row, order: &[u8], sorts: usize, split: &[u32]) -> f64 {
+    /// What the layers of a split weigh, of the chunks that it has.
+    pub fn sum(row: &Row, order: &[u8], sorts: usize, split: &[u32]) -> f64 {
         let mut order = order.iter();
         let mut of = |(chunk, &n): (usize, &u32)| {
             let own = order.by_ref().take(n as usize);

@@ -28,41 +28,48 @@ pub(crate) struct NoPlan<'a> {
 impl<'a> NoPlan<'a> {
     /// Looks for what comes nearest and for ways out.
     pub(crate) fn of(report: &Report<'a>) -> Self {
-        let bar = report.bar;
-        let mut no_plan = Self {
+        let mut no_plan = Self::known(report);
+        no_plan.look_further(report);
+        no_plan
+    }
+
+    /// What the search has shown.
+    fn known(report: &Report<'a>) -> Self {
+        let reasons_of = |section: &Section| match section.answer.found.is_empty() {
+            true => reasons(section.prepared, &section.answer),
+            false => out_of_bounds(section, report.bounds).into_iter().collect(),
+        };
+        Self {
             nearest: Vec::new(),
-            reasons: Vec::new(),
+            reasons: report.sections.iter().flat_map(reasons_of).collect(),
             remedies: Vec::new(),
             stopped: report.sections.iter().any(|section| section.answer.stop == Stop::Interrupted),
-        };
-        for section in report.sections {
-            if !section.answer.found.is_empty() {
-                no_plan.reasons.extend(out_of_bounds(section, report.bounds));
-                continue;
-            }
-            no_plan.reasons.extend(reasons(section.prepared, &section.answer));
-            if !no_plan.stopped
-                && let Some(miss) = nearest_miss(section, bar)
-            {
-                no_plan.nearest.push((section, miss));
-            }
         }
-        if !no_plan.stopped {
-            no_plan.remedies = ways_out(report);
-            no_plan.stopped = bar.stop();
+    }
+
+    /// What takes more searches.
+    fn look_further(&mut self, report: &Report<'a>) {
+        let bar = report.bar;
+        if !self.stopped {
+            let empty = report.sections.iter().filter(|section| section.answer.found.is_empty());
+            self.nearest = empty.filter_map(|section| Some((section, nearest_miss(section, bar)?))).collect();
+            self.remedies = ways_out(report);
+            self.stopped = bar.stop();
         }
         bar.clear();
-        no_plan
     }
 }
 
-/// Prints it for people.
+/// Prints it for people: at once what is known, as ways out may take seconds.
 pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure> {
-    let no_plan = NoPlan::of(report);
+    let mut no_plan = NoPlan::known(report);
+    report.bar.clear();
     writeln!(out, "no plan")?;
     for reason in &no_plan.reasons {
         writeln!(out, "  {reason}")?;
     }
+    out.flush()?;
+    no_plan.look_further(report);
     for (section, miss) in &no_plan.nearest {
         writeln!(
             out,

@@ -5,7 +5,7 @@
 //! layers of the chunks. So the least makespan is the least time that no chain exceeds. There are too many chains
 //! to list; those that matter are found as cutting planes (Kelley 1960): between the answer to the chains known so
 //! far and the split that is to be judged, schedules are simulated, and their longest chains added. Where that leaves
-//! too much open, but not far too much, chunks hold whole numbers of layers: splits that no chain rules out are walked through
+//! too much open, chunks hold whole numbers of layers: splits that no chain rules out are walked through
 //! ([`super::walk`]), and where those are too many, HiGHS branches on layers and on what ranks hold: short of memory, it
 //! is whole layers that do not fit. Every step ends with a proven bound. With one chunk per rank whole layers come first
 //! ([`super::ranks`]).
@@ -63,8 +63,9 @@ const PASSES_PER_STEP: u64 = 12;
 const WEIGHTS_PER_STEP: u64 = 128;
 /// Bytes of a rank that are not told apart, in ten-thousandths of its limit: far more than rounding.
 pub(super) const BYTE_SLACK: f64 = 1e-6;
-/// Unless more work is asked for, whole layers are tried only where the bound is above this share of what is tolerable: of
-/// 44 plans of the scenarios and of DeepSeek-V3 and Maverick on few layers per chunk none was proved from below .907.
+/// Unless more work is asked for, whole layers on [`MANY_CHUNKS`] and more are tried only where the bound is above this share of what
+/// is tolerable: of 44 plans of the scenarios and of DeepSeek-V3 and Maverick on few layers per chunk none was proved from
+/// below .907.
 const WORTH_A_TRY: f64 = 0.88;
 /// Nodes of a search tree, and those where parts of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
@@ -158,7 +159,8 @@ pub fn least_makespan(
     };
     let mut least = quick;
     let near = judged.tolerable.scale(WORTH_A_TRY);
-    if least < judged.tolerable && (least > near || judged.effort > 1) {
+    let hopeful = problem.chunks() < MANY_CHUNKS || least > near || judged.effort > 1;
+    if least < judged.tolerable && hopeful {
         search.allow(1);
         least = least.max(search.least_of_all(&families, judged.tolerable));
     }

@@ -57,12 +57,8 @@ impl Open<'_> {
     fn up_to(&self, most: Option<Picos>) -> impl Iterator<Item = Bounded> + '_ {
         let hopeful = move |bound: Picos| most.is_none_or(|most| bound <= most);
         let rest = &self.rest[..self.rest.partition_point(|&(bound, _)| hopeful(bound))];
-        let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
-        self.refined
-            .iter()
-            .map(|one| one.0)
-            .filter(move |one| hopeful(one.bound))
-            .chain(rest.iter().map(first))
+        let refined = self.refined.iter().map(|one| one.0).filter(move |one| hopeful(one.bound));
+        refined.chain(rest.iter().map(first_bounded))
     }
 
     /// The least of all bounds.
@@ -73,16 +69,23 @@ impl Open<'_> {
 
     /// The first groups, each of another class.
     fn one_per_class(&self, most: usize) -> Vec<Bounded> {
-        let mut first: HashMap<Class, Bounded> = HashMap::new();
-        for one in self.up_to(None) {
-            let first = first.entry(class_of_group(&one.group)).or_insert(one);
-            *first = one.min(*first);
-        }
-        let mut first: Vec<Bounded> = first.into_values().collect();
-        first.sort_unstable();
-        first.truncate(most);
-        first
+        let first = |ordered: &mut dyn Iterator<Item = Bounded>| -> Vec<Bounded> {
+            let mut seen: HashSet<Class> = HashSet::new();
+            ordered.filter(|one| seen.insert(class_of_group(&one.group))).take(most).collect()
+        };
+        let mut refined: Vec<Bounded> = self.refined.iter().map(|one| one.0).collect();
+        refined.sort_unstable();
+        // The first of all are among the first of either part.
+        let mut firsts = first(&mut refined.into_iter());
+        firsts.extend(first(&mut self.rest.iter().map(first_bounded)));
+        firsts.sort_unstable();
+        first(&mut firsts.into_iter())
     }
+}
+
+/// A group of which a first bound is known.
+fn first_bounded(&(bound, group): &(Picos, Group)) -> Bounded {
+    Bounded { bound, group, third: false }
 }
 
 /// A look for incumbents.
@@ -239,8 +242,7 @@ mod tests {
             (20..60).map(bounded).map(|one| (one.bound + Picos(1), one.group)).collect();
         rest.sort_unstable();
         let open = Open { refined: &refined, rest: &rest };
-        let first = |&(bound, group): &(Picos, Group)| Bounded { bound, group, third: false };
-        let mut all: Vec<Bounded> = (0..20).map(bounded).chain(rest.iter().map(first)).collect();
+        let mut all: Vec<Bounded> = (0..20).map(bounded).chain(rest.iter().map(first_bounded)).collect();
         all.sort_unstable();
         for most in [None, Some(Picos(0)), Some(Picos(3))] {
             let mut some: Vec<Bounded> = open.up_to(most).collect();

@@ -3,14 +3,13 @@
 
 use super::walk::{Chunks, Row};
 
-/// Rows by which it is seen what a chunk or a rank can take: with 4, walks take up to four times the steps; with 24, a
-/// fifth fewer, each for twice the time.
+/// Rows by which it is seen what a chunk or a rank can take: with 4, walks take up to four times the steps; with 24, up
+/// to a third fewer, each for twice the time.
 pub(super) const ROWS: usize = 8;
 /// What rounding may take from a row: sums are at most some millions.
 const SLACK: f64 = 1e-6;
 
 /// What chunks and ranks can take.
-#[derive(Default)]
 pub(super) struct Reach {
     layers: usize,
     /// By chunk: the rows that its layers fill; none of those that take no layers.
@@ -73,17 +72,18 @@ impl Reach {
         let rank = |rank: u32| {
             let own = |&k: &usize| chunks.ranks[k] == rank && chunks.least[k].1;
             let own: Vec<usize> = (0..count).filter(own).collect();
-            let full = |(row, weights): (usize, &Row)| Full {
+            let full = fullest(&own).map(|(row, weights)| Full {
                 row,
                 lightest: chunks.lightest_of(weights, &own),
                 beside: chunks.beside(weights, &own),
-            };
-            (!own.is_empty()).then(|| Rank { full: fullest(&own).map(full).collect(), chunks: own.clone() })
+            });
+            let full = full.collect();
+            Rank { full, chunks: own }
         };
         Self {
             layers: chunks.order.len(),
             chunks: (0..count).map(narrow).collect(),
-            ranks: (0..ranks).filter_map(rank).collect(),
+            ranks: (0..ranks).map(rank).filter(|rank| !rank.chunks.is_empty()).collect(),
         }
     }
 
@@ -100,9 +100,18 @@ impl Reach {
                 most = fitting(&full.lightest[open][..=most], left);
             }
             all += most;
+            if all >= self.layers - from {
+                break;
+            }
+        }
+        if all < self.layers - from {
+            return false;
         }
         let mut to = from;
         for narrow in self.chunks.iter().skip(k).flatten() {
+            if to == self.layers {
+                break;
+            }
             let mut end = self.layers;
             for narrow in narrow {
                 let left = left(narrow.row) - narrow.beside[k] + SLACK;
@@ -110,7 +119,7 @@ impl Reach {
             }
             to = to.max(end);
         }
-        all >= self.layers - from && to == self.layers
+        to == self.layers
     }
 }
 

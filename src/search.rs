@@ -107,12 +107,14 @@ pub struct Found {
     #[cfg(feature = "milp")]
     pub verified: Option<Verified>,
     /// A better split of the same layout, where one was looked for and found after the ranking.
-    pub polished: Option<Box<Polished>>,
+    pub polished: Option<Box<OtherSplit>>,
+    /// The split that the ranking is of, where the better one has taken its place.
+    pub ranked: Option<Box<OtherSplit>>,
 }
 
-/// A plan with layers moved.
+/// A plan that differs from another in layers moved between its chunks.
 #[derive(Debug, Clone)]
-pub struct Polished {
+pub struct OtherSplit {
     /// The plan.
     pub plan: Plan,
     /// What is predicted of it.
@@ -124,9 +126,11 @@ pub struct Polished {
 impl Found {
     /// The same with the better split in the place of its own, if one was found.
     pub fn take_polished(&mut self) {
-        if let Some(better) = self.polished.take() {
-            (self.plan, self.prediction, self.split_gap) = (better.plan, better.prediction, better.split_gap);
-        }
+        let Some(mut split) = self.polished.take() else { return };
+        std::mem::swap(&mut self.plan, &mut split.plan);
+        std::mem::swap(&mut self.prediction, &mut split.prediction);
+        std::mem::swap(&mut self.split_gap, &mut split.split_gap);
+        self.ranked = Some(split);
     }
 }
 

@@ -20,7 +20,7 @@ use crate::cost::step::Prediction;
 use crate::layers::Layers;
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Offloading, Prepared, Rates, Task};
-use crate::search::{Answer, Counters, Found, Stop};
+use crate::search::{Answer, Counters, Found, OtherSplit, Stop};
 use crate::spec::job::{ExpertCapacity, Phase};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
@@ -431,20 +431,18 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let (much, open) = (percent(MUCH), open.join(", "));
         writeln!(out, "not proved that no other split is more than {much} faster: {open}{more}")?;
     }
-    let better = |row: &Row| row.found.polished.is_some();
-    if rows.iter().any(better) {
-        writeln!(
-            out,
-            "faster with layers moved between chunks (--polish prints and saves these; the ranking is without):"
-        )?;
-    }
-    for (at, row) in rows.iter().enumerate() {
-        let Some(better) = &row.found.polished else { continue };
-        let (listed, step) = (row.found.prediction.step(), better.prediction.step());
-        let gain = percent(1.0 - step.0 as f64 / listed.0 as f64);
-        let layout = stages::layout(row.section.prepared, &better.plan);
-        writeln!(out, "  {}: {}, {gain} less: {layout}", at + 1, seconds(step.seconds()))?;
-    }
+    other_splits(
+        out,
+        rows,
+        |found| found.polished.as_deref(),
+        "faster with layers moved between chunks (without --as-ranked these are printed and saved):",
+    )?;
+    other_splits(
+        out,
+        rows,
+        |found| found.ranked.as_deref(),
+        "faster than the splits that were ranked (--as-ranked prints and saves those):",
+    )?;
     if report.stages {
         for (at, row) in rows.iter().enumerate() {
             let (prepared, found) = (row.section.prepared, row.found);
@@ -556,6 +554,33 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             "{which}{} layouts, {} balanced and simulated; {proof}",
             super::models::group(c.candidates),
             super::models::group(c.evaluated)
+        )?;
+    }
+    Ok(())
+}
+
+/// Lists plans of which there is another split: how long that takes, and where its layers lie.
+fn other_splits(
+    out: &mut impl Write,
+    rows: &[Row],
+    other: impl Fn(&Found) -> Option<&OtherSplit>,
+    title: &str,
+) -> Result<(), Failure> {
+    let others = rows.iter().enumerate().filter_map(|(at, row)| Some((at, row, other(row.found)?)));
+    for (nth, (at, row, other)) in others.enumerate() {
+        if nth == 0 {
+            writeln!(out, "{title}")?;
+        }
+        let (own, step) = (row.found.prediction.step(), other.prediction.step());
+        let change = step.0 as f64 / own.0 as f64 - 1.0;
+        let than = if change < 0.0 { "less" } else { "more" };
+        let layout = stages::layout(row.section.prepared, &other.plan);
+        writeln!(
+            out,
+            "  {}: {}, {} {than}: {layout}",
+            at + 1,
+            seconds(step.seconds()),
+            percent(change.abs())
         )?;
     }
     Ok(())
@@ -693,12 +718,16 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     }
     value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
     value["split_gap"] = json!(found.split_gap);
-    value["polished"] = json!(found.polished.as_ref().map(|better| json!({
-        "stages": better.plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>(),
-        "layout": stages::layout(row.section.prepared, &better.plan),
-        "step_time_s": better.prediction.step().seconds().0,
-        "split_gap": better.split_gap,
-    })));
+    let split = |split: &OtherSplit| {
+        json!({
+            "stages": split.plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>(),
+            "layout": stages::layout(row.section.prepared, &split.plan),
+            "step_time_s": split.prediction.step().seconds().0,
+            "split_gap": split.split_gap,
+        })
+    };
+    value["polished"] = json!(found.polished.as_deref().map(split));
+    value["ranked"] = json!(found.ranked.as_deref().map(split));
     #[cfg(feature = "milp")]
     {
         value["integer_programme"] = json!(found.verified.as_ref().map(|verified| json!({

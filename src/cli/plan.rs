@@ -60,10 +60,10 @@ pub(crate) struct PlanArgs {
     /// Compare even splits of the layers over the stages only.
     #[arg(long)]
     even_stages: bool,
-    /// Print and save the first ten plans with layers moved between chunks where that makes them faster, by their new
-    /// times. Which ten those are is decided, and proved, without.
-    #[arg(long, conflicts_with = "even_stages")]
-    polish: bool,
+    /// Print and save splits as they were ranked. Else layers of the first ten plans are moved between chunks where that
+    /// makes them faster; which ten those are is decided, and proved, without.
+    #[arg(long)]
+    as_ranked: bool,
     /// Do up to so many times the usual work to prove how little another split of the layers could gain: as far as 2%, where
     /// that can be reached, instead of 5%.
     #[cfg(feature = "milp")]
@@ -243,12 +243,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
         let Solution { mut answer, offloading } = prepared.solve(&request, &bar);
-        if !args.even_stages {
-            let certified = answer.found.len().min(VERIFIED);
-            prepared.polish(&mut answer.found[..certified]);
-            if args.polish {
-                answer.found.iter_mut().for_each(Found::take_polished);
-            }
+        if !args.as_ranked {
+            answer.found.iter_mut().for_each(Found::take_polished);
         }
         verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
@@ -348,8 +344,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
-        if args.polish {
-            prepared.polish(std::slice::from_mut(&mut best));
+        if !args.as_ranked {
             best.take_polished();
         }
         verify(prepared, std::slice::from_ref(&best))?;

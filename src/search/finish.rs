@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, traffic};
 use super::best::Settled;
+use super::polish::WORTH;
 #[cfg(feature = "milp")]
 use super::verify;
 use super::{Found, Observer, Request, Scratch, Search};
@@ -19,7 +20,7 @@ use crate::cost::step::StepItem;
 use crate::cost::step::{predict, shape};
 use crate::plan::{Layout, Plan};
 #[cfg(feature = "milp")]
-use crate::stages::chains::{self, Judged};
+use crate::stages::chains::{Judged, Known, Proof};
 use crate::stages::relax::{ANY, Relaxation};
 use crate::stages::{Objective as SplitObjective, Outcome as Balanced, Problem, evaluate_into};
 use crate::units::Picos;
@@ -50,11 +51,11 @@ struct Closely {
     best: bool,
     /// [`Request::effort`].
     effort: u32,
+    /// Whether layers may be moved.
+    uneven: bool,
 }
 
 /// What the proof of one plan shows of others of its shape.
-#[cfg(feature = "milp")]
-type Known = chains::Known;
 #[cfg(not(feature = "milp"))]
 type Known = ();
 
@@ -83,7 +84,8 @@ impl Search<'_> {
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
             let shape = shape(&layout);
             let looked_at = at < request.verified && (at == 0 || quick);
-            let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
+            let uneven = !request.even_stages && self.space.capabilities().uneven_stages;
+            let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort, uneven });
             let (found, shown) = self.finish(settled, verify, known.get(&shape), observer);
             observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);
             (at, found, shown.map(|shown| (shape, shown)))
@@ -176,38 +178,57 @@ impl Search<'_> {
             .sum();
         #[cfg(feature = "milp")]
         let much = exposed > settled.time.scale(LITTLE_TRAFFIC);
+        let chunks = settled.plan.chunks();
+        let gap = |step: Picos, bound: Picos| match chunks.len() {
+            // One chunk holds all layers, and what recomputes least is fastest: it hides no more traffic than it adds.
+            1 => 0.0,
+            _ => (step.0 as f64 / floor.step(bound).0.max(1) as f64 - 1.0).max(0.0),
+        };
+        let stop = || observer.stop();
+        let within = |step: Picos, share: f64| floor.passes(step.scale(1.0 / (1.0 + share)));
         #[cfg(feature = "milp")]
-        if layout.virtual_stages > 1
+        let own: Vec<u32> = chunks.iter().map(|chunk| chunk.layers).collect();
+        #[cfg(feature = "milp")]
+        let judged = |step: Picos, layers, closely: Closely| Judged {
+            shape: shape(&layout),
+            layers,
+            recompute: balancing.choice(chunks[0].recompute),
+            traffic: much.then(|| &*traffic),
+            passes: floor.passes(step),
+            enough: within(
+                step,
+                if closely.best || layout.chunk_count() <= MANY_CHUNKS { CERTIFIED } else { TOLERATED },
+            ),
+            tolerable: within(step, TOLERATED),
+            asked: within(step, CERTIFIED),
+            effort: closely.effort,
+        };
+        // Chains of passes say more than ranks do, and know what all ranks gather and reduce.
+        #[cfg(feature = "milp")]
+        let chained = layout.virtual_stages > 1
             || layout.pipeline_parallel > 1
-                && (layout.schedule.splits_backward()
-                    || much && bound < floor.passes(settled.time.scale(1.0 / (1.0 + TOLERATED))))
-        {
-            // Chains of passes say more than ranks do, and know what all ranks gather and reduce.
-            if let Some(Closely { best, effort }) = verify
-                && problem.check().is_ok()
-            {
-                let plan = settled.plan.chunks();
-                let layers: Vec<u32> = plan.iter().map(|chunk| chunk.layers).collect();
-                let within = |share: f64| floor.passes(settled.time.scale(1.0 / (1.0 + share)));
-                let judged = Judged {
-                    shape: shape(&layout),
-                    layers: &layers,
-                    recompute: balancing.choice(plan[0].recompute),
-                    traffic: much.then(|| &*traffic),
-                    passes: floor.passes(settled.time),
-                    enough: within(if best || layout.chunk_count() <= MANY_CHUNKS {
-                        CERTIFIED
-                    } else {
-                        TOLERATED
-                    }),
-                    tolerable: within(TOLERATED),
-                    asked: within(CERTIFIED),
-                    effort,
-                };
-                let (least, shows) = chains::least_makespan(problem, judged, known, &|| observer.stop());
-                bound = bound.max(least);
-                shown = Some(shows);
-            }
+                && (layout.schedule.splits_backward() || much && bound < within(settled.time, TOLERATED));
+        #[cfg(feature = "milp")]
+        let mut proof = verify
+            .filter(|_| chained && problem.check().is_ok())
+            .map(|closely| Proof::new(problem, judged(settled.time, &own, closely), known, &stop));
+        #[cfg(feature = "milp")]
+        if let Some(proof) = &mut proof {
+            let (least, shows) = proof.quickly();
+            bound = bound.max(least);
+            shown = Some(shows);
+        }
+        // What is proved of the better split tells more of the other one too.
+        let moves = verify.is_some_and(|closely| closely.uneven) && !stop();
+        let moves = moves && gap(settled.time, bound) > WORTH;
+        let better =
+            moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
+        let better = better.flatten();
+        #[cfg(feature = "milp")]
+        if let (Some(proof), Some(closely)) = (&mut proof, verify) {
+            let (step, layers) =
+                better.as_ref().map_or((settled.time, &own), |better| (better.step, &better.split.layers));
+            bound = bound.max(proof.closely(judged(step, layers, closely)));
         }
         let mut even_bound = None;
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
@@ -221,19 +242,16 @@ impl Search<'_> {
             // No other split can be had.
             bound = even_bound.map_or(bound, |even| bound.max(even));
         }
-        let bound = floor.step(bound);
-        // One chunk holds all layers, and what recomputes least is fastest: it hides no more traffic than it adds.
-        let split_gap = match layout.chunk_count() {
-            1 => 0.0,
-            _ => (settled.time.0 as f64 / bound.0.max(1) as f64 - 1.0).max(0.0),
-        };
+        let split_gap = gap(settled.time, bound);
+        let polished = better.map(|better| Box::new(self.polished(better, floor.step(bound).0 as f64)));
         let found = Found {
             plan: settled.plan,
             prediction,
             even,
             split_gap,
             looked_at: verify.is_some(),
-            polished: None,
+            polished,
+            ranked: None,
             #[cfg(feature = "milp")]
             verified,
         };

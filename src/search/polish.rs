@@ -1,8 +1,8 @@
 //! Better splits of plans that are printed: layers are moved as long as the simulated step gets shorter. It comes after the
 //! ranking, which it leaves alone, and only where the certificate leaves something open.
 
-use super::balance::TablesOf;
-use super::{Found, Polished, Scratch, Search};
+use super::balance::{Balancing, TablesOf};
+use super::{Found, OtherSplit, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Load;
 use crate::cost::step::{predict, shape};
@@ -19,12 +19,19 @@ enum Tries {
 }
 
 /// What another split may gain from which on one is looked for: a little more than proofs end with.
-const WORTH: f64 = 0.021;
+pub(super) const WORTH: f64 = 0.021;
 /// Moves of one layer by the longest chain that are tried, after those of all ranks, before the best of them is made.
 const TRIALS: usize = 64;
 /// Moves that are made at most, and passes that are simulated for one plan: about a tenth of a second.
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
+
+/// A faster split of a layout.
+pub(super) struct Better {
+    pub step: Picos,
+    pub split: Assignment,
+    pub plan: Plan,
+}
 
 impl Search<'_> {
     /// Looks for a better split of a plan by moving layers between its chunks.
@@ -38,13 +45,36 @@ impl Search<'_> {
         let sharding = self.cost.sharding(&layout);
         let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: self.cost.hop(&layout) };
         let balancing = self.balancing(&layout, tables, &mut scratch);
-        let chunks = found.plan.chunks();
+        let better = self.better(&found.plan, found.prediction.step(), &balancing, tables, &mut scratch);
+        if let Some(better) = better {
+            let bound = found.prediction.step().0 as f64 / (1.0 + found.split_gap);
+            found.polished = Some(Box::new(self.polished(better, bound)));
+        }
+    }
+
+    /// What is said of a faster split, where no step takes less than `bound` picoseconds.
+    pub(super) fn polished(&self, better: Better, bound: f64) -> OtherSplit {
+        let prediction = predict(self.cost, self.layers, &better.plan);
+        let split_gap = (better.step.0 as f64 / bound - 1.0).max(0.0);
+        OtherSplit { plan: better.plan, prediction, split_gap }
+    }
+
+    /// A better split than that of a plan, which takes so long.
+    pub(super) fn better(
+        &self,
+        plan: &Plan,
+        step: Picos,
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Option<Better> {
+        let (layout, chunks) = (plan.layout(), plan.chunks());
         let own = Assignment {
             layers: chunks.iter().map(|chunk| chunk.layers).collect(),
             recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
         };
         let mut left = PASSES / balancing.problem.pipeline.passes().max(1);
-        let mut best: (Picos, Assignment, Option<Plan>) = (found.prediction.step(), own, None);
+        let mut best: (Picos, Assignment, Option<Plan>) = (step, own, None);
         // Where no move that the longest chain suggests helps, all are tried: several chains may be as long.
         let mut tries = Tries::Chain;
         for _ in 0..MOVES {
@@ -53,7 +83,7 @@ impl Search<'_> {
                 break;
             }
             let before = best.0;
-            for pairs in moves(&layout, &from, &balancing.problem, tries, &mut scratch) {
+            for pairs in moves(layout, &from, &balancing.problem, tries, scratch) {
                 if left == 0 {
                     break;
                 }
@@ -64,9 +94,9 @@ impl Search<'_> {
                     trial.layers[more] += 1;
                 }
                 scratch.known.clear();
-                let plan = self.completion(&layout, &balancing, &trial, tables, |_| true, &mut scratch);
+                let plan = self.completion(layout, balancing, &trial, tables, |_| true, scratch);
                 let Some(plan) = plan else { continue };
-                let time = self.time(&layout, &trial, &plan, tables, &mut scratch);
+                let time = self.time(layout, &trial, &plan, tables, scratch);
                 if time < best.0 {
                     best = (time, trial, Some(plan));
                 }
@@ -77,12 +107,8 @@ impl Search<'_> {
                 Tries::All => break,
             };
         }
-        if let (step, _, Some(plan)) = best {
-            let bound = found.prediction.step().0 as f64 / (1.0 + found.split_gap);
-            let prediction = predict(self.cost, self.layers, &plan);
-            let split_gap = (step.0 as f64 / bound - 1.0).max(0.0);
-            found.polished = Some(Box::new(Polished { plan, prediction, split_gap }));
-        }
+        let (step, split, plan) = best;
+        Some(Better { step, split, plan: plan? })
     }
 }
 

@@ -67,6 +67,10 @@ pub(super) const BYTE_SLACK: f64 = 1e-6;
 /// share of what is tolerable: of 44 plans of 14 to 32 chunks, of the scenarios and of DeepSeek-V3 and Maverick, none was
 /// proved from below .907, and more chunks take longer.
 const WORTH_A_TRY: f64 = 0.88;
+/// What lacks less than this share of what is tolerable is worth [`MORE`] times the usual work unasked: few plans do, and
+/// that is mostly enough for them.
+const NEARLY: f64 = 0.985;
+const MORE: u32 = 4;
 /// Nodes of a search tree, and those where parts of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
@@ -111,72 +115,101 @@ pub struct Known {
     reached: f64,
 }
 
-/// A time that no step of an assignment of a problem goes below, with what comes before and behind its passes, and that
-/// is not above the judged one's; and what it shows of problems of the same shape. [`Problem::tail`] does not count.
-/// Programmes over whole layers end when it is told to `stop`.
-#[must_use]
-pub fn least_makespan(
-    problem: &Problem,
-    judged: Judged<'_>,
-    known: Option<&Known>,
-    stop: &dyn Fn() -> bool,
-) -> (Picos, Known) {
-    let of_problem = |traffic: &&Traffic| traffic.is_of(problem.pipeline.orders.len(), problem.kinds.len());
-    let judged = Judged { traffic: judged.traffic.filter(of_problem), ..judged };
-    let mut ways = Vec::new();
-    let mut relaxation = Relaxation::default();
-    relaxation.ways(problem, judged.passes, &mut ways);
-    // Ways that recompute no less are one programme: it is mostly time that rules them out. The others lack memory.
-    let (alike, other): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|&way| {
-        let Choice::Mode(mode) = judged.recompute else { return false };
-        let judged = &problem.modes[usize::from(mode)].extra;
-        problem
-            .modes_of(way)
-            .iter()
-            .all(|&part| problem.modes[part].extra.iter().zip(judged).all(|(extra, judged)| extra >= judged))
-    });
-    relaxation.prepare(problem);
-    let mut floors = |ways: Vec<Way>| -> Family {
-        let mut floor = |way| relaxation.bound_of(problem, way, judged.passes).unwrap_or(judged.passes);
-        ways.into_iter().map(|way| (floor(way), way)).collect()
-    };
-    let (mut modes, mixed): (Family, Family) =
-        floors(other).into_iter().partition(|(_, way)| matches!(way, Way::Mode(_)));
-    // Neighbours keep about as much: what lacks memory with the least of some does with each.
-    modes.sort_by_key(|&(floor, way)| (kept(problem, way), floor));
-    let mut families = vec![floors(alike), modes];
-    families.extend(mixed.into_iter().map(|one| vec![one]));
-    families.retain(|family| !family.is_empty());
-    families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
-    let mut search = Search::new(problem, judged, known, stop);
-    let reached = known.map_or(1.0, |known| known.reached * (1.0 - LESS));
-    let enough = judged.enough.min(judged.passes.scale(reached).max(judged.tolerable));
-    let quick = search.least_of_all(&families, enough);
-    let known = Known {
-        chains: search.chains.clone(),
-        weights: search.weights.clone(),
-        reached: quick.0 as f64 / judged.passes.0.max(1) as f64,
-    };
-    let mut least = quick;
-    let near = judged.tolerable.scale(WORTH_A_TRY);
-    let hopeful = problem.chunks() < MANY_CHUNKS || least > near || judged.effort > 1;
-    if least < judged.tolerable && hopeful {
-        search.allow(1);
-        least = least.max(search.least_of_all(&families, judged.tolerable));
-    }
-    // What the usual work shows stays: more of it goes other ways.
-    if judged.effort > 1 {
-        search.allow(judged.effort);
-        for goal in [judged.tolerable, judged.asked] {
-            if least < goal.scale(NEAR) {
-                least = least.max(search.least_of_all(&families, goal));
-            }
-            if least < goal.scale(NEAR) {
-                break;
-            }
+/// A proof of what no step of an assignment of a problem goes below, with what comes before and behind its passes.
+/// [`Problem::tail`] does not count. Programmes over whole layers end when it is told to stop.
+pub struct Proof<'a> {
+    search: Search<'a>,
+    families: Vec<Family>,
+    /// What is proved.
+    least: Picos,
+    /// [`Known::reached`] of the problem that showed this one something.
+    reached: f64,
+}
+
+impl<'a> Proof<'a> {
+    /// Nothing is proved yet. What comes of it is not above the judged time, if that fits.
+    #[must_use]
+    pub fn new(
+        problem: &'a Problem,
+        judged: Judged<'a>,
+        known: Option<&Known>,
+        stop: &'a dyn Fn() -> bool,
+    ) -> Self {
+        let of_problem =
+            |traffic: &&Traffic| traffic.is_of(problem.pipeline.orders.len(), problem.kinds.len());
+        let judged = Judged { traffic: judged.traffic.filter(of_problem), ..judged };
+        let mut ways = Vec::new();
+        let mut relaxation = Relaxation::default();
+        relaxation.ways(problem, judged.passes, &mut ways);
+        // Ways that recompute no less are one programme: it is mostly time that rules them out. The others lack memory.
+        let (alike, other): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|&way| {
+            let Choice::Mode(mode) = judged.recompute else { return false };
+            let judged = &problem.modes[usize::from(mode)].extra;
+            problem.modes_of(way).iter().all(|&part| {
+                problem.modes[part].extra.iter().zip(judged).all(|(extra, judged)| extra >= judged)
+            })
+        });
+        relaxation.prepare(problem);
+        let mut floors = |ways: Vec<Way>| -> Family {
+            let mut floor = |way| relaxation.bound_of(problem, way, judged.passes).unwrap_or(judged.passes);
+            ways.into_iter().map(|way| (floor(way), way)).collect()
+        };
+        let (mut modes, mixed): (Family, Family) =
+            floors(other).into_iter().partition(|(_, way)| matches!(way, Way::Mode(_)));
+        // Neighbours keep about as much: what lacks memory with the least of some does with each.
+        modes.sort_by_key(|&(floor, way)| (kept(problem, way), floor));
+        let mut families = vec![floors(alike), modes];
+        families.extend(mixed.into_iter().map(|one| vec![one]));
+        families.retain(|family| !family.is_empty());
+        families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
+        Self {
+            search: Search::new(problem, judged, known, stop),
+            families,
+            least: Picos::ZERO,
+            reached: known.map_or(1.0, |known| known.reached * (1.0 - LESS)),
         }
     }
-    (least, known)
+
+    /// What chains of passes show, shared out in parts of layers; and what that shows of problems of the same shape.
+    pub fn quickly(&mut self) -> (Picos, Known) {
+        let Judged { passes, enough, tolerable, .. } = self.search.judged;
+        self.least =
+            self.search.least_of_all(&self.families, enough.min(passes.scale(self.reached).max(tolerable)));
+        let known = Known {
+            chains: self.search.chains.clone(),
+            weights: self.search.weights.clone(),
+            reached: self.least.0 as f64 / passes.0.max(1) as f64,
+        };
+        (self.least, known)
+    }
+
+    /// What whole layers show beside that, as far as it is asked for. What is judged may be another split than before, of
+    /// the same problem.
+    pub fn closely(&mut self, judged: Judged<'a>) -> Picos {
+        let search = &mut self.search;
+        search.judged = Judged { traffic: search.judged.traffic, ..judged };
+        let near = judged.tolerable.scale(WORTH_A_TRY);
+        let hopeful = search.problem.chunks() < MANY_CHUNKS || self.least > near || judged.effort > 1;
+        if self.least < judged.tolerable && hopeful {
+            search.allow(1);
+            self.least = self.least.max(search.least_of_all(&self.families, judged.tolerable));
+        }
+        let nearly = self.least < judged.tolerable && self.least > judged.tolerable.scale(NEARLY);
+        let effort = if nearly { judged.effort.max(MORE) } else { judged.effort };
+        // What the usual work shows stays: more of it goes other ways.
+        if effort > 1 {
+            search.allow(effort);
+            for goal in [judged.tolerable, judged.asked] {
+                if self.least < goal.scale(NEAR) {
+                    self.least = self.least.max(search.least_of_all(&self.families, goal));
+                }
+                if self.least < goal.scale(NEAR) || effort > judged.effort {
+                    break;
+                }
+            }
+        }
+        self.least
+    }
 }
 
 /// Forward passes, whole backward passes and weight gradients, by chunk; and reductions behind passes, by rank.

@@ -567,7 +567,8 @@ fn printed_plans_are_within_five_percent_of_any_other_split() {
         {
             let Ok(task) = planner.task(&scenario, cluster, gpus) else { continue };
             let request = Request { verified: 10, ..Request::default() };
-            for found in task.prepare().search(&request, &NoProgress).found {
+            for mut found in task.prepare().search(&request, &NoProgress).found {
+                found.take_polished();
                 gaps.push((
                     found.split_gap,
                     format!("{} on {gpus} of {cluster}: {}", scenario.model, found.plan),

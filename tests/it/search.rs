@@ -697,6 +697,11 @@ fn splits_that_may_be_far_from_the_best_are_polished() {
         assert!(prepared.check(&better.plan, &better.prediction).passed(), "{}", better.plan);
         after.take_polished();
         assert_eq!((&after.plan, after.prediction.step()), (&better.plan, new));
+        let ranked = after.ranked.as_ref().unwrap();
+        assert_eq!(
+            (&ranked.plan, ranked.split_gap, ranked.prediction.step()),
+            (&before.plan, before.split_gap, old)
+        );
     }
     assert!(moved >= 2, "{moved}");
 }

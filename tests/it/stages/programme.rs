@@ -1,6 +1,6 @@
 //! The integer programme against the dynamic programme and against trying everything.
 
-use autoplan::stages::chains::{Judged, least_makespan};
+use autoplan::stages::chains::{Judged, Known, Proof};
 use autoplan::stages::milp::{self, Limits, Outcome as Programme};
 use autoplan::stages::{Balancer, Choice, Objective, Outcome, Problem};
 use autoplan::units::Picos;
@@ -11,6 +11,15 @@ use super::{
     chunks_of_split_passes, one_chunk_per_rank, random_problem, realistic, roomy, roomy_of_split_passes,
     several_chunks, simulated, single_chunks, some_traffic, with_traffic,
 };
+
+/// What is proved in both steps, and what the first shows of problems of the same shape.
+fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
+    let mut proof = Proof::new(problem, judged, known, &|| false);
+    let (quick, shows) = proof.quickly();
+    let least = proof.closely(judged);
+    assert!(least >= quick);
+    (least, shows)
+}
 
 /// Value by the integer programme; none if it proves that nothing fits.
 fn by_programme(problem: &Problem, objective: Objective) -> Option<u64> {
@@ -112,11 +121,11 @@ fn nothing_is_faster_than_the_chains_say() {
                 kind.forward = Picos(kind.forward.0 * (3 + at as u64));
                 kind.backward = Picos(kind.backward.0 * 2);
             }
-            let (_, known) = least_makespan(&other, judged(passes * 9, passes * 9, 0), None, &|| false);
+            let (_, known) = least_makespan(&other, judged(passes * 9, passes * 9, 0), None);
             let bound = |passes: u64, enough: u64, tolerable: u64| {
                 let judged = judged(passes, enough, tolerable);
-                let bound = least_makespan(&problem, judged, None, &|| false).0.0;
-                let with_known = least_makespan(&problem, judged, Some(&known), &|| false).0.0;
+                let bound = least_makespan(&problem, judged, None).0.0;
+                let with_known = least_makespan(&problem, judged, Some(&known)).0.0;
                 assert!(with_known <= least, "seed {seed}: {with_known} > {least}");
                 bound
             };
@@ -175,19 +184,16 @@ fn nothing_is_faster_than_the_chains_and_the_traffic_say() {
                 asked: Picos(passes),
                 effort: 1 + 3 * (seed % 2) as u32,
             };
-            let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None, &|| false);
-            let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None, &|| false);
+            let (_, known) = least_makespan(&problem, judged(Some(&others), passes * 9, 0), None);
+            let (_, bare) = least_makespan(&problem, judged(None, passes * 9, 0), None);
             for tolerable in [0, passes - passes / 20, passes] {
                 for known in [None, Some(&known), Some(&bare)] {
                     let bound =
-                        least_makespan(&problem, judged(Some(&traffic), passes, tolerable), known, &|| false)
-                            .0
-                            .0;
+                        least_makespan(&problem, judged(Some(&traffic), passes, tolerable), known).0.0;
                     assert!(bound <= least, "seed {seed}: {bound} > {least}");
                 }
             }
-            let bound =
-                |traffic| least_makespan(&problem, judged(traffic, least, least), None, &|| false).0.0;
+            let bound = |traffic| least_makespan(&problem, judged(traffic, least, least), None).0.0;
             let gap = |bound: u64| least as f64 / bound.max(1) as f64 - 1.0;
             Some([gap(bound(None).min(without)), gap(bound(Some(&traffic)))])
         })
@@ -230,7 +236,7 @@ fn single_chunks_leave_little_open() {
                 asked: above,
                 effort: 1,
             };
-            let bound = least_makespan(&problem, judged, None, &|| false).0.0;
+            let bound = least_makespan(&problem, judged, None).0.0;
             assert!(bound <= fastest, "seed {seed}: {bound} > {fastest}");
             Some([chain, bound].map(|bound| fastest as f64 / bound.max(1) as f64 - 1.0))
         })
@@ -273,7 +279,7 @@ fn walks_end_with_the_fastest_of_all_splits() {
             asked: above,
             effort: 1,
         };
-        let least = least_makespan(&problem, judged, None, &|| false).0.0;
+        let least = least_makespan(&problem, judged, None).0.0;
         assert!(least <= fastest, "seed {seed}: {least} > {fastest}");
         assert!(least as f64 >= fastest as f64 * (1.0 - 1e-6), "seed {seed}: {least} < {fastest}");
     });

@@ -103,7 +103,6 @@ impl Target {
         match self {
             // Its recipes as they are written here reduce and keep gradients in FP32, as Megatron-LM does.
             Self::Bridge => Self::Megatron.name(),
-            Self::Accelerate => "pytorch-fsdp",
             _ => self.name(),
         }
     }

@@ -378,12 +378,14 @@ impl<'a> Holdings<'a> {
     /// What the core of attention leaves: statistics of a fused kernel, or scores, probabilities and a
     /// mask in memory; and the output a second time where heads were exchanged, or sequences and positions.
     fn core(&self, share: &Share, heads: u64, output: f64, layer: &mut Layer) {
-        let per_query = match self.given.profile.kernels.attention_kernel {
-            AttentionKernel::Unfused => {
-                5.0 * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
-            }
-            AttentionKernel::Flash2 | AttentionKernel::Vendor => 4.0,
-        };
+        let per_query =
+            match self.given.profile.kernels.attention_kernel_of(self.given.machine.accelerator.architecture)
+            {
+                AttentionKernel::Unfused => {
+                    5.0 * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
+                }
+                AttentionKernel::Flash2 | AttentionKernel::Vendor => 4.0,
+            };
         layer.keep_or_move(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
         if self.layout.context_parallel > 1 && self.layout.context_comm == ContextComm::AllToAll {
             layer.keep_or_move(2.0 * output, &[]);
@@ -711,7 +713,8 @@ impl Holdings<'_> {
         // One copy of the gradients lies in host memory beside states that are updated there.
         match offload.optimizer {
             Place::Gpu => {}
-            Place::Cpu => off[0] += owned + gradients.min(4.0),
+            Place::Cpu if kind == Kind::Frozen => off[0] += owned,
+            Place::Cpu => off[0] += owned + gradients.min(4.0).max(self.given.profile.memory.host_gradients),
             Place::Nvme => off[1] += owned,
         }
         match offload.parameters {
@@ -730,6 +733,9 @@ impl Holdings<'_> {
         let mut bytes = [weights, gradients, owned / ranks];
         if l.zero_stage >= 2 {
             bytes[1] /= ranks;
+        }
+        if l.zero_stage < 3 && kind != Kind::Frozen {
+            bytes[0] += self.given.profile.memory.cached_weights;
         }
         if l.zero_stage >= 3 {
             bytes[0] /= ranks;
@@ -956,7 +962,12 @@ impl Holdings<'_> {
             }
             bill.activations = in_flight[rank];
             // Reductions and gathers of an update are staged when no activation is left.
-            let staged = self.given.profile.memory.staging * count.0.iter().sum::<u64>() as f64;
+            let m = &self.given.profile.memory;
+            // What a rank owns is staged as if experts were divided among as few as dense weights, or the other way round.
+            let owners = KINDS.map(|kind| self.sharing(kind)).into_iter().fold(f64::INFINITY, f64::min);
+            let updates_here = self.layout.offload.optimizer == Place::Gpu;
+            let each = m.staging + if updates_here { m.owned_staging / owners } else { 0.0 };
+            let staged = each * count.0.iter().sum::<u64>() as f64;
             bill.transient = bill.transient.max(staged - bill.activations);
             bill.transient_most = bill.transient_most.max(bill.transient);
             shapes[rank].sort_unstable();

@@ -487,7 +487,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         } else if first && !prepared.cost().is_measured() {
             writeln!(
                 out,
-                "± : nobody measured `{}` {experts} experts on GPUs like those of {}: what that may hide is in the bar",
+                "± : no run of `{}` {experts} experts was published of GPUs like those of {}: what that may hide is in the bar",
                 prepared.task.profile_name, row.section.cluster
             )?;
         }

@@ -409,7 +409,7 @@ impl<'a> CostModel<'a> {
             accelerator,
             job.precision.format(),
             k.gemm.get(a),
-            k.attention_kernel,
+            k.attention_kernel_of(accelerator.architecture),
             k.attention.get(a),
         );
         let experts = layers.kinds.iter().any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_)));
@@ -2093,7 +2093,11 @@ impl<'a> CostModel<'a> {
             micro_overlap: (layout.zero_stage >= 3)
                 .then_some(MicroOverlap { slow: self.profile.sharded.slow, tail: self.profile.sharded.tail }),
             most_gathered: self.profile.sharded.most_gathered.unwrap_or(f64::INFINITY),
-            staging: self.profile.memory.staging,
+            staging: self.profile.memory.staging
+                + match layout.offload.optimizer {
+                    Place::Gpu => self.profile.memory.owned_staging / f64::from(shard.min(expert_shard)),
+                    Place::Cpu | Place::Nvme => 0.0,
+                },
             jitter,
         }
     }
@@ -2127,6 +2131,7 @@ impl<'a> CostModel<'a> {
             Some(l) => recipe.weights + l.weight_bytes,
             None => recipe.weights,
         };
+        let cached = if frozen { 0.0 } else { self.profile.memory.cached_weights };
         let moments = memory::moment_bytes(self.job.optimizer, class);
         let (mut q, mut o) = (recipe.gradients, recipe.owned + moments);
         if frozen {
@@ -2139,7 +2144,7 @@ impl<'a> CostModel<'a> {
         let offload = layout.offload;
         let stage = layout.zero_stage;
         let mut s = PerParameter {
-            weights: copies * if stage >= 3 { weights / d } else { weights },
+            weights: copies * if stage >= 3 { weights / d } else { weights + cached },
             gradients: copies * if stage >= 2 { q / d } else { q },
             optimizer: if offload.optimizer == Place::Gpu { o / d } else { 0.0 },
             ..PerParameter::default()
@@ -2149,7 +2154,8 @@ impl<'a> CostModel<'a> {
         }
         // Pinned copies of what lives off the GPU; one copy of the gradients passes through host memory, in
         // FP32 where there is one in FP32.
-        let passing = q.min(4.0);
+        let in_host = if frozen { 0.0 } else { self.profile.memory.host_gradients };
+        let passing = q.min(4.0).max(in_host);
         let mut off = |place: Place, bytes: f64| match place {
             Place::Gpu => {}
             Place::Cpu => s.host += bytes,

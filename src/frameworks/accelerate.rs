@@ -63,6 +63,19 @@ pub static RULES: &[Rule] = &[
         check: |_, c, l| whole_experts(c, l, 1, u64::from(l.shard_group), 0),
     },
     Rule {
+        name: "experts-autocast",
+        source: "transformers integrations/moe.py: grouped products, which autocast leaves in FP32 (seen on an H100)",
+        judge: Judge::Nobody,
+        reach: Reach::Sharding,
+        check: |_, c, l| {
+            ensure(
+                l.zero_stage > 0 || !c.has_experts(),
+                "without sharding experts are computed in FP32: autocast does not reach their products",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
         name: "heads",
         source: "transformers integrations/tensor_parallel.py",
         judge: Judge::Nobody,
@@ -328,7 +341,7 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
     let optimizer = if request.job.optimizer == Optimizer::Sgd {
         "torch.optim.SGD(model.parameters(), lr=3e-4, momentum=0.9, weight_decay=0.1)"
     } else {
-        "torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)"
+        "torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)"
     };
     let recompute = if l.zero_stage == 0 && recomputes(request) {
         "    model.gradient_checkpointing_enable()\n"

@@ -203,6 +203,9 @@ pub struct Kernels {
     pub gemm: PerArchitecture,
     /// Attention kernels.
     pub attention_kernel: AttentionKernel,
+    /// Others on these.
+    #[serde(default)]
+    pub attention_kernel_on: BTreeMap<Architecture, AttentionKernel>,
     /// Factor on their rate.
     pub attention: PerArchitecture,
     /// Factor on the traffic of norms and residuals (1: fused).
@@ -398,6 +401,14 @@ pub struct Releases {
     pub observed: ((u32, u32), (u32, u32)),
 }
 
+impl Kernels {
+    /// The attention kernel of an architecture.
+    #[must_use]
+    pub fn attention_kernel_of(&self, architecture: Architecture) -> AttentionKernel {
+        self.attention_kernel_on.get(&architecture).copied().unwrap_or(self.attention_kernel)
+    }
+}
+
 impl Profile {
     /// Bytes per logit that the loss of a release moves forward and backward, and bytes at its peak; of today's for none.
     #[must_use]
@@ -446,6 +457,9 @@ pub struct Memory {
     /// as its projection takes it.
     #[serde(default)]
     pub output_reordered: bool,
+    /// Bytes of the gradients' copy in host memory where the optimizer updates there, if more than on the GPU.
+    #[serde(default)]
+    pub host_gradients: f64,
     /// Bytes per logit at the peak of the loss.
     pub logit_bytes: f64,
     /// They are on the whole vocabulary, gathered where tensor-parallel ranks hold parts of it.
@@ -468,6 +482,12 @@ pub struct Memory {
     /// is larger.
     #[serde(default)]
     pub staging: f64,
+    /// The same for every parameter that a rank updates: divided by the sharding group.
+    #[serde(default)]
+    pub owned_staging: f64,
+    /// Copies of weights that are computed with and last for a step, where weights are not sharded.
+    #[serde(default)]
+    pub cached_weights: f64,
     /// Reserved over allocated bytes.
     pub fragmentation: f64,
     /// Context, communicators and workspaces: bytes outside the allocator.

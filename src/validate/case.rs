@@ -545,10 +545,9 @@ const OTHER_FAMILIES: &[(&str, &str)] = &[
 /// Frameworks without a profile of their own, and the one whose runs are nearest to theirs: taken for it, and listed as
 /// assumed.
 const STAND_INS: &[(&str, &str)] = &[
-    ("accelerate", "pytorch-fsdp"),
-    ("axolotl", "pytorch-fsdp"),
+    ("axolotl", "accelerate"),
     ("torchtune", "pytorch-fsdp"),
-    ("transformers", "pytorch-fsdp"),
+    ("transformers", "accelerate"),
     ("paxml", "jax"),
     // Eager PyTorch with sharded states, as DeepSpeed's.
     ("colossal-ai", "deepspeed"),
@@ -589,7 +588,7 @@ fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'stati
             if old { "megatron-2021" } else { "megatron" }
         }
         "megatron-deepspeed" => match stage {
-            Some("3") => "deepspeed",
+            Some("3") => "megatron-deepspeed-zero3",
             Some(_) if unfused => "megatron-deepspeed-bloom",
             _ => "megatron-deepspeed-ddp",
         },
@@ -602,10 +601,19 @@ fn profile_name(row: &MeasuredRow, architecture: Architecture) -> Result<&'stati
     })
 }
 
-/// `24.07`, `25.11` and the like: year and month of a software release.
+/// `24.07`, `25.11` and the like: year and month of a software release; `202412` and `2025-06` in names of files, too.
 fn release(row: &MeasuredRow) -> Option<(u32, u32)> {
     ["framework", "source_where"].into_iter().find_map(|column| {
         let text = row.text(column)?;
+        let dated = text.split('_').find_map(|word| {
+            let digits: String = word.split('-').collect();
+            let (year, month) = (digits.get(..4)?.parse().ok()?, digits.get(4..)?.parse().ok()?);
+            (digits.len() == 6 && (2020..2040).contains(&year) && (1..=12).contains(&month))
+                .then_some((year, month))
+        });
+        if dated.is_some() {
+            return dated;
+        }
         text.split(|c: char| !(c.is_ascii_digit() || c == '.')).find_map(|word| {
             let mut parts = word.split('.');
             let (year, month) = (parts.next()?, parts.next()?);

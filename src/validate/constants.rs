@@ -27,6 +27,8 @@ pub struct Constants {
     pub fitted: Vec<Constant>,
     /// Fitted constants that are counted and never refitted.
     pub held: Vec<Held>,
+    /// Constants from runs of our own, which published rows do not inform: `results/own`.
+    pub own: Vec<Held>,
 }
 
 /// A fitted constant.
@@ -289,20 +291,27 @@ pub fn markdown(constants: &Constants, rows: &[usize]) -> Result<String, Constan
             and_more(&constant.places)
         );
     }
-    md.push_str("\n| held constant | value | unit | sources | fitted to, and why it is held | place |\n|---|--:|---|---|---|---|\n");
-    for held in &constants.held {
-        let _ = writeln!(
-            md,
-            "| {} | {} | {} | {} | {} | `{}`{} |",
-            held.name,
-            short(held.value),
-            held.unit,
-            held.sources.join(" "),
-            held.why,
-            held.places.first().map_or("", String::as_str),
-            and_more(&held.places)
-        );
-    }
+    let mut kept = |title: &str, list: &[Held]| {
+        let _ = writeln!(md, "\n| {title} | place |\n|---|--:|---|---|---|---|");
+        for held in list {
+            let _ = writeln!(
+                md,
+                "| {} | {} | {} | {} | {} | `{}`{} |",
+                held.name,
+                short(held.value),
+                held.unit,
+                held.sources.join(" "),
+                held.why,
+                held.places.first().map_or("", String::as_str),
+                and_more(&held.places)
+            );
+        }
+    };
+    kept("held constant | value | unit | sources | fitted to, and why it is held", &constants.held);
+    kept(
+        "constant of runs of our own | value | unit | runs (results/own) | what was measured",
+        &constants.own,
+    );
     Ok(md)
 }
 
@@ -351,7 +360,7 @@ mod tests {
     #[test]
     fn held_constants_are_those_of_the_data_files() {
         let (settings, list) = (Settings::shipped(), Constants::shipped().unwrap());
-        for held in &list.held {
+        for held in list.held.iter().chain(&list.own) {
             assert!(
                 !held.why.is_empty() && !held.sources.is_empty() && !held.places.is_empty(),
                 "{}",

@@ -34,6 +34,35 @@ fn baseline() -> Baseline {
     Baseline::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/results/accuracy.ron"))).unwrap()
 }
 
+/// Runs on one H100, whose errors `results/own/one-h100.md` prints.
+#[test]
+fn own_runs_are_as_far_off_as_is_printed() {
+    let own =
+        validate(include_str!("../../results/own/one-h100.csv").as_bytes(), |_| true, |_, _| {}).unwrap();
+    let printed = include_str!("../../results/own/one-h100.md");
+    let median = |errors: &[f64]| {
+        let mut sorted: Vec<f64> = errors.iter().map(|error| error.abs()).collect();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted.len() / 2;
+        if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+    };
+    for (title, profile) in [
+        ("DeepSpeed, 14 runs", "deepspeed"),
+        ("Accelerate, 13", "accelerate"),
+        ("torchtitan, 7", "torchtitan"),
+        ("all", ""),
+    ] {
+        let rows = || own.rows.iter().filter(|row| row.profile.is_some_and(|own| own.starts_with(profile)));
+        let steps: Vec<f64> =
+            rows().filter_map(|row| Some(row.predicted_step_s? / row.measured_step_s? - 1.0)).collect();
+        let line = printed.lines().find(|line| line.starts_with(&format!("| {title} |"))).unwrap();
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let cell = format!("{:.1} %", 100.0 * median(&steps));
+        assert!(cells[3].starts_with(&cell), "{title}: {cell} is printed as {}", cells[3]);
+        assert!(steps.len() > 6, "{title}");
+    }
+}
+
 #[test]
 fn no_class_of_errors_got_worse() {
     let worse = baseline().worse(&published().summary);

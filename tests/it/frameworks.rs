@@ -804,6 +804,11 @@ static CASES: &[Case] = &[
             l.context_parallel = 2;
         },
     ),
+    case(Target::Accelerate, "experts-autocast", EXPERTS, same, |l| {
+        l.zero_stage = 0;
+        l.shard_group = 1;
+        l.dispatcher = Some(Dispatcher::AllToAll);
+    }),
     case(Target::Accelerate, "context-attention", WINDOWS, same, |l| {
         l.dispatcher = Some(Dispatcher::AllToAll);
         l.zero_stage = 3;

@@ -294,7 +294,7 @@ fn other_spellings_mean_the_same() {
     }
     // What is taken for something near it is listed.
     for (change, near) in [
-        (("framework_family", "axolotl"), "pytorch-fsdp"),
+        (("framework_family", "axolotl"), "accelerate"),
         (("framework_family", "ColossalAI"), "deepspeed"),
         (("gpu", "A100"), "A100-SXM-80GB"),
         (("precision", "fp8-rowwise"), "fp8"),

@@ -416,15 +416,15 @@ fn states_on_drives_move_at_the_bandwidth_of_the_drives() {
 /// Where host memory holds neither weights nor states, drives do.
 #[test]
 fn drives_open_where_host_memory_is_too_small() {
-    let mut task = Task::shipped("qwen3-32b", "dgx-a100-40gb", 8, 8, 8192).unwrap();
+    let mut task = Task::shipped("qwen2.5-72b", "dgx-a100-40gb", 8, 8, 4096).unwrap();
     (task.target, task.profile) = (Target::DeepSpeed, Profile::find("deepspeed").unwrap());
     let places = |task: &Task| {
         let solution = task.prepare().solve(&Request { top: 1, ..Request::default() }, &Silent);
         solution.answer.found.first().map(|best| best.plan.layout().offload)
     };
     let off = |parameters| Offload { optimizer: Place::Nvme, parameters, activations: false };
-    // 66 GB of weights fit, 524 GB of states and gradients do not.
-    task.machine.cluster.host.memory = Bytes(200_000_000_000);
+    // 145 GB of weights fit, 1,160 GB of states and gradients do not.
+    task.machine.cluster.host.memory = Bytes(400_000_000_000);
     assert_eq!(places(&task), Some(off(Place::Cpu)));
     task.machine.cluster.host.memory = Bytes(50_000_000_000);
     assert_eq!(places(&task), Some(off(Place::Nvme)));

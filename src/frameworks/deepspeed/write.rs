@@ -505,6 +505,9 @@ import argparse
 import json
 import os
 
+# Before torch is imported: buffers as large as all gradients come and go between small tensors.
+os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
 import deepspeed
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM{integration}

@@ -284,6 +284,9 @@ pub struct PerParameter {
     pub host: f64,
     /// Bytes on local drives.
     pub nvme: f64,
+    /// Bytes of staging at the update: the peak of a rank is its states plus this or plus activations and transients,
+    /// whichever is larger.
+    pub staging: f64,
 }
 
 /// What the states of the parameters cost in one data-parallel arrangement.
@@ -307,9 +310,6 @@ pub struct Sharding {
     pub micro_overlap: Option<MicroOverlap>,
     /// Most parameters of a unit that are gathered at a time.
     pub most_gathered: f64,
-    /// Bytes of staging at the update for every local parameter: the peak of a rank is its states plus
-    /// this or plus activations and transients, whichever is larger.
-    pub staging: f64,
     /// Factor on the whole step: jitter and stragglers at this scale.
     pub jitter: f64,
 }
@@ -323,6 +323,13 @@ impl PerParameter {
 }
 
 impl Sharding {
+    /// Bytes of staging at the update of so many parameters of each class.
+    #[must_use]
+    pub fn staging(&self, parameters: &LocalParameters) -> Bytes {
+        let classes = self.classes.iter().zip(&parameters.0);
+        Bytes::from_f64(classes.map(|(class, &count)| class.staging * count as f64).sum())
+    }
+
     /// Share of the traffic of a pipeline rank that at least stays exposed.
     #[must_use]
     pub fn exposed_floor_of(&self, rank: usize) -> f64 {
@@ -352,7 +359,6 @@ impl Sharding {
             interference: 0.0,
             micro_overlap: None,
             most_gathered: f64::INFINITY,
-            staging: 0.0,
             jitter: 1.0,
         })
     }

@@ -104,12 +104,14 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
 }
 
 /// Places a plan among the others: the best of all, and what each halving and doubling of an axis
-/// would give.
+/// would give. Layers of the best are moved where that makes it faster; those of the others stay as they are ranked.
 #[must_use]
 pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -> Standing {
     let request = Request { top: 1, ..Request::default() };
     let free = Task { restrictions: Restrictions::default(), ..prepared.task.clone() };
-    let best = free.prepare().solve(&request, observer).answer.found.into_iter().next();
+    let mut solution = free.prepare().solve(&Request { verified: 1, ..request.clone() }, observer);
+    solution.take_polished();
+    let best = solution.answer.found.into_iter().next();
     let experts = prepared.context.has_experts();
     let mut changes = Vec::new();
     for (axis, from) in axes(plan.layout()) {

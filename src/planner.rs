@@ -3,8 +3,6 @@
 
 use std::collections::BTreeMap;
 
-use rayon::prelude::*;
-
 use crate::candidates::{Axis, OFFLOADS, Restrictions, Space, SplitLost};
 use crate::check::{Given, Report};
 use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
@@ -92,6 +90,17 @@ pub struct Solution {
     pub answer: Answer,
     /// Why they offload or do not.
     pub offloading: Offloading,
+}
+
+impl Solution {
+    /// The same with better splits in the place of those that were ranked, in the order of the ranking; see
+    /// [`Found::polished`].
+    pub fn take_polished(&mut self) {
+        self.answer.found.iter_mut().for_each(Found::take_polished);
+        if let Offloading::Pays(other) | Offloading::Ties(other) = &mut self.offloading {
+            other.take_polished();
+        }
+    }
 }
 
 /// A plan that would fit if memory were a little larger.
@@ -243,13 +252,6 @@ impl Prepared<'_> {
         }
         let with = Box::new(with.clone());
         Solution { answer, offloading: Offloading::Ties(with) }
-    }
-
-    /// Looks for better splits of plans whose certificates leave much open, see [`Found::polished`].
-    pub fn polish(&self, found: &mut [Found]) {
-        let (cost, space) = (self.cost(), self.space(self.task.target));
-        let search = Search { cost: &cost, layers: &self.layers, space: &space };
-        found.par_iter_mut().for_each(|one| search.polish(one));
     }
 
     /// Whether [`Prepared::solve`] tries offload only where nothing fits without it.

@@ -124,6 +124,12 @@ pub struct OtherSplit {
 }
 
 impl Found {
+    /// What its split took when it was ranked.
+    #[must_use]
+    pub fn ranked_step(&self) -> Picos {
+        self.ranked.as_ref().map_or(self.prediction.step(), |ranked| ranked.prediction.step())
+    }
+
     /// The same with the better split in the place of its own, if one was found.
     pub fn take_polished(&mut self) {
         let Some(mut split) = self.polished.take() else { return };

@@ -4,7 +4,7 @@
     python3 benches/gpu/steps.py FOLDER [--steps 9]
 
 FOLDER holds the exported files. Their train.py runs as it is, but for the number of its steps. Prints one line of JSON: the
-median of the steps after the third, and the peaks of memory after the first, in bytes. results/own/one-h100.csv was made so.
+median of the steps after the third, and the peaks of memory after the first, in bytes. results/own/one-h100.csv was made about so.
 """
 import argparse
 import json
@@ -31,7 +31,9 @@ def main():
         sys.exit(f"{path}: expected one line `STEPS = N`, found {found}")
     deepspeed = arguments.folder / "ds_config.json"
     sys.argv = ["train.py", *(["--deepspeed_config", str(deepspeed)] if deepspeed.exists() else [])]
-    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    if not deepspeed.exists():
+        # As launch.sh does; DeepSpeed's train.py sets it itself.
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     import torch
 
     ends = []

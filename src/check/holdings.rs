@@ -963,11 +963,11 @@ impl Holdings<'_> {
             bill.activations = in_flight[rank];
             // Reductions and gathers of an update are staged when no activation is left.
             let m = &self.given.profile.memory;
-            // What a rank owns is staged as if experts were divided among as few as dense weights, or the other way round.
-            let owners = KINDS.map(|kind| self.sharing(kind)).into_iter().fold(f64::INFINITY, f64::min);
-            let updates_here = self.layout.offload.optimizer == Place::Gpu;
-            let each = m.staging + if updates_here { m.owned_staging / owners } else { 0.0 };
-            let staged = each * count.0.iter().sum::<u64>() as f64;
+            let replicated = self.layout.zero_stage == 0 && self.layout.offload.optimizer == Place::Gpu;
+            let all: u64 = count.0.iter().sum();
+            let trained = all - count.0[Kind::Frozen as usize];
+            let copied = if replicated { m.replicated_staging * trained as f64 } else { 0.0 };
+            let staged = m.staging * all as f64 + copied;
             bill.transient = bill.transient.max(staged - bill.activations);
             bill.transient_most = bill.transient_most.max(bill.transient);
             shapes[rank].sort_unstable();

@@ -286,7 +286,8 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             };
             let task = args.job.task(&args.what, &machine, *gpus)?;
             let prepared = task.prepare();
-            let solution = prepared.solve(&Request { top: 1, ..Request::default() }, &bar);
+            let mut solution = prepared.solve(&Request { top: 1, verified: 1, ..Request::default() }, &bar);
+            solution.take_polished();
             let Solution { answer, offloading } = solution;
             verify(&prepared, &answer.found)?;
             if matches!(offloading, Offloading::Needed) && !answer.found.is_empty() {

@@ -24,7 +24,7 @@ use crate::search::{Answer, Counters, Found, OtherSplit, Stop};
 use crate::spec::job::{ExpertCapacity, Phase};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
-use crate::units::{Dollars, Seconds};
+use crate::units::{Dollars, Picos, Seconds};
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -63,17 +63,18 @@ impl Section<'_> {
         let best = self.answer.found.first()?.prediction.step();
         let beside = |other: &Found| {
             let step = other.prediction.step();
-            let gap = (step.0 as f64 / best.0 as f64 - 1.0).abs();
-            format!("{} in {}, {}", other.plan, seconds(step.seconds()), percent(gap))
+            let gap = step.0 as f64 / best.0 as f64 - 1.0;
+            let than = if gap < 0.0 { "faster" } else { "slower" };
+            format!("{} in {}, {} {than}", other.plan, seconds(step.seconds()), percent(gap.abs()))
         };
         Some(match &self.offloading {
             Offloading::Left => return None,
             Offloading::Needed => format!("{which}nothing fits without offload; these plans offload"),
             Offloading::Pays(without) => {
-                format!("{which}offload pays; without it the best is {} slower", beside(without))
+                format!("{which}offload pays; without it the best is {}", beside(without))
             }
             Offloading::Ties(with) => format!(
-                "{which}offload gains less than predictions err, and is left out: {} faster (--fix offload=any)",
+                "{which}offload gains less than predictions err, and is left out: {} (--fix offload=any)",
                 beside(with)
             ),
         })
@@ -114,6 +115,9 @@ struct Row<'a> {
     run: Option<RunCost>,
     /// Why the run never ends, where it does not.
     never: Option<NoProgress>,
+    /// Time and dollars by which it stands, of the split that was ranked: of a whole run with all that it loses, or of
+    /// a token. A run that never ends comes last.
+    order: (f64, f64),
     /// No other row is both faster and cheaper.
     pareto: bool,
 }
@@ -121,9 +125,6 @@ struct Row<'a> {
 impl Row<'_> {
     fn step(&self) -> Seconds {
         self.found.prediction.step().seconds()
-    }
-    fn seconds_per_token(&self) -> f64 {
-        self.step().0 / self.section.prepared.tokens_per_step().0 as f64
     }
     /// Whether the difference lies inside the interval of differences, which comes from pairs of measured
     /// plans of one job on the same GPUs.
@@ -196,9 +197,21 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
         .iter()
         .flat_map(|section| {
             section.answer.found.iter().map(move |found| {
-                let run = section.prepared.run(&found.prediction);
-                let step = step_cost(&run);
-                let whole = section.prepared.task.job.tokens.map(|tokens| run_cost(&run, tokens));
+                let tokens = section.prepared.task.job.tokens;
+                let costs = |prediction: &Prediction| {
+                    let run = section.prepared.run(prediction);
+                    (step_cost(&run), tokens.map(|tokens| run_cost(&run, tokens)))
+                };
+                let ranked = found.ranked.as_deref().map_or(&found.prediction, |ranked| &ranked.prediction);
+                let order = match costs(ranked) {
+                    (_, Some(Ok(run))) => (run.time.total.0, run.dollars.total.0),
+                    (_, Some(Err(_))) => (f64::MAX, f64::MAX),
+                    (step, None) => {
+                        let tokens = section.prepared.tokens_per_step().0 as f64;
+                        (ranked.step().seconds().0 / tokens, step.per_trillion_tokens.0)
+                    }
+                };
+                let (step, whole) = costs(&found.prediction);
                 let (run, never) = match whole {
                     None => (None, None),
                     Some(Ok(run)) => (Some(run), None),
@@ -212,23 +225,14 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
                     usd_per_trillion: step.per_trillion_tokens,
                     run,
                     never,
+                    order,
                     pareto: true,
                 }
             })
         })
         .filter(|row: &Row| report.bounds.admit(row.run.as_ref()))
         .collect();
-    // A whole run counts with all that it loses; one that never ends comes last.
-    let time = |row: &Row| match (&row.run, &row.never) {
-        (Some(run), _) => run.time.total.0,
-        (None, Some(_)) => f64::MAX,
-        (None, None) => row.seconds_per_token(),
-    };
-    let cost = |row: &Row| match (&row.run, &row.never) {
-        (Some(run), _) => run.dollars.total.0,
-        (None, Some(_)) => f64::MAX,
-        (None, None) => row.usd_per_trillion.0,
-    };
+    let (time, cost) = (|row: &Row| row.order.0, |row: &Row| row.order.1);
     rows.sort_by(|a, b| {
         let (by_time, by_cost) = (time(a).total_cmp(&time(b)), cost(a).total_cmp(&cost(b)));
         let order = match report.objective {
@@ -236,7 +240,7 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
             Objective::Cost => by_cost.then(by_time),
         };
         order
-            .then_with(|| a.step().0.total_cmp(&b.step().0))
+            .then_with(|| a.found.ranked_step().cmp(&b.found.ranked_step()))
             .then_with(|| a.section.cluster.cmp(&b.section.cluster))
             .then_with(|| a.found.plan.cmp(&b.found.plan))
     });
@@ -431,18 +435,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let (much, open) = (percent(MUCH), open.join(", "));
         writeln!(out, "not proved that no other split is more than {much} faster: {open}{more}")?;
     }
-    other_splits(
-        out,
-        rows,
-        |found| found.polished.as_deref(),
-        "faster with layers moved between chunks (without --as-ranked these are printed and saved):",
-    )?;
-    other_splits(
-        out,
-        rows,
-        |found| found.ranked.as_deref(),
-        "faster than the splits that were ranked (--as-ranked prints and saves those):",
-    )?;
+    moved_layers(out, rows)?;
     if report.stages {
         for (at, row) in rows.iter().enumerate() {
             let (prepared, found) = (row.section.prepared, row.found);
@@ -487,7 +480,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         } else if first && !prepared.cost().is_measured() {
             writeln!(
                 out,
-                "± : no run of `{}` {experts} experts was published of GPUs like those of {}: what that may hide is in the bar",
+                "± : no runs of `{}` {experts} experts on GPUs like those of {} inform this bar: what that may hide is in it",
                 prepared.task.profile_name, row.section.cluster
             )?;
         }
@@ -539,6 +532,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             Stop::Proved if section.prepared.leaves_offload_out() && !section.offloading.is_open() => {
                 format!("proved optimal {WITHOUT_OFFLOAD}")
             }
+            Stop::Proved if section.answer.found.iter().any(|found| found.ranked.is_some()) => {
+                "proved optimal, before layers were moved".to_owned()
+            }
             Stop::Proved => "proved optimal".to_owned(),
             Stop::Interrupted => {
                 format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap))
@@ -559,32 +555,42 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     Ok(())
 }
 
-/// Lists plans of which there is another split: how long that takes, and where its layers lie.
-fn other_splits(
-    out: &mut impl Write,
-    rows: &[Row],
-    other: impl Fn(&Found) -> Option<&OtherSplit>,
-    title: &str,
-) -> Result<(), Failure> {
-    let others = rows.iter().enumerate().filter_map(|(at, row)| Some((at, row, other(row.found)?)));
-    for (nth, (at, row, other)) in others.enumerate() {
-        if nth == 0 {
-            writeln!(out, "{title}")?;
+/// What moving layers between chunks gained, plan by plan, or would gain.
+fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
+    let line = |at: usize, row: &Row, (before, was): (Picos, &Plan), (after, is): (Picos, &Plan)| {
+        let gain = 1.0 - after.0 as f64 / before.0 as f64;
+        let layout = |plan| stages::layout(row.section.prepared, plan);
+        let times = format!("{} instead of {}", seconds(after.seconds()), seconds(before.seconds()));
+        format!("  {}: {times} ({} less): {} instead of {}", at + 1, percent(gain), layout(is), layout(was))
+    };
+    let (mut taken, mut left) = (Vec::new(), Vec::new());
+    for (at, row) in rows.iter().enumerate() {
+        let Found { plan, prediction, polished, ranked, .. } = row.found;
+        let (step, worth) = (prediction.step(), |gain: f64| gain >= SHOWN);
+        if let Some(ranked) = ranked.as_deref()
+            && worth(1.0 - step.0 as f64 / ranked.prediction.step().0 as f64)
+        {
+            taken.push(line(at, row, (ranked.prediction.step(), &ranked.plan), (step, plan)));
         }
-        let (own, step) = (row.found.prediction.step(), other.prediction.step());
-        let change = step.0 as f64 / own.0 as f64 - 1.0;
-        let than = if change < 0.0 { "less" } else { "more" };
-        let layout = stages::layout(row.section.prepared, &other.plan);
-        writeln!(
-            out,
-            "  {}: {}, {} {than}: {layout}",
-            at + 1,
-            seconds(step.seconds()),
-            percent(change.abs())
-        )?;
+        if let Some(polished) = polished.as_deref()
+            && worth(1.0 - polished.prediction.step().0 as f64 / step.0 as f64)
+        {
+            left.push(line(at, row, (step, plan), (polished.prediction.step(), &polished.plan)));
+        }
+    }
+    let title = "layers moved between chunks after the ranking, which is without (--as-ranked leaves them):";
+    for (title, lines) in
+        [(title, taken), ("layers moved between chunks would give (without --as-ranked):", left)]
+    {
+        if !lines.is_empty() {
+            writeln!(out, "{title}\n{}", lines.join("\n"))?;
+        }
     }
     Ok(())
 }
+
+/// Share of a step that moving layers must gain to be told of: less is not to be seen in the numbers.
+const SHOWN: f64 = 5e-4;
 
 /// What is said of searches that did not try it.
 pub(super) const WITHOUT_OFFLOAD: &str = "(without offload, which --fix offload=any opens)";

@@ -61,7 +61,7 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     even_stages: bool,
     /// Print and save splits as they were ranked. Else layers of the first ten plans are moved between chunks where that
-    /// makes them faster; which ten those are is decided, and proved, without.
+    /// makes them faster; which plans those are, and their order, is decided, and proved, without.
     #[arg(long)]
     as_ranked: bool,
     /// Do up to so many times the usual work to prove how little another split of the layers could gain: as far as 2%, where
@@ -146,8 +146,9 @@ fn better_counts(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
         return Vec::new();
     }
     // Where there is no plan, remedies say so.
-    let Some(best) = section.answer.found.first() else { return Vec::new() };
-    let own = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
+    // Layers of other plans are not moved: what is compared are splits as ranked.
+    let Some(best) = section.answer.found.first().map(Found::ranked_step) else { return Vec::new() };
+    let own = 1.0 / best.seconds().0 / f64::from(task.job.gpus);
     let below = (1..nodes).rev().find(|&n| smooth(n));
     let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| smooth(n));
     let near = [below, above].into_iter().flatten();
@@ -242,10 +243,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
-        let Solution { mut answer, offloading } = prepared.solve(&request, &bar);
+        let mut solution = prepared.solve(&request, &bar);
         if !args.as_ranked {
-            answer.found.iter_mut().for_each(Found::take_polished);
+            solution.take_polished();
         }
+        let Solution { answer, offloading } = solution;
         verify(prepared, &answer.found)?;
         sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
     }
@@ -338,15 +340,16 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let prepared: Vec<_> = tasks.iter().map(Task::prepare).collect();
     let mut planned = Vec::new();
     for (&phase, prepared) in args.phase.iter().zip(&prepared) {
-        let Solution { answer, offloading } = prepared.solve(&request, &bar);
-        let Some(mut best) = answer.found.into_iter().next() else {
+        let mut solution = prepared.solve(&request, &bar);
+        if !args.as_ranked {
+            solution.take_polished();
+        }
+        let Solution { answer, offloading } = solution;
+        let Some(best) = answer.found.into_iter().next() else {
             bar.clear();
             anstream::eprintln!("no plan for the phase {phase}; plan it alone to see why");
             return Ok(Ending::Negative);
         };
-        if !args.as_ranked {
-            best.take_polished();
-        }
         verify(prepared, std::slice::from_ref(&best))?;
         planned.push(PlannedPhase { phase, prepared, found: best, offloading });
     }

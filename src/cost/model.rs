@@ -2093,11 +2093,6 @@ impl<'a> CostModel<'a> {
             micro_overlap: (layout.zero_stage >= 3)
                 .then_some(MicroOverlap { slow: self.profile.sharded.slow, tail: self.profile.sharded.tail }),
             most_gathered: self.profile.sharded.most_gathered.unwrap_or(f64::INFINITY),
-            staging: self.profile.memory.staging
-                + match layout.offload.optimizer {
-                    Place::Gpu => self.profile.memory.owned_staging / f64::from(shard.min(expert_shard)),
-                    Place::Cpu | Place::Nvme => 0.0,
-                },
             jitter,
         }
     }
@@ -2147,8 +2142,12 @@ impl<'a> CostModel<'a> {
             weights: copies * if stage >= 3 { weights / d } else { weights + cached },
             gradients: copies * if stage >= 2 { q / d } else { q },
             optimizer: if offload.optimizer == Place::Gpu { o / d } else { 0.0 },
+            staging: self.profile.memory.staging,
             ..PerParameter::default()
         };
+        if stage == 0 && !frozen && offload.optimizer == Place::Gpu {
+            s.staging += self.profile.memory.replicated_staging;
+        }
         if offload.parameters != Place::Gpu && stage >= 3 {
             s.weights = 0.0;
         }

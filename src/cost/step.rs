@@ -774,8 +774,7 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
             .max()
             .unwrap_or_default();
         // Staging at the update comes when the activations are gone: the larger of both counts.
-        let local: u64 = parameters[r].0.iter().sum();
-        let staging = Bytes::from_f64(sharding.staging * local as f64);
+        let staging = sharding.staging(&parameters[r]);
         rank.transient = rank.transient.max(staging.saturating_sub(rank.activations));
         shapes[r].sort_unstable();
         shapes[r].dedup();

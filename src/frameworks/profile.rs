@@ -482,10 +482,10 @@ pub struct Memory {
     /// is larger.
     #[serde(default)]
     pub staging: f64,
-    /// The same for every parameter that a rank updates: divided by the sharding group.
+    /// The same beside that for every trained parameter where no states are sharded (stage 0).
     #[serde(default)]
-    pub owned_staging: f64,
-    /// Copies of weights that are computed with and last for a step, where weights are not sharded.
+    pub replicated_staging: f64,
+    /// Copies of trained weights that are computed with and last for a step, where weights are not sharded (below stage 3).
     #[serde(default)]
     pub cached_weights: f64,
     /// Reserved over allocated bytes.

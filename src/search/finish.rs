@@ -12,7 +12,7 @@ use super::best::Settled;
 use super::polish::WORTH;
 #[cfg(feature = "milp")]
 use super::verify;
-use super::{Found, Observer, Request, Scratch, Search};
+use super::{Found, Observer, OtherSplit, Request, Scratch, Search};
 use crate::cost::CellKey;
 use crate::cost::schedule::Shape;
 #[cfg(feature = "milp")]
@@ -51,8 +51,6 @@ struct Closely {
     best: bool,
     /// [`Request::effort`].
     effort: u32,
-    /// Whether layers may be moved.
-    uneven: bool,
 }
 
 /// What the proof of one plan shows of others of its shape.
@@ -84,9 +82,9 @@ impl Search<'_> {
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
             let shape = shape(&layout);
             let looked_at = at < request.verified && (at == 0 || quick);
-            let uneven = !request.even_stages && self.space.capabilities().uneven_stages;
-            let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort, uneven });
-            let (found, shown) = self.finish(settled, verify, known.get(&shape), observer);
+            let moves = at < request.verified && !request.even_stages;
+            let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
+            let (found, shown) = self.finish(settled, verify, moves, known.get(&shape), observer);
             observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);
             (at, found, shown.map(|shown| (shape, shown)))
         };
@@ -118,11 +116,12 @@ impl Search<'_> {
     }
 
     /// Prediction, even split and certificate of a plan that is printed. `verify` says whether the split is looked at
-    /// closely.
+    /// closely, and `moves` whether a faster one is looked for by moving its layers.
     fn finish(
         &self,
         settled: Settled,
         verify: Option<Closely>,
+        moves: bool,
         known: Option<&Known>,
         observer: &dyn Observer,
     ) -> (Found, Option<Known>) {
@@ -185,6 +184,7 @@ impl Search<'_> {
             _ => (step.0 as f64 / floor.step(bound).0.max(1) as f64 - 1.0).max(0.0),
         };
         let stop = || observer.stop();
+        #[cfg(feature = "milp")]
         let within = |step: Picos, share: f64| floor.passes(step.scale(1.0 / (1.0 + share)));
         #[cfg(feature = "milp")]
         let own: Vec<u32> = chunks.iter().map(|chunk| chunk.layers).collect();
@@ -219,8 +219,7 @@ impl Search<'_> {
             shown = Some(shows);
         }
         // What is proved of the better split tells more of the other one too.
-        let moves = verify.is_some_and(|closely| closely.uneven) && !stop();
-        let moves = moves && gap(settled.time, bound) > WORTH;
+        let moves = moves && capabilities.uneven_stages && !stop() && gap(settled.time, bound) > WORTH;
         let better =
             moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
         let better = better.flatten();
@@ -243,7 +242,10 @@ impl Search<'_> {
             bound = even_bound.map_or(bound, |even| bound.max(even));
         }
         let split_gap = gap(settled.time, bound);
-        let polished = better.map(|better| Box::new(self.polished(better, floor.step(bound).0 as f64)));
+        let polished = better.map(|better| {
+            let prediction = predict(self.cost, self.layers, &better.plan);
+            Box::new(OtherSplit { prediction, split_gap: gap(better.step, bound), plan: better.plan })
+        });
         let found = Found {
             plan: settled.plan,
             prediction,

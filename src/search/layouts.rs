@@ -299,7 +299,8 @@ impl Search<'_> {
             Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers).ok()?;
         legal_plan(self.space.target(), context, &plan).ok()?;
         // Staging at the update and what lies off the GPU are no part of the balancing problem; few plans have any.
-        if tables.sharding.staging > 0.0 || layout.offload != Offload::NONE {
+        let stages = tables.sharding.classes.iter().any(|class| class.staging > 0.0);
+        if stages || layout.offload != Offload::NONE {
             let TablesOf { cell, sharding, hop } = tables;
             let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
             if !fits_with(self.cost, self.layers, &plan, &tables) {

@@ -2,10 +2,9 @@
 //! ranking, which it leaves alone, and only where the certificate leaves something open.
 
 use super::balance::{Balancing, TablesOf};
-use super::{Found, OtherSplit, Scratch, Search};
-use crate::cost::CellKey;
+use super::{Scratch, Search};
 use crate::cost::schedule::Load;
-use crate::cost::step::{predict, shape};
+use crate::cost::step::shape;
 use crate::plan::{Layout, Plan, Schedule};
 use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening};
 use crate::units::Picos;
@@ -34,31 +33,6 @@ pub(super) struct Better {
 }
 
 impl Search<'_> {
-    /// Looks for a better split of a plan by moving layers between its chunks.
-    pub(crate) fn polish(&self, found: &mut Found) {
-        if found.split_gap <= WORTH || !self.space.capabilities().uneven_stages {
-            return;
-        }
-        let layout = *found.plan.layout();
-        let mut scratch = Scratch::default();
-        let priced = self.price(&CellKey::from(&layout), &mut scratch);
-        let sharding = self.cost.sharding(&layout);
-        let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: self.cost.hop(&layout) };
-        let balancing = self.balancing(&layout, tables, &mut scratch);
-        let better = self.better(&found.plan, found.prediction.step(), &balancing, tables, &mut scratch);
-        if let Some(better) = better {
-            let bound = found.prediction.step().0 as f64 / (1.0 + found.split_gap);
-            found.polished = Some(Box::new(self.polished(better, bound)));
-        }
-    }
-
-    /// What is said of a faster split, where no step takes less than `bound` picoseconds.
-    pub(super) fn polished(&self, better: Better, bound: f64) -> OtherSplit {
-        let prediction = predict(self.cost, self.layers, &better.plan);
-        let split_gap = (better.step.0 as f64 / bound - 1.0).max(0.0);
-        OtherSplit { plan: better.plan, prediction, split_gap }
-    }
-
     /// A better split than that of a plan, which takes so long.
     pub(super) fn better(
         &self,

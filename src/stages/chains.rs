@@ -187,6 +187,9 @@ impl<'a> Proof<'a> {
     /// the same problem.
     pub fn closely(&mut self, judged: Judged<'a>) -> Picos {
         let search = &mut self.search;
+        if (search.stop)() {
+            return self.least;
+        }
         search.judged = Judged { traffic: search.judged.traffic, ..judged };
         let near = judged.tolerable.scale(WORTH_A_TRY);
         let hopeful = search.problem.chunks() < MANY_CHUNKS || self.least > near || judged.effort > 1;
@@ -203,7 +206,7 @@ impl<'a> Proof<'a> {
                 if self.least < goal.scale(NEAR) {
                     self.least = self.least.max(search.least_of_all(&self.families, goal));
                 }
-                if self.least < goal.scale(NEAR) || effort > judged.effort {
+                if self.least < goal.scale(NEAR) || judged.effort == 1 {
                     break;
                 }
             }

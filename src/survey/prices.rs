@@ -327,7 +327,6 @@ pub(super) fn states(
         }
         memory.pools = rank.pool + gathered;
         memory.buffers = cell.buffers + hop.buffers;
-        let local: u64 = rank.parameters.0.iter().sum();
         let once = once_per_step(sharding, &rank.parameters);
         let share = sharding.exposed_floor_of(usize::from(!rank.first));
         RankStates {
@@ -336,7 +335,7 @@ pub(super) fn states(
             gather: exposed(once.gather, share, sharding.hidden_share.1, sharding.interference, base.forward),
             reduce: Reduction::new(once.reduce, share, sharding),
             update: once.update,
-            staging: Bytes::from_f64(sharding.staging * local as f64),
+            staging: sharding.staging(&rank.parameters),
         }
     }));
 }

@@ -333,7 +333,8 @@ fn naive_time(
         let prediction = predict(cost, layers, &plan);
         // What the balancer calls a fit is one, but for what models need before the first step.
         if !cost.fits(&prediction) {
-            assert!(tables.sharding.staging > 0.0, "{} {:?} {plan}", world.model.name, world.target);
+            let staged = tables.sharding.classes.iter().any(|class| class.staging > 0.0);
+            assert!(staged, "{} {:?} {plan}", world.model.name, world.target);
             continue;
         }
         let bound = evaluate(problem, &assignment).unwrap().bound;
@@ -641,69 +642,61 @@ fn no_split_is_faster_than_its_certificate_allows() {
     assert!(walked > 5000 && faster > 100, "{walked}, {faster}");
 }
 
-/// Splits that are made worse are far from the best: layers are moved as long as that helps. What was listed stays as it
-/// is.
+/// Layers of printed plans are moved as long as that helps, where proofs leave something open. What was ranked stays as it
+/// is, in its order, and what is proved holds for both splits.
 #[test]
 fn splits_that_may_be_far_from_the_best_are_polished() {
-    let task = Task::shipped("llama2-7b", "h800-ib", 16384, 256, 4096).unwrap();
-    let target = Target::Torchtitan;
-    let (profile_name, profile) = Profile::of(target);
-    let task = Task { target, profile, profile_name, ..task };
+    let mut task = Task::shipped("nemotron3-nano-30b-a3b", "dgx-h100", 256, 256, 8192).unwrap();
+    task.restrictions.pipeline_parallel.only = Some(vec![8]);
+    task.restrictions.virtual_stages.only = Some(vec![2]);
     let prepared = task.prepare();
-    let mut listed = prepared.search(&Request { verified: 10, ..Request::default() }, &Silent).found;
-    for found in listed.iter_mut().step_by(2) {
-        let mut chunks = found.plan.chunks().to_vec();
-        let (most, least) = (0..chunks.len()).fold((0, 0), |(most, least), k| {
-            let (own, more, less) = (chunks[k].layers, chunks[most].layers, chunks[least].layers);
-            (if own > more { k } else { most }, if own < less { k } else { least })
-        });
-        // The longest chunk takes what the others can spare.
-        for k in 0..chunks.len() {
-            if k != most && k != least && chunks[k].layers > 2 {
-                chunks[k].layers -= 2;
-                chunks[most].layers += 2;
-            }
-        }
-        let layers = Layers::new(&prepared.task.model).count();
-        let plan = Plan::new(*found.plan.layout(), chunks, 16384, 256, layers).unwrap();
-        let prediction = prepared.predict(&plan);
-        if !prepared.cost().fits(&prediction) {
-            continue;
-        }
-        let bound = found.prediction.step().0 as f64 / (1.0 + found.split_gap);
-        found.split_gap = prediction.step().0 as f64 / bound - 1.0;
-        (found.plan, found.prediction) = (plan, prediction);
-    }
-    let mut found = listed.clone();
-    prepared.polish(&mut found);
+    let request = Request { top: 5, verified: 5, ..Request::default() };
+    let polished = prepared.search(&request, &Silent).found;
+    let few = prepared.search(&Request { top: 2, ..request.clone() }, &Silent).found;
     let mut moved = 0;
-    for (before, after) in listed.iter().zip(&mut found) {
-        let old = before.prediction.step();
-        assert_eq!(
-            (&before.plan, before.split_gap, old),
-            (&after.plan, after.split_gap, after.prediction.step())
-        );
-        assert!(after.polished.is_none() || before.split_gap > 0.02);
-        let Some(better) = after.polished.clone() else { continue };
-        let new = better.prediction.step();
-        moved += u32::from(new.0 as f64 <= 0.985 * old.0 as f64);
-        assert_eq!(better.plan.layout(), before.plan.layout());
+    for (at, before) in polished.iter().enumerate() {
+        let mut after = before.clone();
+        after.take_polished();
+        assert_eq!(after.ranked_step(), before.prediction.step());
+        assert!(at == 0 || polished[at - 1].prediction.step() <= before.prediction.step());
+        // However many plans are asked for.
+        if let Some(same) = few.get(at) {
+            assert_eq!(same.plan, before.plan);
+            let plan = |found: &Found| found.polished.as_ref().map(|better| better.plan.clone());
+            assert_eq!(plan(same), plan(before));
+        }
+        let Some(better) = before.polished.as_deref() else { continue };
+        moved += 1;
+        let (old, new) = (before.prediction.step(), better.prediction.step());
         assert!(new < old && better.split_gap < before.split_gap, "{} {}", better.plan, better.split_gap);
         let bound = |step: Picos, gap: f64| step.0 as f64 / (1.0 + gap);
         assert!((bound(new, better.split_gap) / bound(old, before.split_gap) - 1.0).abs() < 1e-9);
+        assert_eq!(better.plan.layout(), before.plan.layout());
         let layers = |plan: &Plan| plan.chunks().iter().map(|chunk| chunk.layers).sum::<u32>();
         assert_eq!(layers(&before.plan), layers(&better.plan));
         assert_eq!(prepared.predict(&better.plan).step(), new);
         assert!(prepared.check(&better.plan, &better.prediction).passed(), "{}", better.plan);
-        after.take_polished();
-        assert_eq!((&after.plan, after.prediction.step()), (&better.plan, new));
-        let ranked = after.ranked.as_ref().unwrap();
-        assert_eq!(
-            (&ranked.plan, ranked.split_gap, ranked.prediction.step()),
-            (&before.plan, before.split_gap, old)
-        );
+        let ranked = after.ranked.as_deref().unwrap();
+        assert_eq!((&ranked.plan, ranked.split_gap), (&before.plan, before.split_gap));
+        assert_eq!((&after.plan, after.split_gap), (&better.plan, better.split_gap));
     }
-    assert!(moved >= 2, "{moved}");
+    assert!(moved >= 3, "{moved}");
+    let even = Request { even_stages: true, ..request };
+    assert!(prepared.search(&even, &Silent).found.iter().all(|found| found.polished.is_none()));
+}
+
+/// DeepSpeed copies gradients in the optimizer step where nothing is sharded: those of frozen weights are none.
+#[test]
+fn frozen_weights_are_not_staged() {
+    let job = |lora: Option<u32>| {
+        let mut task = Task::shipped("llama3.2-1b", "dgx-h100", 1, 1, 512).unwrap();
+        (task.target, task.profile) = (Target::DeepSpeed, Profile::of(Target::DeepSpeed).1);
+        task.job.training = lora.map_or(Training::Full, |rank| Training::Lora { rank });
+        let found = task.prepare().search(&Request { top: 1, ..Request::default() }, &Silent).found;
+        found[0].prediction.memory[0].transient.0 as f64
+    };
+    let all = 1.2358e9;
+    assert!(job(None) > 7.0 * all && job(Some(16)) < 2.0 * all, "{} {}", job(None), job(Some(16)));
 }
 
 /// Where no small change of a plan makes it legal elsewhere, the search names the plan nearest to it: one that the other

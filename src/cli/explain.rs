@@ -29,7 +29,6 @@ use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
 use crate::spec;
 use crate::spec::saved::SavedPlan;
-use crate::stages::layout::write_layout;
 use crate::units::{Bytes, Seconds};
 
 /// Output format.
@@ -662,7 +661,7 @@ fn place_text(
                 seconds(best.prediction.step().seconds()),
                 best.prediction.allocated.gigabytes()
             )?;
-            let changes = differences(plan, &best.plan);
+            let changes = differences(prepared, plan, &best.plan);
             if !changes.is_empty() {
                 writeln!(out, "  to change: {}", changes.join(", "))?;
             }
@@ -731,8 +730,8 @@ fn job_differences(a: &Task, b: &Task) -> Vec<String> {
     pairs.filter(|(a, b)| a != b).map(|((name, a), (_, b))| format!("{name} {a} -> {b}")).collect()
 }
 
-/// What differs between two plans, as `axis from -> to`.
-fn differences(from: &Plan, to: &Plan) -> Vec<String> {
+/// What differs between two plans of a model, as `axis from -> to`.
+fn differences(model: &Prepared, from: &Plan, to: &Plan) -> Vec<String> {
     let (a, b) = (choices_of(from.layout()), choices_of(to.layout()));
     let changed = a.iter().zip(&b).filter(|((_, one), (_, other))| one != other);
     let mut out: Vec<String> = changed
@@ -747,7 +746,7 @@ fn differences(from: &Plan, to: &Plan) -> Vec<String> {
     }
     let layers = |plan: &Plan| plan.chunks().iter().map(|c| c.layers).collect::<Vec<_>>();
     if layers(from) != layers(to) && from.layout().chunk_count() == to.layout().chunk_count() {
-        out.push(format!("layers {} -> {}", write_layout(&layers(from), 0), write_layout(&layers(to), 0)));
+        out.push(format!("layers {} -> {}", stages::layout(model, from), stages::layout(model, to)));
     }
     out
 }
@@ -765,7 +764,7 @@ fn breakdown_json(
             json!({
                 "name": best.plan.to_string(), "plan": layout_json(best.plan.layout()),
                 "step_time_s": best.prediction.step().seconds().0,
-                "changes": differences(plan, &best.plan),
+                "changes": differences(prepared, plan, &best.plan),
                 "settings": setting_changes(prepared, plan, &best.plan, settings),
                 "faster_by": p.step().0 as f64 / best.prediction.step().0 as f64 - 1.0,
             })
@@ -818,7 +817,8 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
         )?;
     }
     let mut changes = job_differences(prepared[0].0.task, prepared[1].0.task);
-    changes.extend(differences(prepared[0].1, prepared[1].1));
+    let (model, one, other) = (&prepared[0].0, prepared[0].1, prepared[1].1);
+    changes.extend(differences(model, one, other));
     if !changes.is_empty() {
         writeln!(out, "differs in: {}", changes.join(", "))?;
     }

@@ -378,14 +378,13 @@ impl<'a> Holdings<'a> {
     /// What the core of attention leaves: statistics of a fused kernel, or scores, probabilities and a
     /// mask in memory; and the output a second time where heads were exchanged, or sequences and positions.
     fn core(&self, share: &Share, heads: u64, output: f64, layer: &mut Layer) {
-        let per_query =
-            match self.given.profile.kernels.attention_kernel_of(self.given.machine.accelerator.architecture)
-            {
-                AttentionKernel::Unfused => {
-                    5.0 * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
-                }
-                AttentionKernel::Flash2 | AttentionKernel::Vendor => 4.0,
-            };
+        let architecture = self.given.machine.accelerator.architecture;
+        let per_query = match self.given.profile.kernels.attention_kernel.get(architecture) {
+            AttentionKernel::Unfused => {
+                5.0 * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
+            }
+            AttentionKernel::Flash2 | AttentionKernel::Vendor => 4.0,
+        };
         layer.keep_or_move(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
         if self.layout.context_parallel > 1 && self.layout.context_comm == ContextComm::AllToAll {
             layer.keep_or_move(2.0 * output, &[]);

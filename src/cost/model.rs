@@ -409,7 +409,7 @@ impl<'a> CostModel<'a> {
             accelerator,
             job.precision.format(),
             k.gemm.get(a),
-            k.attention_kernel_of(accelerator.architecture),
+            k.attention_kernel.get(a),
             k.attention.get(a),
         );
         let experts = layers.kinds.iter().any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_)));

@@ -65,24 +65,27 @@ pub struct Profile {
     pub sources: Vec<String>,
 }
 
-/// A number that may differ between silicon generations.
+/// A number, or a choice, that may differ between silicon generations.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct PerArchitecture {
+pub struct PerArchitecture<T = f64> {
     /// Where the generation is not listed.
-    pub any: f64,
+    pub any: T,
     /// By generation.
-    #[serde(default)]
-    pub on: BTreeMap<Architecture, f64>,
+    #[serde(default = "BTreeMap::new")]
+    pub on: BTreeMap<Architecture, T>,
 }
 
 impl PerArchitecture {
     fn zero() -> Self {
         Self { any: 0.0, on: BTreeMap::new() }
     }
-    /// The number for a generation.
+}
+
+impl<T: Copy> PerArchitecture<T> {
+    /// What holds for a generation.
     #[must_use]
-    pub fn get(&self, architecture: Architecture) -> f64 {
+    pub fn get(&self, architecture: Architecture) -> T {
         self.on.get(&architecture).copied().unwrap_or(self.any)
     }
 }
@@ -202,10 +205,7 @@ pub struct Kernels {
     /// Factor on the sustained rate of matrix products.
     pub gemm: PerArchitecture,
     /// Attention kernels.
-    pub attention_kernel: AttentionKernel,
-    /// Others on these.
-    #[serde(default)]
-    pub attention_kernel_on: BTreeMap<Architecture, AttentionKernel>,
+    pub attention_kernel: PerArchitecture<AttentionKernel>,
     /// Factor on their rate.
     pub attention: PerArchitecture,
     /// Factor on the traffic of norms and residuals (1: fused).
@@ -399,14 +399,6 @@ pub struct Releases {
     pub reference: (u32, u32),
     /// First and last release observed.
     pub observed: ((u32, u32), (u32, u32)),
-}
-
-impl Kernels {
-    /// The attention kernel of an architecture.
-    #[must_use]
-    pub fn attention_kernel_of(&self, architecture: Architecture) -> AttentionKernel {
-        self.attention_kernel_on.get(&architecture).copied().unwrap_or(self.attention_kernel)
-    }
 }
 
 impl Profile {

@@ -187,7 +187,9 @@ impl Search<'_> {
         #[cfg(feature = "milp")]
         let within = |step: Picos, share: f64| floor.passes(step.scale(1.0 / (1.0 + share)));
         #[cfg(feature = "milp")]
-        let own: Vec<u32> = chunks.iter().map(|chunk| chunk.layers).collect();
+        let layers_of = |plan: &Plan| plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>();
+        #[cfg(feature = "milp")]
+        let own = layers_of(&settled.plan);
         #[cfg(feature = "milp")]
         let judged = |step: Picos, layers, closely: Closely| Judged {
             shape: shape(&layout),
@@ -224,10 +226,11 @@ impl Search<'_> {
             moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
         let better = better.flatten();
         #[cfg(feature = "milp")]
+        let moved = better.as_ref().map(|better| layers_of(&better.plan));
+        #[cfg(feature = "milp")]
         if let (Some(proof), Some(closely)) = (&mut proof, verify) {
-            let (step, layers) =
-                better.as_ref().map_or((settled.time, &own), |better| (better.step, &better.split.layers));
-            bound = bound.max(proof.closely(judged(step, layers, closely)));
+            let step = better.as_ref().map_or(settled.time, |better| better.step);
+            bound = bound.max(proof.closely(judged(step, moved.as_ref().unwrap_or(&own), closely)));
         }
         let mut even_bound = None;
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {

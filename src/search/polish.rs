@@ -25,10 +25,9 @@ const TRIALS: usize = 64;
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
 
-/// A faster split of a layout.
+/// A plan with a faster split, and what its step takes.
 pub(super) struct Better {
     pub step: Picos,
-    pub split: Assignment,
     pub plan: Plan,
 }
 
@@ -81,8 +80,8 @@ impl Search<'_> {
                 Tries::All => break,
             };
         }
-        let (step, split, plan) = best;
-        Some(Better { step, split, plan: plan? })
+        let (step, _, plan) = best;
+        Some(Better { step, plan: plan? })
     }
 }
 

@@ -184,7 +184,7 @@ impl<'a> Proof<'a> {
     }
 
     /// What whole layers show beside that, as far as it is asked for. What is judged may be another split than before, of
-    /// the same problem.
+    /// the same problem: its layers, times and effort count, while families of ways and traffic stay those of [`Proof::new`].
     pub fn closely(&mut self, judged: Judged<'a>) -> Picos {
         let search = &mut self.search;
         if (search.stop)() {

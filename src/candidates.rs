@@ -59,7 +59,7 @@ pub enum SplitLost {
     Restrictions,
     /// A tensor- or context-parallel degree above [`MAX_DEGREE`] that nobody asked for.
     Degree,
-    /// More stages than layers, ends and multi-token-prediction modules.
+    /// More stages than layers and ends.
     Stages,
     /// The replicas do not divide the batch.
     Batch {
@@ -408,7 +408,6 @@ impl<'a> Space<'a> {
         let missing = (t > 1 && !k.tensor_parallel)
             || (cp > 1 && k.context_comms.is_empty())
             || (p > 1 && !k.pipeline_parallel);
-        let deepest = c.layers + c.mtp_modules + 2;
         let asked = r.tensor_parallel.admits(t, u32::MAX)
             && r.context_parallel.admits(cp, u32::MAX)
             && r.pipeline_parallel.admits(p, u32::MAX)
@@ -419,7 +418,7 @@ impl<'a> Space<'a> {
             () if !r.tensor_parallel.admits(t, MAX_DEGREE) || !r.context_parallel.admits(cp, MAX_DEGREE) => {
                 Err(SplitLost::Degree)
             }
-            () if p > deepest => Err(SplitLost::Stages),
+            () if p > self.most_chunks() => Err(SplitLost::Stages),
             () if c.global_batch_size % d != 0 => Err(SplitLost::Batch { replicas: d }),
             () => Ok(d),
         }
@@ -776,9 +775,13 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// Every chunk holds a layer, an end, or a multi-token-prediction module.
+    /// Every chunk holds a layer or an end; modules that predict further tokens are at the last end.
+    fn most_chunks(&self) -> u32 {
+        self.context.layers + 2
+    }
+
     fn most_virtual_stages(&self, g: &Group) -> u32 {
-        (self.context.layers + self.context.mtp_modules + 2) / g.pipeline_parallel
+        self.most_chunks() / g.pipeline_parallel
     }
 
     fn too_many_chunks(&self, g: &Group) -> bool {

@@ -10,7 +10,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Block, Freedom, Kind, MAX_KINDS, Problem, Way};
+use super::{Block, Freedom, Kind, MAX_KINDS, Problem, RankOrder, Way};
 use crate::units::Picos;
 
 /// Whatever it is, the bound is to be as high as is known.
@@ -42,6 +42,10 @@ pub struct Relaxation {
     by_least: Vec<(f64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
+    /// Layers that chunks must hold: how many, and which kinds they may be of, as bits.
+    musts: Vec<(f64, u16)>,
+    /// By chunk, the kinds that layers which it must hold may be of.
+    possible: Vec<u16>,
     /// By rank, for one set of modes: bytes free beside transients, and of these left for layers whatever their chunk.
     free: Vec<(f64, f64)>,
 }
@@ -77,8 +81,8 @@ struct Rank {
     more_in_flight: f64,
     /// Where those lie in the list of micro-batches in flight.
     chunks: (usize, usize),
-    /// Whether any chunk must hold layers.
-    holds: bool,
+    /// Where the layers that its chunks must hold lie in the list of those.
+    musts: (usize, usize),
 }
 
 /// A kind of layers that the model has, in some set of modes.
@@ -331,6 +335,7 @@ impl Relaxation {
         let least_layer = present.map(|(_, kind)| kind.forward.0 + kind.backward.0).min().unwrap_or(0) as f64;
         self.ranks.clear();
         self.in_flight.clear();
+        self.find_possible(problem);
         for (at, order) in pipeline.orders.iter().enumerate() {
             let start = self.in_flight.len();
             let fullest = order
@@ -350,7 +355,7 @@ impl Relaxation {
                     bound().map(|(_, &n)| f64::from(n - least)).sum()
                 },
                 chunks: (start, self.in_flight.len()),
-                holds: bound().next().is_some(),
+                musts: self.list_musts(problem, order),
                 ..Rank::default()
             };
             if let (true, Some(form)) = (chain, &pipeline.form) {
@@ -371,6 +376,55 @@ impl Relaxation {
             self.ranks.push(rank);
         }
         self.ends = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
+    }
+
+    /// Which kinds of layers chunks must be able to hold: before and behind the layers of one there are those that the
+    /// others must have.
+    fn find_possible(&mut self, problem: &Problem) {
+        self.musts.clear();
+        self.possible.clear();
+        let chunks = problem.chunks();
+        let all = self.present.iter().fold(0, |kinds, present| kinds | 1 << present.kind);
+        let least: u32 = (0..chunks).map(|k| problem.least(k)).sum();
+        let loose = problem.layer_count().saturating_sub(least);
+        // Then most layers may be in most chunks.
+        if 2 * loose > problem.layer_count() || problem.runs.len() == 1 {
+            self.possible.resize(chunks, all);
+            return;
+        }
+        // The first layer that a chunk may hold, and the run it is of, which begins there.
+        let (mut first, mut run, mut begins) = (0, 0, 0);
+        for chunk in 0..chunks {
+            let own = problem.least(chunk);
+            while run < problem.runs.len() && begins + problem.runs[run].count <= first {
+                begins += problem.runs[run].count;
+                run += 1;
+            }
+            let (mut kinds, mut at) = (0, begins);
+            for run in &problem.runs[run..] {
+                if at >= first + own + loose {
+                    break;
+                }
+                kinds |= 1 << run.kind;
+                at += run.count;
+            }
+            self.possible.push(kinds);
+            first += own;
+        }
+    }
+
+    /// Lists the layers that a rank's chunks must hold, and says where.
+    fn list_musts(&mut self, problem: &Problem, order: &RankOrder) -> (usize, usize) {
+        let from = self.musts.len();
+        for &chunk in &order.chunks {
+            let (least, kinds) = (f64::from(problem.least(chunk as usize)), self.possible[chunk as usize]);
+            match self.musts[from..].last_mut().filter(|last| last.1 == kinds) {
+                Some(last) => last.0 += least,
+                None if least > 0.0 => self.musts.push((least, kinds)),
+                None => {}
+            }
+        }
+        (from, self.musts.len())
     }
 
     /// All layers in one mode. Outside of `range` only the side is certain.
@@ -462,8 +516,12 @@ impl Relaxation {
         self.whole.clear(self.prices.len());
         self.free.clear();
         for rank in &self.ranks {
-            let free =
-                rank.free - if rank.holds { larger(rank.transient, transient) } else { rank.transient };
+            let free = rank.free
+                - if rank.musts.0 < rank.musts.1 {
+                    larger(rank.transient, transient)
+                } else {
+                    rank.transient
+                };
             // A chunk with more micro-batches in flight holds its layers as well.
             let left = free - rank.more_in_flight * least_kept * mandatory;
             if left < 0.0 {
@@ -490,6 +548,8 @@ impl Relaxation {
         }
         // Rates of time alone, of the last weights: the same for all ranks of most schedules.
         let mut known = ((f64::NAN, f64::NAN), 0.0, 0.0);
+        // A bottleneck that some rank has whatever the others hold.
+        let mut forced = 0.0;
         for (rank, &(free, left)) in self.ranks.iter().zip(&self.free) {
             self.whole.room.push(line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0);
             let row = {
@@ -498,10 +558,16 @@ impl Relaxation {
                 if value(a) >= value(b) { a } else { b }
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
+            let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
             if known.0 != row {
-                let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
                 known = (row, ratio(present, time), ratio(own, time));
             }
+            let fastest = |&(count, kinds): &(f64, u16)| {
+                let possible = present.iter().filter(|k| kinds >> k.kind & 1 == 1);
+                count * possible.map(time).fold(f64::INFINITY, lesser)
+            };
+            let musts: f64 = self.musts[rank.musts.0..rank.musts.1].iter().map(fastest).sum();
+            forced = larger(forced, fixed + musts);
             self.all.time.push(line(-fixed, known.1));
             self.whole.time.push(line(-fixed, known.2));
             let in_flight = &self.in_flight[rank.chunks.0..rank.chunks.1];
@@ -536,7 +602,10 @@ impl Relaxation {
             return Some(base);
         }
         let highest = (most - base).min(FAR);
-        let theta = self.fractions(work, highest)?;
+        if forced > highest {
+            return Some(base + forced);
+        }
+        let theta = larger(forced, self.fractions(work, highest)?);
         if base + theta > most || weight <= 0.0 {
             return Some(base + theta);
         }

@@ -130,8 +130,7 @@ fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout))
         for context_parallel in up_to(&r.context_parallel, n) {
             for pipeline_parallel in (1..=n).filter(|&p| r.pipeline_parallel.admits(p, 1 << 20)) {
                 let ranks_per_replica = tensor_parallel * context_parallel * pipeline_parallel;
-                if n % ranks_per_replica != 0 || pipeline_parallel > context.layers + context.mtp_modules + 2
-                {
+                if n % ranks_per_replica != 0 || pipeline_parallel > context.layers + 2 {
                     continue;
                 }
                 let data_parallel = n / ranks_per_replica;
@@ -187,7 +186,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
         if base.pipeline_parallel == 1 && schedule != Schedule::OneFOneB {
             continue;
         }
-        let most = (context.layers + context.mtp_modules + 2) / base.pipeline_parallel;
+        let most = (context.layers + 2) / base.pipeline_parallel;
         for virtual_stages in 1..=most.max(2) {
             let fits = match schedule {
                 // With fewer micro-batches than ranks there is no such schedule.

@@ -45,6 +45,11 @@ pub enum Spread {
 #[derive(Debug, Clone, Default)]
 pub struct Splits {
     list: Vec<Split>,
+    /// How many of them rules say. What simulation finds from those is sought once one of them fits, and is there for
+    /// problems in which one does.
+    ruled: usize,
+    /// Whether it has been sought.
+    complete: bool,
     /// What the problem offers, the least recomputation first.
     policies: Vec<PricedPolicy>,
     /// What else decides whether anything fits.
@@ -78,30 +83,43 @@ struct PricedPolicy {
 
 impl Splits {
     pub(super) fn new(problem: &Problem, tables: &Tables, work: &mut ChunkWork, spread: Spread) -> Self {
-        let mut list: Vec<Split> = Vec::new();
-        let mut add = |layers: Vec<u32>| {
-            let placed = layers.iter().sum::<u32>() == tables.layers;
-            let enough = layers.iter().enumerate().all(|(k, &n)| n >= problem.least(k));
-            if placed && enough && list.iter().all(|split| split.layers != layers) {
-                let loads = Loads::of(problem, tables, &layers);
-                list.push(Split { layers, loads, lacking: 0, bounds: Vec::new() });
-            }
-        };
-        add(problem.even_layers());
+        let mut splits = Self { least: tables.least(problem), spread, ..Self::default() };
+        splits.add(problem, tables, problem.even_layers());
         if spread > Spread::Even {
-            ruled(problem, tables, work).into_iter().for_each(&mut add);
-            descended(problem, work).into_iter().for_each(add);
+            ruled(problem, tables, work).into_iter().for_each(|layers| splits.add(problem, tables, layers));
         }
-        let longest = list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
+        splits.ruled = splits.list.len();
+        splits.complete = spread == Spread::Even;
+        splits.offer(problem, tables);
+        splits
+    }
+
+    fn add(&mut self, problem: &Problem, tables: &Tables, layers: Vec<u32>) {
+        let placed = layers.iter().sum::<u32>() == tables.layers;
+        let enough = layers.iter().enumerate().all(|(k, &n)| n >= problem.least(k));
+        if placed && enough && self.list.iter().all(|split| split.layers != layers) {
+            let loads = Loads::of(problem, tables, &layers);
+            self.list.push(Split { layers, loads, lacking: 0, bounds: Vec::new() });
+        }
+    }
+
+    /// Lists the ways to recompute.
+    fn offer(&mut self, problem: &Problem, tables: &Tables) {
+        let longest = self.list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
         let hopeless = problem.hopeless.clone().map(Choice::Mode).chain(blocks(problem, longest, true));
-        Self {
-            policies: policies(problem, tables, longest),
-            hopeless: hopeless.map(Policy::All).collect(),
-            least: tables.least(problem),
-            floor: Picos::ZERO,
-            list,
-            spread,
+        self.hopeless = hopeless.map(Policy::All).collect();
+        self.policies = policies(problem, tables, longest);
+    }
+
+    /// Adds what simulation finds.
+    fn seek(&mut self, problem: &Problem, tables: &Tables, work: &mut ChunkWork) {
+        if std::mem::replace(&mut self.complete, true) {
+            return;
         }
+        let Some(layers) = descended(problem, work) else { return };
+        self.add(problem, tables, layers);
+        self.list[self.ruled..].iter_mut().for_each(|split| split.loads.hold(problem));
+        self.offer(problem, tables);
     }
 
     /// The completions of one problem whose lower bounds are `most` or less: every split with the
@@ -119,29 +137,52 @@ impl Splits {
             return found;
         }
         self.list.iter_mut().for_each(|split| split.loads.hold(problem));
+        let relievable = self.spread > Spread::Even;
         if self.floor > most {
-            if self.spread > Spread::Even && !self.fit(problem, tables) {
+            if relievable && !self.fit(problem, tables) {
                 found.extend(self.relieved(problem, tables, work, most));
             }
             return found;
         }
-        // What takes longer without waiting does so with it.
-        let policies = &self.policies[..self.policies.partition_point(|priced| priced.busy <= most)];
-        let mut least = Picos(u64::MAX);
-        let least_costs = &self.least;
-        let could_fit = |split: &&mut Split| !split.loads.lack_always(problem, tables, least_costs);
-        for split in self.list.iter_mut().filter(could_fit) {
-            let fastest = split.fastest(problem, tables, work, policies, most);
-            let Some((bound, policy)) = fastest else { continue };
-            least = least.min(bound);
+        let mut any = false;
+        for at in 0.. {
+            if at == self.ruled {
+                if relievable && !any && !self.fit(problem, tables) {
+                    found.extend(self.relieved(problem, tables, work, most));
+                    break;
+                }
+                self.seek(problem, tables, work);
+            }
+            if at == self.list.len() {
+                break;
+            }
+            let Some((bound, policy)) = self.fastest(at, problem, tables, work, most) else { continue };
+            any = true;
             if bound <= most {
-                found.push(Chunked::new(problem, tables, work).assignment(split.layers.clone(), policy));
+                let layers = self.list[at].layers.clone();
+                found.push(Chunked::new(problem, tables, work).assignment(layers, policy));
             }
         }
-        if self.spread > Spread::Even && least == Picos(u64::MAX) && !self.fit(problem, tables) {
-            found.extend(self.relieved(problem, tables, work, most));
-        }
         found
+    }
+
+    /// Of the policies with which a split fits, the one with the least bound; of those above `most` it need not be the
+    /// least, and there may be none.
+    fn fastest(
+        &mut self,
+        at: usize,
+        problem: &Problem,
+        tables: &Tables,
+        work: &mut ChunkWork,
+        most: Picos,
+    ) -> Option<(Picos, Policy)> {
+        let split = &mut self.list[at];
+        // What takes longer without waiting does so with it.
+        let policies = &self.policies[..self.policies.partition_point(|priced| priced.busy <= most)];
+        if split.loads.lack_always(problem, tables, &self.least) {
+            return None;
+        }
+        split.fastest(problem, tables, work, policies, most)
     }
 
     /// The least bound of the completions that are not relieved, if it is `most` or less. Other problems of
@@ -153,15 +194,21 @@ impl Splits {
         work: &mut ChunkWork,
         most: Picos,
     ) -> Option<Picos> {
+        self.list.iter_mut().for_each(|split| split.loads.hold(problem));
         let mut least: Option<Picos> = None;
-        for split in &mut self.list {
-            split.loads.hold(problem);
-            if split.loads.lack_always(problem, tables, &self.least) {
-                continue;
-            }
+        for at in 0.. {
             let highest = least.unwrap_or(most);
-            let fastest = split.fastest(problem, tables, work, &self.policies, highest);
-            least = fastest.map(|fastest| fastest.0).filter(|bound| *bound <= highest).or(least);
+            // Nothing is sought where nothing fits, or nothing could be fast enough.
+            let hopeful =
+                |splits: &Self| splits.policies.first().is_some_and(|priced| priced.busy <= highest);
+            if at == self.ruled && hopeful(self) && (least.is_some() || self.fit(problem, tables)) {
+                self.seek(problem, tables, work);
+            }
+            if at == self.list.len() {
+                break;
+            }
+            let fastest = self.fastest(at, problem, tables, work, highest);
+            least = fastest.map(|(bound, _)| bound).filter(|bound| *bound <= highest).or(least);
         }
         self.floor = least.unwrap_or(Picos(most.0.saturating_add(1)));
         least
@@ -226,22 +273,22 @@ impl Splits {
         }))
     }
 
-    /// Whether any split fits in any way, so that none is relieved.
+    /// Whether any split by rules fits in any way, so that none is relieved.
     pub(super) fn any_fits(&mut self, problem: &Problem, tables: &Tables) -> bool {
         self.list.iter_mut().for_each(|split| split.loads.hold(problem));
         self.fit(problem, tables)
     }
 
-    /// Whether any split fits in any way.
+    /// Whether any split by rules fits in any way.
     fn fit(&mut self, problem: &Problem, tables: &Tables) -> bool {
-        let Self { list, policies, hopeless, least, .. } = self;
+        let Self { list, ruled, policies, hopeless, least, .. } = self;
         // What recomputes most fits first.
         let ways = || hopeless.iter().copied().chain(policies.iter().rev().map(|priced| priced.policy));
         let fits = |split: &mut Split| {
             !split.loads.lack_always(problem, tables, least)
                 && ways().any(|policy| split.fits(problem, tables, policy))
         };
-        list.iter_mut().any(fits)
+        list[..*ruled].iter_mut().any(fits)
     }
 
     /// A split in which ranks that lack memory hold fewer layers, if what keeps least can be made to fit: of

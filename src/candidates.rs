@@ -59,7 +59,7 @@ pub enum SplitLost {
     Restrictions,
     /// A tensor- or context-parallel degree above [`MAX_DEGREE`] that nobody asked for.
     Degree,
-    /// More stages than layers and ends.
+    /// More stages than layers and ends alone on theirs.
     Stages,
     /// The replicas do not divide the batch.
     Batch {
@@ -775,9 +775,10 @@ impl<'a> Space<'a> {
         })
     }
 
-    /// Every chunk holds a layer or an end; modules that predict further tokens are at the last end.
+    /// Every chunk holds a layer, or an end alone where the framework has that; modules that predict further tokens are at
+    /// the last end.
     fn most_chunks(&self) -> u32 {
-        self.context.layers + 2
+        self.context.layers + if self.capabilities.empty_stages { 2 } else { 0 }
     }
 
     fn most_virtual_stages(&self, g: &Group) -> u32 {
@@ -801,6 +802,7 @@ impl<'a> Space<'a> {
                 let most = self.most_virtual_stages(g);
                 (2..=most).filter(|&v| admits(v)).for_each(each);
             }
+            Schedule::ZeroBubbleV | Schedule::DualPipe if self.most_virtual_stages(g) < 2 => {}
             Schedule::ZeroBubbleV | Schedule::DualPipe if admits(2) => each(2),
             _ if admits(1) => each(1),
             _ => {}

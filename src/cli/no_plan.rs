@@ -240,7 +240,7 @@ fn undivided(prepared: &Prepared) -> String {
             SplitLost::Degree => {
                 "have tp or cp above 64, tried only where --max-tp or --max-cp says so".into()
             }
-            SplitLost::Stages => "have more stages than layers".into(),
+            SplitLost::Stages => "have more stages than layers and ends".into(),
             SplitLost::MicroBatches => "leave no micro-batch and accumulation under --fix and --max".into(),
             SplitLost::Experts => "leave no degrees of experts".into(),
             SplitLost::Rules => format!("break rules of {}", prepared.task.target),

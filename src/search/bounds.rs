@@ -271,7 +271,7 @@ impl Search<'_> {
             Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
         scratch.floors = kept;
         if one.is_none() {
-            // Chunks of a deep pipeline may be empty.
+            // These chunks are ranks, whose layers need not be neighbours: which they must hold is not known.
             balancing.problem.min_layers = 0;
         }
         balancing

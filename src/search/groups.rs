@@ -528,7 +528,7 @@ impl Search<'_> {
                 let bounded =
                     spread == Spread::Even || scratch.balancer.any_fits(&balancing.problem, &mut found);
                 // Where weight gradients come last, others may end after the first.
-                if bounded && !layout.schedule.splits_backward() {
+                if bounded && bound.is_some() && !layout.schedule.splits_backward() {
                     ranks.know(&found, &balancing.problem, cell);
                 }
                 line.splits = Some(found);

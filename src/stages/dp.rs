@@ -211,7 +211,7 @@ impl Balancer {
         splits.completions(problem, &self.work.tables, &mut self.chunks, most)
     }
 
-    /// Whether any of the splits fits in memory, so that none is relieved.
+    /// Whether any of the splits by rules fits in memory, so that none is relieved.
     pub fn any_fits(&mut self, problem: &Problem, splits: &mut Splits) -> bool {
         self.work.tables.load(problem);
         splits.any_fits(problem, &self.work.tables)

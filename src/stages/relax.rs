@@ -1,6 +1,6 @@
 //! A lower bound on every assignment of a problem, in a few microseconds and for any number of chunks per
 //! rank: layers may be cut into fractions and put anywhere, but every rank has to stay within its memory
-//! and within the bottleneck.
+//! and within the bottleneck, and has its ends and the layers that its chunks must hold.
 //!
 //! With a bottleneck `theta`, rank `i` can hold a limited amount of work: for every price `lambda >= 0`
 //! of a byte, `work <= (theta + lambda * free bytes) * max over kinds of (weight / priced cost)`. The least
@@ -45,7 +45,9 @@ pub struct Relaxation {
     /// Layers that chunks must hold: how many, and which kinds they may be of, as bits.
     musts: Vec<(f64, u16)>,
     /// By chunk, the kinds that layers which it must hold may be of.
-    possible: Vec<u16>,
+    possible_kinds: Vec<u16>,
+    /// Whether chunks must hold more layers than there are.
+    crowded: bool,
     /// By rank, for one set of modes: bytes free beside transients, and of these left for layers whatever their chunk.
     free: Vec<(f64, f64)>,
 }
@@ -335,7 +337,7 @@ impl Relaxation {
         let least_layer = present.map(|(_, kind)| kind.forward.0 + kind.backward.0).min().unwrap_or(0) as f64;
         self.ranks.clear();
         self.in_flight.clear();
-        self.find_possible(problem);
+        self.find_possible_kinds(problem);
         for (at, order) in pipeline.orders.iter().enumerate() {
             let start = self.in_flight.len();
             let fullest = order
@@ -378,18 +380,19 @@ impl Relaxation {
         self.ends = self.ranks.iter().map(|rank| rank.fixed.0 + rank.fixed.1).sum();
     }
 
-    /// Which kinds of layers chunks must be able to hold: before and behind the layers of one there are those that the
-    /// others must have.
-    fn find_possible(&mut self, problem: &Problem) {
+    /// Which kinds of layers chunks may hold: before and behind the layers of one there are those that the others must
+    /// have.
+    fn find_possible_kinds(&mut self, problem: &Problem) {
         self.musts.clear();
-        self.possible.clear();
+        self.possible_kinds.clear();
         let chunks = problem.chunks();
         let all = self.present.iter().fold(0, |kinds, present| kinds | 1 << present.kind);
         let least: u32 = (0..chunks).map(|k| problem.least(k)).sum();
+        self.crowded = least > problem.layer_count();
         let loose = problem.layer_count().saturating_sub(least);
         // Then most layers may be in most chunks.
         if 2 * loose > problem.layer_count() || problem.runs.len() == 1 {
-            self.possible.resize(chunks, all);
+            self.possible_kinds.resize(chunks, all);
             return;
         }
         // The first layer that a chunk may hold, and the run it is of, which begins there.
@@ -408,7 +411,7 @@ impl Relaxation {
                 kinds |= 1 << run.kind;
                 at += run.count;
             }
-            self.possible.push(kinds);
+            self.possible_kinds.push(kinds);
             first += own;
         }
     }
@@ -417,7 +420,8 @@ impl Relaxation {
     fn list_musts(&mut self, problem: &Problem, order: &RankOrder) -> (usize, usize) {
         let from = self.musts.len();
         for &chunk in &order.chunks {
-            let (least, kinds) = (f64::from(problem.least(chunk as usize)), self.possible[chunk as usize]);
+            let (least, kinds) =
+                (f64::from(problem.least(chunk as usize)), self.possible_kinds[chunk as usize]);
             match self.musts[from..].last_mut().filter(|last| last.1 == kinds) {
                 Some(last) => last.0 += least,
                 None if least > 0.0 => self.musts.push((least, kinds)),
@@ -480,6 +484,9 @@ impl Relaxation {
     /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Where it is not within
     /// `enough..=most`, something that is on the same side.
     fn bottleneck(&mut self, problem: &Problem, modes: &[usize], (enough, most): (f64, f64)) -> Option<f64> {
+        if self.crowded {
+            return None;
+        }
         let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
         // Cheapest mode in time, in bytes, and least transient, by kind.
         let mut transient = f64::INFINITY;

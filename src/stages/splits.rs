@@ -10,12 +10,13 @@
 //! layers, the fastest of the four was 0.3 % slower on average than the fastest of the whole family; the
 //! even split alone, 3.1 %.
 //!
-//! Where micro-batches are few or do not divide among ranks, or chunks have few layers, one more is listed, which simulation finds from those
-//! ([`super::descent`]).
+//! Where micro-batches are few or do not divide among ranks, or chunks have few layers, one more is listed, which
+//! simulation finds from those ([`super::descent`]). It takes a millisecond, so it is sought only where one of the others
+//! fits: that it alone does is rare.
 //!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.
-//! Where no split fits with any, another is listed, in which ranks that lack memory hold fewer layers; and where nothing
-//! at all fits so, one that moving cuts finds ([`super::fitting`]).
+//! Where none by these rules fits with any, another is listed, in which ranks that lack memory hold fewer layers; and where
+//! nothing at all fits so, one that moving cuts finds ([`super::fitting`]).
 
 use super::chunked::{ChunkWork, Chunked, PassTimes, Policy};
 use super::descent;
@@ -34,7 +35,7 @@ pub enum Spread {
     /// The even one alone.
     #[default]
     Even,
-    /// Others that may be fast; where none of them fits, one in which ranks that lack memory hold fewer layers.
+    /// Others that may be fast; where none by rules fits, one in which ranks that lack memory hold fewer layers.
     Uneven,
     /// Where rules on averages find none of those either, whatever moving cuts finds: it takes milliseconds.
     Any,
@@ -90,7 +91,7 @@ impl Splits {
         }
         splits.ruled = splits.list.len();
         splits.complete = spread == Spread::Even;
-        splits.offer(problem, tables);
+        splits.price_ways(problem, tables);
         splits
     }
 
@@ -103,9 +104,19 @@ impl Splits {
         }
     }
 
+    /// The most layers of a chunk in some splits.
+    fn longest(splits: &[Split]) -> u32 {
+        splits.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0)
+    }
+
+    /// Whether any of the ways takes no longer than that.
+    fn hopeful(&self, most: Picos) -> bool {
+        self.policies.first().is_some_and(|priced| priced.busy <= most)
+    }
+
     /// Lists the ways to recompute.
-    fn offer(&mut self, problem: &Problem, tables: &Tables) {
-        let longest = self.list.iter().flat_map(|split| &split.layers).copied().max().unwrap_or(0);
+    fn price_ways(&mut self, problem: &Problem, tables: &Tables) {
+        let longest = Self::longest(&self.list);
         let hopeless = problem.hopeless.clone().map(Choice::Mode).chain(blocks(problem, longest, true));
         self.hopeless = hopeless.map(Policy::All).collect();
         self.policies = policies(problem, tables, longest);
@@ -119,11 +130,11 @@ impl Splits {
         let Some(layers) = descended(problem, work) else { return };
         self.add(problem, tables, layers);
         self.list[self.ruled..].iter_mut().for_each(|split| split.loads.hold(problem));
-        self.offer(problem, tables);
+        self.price_ways(problem, tables);
     }
 
     /// The completions of one problem whose lower bounds are `most` or less: every split with the
-    /// recomputation that fits and has the least bound, or a split relieved if none fits.
+    /// recomputation that fits and has the least bound, or a split relieved if none by rules fits.
     pub(super) fn completions(
         &mut self,
         problem: &Problem,
@@ -144,20 +155,22 @@ impl Splits {
             }
             return found;
         }
-        let mut any = false;
+        let mut one_fits = false;
         for at in 0.. {
             if at == self.ruled {
-                if relievable && !any && !self.fit(problem, tables) {
+                if relievable && !one_fits && !self.fit(problem, tables) {
                     found.extend(self.relieved(problem, tables, work, most));
                     break;
                 }
-                self.seek(problem, tables, work);
+                if self.hopeful(most) {
+                    self.seek(problem, tables, work);
+                }
             }
             if at == self.list.len() {
                 break;
             }
-            let Some((bound, policy)) = self.fastest(at, problem, tables, work, most) else { continue };
-            any = true;
+            let Some((bound, policy)) = self.fastest_of(at, problem, tables, work, most) else { continue };
+            one_fits = true;
             if bound <= most {
                 let layers = self.list[at].layers.clone();
                 found.push(Chunked::new(problem, tables, work).assignment(layers, policy));
@@ -168,7 +181,7 @@ impl Splits {
 
     /// Of the policies with which a split fits, the one with the least bound; of those above `most` it need not be the
     /// least, and there may be none.
-    fn fastest(
+    fn fastest_of(
         &mut self,
         at: usize,
         problem: &Problem,
@@ -199,15 +212,13 @@ impl Splits {
         for at in 0.. {
             let highest = least.unwrap_or(most);
             // Nothing is sought where nothing fits, or nothing could be fast enough.
-            let hopeful =
-                |splits: &Self| splits.policies.first().is_some_and(|priced| priced.busy <= highest);
-            if at == self.ruled && hopeful(self) && (least.is_some() || self.fit(problem, tables)) {
+            if at == self.ruled && self.hopeful(highest) && (least.is_some() || self.fit(problem, tables)) {
                 self.seek(problem, tables, work);
             }
             if at == self.list.len() {
                 break;
             }
-            let fastest = self.fastest(at, problem, tables, work, highest);
+            let fastest = self.fastest_of(at, problem, tables, work, highest);
             least = fastest.map(|(bound, _)| bound).filter(|bound| *bound <= highest).or(least);
         }
         self.floor = least.unwrap_or(Picos(most.0.saturating_add(1)));
@@ -302,6 +313,13 @@ impl Splits {
         most: Picos,
     ) -> Option<Assignment> {
         let relief = Relief::new(problem, tables, self.spread == Spread::Any);
+        // Whether another split was sought for a leaner problem must not show.
+        let longest = Self::longest(&self.list[..self.ruled]);
+        let longest = problem.block.map_or(longest, |block| longest.max(block.counts.0));
+        let short =
+            |policy: &Policy| !matches!(*policy, Policy::All(Choice::Block(layers)) if layers > longest);
+        let offered = self.policies.iter().filter(|priced| short(&priced.policy));
+        let not_offered = self.hopeless.iter().copied().filter(short);
         let mut relaxation = std::mem::take(&mut work.relaxation);
         relaxation.prepare(problem);
         // Of whole layers all counts share a bound.
@@ -321,10 +339,10 @@ impl Splits {
         // Of whole layers recomputed in part, that of all of them keeps least.
         let mode = |policy: &Policy| !matches!(policy, Policy::All(Choice::Block(_)));
         let whole = problem.block.map(|block| Policy::All(Choice::Mode(block.full)));
-        let policies = self.policies.iter().map(|priced| priced.policy).filter(mode);
-        let ways = policies.chain(whole).chain(self.hopeless.iter().copied().filter(mode));
+        let policies = offered.clone().map(|priced| priced.policy).filter(mode);
+        let ways = policies.chain(whole).chain(not_offered.clone().filter(mode));
         let leanest = ways.min_by_key(|&one| (relief.peak(one), relief.extra(one)));
-        let mut hopeful = self.policies.iter().take_while(|priced| priced.busy <= most);
+        let mut hopeful = offered.take_while(|priced| priced.busy <= most);
         let mut bounds: Vec<(Picos, Policy)> = Vec::new();
         bounds.extend(hopeful.find_map(|priced| bounded(priced.policy)));
         // Where the leanest does not fit, neither do others that keep no less, and hardly any other.
@@ -335,7 +353,7 @@ impl Splits {
                     || leanest.is_none_or(|leanest| tables.keeps_no_less(problem, policy, leanest)))
         };
         // Hopeless ways take part: which way is the first must not depend on what is hopeless.
-        let others = hopeful.map(|priced| priced.policy).chain(self.hopeless.iter().copied());
+        let others = hopeful.map(|priced| priced.policy).chain(not_offered);
         bounds.retain(|(_, policy)| !hopeless(policy));
         bounds.extend(others.filter(|policy| !hopeless(policy)).filter_map(bounded));
         bounds.sort_unstable();

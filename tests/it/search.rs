@@ -119,6 +119,11 @@ fn flag(exists: bool) -> &'static [bool] {
     if exists { &[false, true] } else { &[false] }
 }
 
+/// Chunks without which none is empty, but for ends where those may be alone.
+fn naive_chunks(k: &Capabilities, context: &Context) -> u32 {
+    if k.empty_stages { context.layers + 2 } else { context.layers }
+}
+
 /// Every layout that the framework accepts, in one spelling each, by loops over all integers.
 fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout)) {
     let (target, r) = (world.target, &world.restrictions);
@@ -130,7 +135,7 @@ fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout))
         for context_parallel in up_to(&r.context_parallel, n) {
             for pipeline_parallel in (1..=n).filter(|&p| r.pipeline_parallel.admits(p, 1 << 20)) {
                 let ranks_per_replica = tensor_parallel * context_parallel * pipeline_parallel;
-                if n % ranks_per_replica != 0 || pipeline_parallel > context.layers + 2 {
+                if n % ranks_per_replica != 0 || pipeline_parallel > naive_chunks(k, context) {
                     continue;
                 }
                 let data_parallel = n / ranks_per_replica;
@@ -186,7 +191,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
         if base.pipeline_parallel == 1 && schedule != Schedule::OneFOneB {
             continue;
         }
-        let most = (context.layers + 2) / base.pipeline_parallel;
+        let most = naive_chunks(k, context) / base.pipeline_parallel;
         for virtual_stages in 1..=most.max(2) {
             let fits = match schedule {
                 // With fewer micro-batches than ranks there is no such schedule.
@@ -194,7 +199,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
                     (2..=most).contains(&virtual_stages)
                         && base.gradient_accumulation_steps >= base.pipeline_parallel
                 }
-                Schedule::ZeroBubbleV | Schedule::DualPipe => virtual_stages == 2,
+                Schedule::ZeroBubbleV | Schedule::DualPipe => virtual_stages == 2 && most >= 2,
                 _ => virtual_stages == 1,
             };
             if !fits || !r.virtual_stages.admits(virtual_stages, 1 << 20) {

@@ -412,6 +412,89 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     assert!(unlisted > infeasible && unlisted - infeasible < excess.len() as u32 / 4, "{unlisted}");
 }
 
+/// What problems share that differ in bytes alone does not show in the completions of any of them, whichever is asked first
+/// and whatever limits are asked for.
+#[test]
+fn shared_splits_tell_nothing_of_each_other() {
+    let mut balancer = Balancer::new();
+    let (mut apart, mut cut) = (0, 0);
+    for seed in 0..400 {
+        let mut random = Random(seed ^ 0x5ea1);
+        let (ranks, virtual_stages) = [(2, 2), (4, 2), (3, 3), (4, 3)][random.within(0, 3) as usize];
+        let layers = ranks * virtual_stages * random.within(1, 4) as u32 + random.within(0, 5) as u32;
+        let kinds = random.within(1, 3) as usize;
+        let mut problem = realistic(&mut random, layers, ranks, virtual_stages, kinds);
+        problem.freedom = Freedom::Global;
+        if random.chance(50) {
+            // Little is left but how many layers are recomputed wholly.
+            problem.modes = vec![problem.modes[0].clone(), problem.modes[11].clone()].into();
+            problem.block =
+                Some(Block { full: 1, rest: 0, counts: (1, layers), hopeless: random.chance(20) });
+        }
+        let with_less = |share: u64| {
+            let mut lean = problem.clone();
+            lean.kinds.iter_mut().for_each(|kind| kind.held = Bytes(kind.held.0 * share / 100));
+            lean
+        };
+        let problems = [with_less(0), with_less(50), problem.clone(), with_less(300)];
+        let all = Picos(u64::MAX);
+        let mut alone = |problem: &Problem, most: Picos| {
+            let mut splits = balancer.splits(problem, Spread::Uneven);
+            balancer.completions(problem, &mut splits, most)
+        };
+        let expected: Vec<Vec<Assignment>> = problems.iter().map(|problem| alone(problem, all)).collect();
+        apart += u32::from(expected.windows(2).any(|pair| pair[0] != pair[1] && !pair[1].is_empty()));
+        let bound = |problem: &Problem, a: &Assignment| evaluate(problem, a).expect("it fits").bound;
+        for (problem, expected) in problems.iter().zip(&expected) {
+            let bounds: Vec<Picos> = expected.iter().map(|a| bound(problem, a)).collect();
+            for &limit in &bounds {
+                let fewer = alone(problem, limit);
+                cut += u32::from(fewer.len() < expected.len());
+                let within = expected.iter().zip(&bounds).filter(|(_, bound)| **bound <= limit);
+                assert!(within.map(|(a, _)| a).all(|a| fewer.contains(a)), "seed {seed}");
+                let above = |a: &Assignment| bound(problem, a) > limit;
+                assert!(fewer.iter().all(|a| above(a) || expected.contains(a)), "seed {seed}");
+            }
+        }
+        for _ in 0..4 {
+            let mut order: Vec<usize> = (0..problems.len()).collect();
+            (1..order.len()).for_each(|at| order.swap(at, random.within(0, at as u64) as usize));
+            let mut splits = balancer.splits(&problems[order[0]], Spread::Uneven);
+            for at in order {
+                let found = balancer.completions(&problems[at], &mut splits, all);
+                assert_eq!(found, expected[at], "seed {seed}");
+            }
+        }
+    }
+    assert!(apart > 100 && cut > 200, "{apart} {cut}");
+}
+
+/// A rank with a heavy end has the layers that its other chunks must hold as well, of the kind that lies there; and no
+/// chunk can hold what is not there.
+#[test]
+fn relaxed_bounds_know_what_chunks_must_hold() {
+    let mut relaxation = Relaxation::default();
+    let mut random = Random(7);
+    let mut problem = realistic(&mut random, 14, 4, 3, 2);
+    (problem.min_layers, problem.limit) = (1, Bytes(u64::MAX / 16));
+    problem.kinds[1].forward = Picos(1);
+    problem.kinds[1].backward = Picos(2);
+    problem.runs = vec![Run { kind: 1, count: 2 }, Run { kind: 0, count: 12 }];
+    let layer = problem.kinds[0].forward.0 + problem.kinds[0].backward.0;
+    let head = &mut problem.fixed[11];
+    (head.forward, head.backward) = (Picos(5 * layer), Picos(10 * layer));
+    let busy = problem.pipeline.micro_batches * (15 + 3) * layer;
+    let bound = relaxation.lower_bound(&problem, ANY).expect("everything fits");
+    assert!(bound.0 >= busy - busy / 1_000_000, "{bound:?} < {busy}");
+    // On the first rank, the first chunk at least may hold the other kind.
+    problem.fixed.swap(0, 11);
+    let bound = relaxation.lower_bound(&problem, ANY).expect("everything fits");
+    let busy = problem.pipeline.micro_batches * (15 + 2) * layer;
+    assert!(bound.0 >= busy - busy / 1_000_000, "{bound:?} < {busy}");
+    problem.runs[1].count = 9;
+    assert_eq!(relaxation.lower_bound(&problem, ANY), None);
+}
+
 /// Many chunks of alternating kinds, with 2 % more memory than a known split needs that is far from even: nearly always one
 /// that fits is found, and at first sight hardly ever.
 #[test]

@@ -184,6 +184,18 @@ fn thirty_layers_on_four_stages() {
     assert!(best(&task).is_none());
 }
 
+/// Modules that predict further tokens are with the head: they fill no stage of their own.
+#[test]
+fn a_stage_for_every_layer_and_both_ends_is_the_most() {
+    let mut model = load_model("glm4.5-air").unwrap();
+    assert!(model.mtp.is_some());
+    for (layers, plan) in [(6, true), (5, false)] {
+        shorten(&mut model, layers);
+        let found = best(&task(model.clone(), "dgx-h200", (8, 64, 4_096), [1, 8, 1]));
+        assert_eq!(found.map(|found| counts(&found)), plan.then(|| vec![0, 1, 1, 1, 1, 1, 1, 0]));
+    }
+}
+
 /// More stages than layers: Megatron leaves stages empty, and a framework that cannot has no plan.
 #[test]
 fn more_stages_than_layers() {

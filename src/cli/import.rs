@@ -218,10 +218,10 @@ fn sourced(script: &Path, name: &str) -> Result<String, String> {
     }
 }
 
-/// What a file that is no saved plan seems to be; none for a model.
+/// What a file seems to be; none for a model or a saved plan.
 pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    if extension == "ron" || !path.is_file() {
+    if extension == "ron" || !path.is_file() || SavedPlan::is_one(path) {
         return Ok(None);
     }
     let text = spec::read_text(path)?;

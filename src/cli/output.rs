@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::calibrate::{kind_of, runs_of};
 use super::export::command_line;
 use super::no_plan::{self, NoPlan};
-use super::plan::Objective;
+use super::plan::{Objective, VERIFIED};
 use super::progress::Bar;
 use super::remedies::Bounds;
 use super::{Failure, stages};
@@ -97,6 +97,8 @@ pub(crate) struct Report<'a> {
     pub(crate) stages: bool,
     /// How many times the usual work is done to prove how little other splits gain.
     pub(crate) effort: u32,
+    /// Whether no other splits were looked for.
+    pub(crate) even_stages: bool,
     /// GPUs that may be used at most, where some may stay idle.
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
@@ -430,12 +432,18 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let (open, looked_at): (Vec<String>, Vec<bool>) =
         open.map(|(at, row)| ((at + 1).to_string(), row.found.looked_at)).unzip();
     if !open.is_empty() {
-        let could = cfg!(feature = "milp") && report.effort == 1 && looked_at.contains(&true);
+        let usual = report.effort == 1 && !report.even_stages;
+        let could = cfg!(feature = "milp") && usual && looked_at.contains(&true);
         let more = if could { "; --prove 4 looks closer" } else { "" };
         let (much, open) = (percent(MUCH), open.join(", "));
         writeln!(out, "not proved that no other split is more than {much} faster: {open}{more}")?;
     }
     moved_layers(out, rows)?;
+    let moved = rows.iter().any(|row| row.found.ranked.is_some());
+    let pipelined = |row: &Row| row.found.plan.layout().pipeline_parallel > 1;
+    if report.sections.len() == 1 && moved && rows.iter().skip(VERIFIED).any(pipelined) {
+        writeln!(out, "plans after the first {VERIFIED} have the splits that they were ranked with")?;
+    }
     if report.stages {
         for (at, row) in rows.iter().enumerate() {
             let (prepared, found) = (row.section.prepared, row.found);

@@ -118,7 +118,7 @@ pub(crate) enum Objective {
 }
 
 /// The integer programme looks at so many of the printed plans, and moves look for better splits of these.
-const VERIFIED: usize = 10;
+pub(super) const VERIFIED: usize = 10;
 
 fn dollars(text: &str) -> Result<Dollars, String> {
     let number = text.strip_suffix("USD").unwrap_or(text).parse::<f64>().ok();
@@ -261,6 +261,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         top: args.top as usize * args.per_layout as usize,
         stages: args.stages,
         effort: args.effort(),
+        even_stages: args.even_stages,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
         bar: &bar,

@@ -113,6 +113,11 @@ fn a_saved_plan_goes_through_explain_compare_and_export() {
     let explained = autoplan(&["explain", path, "--format", "json"]);
     assert!(explained.status.success(), "{}", stderr(&explained));
     let value: serde_json::Value = serde_json::from_str(&stdout(&explained)).unwrap();
+    // A name tells nothing that the text does not.
+    let named = folder.path().join("plan");
+    std::fs::copy(path, &named).unwrap();
+    let named = autoplan(&["explain", named.to_str().unwrap(), "--format", "json"]);
+    assert_eq!(stdout(&named), stdout(&explained), "{}", stderr(&named));
     // Nothing beats the proved optimum.
     assert!(
         value["best"]["step_time_s"].as_f64().unwrap()
@@ -466,6 +471,22 @@ fn stages_of_every_plan_are_printed() {
         }
         assert_eq!(layers, 46, "{plan}");
     }
+}
+
+/// Layers of the first ten plans are moved, and that those of the others are not is said where there are any.
+#[test]
+fn plans_whose_layers_are_not_moved_are_told() {
+    let said = |more: &[&str]| {
+        let job = "plan deepseek-v3 h800-ib --gpus 2048 --global-batch 15360 --seq-len 4096 --top 1 \
+            --fix tp=1,cp=2,pp=8,vpp=3,ep=64,zero=1,mb=1 --per-layout";
+        let args: Vec<&str> = job.split_whitespace().chain(more.iter().copied()).collect();
+        let text = stdout(&autoplan(&args));
+        let tenth = text.lines().any(|line| line.starts_with("  10: ") && line.contains(" instead of "));
+        (tenth, text.contains("plans after the first 10 have the splits"))
+    };
+    assert_eq!(said(&["12"]), (true, true));
+    assert_eq!(said(&["10"]), (true, false));
+    assert!(!said(&["12", "--as-ranked"]).1);
 }
 
 /// A hybrid of three kinds of layers in alternation that has the memory for few splits, none of them near the even one.

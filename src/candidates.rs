@@ -802,8 +802,8 @@ impl<'a> Space<'a> {
                 let most = self.most_virtual_stages(g);
                 (2..=most).filter(|&v| admits(v)).for_each(each);
             }
-            Schedule::ZeroBubbleV | Schedule::DualPipe if self.most_virtual_stages(g) < 2 => {}
-            Schedule::ZeroBubbleV | Schedule::DualPipe if admits(2) => each(2),
+            Schedule::ZeroBubbleV | Schedule::DualPipe if !admits(2) || self.most_virtual_stages(g) < 2 => {}
+            Schedule::ZeroBubbleV | Schedule::DualPipe => each(2),
             _ if admits(1) => each(1),
             _ => {}
         }

@@ -221,10 +221,13 @@ fn sourced(script: &Path, name: &str) -> Result<String, String> {
 /// What a file seems to be; none for a model or a saved plan.
 pub(crate) fn kind_of(path: &Path) -> Result<Option<Kind>, Failure> {
     let extension = path.extension().and_then(|e| e.to_str()).unwrap_or_default();
-    if extension == "ron" || !path.is_file() || SavedPlan::is_one(path) {
+    if extension == "ron" || !path.is_file() {
         return Ok(None);
     }
     let text = spec::read_text(path)?;
+    if SavedPlan::is_text(&text) {
+        return Ok(None);
+    }
     if !text.trim_start().starts_with('{') {
         return Ok(Some(Kind::Launch));
     }

@@ -143,9 +143,13 @@ impl SavedPlan {
     /// Whether a file holds a saved plan, be it a faulty one.
     #[must_use]
     pub fn is_one(path: &Path) -> bool {
-        path.is_file()
-            && read_text(path)
-                .is_ok_and(|text| other_kind(&text).is_none() && fields(&text).contains(&"layout"))
+        path.is_file() && read_text(path).is_ok_and(|text| Self::is_text(&text))
+    }
+
+    /// Whether a text is a saved plan, be it a faulty one.
+    #[must_use]
+    pub fn is_text(text: &str) -> bool {
+        other_kind(text).is_none() && fields(text).contains(&"layout")
     }
 
     /// Cluster and accelerator together.

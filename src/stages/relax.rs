@@ -523,12 +523,8 @@ impl Relaxation {
         self.whole.clear(self.prices.len());
         self.free.clear();
         for rank in &self.ranks {
-            let free = rank.free
-                - if rank.musts.0 < rank.musts.1 {
-                    larger(rank.transient, transient)
-                } else {
-                    rank.transient
-                };
+            let layers = if rank.musts.0 < rank.musts.1 { transient } else { 0.0 };
+            let free = rank.free - larger(rank.transient, layers);
             // A chunk with more micro-batches in flight holds its layers as well.
             let left = free - rank.more_in_flight * least_kept * mandatory;
             if left < 0.0 {

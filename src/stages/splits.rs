@@ -129,8 +129,10 @@ impl Splits {
         }
         let Some(layers) = descended(problem, work) else { return };
         self.add(problem, tables, layers);
-        self.list[self.ruled..].iter_mut().for_each(|split| split.loads.hold(problem));
-        self.price_ways(problem, tables);
+        if let Some(split) = self.list.get_mut(self.ruled) {
+            split.loads.hold(problem);
+            self.price_ways(problem, tables);
+        }
     }
 
     /// The completions of one problem whose lower bounds are `most` or less: every split with the

@@ -2,7 +2,7 @@
 //!
 //! Layouts come in three nested steps so that a search need not list them: a [`Group`] fixes the
 //! degrees and the micro-batch, a cell adds what the cost of a layer depends on ([`Space::cells`]), and
-//! a layout adds virtual stages, schedule and sharding ([`Space::layouts`]). Every layout has one
+//! a layout adds an [`Order`] and a sharding ([`Space::layouts`]). Every layout has one
 //! spelling: an axis without effect is pinned.
 
 use std::cmp::Reverse;
@@ -15,7 +15,7 @@ use crate::cost::model::Flags;
 use crate::cost::schedule::interleave_group;
 use crate::frameworks::{
     Capabilities, Context, ExpertTensor, Reach, Refusal, SequenceParallel, ShardGroups, Target, legal,
-    legal_within,
+    legal_within, mtp_stands_alone,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Recompute, Schedule};
 
@@ -124,6 +124,8 @@ pub struct Restrictions {
     pub context_comm: Option<Vec<ContextComm>>,
     /// How tokens reach experts, where they leave their rank.
     pub dispatcher: Option<Vec<Dispatcher>>,
+    /// Multi-token prediction on a stage of its own, where it can be.
+    pub mtp_standalone: Option<Vec<bool>>,
     /// CUDA graphs.
     pub cuda_graphs: Option<Vec<CudaGraphs>>,
 }
@@ -166,6 +168,7 @@ impl Restrictions {
             ("shared-overlap", self.shared_overlap.as_ref().map(Vec::len)),
             ("cp-comm", self.context_comm.as_ref().map(Vec::len)),
             ("dispatcher", self.dispatcher.as_ref().map(Vec::len)),
+            ("mtp", self.mtp_standalone.as_ref().map(Vec::len)),
             ("graphs", self.cuda_graphs.as_ref().map(Vec::len)),
         ];
         names.extend(lists.iter().filter(|list| list.1 == Some(0)).map(|list| list.0));
@@ -215,6 +218,38 @@ impl Group {
         }
     }
 }
+
+/// In which order passes go through which chunks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Order {
+    /// Schedule.
+    pub schedule: Schedule,
+    /// VPP.
+    pub virtual_stages: u32,
+    /// [`Layout::mtp_standalone`].
+    pub mtp_standalone: bool,
+}
+
+impl Order {
+    /// One chunk per rank.
+    pub const PLAIN: Self = Self::one(Schedule::OneFOneB);
+
+    /// One chunk per rank under a schedule.
+    #[must_use]
+    pub const fn one(schedule: Schedule) -> Self {
+        Self { schedule, virtual_stages: 1, mtp_standalone: false }
+    }
+
+    /// The order of a layout.
+    #[must_use]
+    pub fn of(layout: &Layout) -> Self {
+        let &Layout { schedule, virtual_stages, mtp_standalone, .. } = layout;
+        Self { schedule, virtual_stages, mtp_standalone }
+    }
+}
+
+/// Nothing is sharded.
+pub const UNSHARDED: Shards = (0, 1, false);
 
 /// How states are sharded: ZeRO stage, shard group, overlap with computation.
 pub type Shards = (u8, u32, bool);
@@ -298,7 +333,7 @@ impl<'a> Space<'a> {
     #[must_use]
     pub fn job_refusal(&self) -> Option<Refusal> {
         let group = self.one_gpu();
-        let layout = layout_of(&group, &self.plain_cell(&group), 1, Schedule::OneFOneB, 0, 1, false);
+        let layout = layout_of(&group, &self.plain_cell(&group), Order::PLAIN, UNSHARDED);
         legal_within(self.target, self.context, &layout, Reach::Job).err()
     }
 
@@ -418,7 +453,7 @@ impl<'a> Space<'a> {
             () if !r.tensor_parallel.admits(t, MAX_DEGREE) || !r.context_parallel.admits(cp, MAX_DEGREE) => {
                 Err(SplitLost::Degree)
             }
-            () if p > self.most_chunks() => Err(SplitLost::Stages),
+            () if p > self.most_chunks(self.mtp_places(p).contains(&true)) => Err(SplitLost::Stages),
             () if c.global_batch_size % d != 0 => Err(SplitLost::Batch { replicas: d }),
             () => Ok(d),
         }
@@ -494,7 +529,7 @@ impl<'a> Space<'a> {
     /// The rule that forbids the degrees of a group, if one does.
     fn degrees_rule(&self, group: &Group) -> Option<&'static str> {
         let cell = self.plain_cell(group);
-        self.broken(&layout_of(group, &cell, 1, Schedule::OneFOneB, 0, 1, false), Reach::Group)
+        self.broken(&layout_of(group, &cell, Order::PLAIN, UNSHARDED), Reach::Group)
     }
 
     /// A cell of a group with every flag at its plainest.
@@ -620,7 +655,7 @@ impl<'a> Space<'a> {
     /// The rule that forbids every layout of a cell, if one does.
     #[must_use]
     pub fn cell_rule(&self, g: &Group, cell: &CellKey) -> Option<&'static str> {
-        self.broken(&layout_of(g, cell, 1, Schedule::OneFOneB, 0, 1, false), Reach::Cell)
+        self.broken(&layout_of(g, cell, Order::PLAIN, UNSHARDED), Reach::Cell)
     }
 
     /// Whether a rule forbids a kind of CUDA graph in every layout of the job. Such a rule asks for nothing
@@ -635,25 +670,38 @@ impl<'a> Space<'a> {
     /// The rule by which the framework does not run passes in an order, with or without overlap of the
     /// experts' exchange, whatever dispatches their tokens.
     #[must_use]
-    pub fn order_rule(
-        &self,
-        g: &Group,
-        (schedule, v, expert_overlap): (Schedule, u32, bool),
-    ) -> Option<&'static str> {
+    pub fn order_rule(&self, g: &Group, order: Order, expert_overlap: bool) -> Option<&'static str> {
         let plain = self.plain_cell(g);
         let mut rules = self.flags(g).dispatchers.iter().map(|&dispatcher| {
             let cell = CellKey { dispatcher, expert_overlap, ..plain };
-            let layout = layout_of(g, &cell, v, schedule, 0, 1, false);
+            let layout = layout_of(g, &cell, order, UNSHARDED);
             self.broken(&layout, Reach::Order).or_else(|| self.broken(&layout, Reach::Exchange))
         });
         let first = rules.next()??;
         rules.all(|rule| rule.is_some()).then_some(first)
     }
 
-    /// Every schedule of a group with its numbers of chunks per rank.
-    pub fn orders(&self, g: &Group, mut each: impl FnMut(Schedule, u32)) {
+    /// Every order of a group.
+    pub fn orders(&self, g: &Group, mut each: impl FnMut(Order)) {
         for schedule in self.schedules(g) {
-            self.virtual_stages(g, schedule, |v| each(schedule, v));
+            for &mtp_standalone in self.mtp_places(g.pipeline_parallel) {
+                let order = |virtual_stages| Order { schedule, virtual_stages, mtp_standalone };
+                self.virtual_stages(g, order(1), |v| each(order(v)));
+            }
+        }
+    }
+
+    /// Whether multi-token prediction is, or may be, standalone on so many stages.
+    #[must_use]
+    pub fn mtp_places(&self, stages: u32) -> &'static [bool] {
+        let layout = Layout { pipeline_parallel: stages, mtp_standalone: true, ..Layout::ONE };
+        let can = mtp_stands_alone(self.capabilities, self.context, &layout).is_ok();
+        let admits = |on: bool| admits(&self.restrictions.mtp_standalone, can, &on);
+        match (admits(false), can && admits(true)) {
+            (true, true) => &[false, true],
+            (true, false) => &[false],
+            (false, true) => &[true],
+            (false, false) => &[],
         }
     }
 
@@ -680,22 +728,17 @@ impl<'a> Space<'a> {
 
     /// The rule that forbids to shard the states of a group in a way, if one does.
     #[must_use]
-    pub fn sharding_rule(
-        &self,
-        g: &Group,
-        offload: Offload,
-        (zero, shard, overlap): Shards,
-    ) -> Option<&'static str> {
+    pub fn sharding_rule(&self, g: &Group, offload: Offload, shards: Shards) -> Option<&'static str> {
         let cell = CellKey { offload, ..self.plain_cell(g) };
-        self.broken(&layout_of(g, &cell, 1, Schedule::OneFOneB, zero, shard, overlap), Reach::Sharding)
+        self.broken(&layout_of(g, &cell, Order::PLAIN, shards), Reach::Sharding)
     }
 
     /// Every layout of a cell, or the rule that forbids it.
     pub fn layouts(&self, g: &Group, cell: &CellKey, mut each: impl FnMut(Result<Layout, &'static str>)) {
         let shardings = self.shardings(g);
-        self.orders(g, |schedule, v| {
-            for &(zero, shard, overlap) in shardings {
-                let layout = layout_of(g, cell, v, schedule, zero, shard, overlap);
+        self.orders(g, |order| {
+            for &shards in shardings {
+                let layout = layout_of(g, cell, order, shards);
                 each(
                     legal(self.target, self.context, &layout)
                         .map(|()| layout)
@@ -723,7 +766,7 @@ impl<'a> Space<'a> {
     #[must_use]
     pub fn layouts_per_cell(&self, g: &Group) -> u64 {
         let mut orders = 0;
-        self.orders(g, |_, _| orders += 1);
+        self.orders(g, |_| orders += 1);
         orders * self.shardings(g).len() as u64
     }
 
@@ -776,35 +819,37 @@ impl<'a> Space<'a> {
     }
 
     /// Every chunk holds a layer, or an end alone where the framework has that; modules that predict further tokens are at
-    /// the last end.
-    fn most_chunks(&self) -> u32 {
-        self.context.layers + if self.capabilities.empty_stages { 2 } else { 0 }
+    /// the last end or an end by themselves.
+    fn most_chunks(&self, mtp_standalone: bool) -> u32 {
+        let alone = 2 + u32::from(mtp_standalone);
+        self.context.layers + if self.capabilities.empty_stages { alone } else { 0 }
     }
 
-    fn most_virtual_stages(&self, g: &Group) -> u32 {
-        self.most_chunks() / g.pipeline_parallel
+    fn most_virtual_stages(&self, g: &Group, mtp_standalone: bool) -> u32 {
+        self.most_chunks(mtp_standalone) / g.pipeline_parallel
     }
 
     fn too_many_chunks(&self, g: &Group) -> bool {
-        let most = self.most_virtual_stages(g).max(1);
+        let standalone = self.mtp_places(g.pipeline_parallel).contains(&true);
+        let most = self.most_virtual_stages(g, standalone).max(1);
         let only = self.restrictions.virtual_stages.only.as_ref();
         only.is_some_and(|only| only.iter().all(|&v| v > most))
     }
 
-    fn virtual_stages(&self, g: &Group, schedule: Schedule, mut each: impl FnMut(u32)) {
+    fn virtual_stages(&self, g: &Group, order: Order, mut each: impl FnMut(u32)) {
         let admits = |v| self.restrictions.virtual_stages.admits(v, u32::MAX);
-        match schedule {
+        let most = self.most_virtual_stages(g, order.mtp_standalone);
+        match order.schedule {
             Schedule::Interleaved => {
                 if g.pipeline_parallel < 2 || interleave_group(g.pipeline_parallel, g.micro_batches).is_none()
                 {
                     return;
                 }
-                let most = self.most_virtual_stages(g);
                 (2..=most).filter(|&v| admits(v)).for_each(each);
             }
-            Schedule::ZeroBubbleV | Schedule::DualPipe if !admits(2) || self.most_virtual_stages(g) < 2 => {}
+            Schedule::ZeroBubbleV | Schedule::DualPipe if !admits(2) || most < 2 => {}
             Schedule::ZeroBubbleV | Schedule::DualPipe => each(2),
-            _ if admits(1) => each(1),
+            _ if admits(1) && most > 0 => each(1),
             _ => {}
         }
     }
@@ -827,11 +872,8 @@ fn choices(exists: bool) -> &'static [bool] {
 pub fn layout_of(
     g: &Group,
     cell: &CellKey,
-    virtual_stages: u32,
-    schedule: Schedule,
-    zero_stage: u8,
-    shard_group: u32,
-    data_overlap: bool,
+    Order { schedule, virtual_stages, mtp_standalone }: Order,
+    (zero_stage, shard_group, data_overlap): Shards,
 ) -> Layout {
     Layout {
         tensor_parallel: g.tensor_parallel,
@@ -853,6 +895,7 @@ pub fn layout_of(
         data_overlap,
         expert_overlap: cell.expert_overlap,
         shared_overlap: cell.shared_overlap,
+        mtp_standalone,
         cuda_graphs: cell.cuda_graphs,
         offload: cell.offload,
     }

@@ -250,13 +250,43 @@ pub struct CellCosts {
     pub embedding: EndCost,
     /// After the last layer: norm, head, loss, and multi-token-prediction modules.
     pub head: EndCost,
-    /// What the head stage also stores when embeddings are tied (or a multi-token-prediction module
-    /// needs the input embedding) and the pipeline has more than one stage.
+    /// Where the model has such modules: the modules, and the head with the losses of all predictions, on chunks of
+    /// their own.
+    pub standalone: Option<[EndCost; 2]>,
+    /// What a stage with the head stores when embeddings are tied, and one with multi-token prediction, which needs the
+    /// input embedding, unless it has the embedding.
     pub tied_copy: LocalParameters,
+    /// Whether embedding and head are one matrix.
+    pub tied: bool,
     /// Host time per micro-batch and rank that no layer carries.
     pub micro_batch_overhead: Picos,
     /// Bytes that every rank holds whatever its layers: communication buffers of the dispatcher.
     pub buffers: Bytes,
+}
+
+impl CellCosts {
+    /// What stands on a chunk beside layers.
+    pub fn ends(&self, layout: &Layout, chunk: u32) -> impl Iterator<Item = &EndCost> {
+        let standalone = layout.mtp_chunk().zip(self.standalone.as_ref());
+        let (mtp, head) = match standalone {
+            Some((at, [mtp, head])) => ((chunk == at).then_some(mtp), head),
+            None => (None, &self.head),
+        };
+        let first = (chunk == 0).then_some(&self.embedding);
+        let last = (chunk + 1 == layout.chunk_count()).then_some(head);
+        [first, mtp, last].into_iter().flatten()
+    }
+
+    /// The copy of the input table that a chunk brings to its rank, if it does.
+    #[must_use]
+    pub fn table_copy(&self, layout: &Layout, chunk: u32) -> Option<&LocalParameters> {
+        let uses = match layout.mtp_chunk() {
+            Some(mtp) if chunk == mtp => true,
+            mtp => chunk + 1 == layout.chunk_count() && (self.tied || mtp.is_none()),
+        };
+        let apart = layout.rank_of_chunk(chunk) != layout.rank_of_chunk(0);
+        (uses && apart).then_some(&self.tied_copy)
+    }
 }
 
 /// States of one class: bytes and seconds for every local parameter.
@@ -401,6 +431,24 @@ pub struct Hop {
     pub latency: Picos,
     /// Time for which a message keeps both neighbours busy (synchronous sends).
     pub busy: Picos,
+    /// How much longer the message does that which carries the streams of several predictions to the head.
+    pub further: Picos,
     /// Bytes of the send and receive buffers of a rank.
     pub buffers: Bytes,
+}
+
+impl Hop {
+    /// Time for which messages keep a chunk's rank busy in each of its passes.
+    #[must_use]
+    pub fn busy_of(&self, layout: &Layout, chunk: u32) -> Picos {
+        let rank = layout.rank_of_chunk(chunk);
+        let crossed = |after: u32| {
+            let further = if layout.mtp_chunk() == Some(after) { self.further } else { Picos::ZERO };
+            self.busy + further
+        };
+        let before = chunk.checked_sub(1).filter(|&before| layout.rank_of_chunk(before) != rank);
+        let next = chunk + 1;
+        let behind = (next < layout.chunk_count() && layout.rank_of_chunk(next) != rank).then_some(chunk);
+        before.into_iter().chain(behind).map(crossed).sum()
+    }
 }

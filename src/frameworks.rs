@@ -248,6 +248,8 @@ pub struct Capabilities {
     pub uneven_stages: bool,
     /// A chunk may hold no layer.
     pub empty_stages: bool,
+    /// Multi-token prediction may stand on a chunk of its own, under looped schedules.
+    pub mtp_standalone: bool,
     /// Tensor parallelism may exceed the key/value heads, which are then replicated.
     pub kv_replication: bool,
 }
@@ -364,6 +366,8 @@ pub struct Context {
     pub layers: u32,
     /// Multi-token-prediction modules.
     pub mtp_modules: u32,
+    /// Some decoder layer is not attention with a feed-forward part behind it.
+    pub hybrid: bool,
     /// Width of the residual stream.
     pub hidden: u64,
     /// Distinct attention shapes.
@@ -454,6 +458,7 @@ impl Context {
             hardware,
             layers: layers.count(),
             mtp_modules: layers.mtp.map_or(0, |(_, modules)| modules),
+            hybrid: !layers.order.iter().all(|&kind| layers.kinds[usize::from(kind)].block.is_whole()),
             hidden: model.hidden,
             attention: Vec::new(),
             latent: Vec::new(),
@@ -548,7 +553,9 @@ pub struct Broken {
 }
 
 impl Broken {
-    fn in_words(&self) -> String {
+    /// The sentence with its numbers.
+    #[must_use]
+    pub fn in_words(&self) -> String {
         let mut text = self.text.to_owned();
         for (at, number) in self.numbers.iter().enumerate() {
             text = text.replace(&format!("{{{at}}}"), &number.to_string());
@@ -889,6 +896,14 @@ pub static COMMON_RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "mtp-standalone",
+        // Its check that the first rank has no such module looks at no chunk that could.
+        source: "Megatron-LM megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout",
+        judge: Judge::Nobody,
+        reach: Reach::Order,
+        check: |k, c, l| if l.mtp_standalone { mtp_stands_alone(k, c, l) } else { Ok(()) },
+    },
+    Rule {
         name: "dispatch-hardware",
         source: "deepseek-ai/DeepEP docs/legacy.md, branch hybrid-ep: CUDA devices that NVLink joins",
         judge: Judge::Run,
@@ -1186,6 +1201,7 @@ const NANOTRON: Capabilities = Capabilities {
     // Blocks go greedily by a cost rule of its own, which cannot be told otherwise.
     uneven_stages: false,
     empty_stages: false,
+    mtp_standalone: false,
     kv_replication: false,
 };
 
@@ -1442,6 +1458,28 @@ pub fn consistent(context: &Context, layout: &Layout) -> Result<(), String> {
         law(&any, context, layout).map_err(|broken| broken.in_words())?;
     }
     layout.schedule_runs().map_err(|law| law.to_string())
+}
+
+/// Whether multi-token prediction may stand on the last chunk but one.
+///
+/// # Errors
+/// What keeps it beside the head.
+pub fn mtp_stands_alone(k: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    ensure(k.mtp_standalone, "multi-token prediction cannot leave the last stage", [0; 4])?;
+    ensure(c.mtp_modules > 0, "the model predicts no further tokens", [0; 4])?;
+    ensure(
+        !c.hybrid,
+        "the pattern of a hybrid model has multi-token prediction behind its last stage",
+        [0; 4],
+    )?;
+    let looped = matches!(l.schedule, Schedule::OneFOneB | Schedule::Interleaved);
+    ensure(looped, "multi-token prediction stands alone under looped schedules only", [0; 4])?;
+    // Neither the first rank nor the last.
+    ensure(
+        l.pipeline_parallel > 2,
+        "multi-token prediction on a stage of its own takes 3 pipeline stages or more, not {0}",
+        numbers([u64::from(l.pipeline_parallel)]),
+    )
 }
 
 /// Plan rules that follow from [`Capabilities`].

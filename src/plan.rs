@@ -48,6 +48,9 @@ pub struct Layout {
     /// Shared experts run beside the exchange of their layer's routed tokens.
     #[serde(default, skip_serializing_if = "is_off")]
     pub shared_overlap: bool,
+    /// Multi-token prediction stands on the last chunk but one, and the head alone on the last.
+    #[serde(default, skip_serializing_if = "is_off")]
+    pub mtp_standalone: bool,
     /// What CUDA graphs capture.
     pub cuda_graphs: CudaGraphs,
     /// What lives off the GPU.
@@ -347,7 +350,7 @@ pub struct Chunk {
 /// `chunks` holds `pipeline_parallel * virtual_stages` entries in model order; chunk `k` lives on
 /// rank `k mod pipeline_parallel` (with [`Schedule::ZeroBubbleV`] and [`Schedule::DualPipe`] the
 /// second half is mirrored). The embedding belongs to the first chunk; head, loss and
-/// multi-token-prediction modules belong to the last.
+/// multi-token-prediction modules belong to the last, unless [`Layout::mtp_standalone`].
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Plan {
     layout: Layout,
@@ -426,6 +429,16 @@ pub enum PlanLaw {
         /// Layers of the model.
         expected: u32,
     },
+    /// Layers stand behind multi-token prediction.
+    #[error(
+        "multi-token prediction is standalone, so the head is alone on the last of {chunks} chunks, but {layers} layers are there"
+    )]
+    Standalone {
+        /// Chunks.
+        chunks: usize,
+        /// Layers of the last.
+        layers: u32,
+    },
     /// Expert degrees do not divide what they are carved from.
     #[error("expert-parallel {ep} x expert-tensor-parallel {etp} does not divide tp x cp x dp = {block}")]
     Experts {
@@ -468,6 +481,7 @@ impl Layout {
         data_overlap: false,
         expert_overlap: false,
         shared_overlap: false,
+        mtp_standalone: false,
         cuda_graphs: CudaGraphs::None,
         offload: Offload::NONE,
     };
@@ -492,6 +506,11 @@ impl Layout {
     #[must_use]
     pub fn chunk_count(&self) -> u32 {
         self.pipeline_parallel * self.virtual_stages
+    }
+    /// The chunk of multi-token prediction, where it is not that of the head.
+    #[must_use]
+    pub fn mtp_chunk(&self) -> Option<u32> {
+        self.chunk_count().checked_sub(2).filter(|_| self.mtp_standalone)
     }
     /// Pipeline rank of chunk `k` in model order.
     #[must_use]
@@ -592,6 +611,9 @@ impl Plan {
         if found != u64::from(layers) {
             return Err(PlanLaw::Layers { found, expected: layers });
         }
+        if let Some(last) = chunks.last().filter(|last| l.mtp_standalone && last.layers > 0) {
+            return Err(PlanLaw::Standalone { chunks: chunks.len(), layers: last.layers });
+        }
         Ok(Self { layout, chunks })
     }
 
@@ -663,6 +685,9 @@ impl fmt::Display for Layout {
             if on {
                 f.write_str(word)?;
             }
+        }
+        if l.mtp_standalone {
+            f.write_str(" mtp-standalone")?;
         }
         match l.cuda_graphs {
             CudaGraphs::None => {}

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use crate::candidates::{Group, Shards, Space, layout_of};
+use crate::candidates::{Group, Order, Shards, Space, layout_of};
 use crate::cost::model::{CostModel, Parts};
 use crate::cost::schedule::Shape;
 use crate::cost::step::{RankMemory, StepItem, StepTimes};
@@ -126,16 +126,17 @@ impl Surveyor<'_> {
     pub fn each(&self, group: &Group, scratch: &mut Scratch, mut each: impl FnMut(&Alike<'_>)) -> LeftOut {
         let mut left_out = LeftOut::default();
         let shardings = self.space.shardings(group);
-        let mut orders: Vec<Order> = Vec::new();
-        self.space.orders(group, |schedule, v| {
-            if !has_closed_form(schedule) {
+        let mut orders: Vec<Equal> = Vec::new();
+        self.space.orders(group, |order| {
+            // Behind standalone multi-token prediction the last stage has no layers.
+            if order.mtp_standalone || !has_closed_form(order.schedule) {
                 left_out.without_closed_form += shardings.len() as u64;
                 return;
             }
-            let shape = shape_of(group, schedule, v);
+            let shape = shape_of(group, order);
             let outline =
                 scratch.outlines.get(Outline::key(shape), || Arc::new(Outline::new(self.layers, shape)));
-            orders.push(Order { shape, outline: outline.clone(), shardings: Vec::new() });
+            orders.push(Equal { order, shape, outline: outline.clone(), shardings: Vec::new() });
         });
         let mut cells = Vec::new();
         self.space.cells(group, |cell| cells.push(cell));
@@ -155,7 +156,7 @@ impl Surveyor<'_> {
         &self,
         group: &Group,
         key: &CellKey,
-        (orders, shardings): (&mut [Order], &[Shards]),
+        (orders, shardings): (&mut [Equal], &[Shards]),
         scratch: &mut Scratch,
         each: &mut impl FnMut(&Alike<'_>),
     ) -> u64 {
@@ -163,16 +164,13 @@ impl Surveyor<'_> {
         let (target, context) = (self.space.target(), self.space.context());
         let mut refused = 0;
         for order in orders {
-            let Shape { schedule, virtual_stages, .. } = order.shape;
-            let layout = |(zero, shard, overlap): Shards| {
-                layout_of(group, key, virtual_stages, schedule, zero, shard, overlap)
-            };
+            let layout = |shards: Shards| layout_of(group, key, order.order, shards);
             let Some(&first) = shardings.first() else { continue };
             let modes = self.modes(&layout(first), &cell, &order.outline, scratch);
             let priced = modes.first().map(|mode| {
                 Plan::new(
                     layout(first),
-                    even_chunks(self.layers.count(), order.shape.ranks * virtual_stages, *mode),
+                    even_chunks(self.layers.count(), order.shape.ranks * order.shape.virtual_stages, *mode),
                     context.gpus,
                     context.global_batch_size,
                     context.layers,
@@ -280,12 +278,13 @@ fn scattered(group: &Group) -> u64 {
 pub struct LeftOut {
     /// A rule of the framework forbids them.
     pub refused: u64,
-    /// Their schedule has no closed form.
+    /// Their schedule has no closed form, or their stages cannot be equal.
     pub without_closed_form: u64,
 }
 
-/// A schedule of a group with its equal stages.
-struct Order {
+/// An order of a group with its equal stages.
+struct Equal {
+    order: Order,
     shape: Shape,
     outline: Arc<Outline>,
     /// By the group's shardings; they do not depend on a cell's flags.

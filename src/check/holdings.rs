@@ -120,7 +120,7 @@ impl Layer {
     }
 }
 
-/// The embedding, or the head with its prediction modules.
+/// The embedding, the modules that predict further tokens, or the head.
 #[derive(Debug, Clone, Default)]
 struct End {
     parameters: Count,
@@ -136,8 +136,10 @@ pub(super) struct Holdings<'a> {
     /// By index of [`Sequence::blocks`].
     layers: Vec<Layer>,
     embedding: End,
+    /// Of modules that are not with the head.
+    further: Option<End>,
     head: End,
-    /// The input table where the last rank needs it too.
+    /// The input table where another rank needs it too.
     table_copy: Count,
 }
 
@@ -198,12 +200,13 @@ impl<'a> Holdings<'a> {
             layout,
             layers: Vec::new(),
             embedding: End::default(),
+            further: None,
             head: End::default(),
             table_copy: Count::default(),
         };
         holdings.layers = sequence.blocks.iter().map(|block| holdings.layer(&share, block)).collect();
         holdings.embedding = holdings.embedding(&share);
-        holdings.head = holdings.head(&share, sequence);
+        (holdings.further, holdings.head) = holdings.tail(&share, sequence);
         if given.model.tied_embeddings || sequence.further.is_some() {
             let table = holdings.vocabulary(&share) / share.tensor * holdings.table_width();
             holdings.table_copy.add(holdings.base(Kind::Plain), table);
@@ -549,7 +552,8 @@ impl<'a> Holdings<'a> {
         end
     }
 
-    fn head(&self, share: &Share, sequence: &Sequence) -> End {
+    /// Modules that predict further tokens, where they are not with the head, and the head with all losses.
+    fn tail(&self, share: &Share, sequence: &Sequence) -> (Option<End>, End) {
         let model = self.given.model;
         let (h, width) = (model.hidden, self.table_width());
         let rows = self.vocabulary(share);
@@ -585,23 +589,47 @@ impl<'a> Holdings<'a> {
         let gradients = if gathered { 2.0 * stream + 2.0 * h as f64 * share.sequence } else { stream };
         end.working = per_token * share.tokens + gradients;
 
+        let mut further = None;
         if let Some((block, modules)) = sequence.further {
             let layer = &self.layers[block];
-            end.parameters.join(&layer.parameters, modules);
-            end.parameters.add(self.base(Kind::Linear), modules * share.of(2 * h * h));
-            end.parameters.add(plain, modules * 3 * self.norm());
-            end.shapes.push((share.of(h), 2 * h));
-            end.shapes.extend(&layer.shapes);
-            // Every depth leaves its layer, the joined input and a softmax over the vocabulary.
+            let standalone = self.layout.mtp_standalone;
+            let (mut apart, many) = (End::default(), modules as f64);
+            // The loss of every depth leaves a softmax over the vocabulary, its stream if that came from elsewhere.
             let unfused = self.given.profile.loss(None).0.0 > 10.0;
-            let softmax = if unfused { 4.0 } else { 2.0 } * share.tokens * local;
+            end.kept += many * if unfused { 4.0 } else { 2.0 } * share.tokens * local;
+            end.kept += if standalone { many * 2.0 * h as f64 * share.sequence } else { 0.0 };
+            let own = if standalone { &mut apart } else { &mut end };
+            own.parameters.join(&layer.parameters, modules);
+            own.parameters.add(self.base(Kind::Linear), modules * share.of(2 * h * h));
+            own.parameters.add(plain, modules * 3 * self.norm());
+            own.shapes.push((share.of(h), 2 * h));
+            own.shapes.extend(&layer.shapes);
+            // Every depth leaves its layer and the joined input.
             let layer_kept = self.left(layer);
-            end.kept += modules as f64 * (layer_kept + softmax + 8.0 * h as f64 * share.sequence);
+            own.kept += many * (layer_kept + 8.0 * h as f64 * share.sequence);
             let next = if self.layout.expert_overlap { layer_kept } else { 0.0 };
-            end.working = end.working.max(layer.working + next);
+            own.working = own.working.max(layer.working + next);
+            self.pooled(&mut apart);
+            further = standalone.then_some(apart);
         }
         self.pooled(&mut end);
-        end
+        (further, end)
+    }
+
+    /// What stands on chunks beside layers, in model order, with its chunk.
+    fn ends(&self) -> impl Iterator<Item = (usize, &End)> {
+        let all = self.layout.chunk_count() as usize;
+        let further = self.further.as_ref().map(|end| (all - 2, end));
+        [Some((0, &self.embedding)), further, Some((all - 1, &self.head))].into_iter().flatten()
+    }
+
+    /// Chunks whose work reads the input table: that of the modules that predict further tokens, and that of a tied head.
+    fn reads_table(&self, chunk: usize) -> bool {
+        let all = self.layout.chunk_count() as usize;
+        match &self.further {
+            Some(_) => chunk + 2 == all || chunk + 1 == all && self.given.model.tied_embeddings,
+            None => chunk + 1 == all,
+        }
     }
 
     /// Leaves only shapes whose gradients are pooled.
@@ -636,28 +664,24 @@ impl Holdings<'_> {
     pub(super) fn of_layer(&self, block: usize) -> &Count {
         &self.layers[block].parameters
     }
-    /// Parameters before the first and after the last layer.
-    pub(super) fn of_ends(&self) -> [&Count; 2] {
-        [&self.embedding.parameters, &self.head.parameters]
+    /// Chunk and parameters of what stands beside layers.
+    pub(super) fn of_ends(&self) -> Vec<(usize, &Count)> {
+        self.ends().map(|(chunk, end)| (chunk, &end.parameters)).collect()
     }
 
     /// Parameters of every pipeline rank.
     pub(super) fn of_ranks(&self, sequence: &Sequence, plan: &Plan) -> Vec<Count> {
         let mut ranks = vec![Count::default(); self.layout.pipeline_parallel as usize];
-        let last = plan.chunks().len() - 1;
         for (k, span) in spans(plan).enumerate() {
             let rank = rank_of(self.layout, k);
             for &block in &sequence.order[span] {
                 ranks[rank].join(&self.layers[block].parameters, 1);
             }
-            if k == 0 {
-                ranks[rank].join(&self.embedding.parameters, 1);
+            for (_, end) in self.ends().filter(|(chunk, _)| *chunk == k) {
+                ranks[rank].join(&end.parameters, 1);
             }
-            if k == last {
-                ranks[rank].join(&self.head.parameters, 1);
-                if rank != rank_of(self.layout, 0) {
-                    ranks[rank].join(&self.table_copy, 1);
-                }
+            if self.reads_table(k) && rank != rank_of(self.layout, 0) {
+                ranks[rank].join(&self.table_copy, 1);
             }
         }
         ranks
@@ -935,18 +959,12 @@ impl Holdings<'_> {
                 units[rank] = units[rank].max(self.gathered(&self.layers[block].parameters));
                 shapes[rank].extend(&self.layers[block].shapes);
             }
-            let mut end = |end: &End| {
+            for (_, end) in self.ends().filter(|(chunk, _)| *chunk == k) {
                 kept[k] += end.kept;
                 bill.transient = bill.transient.max(end.working);
                 bill.transient_most = bill.transient_most.max(end.working);
                 units[rank] = units[rank].max(self.gathered(&end.parameters));
                 shapes[rank].extend(&end.shapes);
-            };
-            if k == 0 {
-                end(&self.embedding);
-            }
-            if k + 1 == chunks.len() {
-                end(&self.head);
             }
         }
         let in_flight = passes.peaks(order, &kept);
@@ -1017,9 +1035,10 @@ impl Holdings<'_> {
             let what = format!("block `{}`", name.map_or("", |(name, _)| name));
             compare(what, &layer.parameters, prices.parameters_of_layer(block));
         }
-        let [embedding, head] = prices.parameters_of_ends();
-        compare("embedding".into(), &self.embedding.parameters, embedding);
-        compare("head".into(), &self.head.parameters, head);
+        for ((chunk, derived), priced) in self.of_ends().into_iter().zip(prices.ends()) {
+            let what = format!("beside the layers of chunk {chunk}");
+            compare(what, derived, Count(priced.parameters.0));
+        }
     }
 
     /// Compares every item of every rank's memory, and the totals with the limit.

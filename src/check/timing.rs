@@ -6,7 +6,7 @@ use super::{Ledger, Sequence, rank_of, spans};
 use crate::cost::model::CostModel;
 use crate::cost::schedule::{Load, chain_bound};
 use crate::cost::step::{ITEM_NAMES, Prediction, StepItem, shape};
-use crate::cost::{CellCosts, CellKey, Hop, ITEMS, Item, OffloadedInput, Sharding, Times};
+use crate::cost::{CellCosts, CellKey, EndCost, Hop, ITEMS, Item, OffloadedInput, Sharding, Times};
 use crate::layers::Layers;
 use crate::plan::{Layout, Module, Plan, Recompute};
 use crate::units::Picos;
@@ -14,6 +14,8 @@ use crate::units::Picos;
 /// Prices of one layout: what the verifier takes over.
 pub(super) struct Prices {
     cell: CellCosts,
+    /// Multi-token prediction and head stand apart.
+    standalone: bool,
     sharding: Sharding,
     hop: Hop,
     /// Index of each block of [`Sequence::blocks`] in the price list.
@@ -27,6 +29,7 @@ impl Prices {
         };
         Self {
             cell: cost.cell(&CellKey::from(layout)),
+            standalone: layout.mtp_standalone,
             sharding: cost.sharding(layout),
             hop: cost.hop(layout),
             kinds: sequence.blocks.iter().map(kind).collect(),
@@ -35,8 +38,18 @@ impl Prices {
     pub(super) fn parameters_of_layer(&self, block: usize) -> Count {
         Count(self.cell.layers[self.kinds[block]].parameters.0)
     }
-    pub(super) fn parameters_of_ends(&self) -> [Count; 2] {
-        [Count(self.cell.embedding.parameters.0), Count(self.cell.head.parameters.0)]
+    /// What stands beside layers, in model order.
+    pub(super) fn ends(&self) -> Vec<&EndCost> {
+        match self.cell.standalone.as_ref().filter(|_| self.standalone) {
+            Some([further, head]) => vec![&self.cell.embedding, further, head],
+            None => vec![&self.cell.embedding, &self.cell.head],
+        }
+    }
+
+    /// Picoseconds of messages between chunk `k` and the next in each of their passes, which both pay.
+    fn message(&self, k: usize, chunks: usize) -> u64 {
+        let longer = self.standalone && k + 2 == chunks;
+        self.hop.busy.0 + if longer { self.hop.further.0 } else { 0 }
     }
 
     /// Picoseconds of some traffic or update of so many parameters.
@@ -150,9 +163,12 @@ impl Stages {
                 prices.unit(holdings.of_layer(block), &layer.forward, &layer.backward)
             })
             .collect();
-        let [embedding, head] = holdings.of_ends();
-        let first = prices.unit(embedding, &prices.cell.embedding.forward, &prices.cell.embedding.backward);
-        let last = prices.unit(head, &prices.cell.head.forward, &prices.cell.head.backward);
+        let ends = holdings.of_ends().into_iter().zip(prices.ends());
+        let ends: Vec<(usize, [[u64; ITEMS]; 2], u64)> = ends
+            .map(|((chunk, count), end)| {
+                (chunk, prices.unit(count, &end.forward, &end.backward), end.weight_gradient.0)
+            })
+            .collect();
         let home: Vec<usize> = (0..plan.chunks().len()).map(|k| rank_of(layout, k)).collect();
         let mut begun = vec![false; layout.pipeline_parallel as usize];
         let mut stages = Vec::with_capacity(home.len());
@@ -166,22 +182,19 @@ impl Stages {
                 let recompute = plan.chunks()[k].recompute;
                 join(&mut stage.backward, &prices.extra(prices.kinds[block], recompute, place));
             }
-            let ends =
-                [(k == 0, &first, &prices.cell.embedding), (k + 1 == home.len(), &last, &prices.cell.head)];
-            for (here, [forward, backward], end) in ends {
-                if here {
-                    stage.weight += end.weight_gradient.0;
-                    join(&mut stage.forward, forward);
-                    join(&mut stage.backward, backward);
-                }
+            for (_, [forward, backward], weight) in ends.iter().filter(|(chunk, ..)| *chunk == k) {
+                stage.weight += weight;
+                join(&mut stage.forward, forward);
+                join(&mut stage.backward, backward);
             }
             // Host time of a micro-batch is paid where it first meets a rank.
             if !std::mem::replace(&mut begun[home[k]], true) {
                 stage.forward[Item::Host as usize] += prices.cell.micro_batch_overhead.0;
             }
-            let elsewhere = |other: Option<&usize>| u64::from(other.is_some_and(|&rank| rank != home[k]));
-            let before = k.checked_sub(1).and_then(|k| home.get(k));
-            stage.messages = prices.hop.busy.0 * (elsewhere(before) + elsewhere(home.get(k + 1)));
+            // To the chunk before and to the next, if they live elsewhere.
+            let crossings = k.saturating_sub(1)..(k + 1).min(home.len() - 1);
+            let sent = crossings.filter(|&after| home[after] != home[after + 1]);
+            stage.messages = sent.map(|after| prices.message(after, home.len())).sum();
             stages.push(stage);
         }
         Self { stages, ranks: holdings.of_ranks(sequence, plan), home }

@@ -3,12 +3,12 @@
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::frameworks::export::inexpressible;
-use crate::frameworks::{Capabilities, Target};
+use crate::frameworks::{Capabilities, Target, mtp_stands_alone};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
 
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, shard, recompute, schedule, offload, sp, tp-overlap, \
-                    dp-overlap, ep-overlap, shared-overlap, cp-comm, dispatcher, graphs";
+                    dp-overlap, ep-overlap, shared-overlap, cp-comm, dispatcher, mtp, graphs";
 /// From how alike on one name may be meant by another, of 1.
 const ALIKE: f64 = 0.7;
 const SWITCH: [(&str, bool); 2] = [("on", true), ("off", false)];
@@ -32,6 +32,7 @@ pub(super) const DISPATCHERS: [(&str, Dispatcher); 4] = [
     ("deepep", Dispatcher::DeepEp),
     ("hybridep", Dispatcher::HybridEp),
 ];
+const MTP_PLACES: [(&str, bool); 2] = [("head", false), ("standalone", true)];
 pub(super) const GRAPHS: [(&str, CudaGraphs); 4] = [
     ("none", CudaGraphs::None),
     ("attention", CudaGraphs::Attention),
@@ -81,6 +82,7 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         "shared-overlap" => return choose(&mut r.shared_overlap, text, &values, &SWITCH),
         "cp-comm" => return choose(&mut r.context_comm, text, &values, &CONTEXT_COMMS),
         "dispatcher" => return choose(&mut r.dispatcher, text, &values, &DISPATCHERS),
+        "mtp" => return choose(&mut r.mtp_standalone, text, &values, &MTP_PLACES),
         "graphs" => return choose(&mut r.cuda_graphs, text, &values, &GRAPHS),
         other => {
             let near = meant(other, AXES.split(", "));
@@ -174,6 +176,7 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
         ("shared-overlap", (l.expert_parallel > 1).then(|| switch(l.shared_overlap))),
         ("cp-comm", (l.context_parallel > 1).then(|| name_of(&CONTEXT_COMMS, l.context_comm))),
         ("dispatcher", l.dispatcher.map(|dispatcher| name_of(&DISPATCHERS, dispatcher))),
+        ("mtp", (l.pipeline_parallel > 2).then(|| name_of(&MTP_PLACES, l.mtp_standalone))),
         ("graphs", Some(name_of(&GRAPHS, l.cuda_graphs))),
         ("offload", Some(name_of(&OFFLOADS, l.offload))),
     ]
@@ -239,6 +242,10 @@ pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
     lines.extend(absent(target, "schedule", &r.schedule, has.schedules, &SCHEDULES));
     lines.extend(absent(target, "cp-comm", &r.context_comm, has.context_comms, &CONTEXT_COMMS));
     lines.extend(absent(target, "dispatcher", &r.dispatcher, has.dispatchers, &DISPATCHERS));
+    if r.mtp_standalone.as_ref().is_some_and(|only| !only.is_empty() && !only.contains(&false)) {
+        let layout = Layout { pipeline_parallel: u32::MAX, mtp_standalone: true, ..Layout::ONE };
+        lines.extend(mtp_stands_alone(has, &prepared.context, &layout).err().map(|broken| broken.in_words()));
+    }
     lines.extend(absent(target, "graphs", &r.cuda_graphs, has.cuda_graphs, &GRAPHS));
     let offloads: Vec<_> =
         OFFLOADS.iter().map(|(_, offload)| *offload).filter(|offload| has.offloads(*offload)).collect();

@@ -154,6 +154,7 @@ impl Row<'_> {
         let recomputes = plan.common_recompute() != Some(Recompute::None);
         degrees.iter().filter(|&&degree| degree > 1).count()
             + usize::from(recomputes)
+            + usize::from(l.mtp_standalone)
             + usize::from(l.offload != Offload::NONE)
     }
 }
@@ -495,6 +496,12 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
         writeln!(out, "± : nobody measured plans with states off the GPU: what that may hide is in the bar")?;
+    }
+    if rows.iter().any(|row| row.found.plan.layout().mtp_standalone) {
+        writeln!(
+            out,
+            "mtp-standalone: no measured run has it; what its messages cost follows from the framework's code (--fix mtp=head is without)"
+        )?;
     }
     let mut told: Vec<(&str, u32)> = Vec::new();
     for row in rows {

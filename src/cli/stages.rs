@@ -7,13 +7,14 @@ use crate::cost::step::Prediction;
 use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::search::Found;
-use crate::stages::layout::write_layout;
+use crate::stages::layout::{Mtp, write_layout};
 use crate::units::Bytes;
 
 /// The layout in Megatron's words.
 pub(crate) fn layout(prepared: &Prepared, plan: &Plan) -> String {
     let layers: Vec<u32> = plan.chunks().iter().map(|chunk| chunk.layers).collect();
-    write_layout(&layers, prepared.layers.mtp.map_or(0, |(_, modules)| modules))
+    let modules = prepared.layers.mtp.map_or(0, |(_, modules)| modules);
+    write_layout(&layers, Mtp { modules, standalone: plan.layout().mtp_standalone })
 }
 
 /// How much longer the even split takes, and how much faster any other could be.

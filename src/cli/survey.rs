@@ -200,7 +200,7 @@ fn table(prepared: &Prepared, survey: &Survey, out: &mut dyn Write) -> Result<()
     if tally.without_closed_form > 0 {
         writeln!(
             out,
-            "left out: {} layouts with V-shaped schedules, which have no closed form",
+            "left out: {} layouts with V-shaped schedules, which have no closed form, or with stages that cannot be equal",
             group(tally.without_closed_form)
         )?;
     }

@@ -46,6 +46,8 @@ const OPERATOR_KEPT: f64 = 0.45;
 /// Workspace of matrix products that the allocator serves: 32 MiB of cuBLAS on Hopper and later, and
 /// small change.
 const WORKSPACE: Bytes = Bytes(40_000_000);
+/// Bytes of a message that says what shape the next has: three 64-bit numbers.
+const SHAPE_BYTES: f64 = 24.0;
 /// Tokens of one chunk of a state-space scan, whose states are kept in FP32 (Mamba-2's default).
 const SCAN_CHUNK: u64 = 256;
 
@@ -575,7 +577,7 @@ impl<'a> CostModel<'a> {
         let trunk_key = TrunkKey::from(key);
         let trunk = parts.trunks.entry(trunk_key).or_insert_with(|| self.trunk(&c));
         let layers = self.priced_layers(&c, trunk, &mut parts.routed);
-        let head = self.head(&c, &layers, trunk);
+        let ends = self.head(&c, &layers, trunk);
         let library = matches!(key.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
         let mut buffers =
             if library { Bytes::from_f64(self.profile.experts.library_buffers) } else { Bytes::ZERO };
@@ -595,9 +597,9 @@ impl<'a> CostModel<'a> {
             }
             .unwrap_or_default();
             let trunk = &parts.trunks[&trunk_key];
-            return self.cell_of_parts(layers, head, trunk, buffers);
+            return self.cell_of_parts(layers, ends, trunk, buffers);
         }
-        self.cell_of_parts(layers, head, trunk, buffers)
+        self.cell_of_parts(layers, ends, trunk, buffers)
     }
 
     fn priced_layers(
@@ -626,8 +628,8 @@ impl<'a> CostModel<'a> {
         let c = self.floor_of(&key, flags);
         let trunk = parts.floors.entry(floor_key(&key)).or_insert_with(|| self.floor_trunk(&key, flags));
         let layers = self.priced_layers(&c, trunk, &mut parts.routed);
-        let head = self.head(&c, &layers, trunk);
-        self.cell_of_parts(layers, head, trunk, WORKSPACE)
+        let ends = self.head(&c, &layers, trunk);
+        self.cell_of_parts(layers, ends, trunk, WORKSPACE)
     }
 
     /// [`CostModel::cell_total`] of [`CostModel::floor_cell`].
@@ -689,7 +691,7 @@ impl<'a> CostModel<'a> {
     fn cell_of_parts(
         &self,
         layers: Vec<LayerCost>,
-        head: EndCost,
+        (head, standalone): (EndCost, Option<[EndCost; 2]>),
         trunk: &Trunk,
         buffers: Bytes,
     ) -> CellCosts {
@@ -697,7 +699,9 @@ impl<'a> CostModel<'a> {
             layers,
             embedding: trunk.embedding.clone(),
             head,
+            standalone,
             tied_copy: trunk.tied_copy,
+            tied: self.model.tied_embeddings,
             micro_batch_overhead: self.profile.host.micro_batch.picos(),
             buffers,
         }
@@ -1779,7 +1783,12 @@ impl<'a> CostModel<'a> {
         p
     }
 
-    fn head(&self, c: &Cell, layers: &[LayerCost], trunk: &Trunk) -> EndCost {
+    /// The head with the modules that predict further tokens, and, if there are some, the modules and the head with
+    /// the losses of all predictions, each on its own.
+    ///
+    /// Megatron computes all losses on the last stage, whichever has the modules
+    /// (Megatron-LM:megatron/core/models/gpt/gpt_model.py `_postprocess`).
+    fn head(&self, c: &Cell, layers: &[LayerCost], trunk: &Trunk) -> (EndCost, Option<[EndCost; 2]>) {
         let h = self.model.hidden as f64;
         let tp = u64::from(c.key.tensor_parallel);
         let width = embedding_width(self.model);
@@ -1810,7 +1819,7 @@ impl<'a> CostModel<'a> {
         if width != self.model.hidden {
             shapes.push((width, self.model.hidden));
         }
-        let mut cost = EndCost {
+        let alone = EndCost {
             forward: head.forward.times(),
             backward: head.backward.times(),
             weight_gradient: Seconds(head.weight).picos(),
@@ -1818,45 +1827,53 @@ impl<'a> CostModel<'a> {
             kept: Bytes::from_f64(4.0 * h * c.tokens / c.split as f64),
             transient: Bytes::from_f64(logits + gradient),
             parameters,
-            weight_shapes: Vec::new(),
+            weight_shapes: self.pooled(shapes.clone()),
         };
-        if let Some((kind, modules)) = self.layers.mtp {
-            let layer = &layers[kind as usize];
-            let own = &trunk.mtp;
-            let shared = c.tokens / c.split as f64;
-            let count = u64::from(modules);
-            cost.forward = cost
-                .forward
-                .plus(&layer.forward, count)
-                .plus(&head.forward.times(), count)
-                .plus(&own.forward.times(), count);
-            cost.backward = cost
-                .backward
-                .plus(&layer.backward, count)
-                .plus(&head.backward.times(), count)
-                .plus(&own.backward.times(), count);
-            cost.weight_gradient +=
-                (layer.weight_gradient + Seconds(head.weight + own.weight).picos()) * count;
-            // Each depth keeps its layer, its concatenated input and its softmax.
-            let softmax = if loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
-            let extra = Bytes::from_f64(softmax * c.tokens * local + 8.0 * h * shared);
-            cost.kept += (layer.kept + extra) * count;
-            let beside = if layer.merged { layer.kept } else { Bytes::ZERO };
-            cost.transient = cost.transient.max(layer.transient + beside);
-            cost.parameters = cost.parameters.plus(&layer.parameters, count);
-            let hidden = self.model.hidden;
-            cost.parameters.0[self.base_class(StateClass::Dense) as usize] +=
-                count * 2 * hidden * hidden / tp;
-            cost.parameters.0[self.base_class(StateClass::Ends) as usize] +=
-                count * 3 * norm_parameters(self.model);
-            shapes.push((hidden / tp, 2 * hidden));
-            shapes.extend(layer.weight_shapes.iter().copied());
-        }
-        cost.weight_shapes = self.pooled(shapes);
-        cost
+        let Some((kind, modules)) = self.layers.mtp else { return (alone, None) };
+        let (layer, own) = (&layers[kind as usize], &trunk.mtp);
+        let (count, shared) = (u64::from(modules), c.tokens / c.split as f64);
+        // Each depth keeps its layer and its concatenated input, and a softmax at the loss.
+        let beside = if layer.merged { layer.kept } else { Bytes::ZERO };
+        let (hidden, mut parameters) = (self.model.hidden, LocalParameters::default());
+        parameters = parameters.plus(&layer.parameters, count);
+        parameters.0[self.base_class(StateClass::Dense) as usize] += count * 2 * hidden * hidden / tp;
+        parameters.0[self.base_class(StateClass::Ends) as usize] += count * 3 * norm_parameters(self.model);
+        let mut own_shapes = vec![(hidden / tp, 2 * hidden)];
+        own_shapes.extend(layer.weight_shapes.iter().copied());
+        let modules = EndCost {
+            forward: Times::default().plus(&layer.forward, count).plus(&own.forward.times(), count),
+            backward: Times::default().plus(&layer.backward, count).plus(&own.backward.times(), count),
+            weight_gradient: (layer.weight_gradient + Seconds(own.weight).picos()) * count,
+            kept: (layer.kept + Bytes::from_f64(8.0 * h * shared)) * count,
+            transient: layer.transient + beside,
+            parameters,
+            weight_shapes: self.pooled(own_shapes.clone()),
+        };
+        let softmax = if loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
+        let losses = EndCost {
+            forward: alone.forward.plus(&head.forward.times(), count),
+            backward: alone.backward.plus(&head.backward.times(), count),
+            weight_gradient: alone.weight_gradient * (1 + count),
+            kept: alone.kept + Bytes::from_f64(softmax * c.tokens * local) * count,
+            ..alone
+        };
+        shapes.extend(own_shapes);
+        let both = EndCost {
+            forward: losses.forward.plus(&modules.forward, 1),
+            backward: losses.backward.plus(&modules.backward, 1),
+            weight_gradient: losses.weight_gradient + modules.weight_gradient,
+            kept: losses.kept + modules.kept,
+            transient: losses.transient.max(modules.transient),
+            parameters: losses.parameters.plus(&modules.parameters, 1),
+            weight_shapes: self.pooled(shapes),
+        };
+        // From another stage the streams of all predictions are received, not one.
+        let received = Bytes::from_f64(2.0 * h * shared) * count;
+        let losses = EndCost { kept: losses.kept + received, ..losses };
+        (both, Some([modules, losses]))
     }
 
-    /// The input table's copy on the last stage, where the head is tied to it or multi-token
+    /// The input table's copy on another stage, where the head is tied to it or multi-token
     /// prediction embeds again.
     fn tied_copy(&self, c: &Cell) -> LocalParameters {
         let tp = u64::from(c.key.tensor_parallel);
@@ -2292,18 +2309,31 @@ impl<'a> CostModel<'a> {
         if self.profile.pipeline.scattered && !layout.sequence_parallel && layout.tensor_parallel > 1 {
             time += self.fabric.all_gather(&c.tensor_group, full);
         }
-        let time = Seconds(time + self.profile.pipeline.message_host.0).picos();
+        let host = self.profile.pipeline.message_host.0;
+        let mut latency = Seconds(time + host).picos();
+        let (mut busy, mut further) = (Picos::ZERO, Picos::ZERO);
         let overlapped = layout.virtual_stages > 1 && self.profile.pipeline.overlap_interleaved;
+        if layout.mtp_chunk().is_some() {
+            // Where messages differ in size, shapes are sent first, once per pass for both neighbours, and the host waits
+            // for them: its queue is empty then (Megatron-LM:megatron/core/pipeline_parallel/p2p_communication.py
+            // `_communicate_shapes`).
+            busy = Seconds(0.5 * (self.fabric.send(stride, SHAPE_BYTES) + 2.0 * host)).picos();
+            let modules = f64::from(self.layers.mtp.map_or(0, |(_, modules)| modules));
+            further = Seconds(modules * time).picos();
+        }
+        if overlapped {
+            // A micro-batch crosses the longer message once on its way: a share of it everywhere.
+            latency += further / u64::from(layout.chunk_count() - 1).max(1);
+            further = Picos::ZERO;
+        } else {
+            busy += std::mem::take(&mut latency);
+        }
         let mut buffers = Bytes::from_f64(full / split * if overlapped { 4.0 } else { 2.0 });
         if layout.cuda_graphs != CudaGraphs::None {
             let (one, several) = self.profile.memory.graph_buffers;
             buffers += Bytes::from_f64(several - one);
         }
-        if overlapped {
-            Hop { latency: time, busy: Picos::ZERO, buffers }
-        } else {
-            Hop { latency: Picos::ZERO, busy: time, buffers }
-        }
+        Hop { latency, busy, further, buffers }
     }
 }
 

@@ -525,7 +525,6 @@ fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes>
     let layout = plan.layout();
     let Tables { cell, sharding, hop } = tables;
     let passes: Vec<[Times; 2]> = cell.layers.iter().map(|layer| layer_passes(sharding, layer)).collect();
-    let last = plan.chunks().len() - 1;
     let mut out = Vec::with_capacity(plan.chunks().len());
     for (k, (range, chunk)) in chunk_ranges(plan).zip(plan.chunks()).enumerate() {
         let rank = layout.rank_of_chunk(k as u32);
@@ -541,26 +540,17 @@ fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes>
             c.backward = c.backward.plus(&mode_cost(&cell.layers[kind], mode).extra, 1);
             c.weight_gradient += cell.layers[kind].weight_gradient;
         }
-        if k == 0 {
-            let [forward, backward] = end_passes(sharding, &cell.embedding);
+        for end in cell.ends(layout, k as u32) {
+            let [forward, backward] = end_passes(sharding, end);
             c.forward = c.forward.plus(&forward, 1);
             c.backward = c.backward.plus(&backward, 1);
-            c.weight_gradient += cell.embedding.weight_gradient;
-        }
-        if k == last {
-            let [forward, backward] = end_passes(sharding, &cell.head);
-            c.forward = c.forward.plus(&forward, 1);
-            c.backward = c.backward.plus(&backward, 1);
-            c.weight_gradient += cell.head.weight_gradient;
+            c.weight_gradient += end.weight_gradient;
         }
         // Host time that no layer carries is paid once per rank and micro-batch.
         if (k as u32) < layout.pipeline_parallel {
             c.forward.add(Item::Host, cell.micro_batch_overhead);
         }
-        let neighbours = [k.checked_sub(1), (k < last).then_some(k + 1)];
-        let messages =
-            neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count();
-        c.messages = hop.busy * messages as u64;
+        c.messages = hop.busy_of(layout, k as u32);
         out.push(c);
     }
     out
@@ -570,21 +560,15 @@ fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes>
 fn rank_parameters(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<LocalParameters> {
     let layout = plan.layout();
     let cell = &tables.cell;
-    let last = plan.chunks().len() - 1;
     let mut ranks = vec![LocalParameters::default(); layout.pipeline_parallel as usize];
     for (k, range) in chunk_ranges(plan).enumerate() {
         let rank = &mut ranks[layout.rank_of_chunk(k as u32) as usize];
         for at in range {
             *rank = rank.plus(&cell.layers[layers.order[at] as usize].parameters, 1);
         }
-        if k == 0 {
-            *rank = rank.plus(&cell.embedding.parameters, 1);
-        }
-        if k == last {
-            *rank = rank.plus(&cell.head.parameters, 1);
-            if layout.rank_of_chunk(0) != layout.rank_of_chunk(k as u32) {
-                *rank = rank.plus(&cell.tied_copy, 1);
-            }
+        let ends = cell.ends(layout, k as u32).map(|end| &end.parameters);
+        for parameters in ends.chain(cell.table_copy(layout, k as u32)) {
+            *rank = rank.plus(parameters, 1);
         }
     }
     ranks
@@ -751,16 +735,15 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
             ranks[r].add_states(sharding, &layer.parameters);
             shapes[r].extend(&layer.weight_shapes);
         }
-        let ends = [(k == 0).then_some(&cell.embedding), (k + 1 == chunks).then_some(&cell.head)];
-        for end in ends.into_iter().flatten() {
+        for end in cell.ends(layout, k as u32) {
             kept[k] += end.kept;
             ranks[r].transient = ranks[r].transient.max(end.transient);
             gathered[r] = gathered[r].max(gathered_bytes(sharding, &end.parameters));
             ranks[r].add_states(sharding, &end.parameters);
             shapes[r].extend(&end.weight_shapes);
         }
-        if k + 1 == chunks && r != layout.rank_of_chunk(0) as usize {
-            ranks[r].add_states(sharding, &cell.tied_copy);
+        if let Some(copy) = cell.table_copy(layout, k as u32) {
+            ranks[r].add_states(sharding, copy);
         }
     }
     let parameters = rank_parameters(layers, plan, tables);

@@ -50,6 +50,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     activation_offload: false,
     uneven_stages: false,
     empty_stages: false,
+    mtp_standalone: false,
     kv_replication: false,
 };
 

@@ -425,8 +425,7 @@ fn model(request: &ExportRequest, shape: &Shape, command: &Arguments, imports: &
 fn split(request: &ExportRequest, add: &mut impl FnMut(&str, &dyn std::fmt::Display)) {
     let l = request.plan.layout();
     let chunks: Vec<u32> = request.plan.chunks().iter().map(|c| c.layers).collect();
-    let mtp = request.model.mtp.as_ref().map_or(0, |m| m.modules);
-    let split = Split::of(&chunks, l.pipeline_parallel, l.virtual_stages, mtp);
+    let split = Split::of(&chunks, l.pipeline_parallel, l.virtual_stages, request.mtp());
     if l.virtual_stages > 1 {
         add("virtual_pipeline_model_parallel_size", &l.virtual_stages);
     }

@@ -47,6 +47,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     // The pipeline engine splits transformer layers evenly and cannot be told otherwise.
     uneven_stages: false,
     empty_stages: false,
+    mtp_standalone: false,
     kv_replication: false,
 };
 

@@ -12,6 +12,7 @@ use crate::plan::{Chunk, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
 use crate::spec::job::{Job, Routing};
 use crate::spec::model::Model;
+use crate::stages::layout::{Mtp, write_layout};
 use crate::units::{Bytes, Seconds};
 
 /// A plan with everything that its files say.
@@ -316,6 +317,12 @@ impl ExportRequest<'_> {
         )
     }
 
+    /// Where the modules that predict further tokens are.
+    pub(crate) fn mtp(&self) -> Mtp {
+        let modules = self.model.mtp.as_ref().map_or(0, |mtp| mtp.modules);
+        Mtp { modules, standalone: self.plan.layout().mtp_standalone }
+    }
+
     /// Nodes and GPUs of each: all of a node's, or as many as divide the job evenly.
     #[must_use]
     pub fn nodes(&self) -> (u32, u32) {
@@ -376,8 +383,7 @@ impl ExportRequest<'_> {
             facts.push(("assumes", assumed));
         }
         if chunks.len() > 1 {
-            let mtp = self.model.mtp.as_ref().map_or(0, |m| m.modules);
-            facts.push(("layers", crate::stages::layout::write_layout(&chunks, mtp)));
+            facts.push(("layers", write_layout(&chunks, self.mtp())));
         }
         if !written_for.open.is_empty() {
             let open = written_for.open.join(", ");

@@ -72,6 +72,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     activation_offload: true,
     uneven_stages: true,
     empty_stages: true,
+    mtp_standalone: true,
     kv_replication: true,
 };
 

@@ -1,6 +1,6 @@
 //! The nearest plan that a framework accepts: a refused plan with one to three options changed.
 
-use super::{Capabilities, Context, ExpertTensor, SequenceParallel, Target, legal_plan};
+use super::{Capabilities, Context, ExpertTensor, SequenceParallel, Target, legal_plan, mtp_stands_alone};
 use crate::plan::{
     Chunk, ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
@@ -24,6 +24,7 @@ const CHANGES: &[Change] = &[
     |_, _, d| d.layout.data_overlap = false,
     |_, _, d| d.layout.expert_overlap = false,
     |_, _, d| d.layout.shared_overlap = false,
+    |_, _, d| d.layout.mtp_standalone = false,
     |_, _, d| d.layout.cuda_graphs = CudaGraphs::None,
     |k, _, d| {
         let on = k.sequence_parallel != SequenceParallel::Never && d.layout.tensor_parallel > 1;
@@ -142,6 +143,7 @@ fn offered(k: &Capabilities, c: &Context, d: &mut Draft) {
     l.data_overlap = k.data_overlap;
     l.expert_overlap &= k.expert_overlap && l.expert_parallel > 1;
     l.shared_overlap &= k.shared_overlap && l.expert_parallel > 1;
+    l.mtp_standalone &= mtp_stands_alone(k, c, l).is_ok();
     l.sequence_parallel &= k.sequence_parallel != SequenceParallel::Never;
     if !k.cuda_graphs.contains(&l.cuda_graphs) {
         l.cuda_graphs = CudaGraphs::None;
@@ -285,6 +287,7 @@ fn shard(k: &Capabilities, d: &mut Draft, step: i32) {
 
 /// As many layers on every chunk as divide.
 fn even(d: &mut Draft) {
+    d.layout.mtp_standalone = false;
     let layers: u32 = d.chunks.iter().map(|c| c.layers).sum();
     let count = d.chunks.len() as u32;
     for (at, chunk) in (0..).zip(&mut d.chunks) {

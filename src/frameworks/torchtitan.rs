@@ -43,6 +43,7 @@ pub static CAPABILITIES: Capabilities = Capabilities {
     activation_offload: false,
     uneven_stages: true,
     empty_stages: true,
+    mtp_standalone: false,
     kv_replication: false,
 };
 

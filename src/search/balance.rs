@@ -10,7 +10,7 @@ use crate::cost::step::{
     ModeCost, ModeSums, OncePerStep, Tables, end_passes, gathered_bytes, layer_passes, mode_cost,
     once_per_step, state_bytes,
 };
-use crate::cost::{CellCosts, EndCost, Hop, LayerCost, LocalParameters, Sharding};
+use crate::cost::{CellCosts, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{Capabilities, Context, PlanReach, Target, plan_rules_hold};
 use crate::kept::Kept;
 use crate::layers::Layers;
@@ -294,7 +294,8 @@ fn legal_for(target: Target, context: &Context, layout: &Layout, recompute: Reco
     let more = context.layers % chunks;
     let chunks: Vec<Chunk> =
         (0..chunks).map(|k| Chunk { layers: each + u32::from(k < more), recompute }).collect();
-    let plan = Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers);
+    let layout = Layout { mtp_standalone: false, ..*layout };
+    let plan = Plan::new(layout, chunks, context.gpus, context.global_batch_size, context.layers);
     // Placement is the balancer's business, not the mode's.
     plan.is_ok_and(|plan| plan_rules_hold(target, context, &plan, PlanReach::Recompute))
 }
@@ -381,8 +382,9 @@ impl Pipelines {
 
 /// Fewest layers of a chunk that is no end of the model: one, unless the framework has stages without and there are
 /// too few layers.
-pub fn least_layers(chunks: u32, layers: u32, capabilities: &Capabilities) -> u32 {
-    u32::from(!capabilities.empty_stages || chunks.saturating_sub(2) <= layers)
+pub fn least_layers(layout: &Layout, layers: u32, capabilities: &Capabilities) -> u32 {
+    let ends = 2 + u32::from(layout.mtp_standalone);
+    u32::from(!capabilities.empty_stages || layout.chunk_count().saturating_sub(ends) <= layers)
 }
 
 impl Balancing {
@@ -402,10 +404,14 @@ impl Balancing {
         let kinds = kinds(cell, sharding, &shapes);
         let tables = TablesOf { cell, sharding, hop };
         let mut fixed: Vec<Fixed> = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
-        // The ends may be alone on their chunks.
+        // The ends may be alone on their chunks, and behind multi-token prediction the head is.
         if let [first, .., last] = fixed.as_mut_slice() {
             first.optional = capabilities.empty_stages;
             last.optional = capabilities.empty_stages;
+            last.closed = layout.mtp_standalone;
+        }
+        if let Some(mtp) = layout.mtp_chunk() {
+            fixed[mtp as usize].optional = capabilities.empty_stages;
         }
         let problem = Problem {
             pipeline,
@@ -420,7 +426,7 @@ impl Balancing {
             shared: shapes.iter().map(|&(rows, columns)| Bytes(2 * rows * columns)).collect(),
             limit: cost.memory_limit(),
             hop: hop.latency,
-            min_layers: least_layers(chunks, layers.count(), capabilities),
+            min_layers: least_layers(layout, layers.count(), capabilities),
             tail: None,
         };
         Self { problem, modes: ways.meanings.clone(), shapes }
@@ -457,10 +463,8 @@ fn touches(shapes: &[(u64, u64)], own: &[(u64, u64)]) -> u64 {
 /// What a chunk costs beside its layers.
 fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Fixed {
     let TablesOf { cell, sharding, hop } = tables;
-    let chunks = layout.chunk_count();
-    let rank = layout.rank_of_chunk(chunk);
     let mut f = Fixed::default();
-    let mut end = |end: &EndCost| {
+    for end in cell.ends(layout, chunk) {
         let [forward, backward] = end_passes(sharding, end);
         f.forward += forward.total();
         f.backward += backward.total();
@@ -470,24 +474,14 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
         f.transient = Bytes(f.transient.0.max(end.transient.0));
         f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
         f.touches |= touches(shapes, &end.weight_shapes);
-    };
-    if chunk == 0 {
-        end(&cell.embedding);
     }
-    if chunk + 1 == chunks {
-        end(&cell.head);
-        if layout.rank_of_chunk(0) != rank {
-            f.held += held(sharding, &cell.tied_copy);
-        }
-    }
+    f.held += cell.table_copy(layout, chunk).map_or(Bytes::ZERO, |copy| held(sharding, copy));
     if chunk < layout.pipeline_parallel {
         f.forward += cell.micro_batch_overhead;
     }
-    let neighbours = [chunk.checked_sub(1), (chunk + 1 < chunks).then_some(chunk + 1)];
-    let messages =
-        neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n) != rank).count() as u64;
-    f.forward += hop.busy * messages;
-    f.backward += hop.busy * messages;
+    let messages = hop.busy_of(layout, chunk);
+    f.forward += messages;
+    f.backward += messages;
     f
 }
 
@@ -504,23 +498,17 @@ pub fn traffic(
     let extra = |q: usize| modes.iter().map(|&mode| problem.modes[mode].extra[q]).max().unwrap_or_default();
     let layer = |(q, kind): (usize, &Kind)| [kind.forward, kind.backward + extra(q)];
     let layers: Vec<[Picos; 2]> = problem.kinds.iter().enumerate().map(layer).collect();
-    let last = problem.chunks() - 1;
     let hidden = sharding.hidden_share;
     let tail = |rank: usize, of: fn(&OncePerStep) -> Picos, pass: usize| {
         let (latency, hidden) =
             if pass == 0 { (sharding.latency.1, hidden.1) } else { (sharding.latency.0, hidden.0) };
         let floor = sharding.exposed_floor_of(rank);
         let own = || problem.pipeline.orders[rank].chunks.iter().map(|&k| k as usize);
-        let mut ends = LocalParameters::default();
-        if own().any(|k| k == 0) {
-            ends = ends.plus(&cell.embedding.parameters, 1);
-        }
-        if own().any(|k| k == last) {
-            ends = ends.plus(&cell.head.parameters, 1);
-            if layout.rank_of_chunk(0) as usize != rank {
-                ends = ends.plus(&cell.tied_copy, 1);
-            }
-        }
+        let of_chunk = |k: usize| {
+            let ends = cell.ends(layout, k as u32).map(|end| &end.parameters);
+            ends.chain(cell.table_copy(layout, k as u32))
+        };
+        let ends = own().flat_map(of_chunk).fold(LocalParameters::default(), |sum, one| sum.plus(one, 1));
         // Forward or backward passes beside layers, and of a layer of each kind: no shorter than what hides traffic.
         let fixed = own().map(|k| &problem.fixed[k]);
         let beside = fixed.map(|fixed| if pass == 0 { fixed.forward } else { fixed.backward }).sum();
@@ -575,9 +563,10 @@ impl Balancing {
         }
         // Between the ends chunks hold nothing that is sharded beside layers.
         let last = layout.chunk_count() - 1;
-        for chunk in [0, last] {
+        for chunk in [0, last].into_iter().chain(layout.mtp_chunk()) {
             let known = &mut self.problem.fixed[chunk as usize];
-            *known = Fixed { optional: known.optional, ..fixed(chunk, layout, tables, &self.shapes) };
+            let Fixed { closed, optional, .. } = *known;
+            *known = Fixed { closed, optional, ..fixed(chunk, layout, tables, &self.shapes) };
         }
     }
 

@@ -8,9 +8,9 @@ use rayon::prelude::*;
 
 use super::balance::{Balancing, Hopeless, LegalModes, RecomputeFamily, TablesOf, Ways};
 use super::best::Threshold;
-use super::groups::Order;
+use super::groups::Ordered;
 use super::{Bounded, Scratch, Search};
-use crate::candidates::{Group, Shards, layout_of};
+use crate::candidates::{Group, Order, Shards, UNSHARDED, layout_of};
 use crate::cost::model::Parts;
 use crate::cost::step::{once_per_step, shape};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
@@ -54,8 +54,31 @@ impl Floor {
     }
 }
 
-/// An order of passes: schedule, chunks per rank, and whether the experts' exchange overlaps.
-type Ordered = (Schedule, u32, bool);
+/// What a bound knows of layouts.
+#[derive(Debug, Clone, Copy)]
+enum Seen {
+    /// Degrees, and whether multi-token prediction is standalone.
+    Group(bool),
+    /// Also the order of passes, and whether the experts' exchange overlaps.
+    Order(Order, bool),
+}
+
+impl Seen {
+    /// The order, one chunk per rank where it is not known.
+    fn order(self) -> Order {
+        match self {
+            Self::Group(mtp_standalone) => Order { mtp_standalone, ..Order::PLAIN },
+            Self::Order(order, _) => order,
+        }
+    }
+
+    fn expert_overlap(self) -> Option<bool> {
+        match self {
+            Self::Group(_) => None,
+            Self::Order(_, overlap) => Some(overlap),
+        }
+    }
+}
 
 /// What cells of a family cost at least under any flags.
 pub(super) struct Floors {
@@ -92,7 +115,9 @@ impl Search<'_> {
         group: &Group,
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        self.relaxed_bound(first, most, group, &[None], scratch)
+        let places = self.space.mtp_places(group.pipeline_parallel).iter();
+        let seen: Vec<Seen> = places.map(|&standalone| Seen::Group(standalone)).collect();
+        self.relaxed_bound(first, most, group, &seen, scratch)
     }
 
     /// [`Search::second_bound`], order by order of the passes and with and without overlap of the experts'
@@ -106,15 +131,15 @@ impl Search<'_> {
     ) -> Option<Picos> {
         let orders = self.orders(group);
         let overlaps = &self.space.flags(group).expert_overlap;
-        let allowed = |&Order { schedule, virtual_stages, rules }: &Order| {
+        let allowed = |&Ordered { order, rules }: &Ordered| {
             let overlaps = overlaps.iter().filter(move |&&overlap| rules[usize::from(overlap)].is_none());
-            overlaps.map(move |&overlap| Some((schedule, virtual_stages, overlap)))
+            overlaps.map(move |&overlap| Seen::Order(order, overlap))
         };
-        let orders: Vec<Option<Ordered>> = orders.iter().flat_map(allowed).collect();
+        let orders: Vec<Seen> = orders.iter().flat_map(allowed).collect();
         self.relaxed_bound(second, most, group, &orders, scratch)
     }
 
-    /// The least relaxed bound of some orders of a group that nothing of it costs less than, where it
+    /// The least relaxed bound of parts of a group that nothing of it costs less than, where it
     /// is above `known`; none if memory holds none of them. Where rules leave nothing, that is found out where they
     /// are counted.
     fn relaxed_bound(
@@ -122,7 +147,7 @@ impl Search<'_> {
         known: Picos,
         most: Option<Picos>,
         group: &Group,
-        orders: &[Option<Ordered>],
+        parts: &[Seen],
         scratch: &mut Scratch,
     ) -> Option<Picos> {
         let floor = self.floor(Picos::ZERO);
@@ -133,9 +158,9 @@ impl Search<'_> {
             let legal = self.legal_shardings(group, offload);
             // What is alike in the states of an order and the one before it: all but the schedule.
             let mut last: Option<(Schedule, Option<Sharding>)> = None;
-            for &one in orders.iter().filter(|_| !legal.is_empty()) {
+            for &one in parts.iter().filter(|_| !legal.is_empty()) {
                 refused = false;
-                let schedule = one.map_or(Schedule::OneFOneB, |(schedule, ..)| schedule);
+                let schedule = one.order().schedule;
                 if last.as_ref().is_none_or(|last| last.0 != schedule) {
                     last = Some((schedule, self.roomy(group, (offload, schedule), &legal, scratch)));
                 }
@@ -180,7 +205,7 @@ impl Search<'_> {
         limit: Threshold,
         scratch: &mut Scratch,
     ) -> Hopeless {
-        let mut hopeless = Hopeless::default();
+        let hopeless = Hopeless::default();
         let Some(time) = limit.time() else { return hopeless };
         if !self.looped() || self.space.capabilities().recompute.per_stage {
             return hopeless;
@@ -188,21 +213,32 @@ impl Search<'_> {
         let legal = self.legal_shardings(group, offload);
         let sharding = self.roomy(group, (offload, Schedule::OneFOneB), &legal, scratch);
         let Some(sharding) = sharding else { return hopeless };
-        let floors = (&sharding, true);
-        let Balancing { problem, modes, .. } = self.floor_problem(group, offload, None, floors, scratch);
-        if problem.check().is_err() {
-            return hopeless;
-        }
         let most = *self.floor(Picos::ZERO).at_most(Some(time)).end();
-        scratch.relaxation.ways(&problem, most, &mut scratch.ways);
-        let listed = |way: Way| scratch.ways.contains(&way);
-        for (at, _) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
-            if !listed(Way::Mode(at as u16)) {
-                hopeless.modes.insert(modes[at]);
+        let mut least: Option<Hopeless> = None;
+        for &standalone in self.space.mtp_places(group.pipeline_parallel) {
+            let (seen, floors) = (Seen::Group(standalone), (&sharding, true));
+            let Balancing { problem, modes, .. } = self.floor_problem(group, offload, seen, floors, scratch);
+            if problem.check().is_err() {
+                return hopeless;
             }
+            scratch.relaxation.ways(&problem, most, &mut scratch.ways);
+            let listed = |way: Way| scratch.ways.contains(&way);
+            let offered = problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered);
+            let unlisted = offered.filter(|(at, _)| !listed(Way::Mode(*at as u16)));
+            let found = Hopeless {
+                modes: unlisted.map(|(at, _)| modes[at]).collect(),
+                block: problem.block.is_some() && !listed(Way::Block),
+            };
+            // What helps in one place helps.
+            least = Some(match least {
+                None => found,
+                Some(other) => Hopeless {
+                    modes: other.modes.intersection(&found.modes).copied().collect(),
+                    block: other.block && found.block,
+                },
+            });
         }
-        hopeless.block = problem.block.is_some() && !listed(Way::Block);
-        hopeless
+        least.unwrap_or(hopeless)
     }
 
     /// The shardings of a group that rules leave.
@@ -221,9 +257,8 @@ impl Search<'_> {
     ) -> Option<Sharding> {
         let parameters = self.parameters(group, scratch);
         let plain = CellKey { offload, ..self.space.plain_cell(group) };
-        let price = |&(zero, shard, overlap): &Shards| {
-            self.cost.sharding(&layout_of(group, &plain, 1, schedule, zero, shard, overlap))
-        };
+        let price =
+            |&shards: &Shards| self.cost.sharding(&layout_of(group, &plain, Order::one(schedule), shards));
         let mut shardings: Vec<Sharding> = shardings.iter().map(price).collect();
         shardings.retain(|one| self.room(one, &parameters, group.pipeline_parallel).suffices());
         (!shardings.is_empty()).then(|| Sharding::least(shardings.iter()))
@@ -236,18 +271,19 @@ impl Search<'_> {
         &self,
         group: &Group,
         offload: Offload,
-        one: Option<Ordered>,
+        seen: Seen,
         (sharding, every): (&Sharding, bool),
         scratch: &mut Scratch,
     ) -> Balancing {
-        let (schedule, virtual_stages, overlap) = one.unwrap_or((Schedule::OneFOneB, 1, false));
-        let plain = CellKey { offload, expert_overlap: overlap, ..self.space.plain_cell(group) };
-        let layout = layout_of(group, &plain, virtual_stages, schedule, 0, 1, false);
-        let key = (family_of(group), offload, one.map(|one| one.2));
+        let overlap = seen.expert_overlap();
+        let plain =
+            CellKey { offload, expert_overlap: overlap.unwrap_or(false), ..self.space.plain_cell(group) };
+        let layout = layout_of(group, &plain, seen.order(), UNSHARDED);
+        let key = (family_of(group), offload, overlap);
         let mut kept = std::mem::take(&mut scratch.floors);
         let floors = kept.get(key, || {
             let mut flags = self.space.possible_flags(group).clone();
-            if one.is_some() {
+            if let Some(overlap) = overlap {
                 flags.expert_overlap = vec![overlap];
                 flags.shared_overlap &= !overlap;
             }
@@ -262,17 +298,20 @@ impl Search<'_> {
         let tables = TablesOf { cell: &floors.cell, sharding, hop: Hop::default() };
         let capabilities = self.space.capabilities();
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
-        let pipeline = match one {
-            None => scratch.pipelines.busy(ranks, micro_batches),
-            Some((Schedule::OneFOneB, ..)) => scratch.pipelines.either_pass(ranks, micro_batches),
-            Some(_) => scratch.pipelines.of(shape(&layout)),
+        let pipeline = match seen {
+            Seen::Group(_) => scratch.pipelines.busy(ranks, micro_batches),
+            Seen::Order(Order { schedule: Schedule::OneFOneB, .. }, _) => {
+                scratch.pipelines.either_pass(ranks, micro_batches)
+            }
+            Seen::Order(..) => scratch.pipelines.of(shape(&layout)),
         };
         let mut balancing =
             Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
         scratch.floors = kept;
-        if one.is_none() {
+        if let Seen::Group(_) = seen {
             // These chunks are ranks, whose layers need not be neighbours: which they must hold is not known.
             balancing.problem.min_layers = 0;
+            balancing.problem.fixed.iter_mut().for_each(|fixed| fixed.closed = false);
         }
         balancing
     }

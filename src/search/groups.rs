@@ -11,7 +11,7 @@ use super::bounds::Floor;
 use super::layouts::Sharded;
 use super::traffic::Ranks;
 use super::{Bounded, Counters, Observer, Request, Scratch, Search};
-use crate::candidates::{Group, Shards, layout_of};
+use crate::candidates::{Group, Order, Shards, UNSHARDED, layout_of};
 use crate::cost::schedule::Load;
 use crate::cost::step::{OncePerStep, once_per_step, shape, state_bytes};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
@@ -140,9 +140,8 @@ pub(super) struct Opened {
 
 /// An order of passes that a group's layouts may have.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Order {
-    pub schedule: Schedule,
-    pub virtual_stages: u32,
+pub(super) struct Ordered {
+    pub order: Order,
     /// The rule that forbids it without, and with, overlap of the experts' exchange.
     pub rules: [Option<&'static str>; 2],
 }
@@ -165,7 +164,7 @@ pub(super) struct Opening<'a> {
     pub request: &'a Request,
     /// What had to be beaten before.
     frozen: Threshold,
-    orders: Vec<Order>,
+    orders: Vec<Ordered>,
     shardings: &'a [Shards],
     /// Which sharding is settled after which: what lacks no memory is fastest and cheapest to settle. Those that differ
     /// in nothing but bytes held come one after the other.
@@ -254,11 +253,11 @@ impl Opening<'_> {
 
 impl Search<'_> {
     /// The orders of passes of a group.
-    pub(super) fn orders(&self, group: &Group) -> Vec<Order> {
-        let mut orders: Vec<Order> = Vec::new();
-        self.space.orders(group, |schedule, virtual_stages| {
-            let rule = |overlap| self.space.order_rule(group, (schedule, virtual_stages, overlap));
-            orders.push(Order { schedule, virtual_stages, rules: [rule(false), rule(true)] });
+    pub(super) fn orders(&self, group: &Group) -> Vec<Ordered> {
+        let mut orders: Vec<Ordered> = Vec::new();
+        self.space.orders(group, |order| {
+            let rule = |overlap| self.space.order_rule(group, order, overlap);
+            orders.push(Ordered { order, rules: [rule(false), rule(true)] });
         });
         orders
     }
@@ -419,13 +418,14 @@ impl Search<'_> {
         // way hopeless.
         let (mut single, mut several): (Option<Ways>, Option<Ways>) = (None, None);
         let mut lines = Vec::new();
-        for (order, &Order { schedule, virtual_stages, rules }) in orders.iter().enumerate() {
-            let some = &states.some[order];
-            if !request.exhaustive && states.fitting[order] == 0 {
+        for (at_order, &Ordered { order, rules }) in orders.iter().enumerate() {
+            let some = &states.some[at_order];
+            if !request.exhaustive && states.fitting[at_order] == 0 {
                 counters.drop("memory", count);
                 continue;
             }
-            let layout = layout_of(group, key, virtual_stages, schedule, 0, 1, false);
+            let layout = layout_of(group, key, order, UNSHARDED);
+            let virtual_stages = order.virtual_stages;
             let rule = rules[usize::from(key.expert_overlap)];
             if let Some(rule) = rule.or_else(|| self.space.broken(&layout, Reach::Exchange)) {
                 counters.drop(&format!("rule: {rule}"), count);
@@ -454,7 +454,7 @@ impl Search<'_> {
                 })
             };
             let ranks = Ranks::of(&layout, self.layers, cell, ways);
-            let least = states.least_step(order, passes, &ranks).unwrap_or(least);
+            let least = states.least_step(at_order, passes, &ranks).unwrap_or(least);
             if limit.excludes(least) {
                 counters.drop("bound: traffic", count);
                 continue;
@@ -473,7 +473,7 @@ impl Search<'_> {
                 states: of_cell,
                 passes,
                 ranks,
-                at: (at, order),
+                at: (at, at_order),
                 cell: cell.clone(),
                 layout,
                 hop,
@@ -569,11 +569,11 @@ impl Search<'_> {
             return states;
         }
         let (parameters, p) = (self.parameters(group, scratch), group.pipeline_parallel);
-        for &Order { schedule, virtual_stages, .. } in orders {
+        for &Ordered { order, .. } in orders {
             let from = states.all.len();
             let mut fitting = 0;
-            for (&(zero, shard, overlap), &rule) in shardings.iter().zip(&rules) {
-                let layout = layout_of(group, &plain, virtual_stages, schedule, zero, shard, overlap);
+            for (&shards, &rule) in shardings.iter().zip(&rules) {
+                let layout = layout_of(group, &plain, order, shards);
                 let sharding = self.cost.sharding(&layout);
                 let floor = self.once(&sharding, &parameters, u64::from(p));
                 let traffic = once_per_step(&sharding, &parameters);
@@ -671,6 +671,9 @@ impl Search<'_> {
             share(f, b);
             parameters = parameters.plus(&end.parameters, 1);
         }
+        for end in cell.standalone.iter().flatten() {
+            share(end.forward.total(), end.backward.total());
+        }
         let least_layer = self
             .layers
             .runs
@@ -719,9 +722,8 @@ impl Search<'_> {
             Schedule::GPipe => all.max(Picos(all.0 + all.0 * (m - 1) / p)),
             Schedule::Interleaved => {
                 // The first chunks fill the pipeline before a rank can start, and drain it after its end.
-                let chunks = layout.chunk_count();
                 let capabilities = self.space.capabilities();
-                let fewest = least_layers(chunks, self.layers.count(), capabilities);
+                let fewest = least_layers(layout, self.layers.count(), capabilities);
                 let least = priced.least_layer.0 * u64::from(fewest);
                 // Before rank `i` there are `i` chunks; the first of them may be the embedding alone.
                 let before = p * (p - 1) / 2 - if capabilities.empty_stages { p - 1 } else { 0 };

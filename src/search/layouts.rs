@@ -321,7 +321,7 @@ impl Search<'_> {
         scratch: &mut Scratch,
     ) -> Picos {
         let TablesOf { cell, sharding, hop } = tables;
-        let (p, last) = (layout.pipeline_parallel as usize, assignment.layers.len() - 1);
+        let p = layout.pipeline_parallel as usize;
         if layout.schedule.splits_backward() {
             let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
             return predict_with(self.cost, self.layers, plan, &tables, &mut scratch.simulator).step();
@@ -358,26 +358,18 @@ impl Search<'_> {
         let mut next = 0;
         for (k, &layers) in assignment.layers.iter().enumerate() {
             let rank = layout.rank_of_chunk(k as u32);
-            let neighbours = [k.checked_sub(1), (k < last).then_some(k + 1)];
-            let messages =
-                neighbours.into_iter().flatten().filter(|&n| layout.rank_of_chunk(n as u32) != rank).count()
-                    as u64;
+            let messages = hop.busy_of(layout, k as u32);
             let load = &mut ranks[rank as usize];
-            load.forward += run.forward[k] - hop.busy * messages;
-            load.backward += run.backward[k] - hop.busy * messages;
+            load.forward += run.forward[k] - messages;
+            load.backward += run.backward[k] - messages;
             for _ in 0..layers {
                 let kind = self.layers.order[next] as usize;
                 load.parameters = load.parameters.plus(&cell.layers[kind].parameters, 1);
                 next += 1;
             }
-            if k == 0 {
-                load.parameters = load.parameters.plus(&cell.embedding.parameters, 1);
-            }
-            if k == last {
-                load.parameters = load.parameters.plus(&cell.head.parameters, 1);
-                if layout.rank_of_chunk(0) != rank {
-                    load.parameters = load.parameters.plus(&cell.tied_copy, 1);
-                }
+            let ends = cell.ends(layout, k as u32).map(|end| &end.parameters);
+            for parameters in ends.chain(cell.table_copy(layout, k as u32)) {
+                load.parameters = load.parameters.plus(parameters, 1);
             }
         }
         let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, run.makespan, Picos::ZERO);

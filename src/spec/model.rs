@@ -728,6 +728,12 @@ fn check_product(field: &str, within: &str, of: &str, a: u64, b: u64) -> Result<
 }
 
 impl Block {
+    /// Attention with a feed-forward part behind it or beside it.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        matches!(self.mixer, Mixer::Attention(_) | Mixer::Latent(_)) && self.feed_forward != FeedForward::None
+    }
+
     fn validate(&self, name: &str, hidden: u64) -> Result<(), Fault> {
         let within = Some(name);
         let fault =

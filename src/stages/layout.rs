@@ -30,6 +30,26 @@ pub enum Split {
     Layout(String),
 }
 
+/// Multi-token-prediction modules of a placement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Mtp {
+    /// How many.
+    pub modules: u32,
+    /// They stand on the last chunk but one, not with the loss on the last.
+    pub standalone: bool,
+}
+
+impl Mtp {
+    /// No such modules.
+    pub const NONE: Self = Self::beside_loss(0);
+
+    /// With the loss.
+    #[must_use]
+    pub const fn beside_loss(modules: u32) -> Self {
+        Self { modules, standalone: false }
+    }
+}
+
 /// One chunk of a layout string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stage {
@@ -76,10 +96,9 @@ const END: &str = "the pipeline layout must end with one L and hold no other";
 const MTP_LAST: &str = "no t may follow an m in the pipeline layout";
 
 impl Split {
-    /// The simplest expression of a placement with `mtp` multi-token-prediction modules on its last
-    /// chunk.
+    /// The simplest expression of a placement.
     #[must_use]
-    pub fn of(chunks: &[u32], pipeline_parallel: u32, virtual_stages: u32, mtp: u32) -> Self {
+    pub fn of(chunks: &[u32], pipeline_parallel: u32, virtual_stages: u32, mtp: Mtp) -> Self {
         let layers = chunks.iter().sum();
         let ranks = pipeline_parallel.max(1) as usize;
         let on_rank = |rank: usize| -> Option<u32> { Some(chunks.iter().skip(rank).step_by(ranks).sum()) };
@@ -93,7 +112,7 @@ impl Split {
             Self::Account { embedding: true, loss: true },
             Self::FirstLast { first, last },
         ];
-        for split in candidates {
+        for split in candidates.into_iter().filter(|_| !mtp.standalone) {
             if split.chunks(layers, pipeline_parallel, virtual_stages).is_ok_and(|found| found == chunks) {
                 return split;
             }
@@ -181,8 +200,9 @@ fn uneven_ends(layers: u32, p: u32, first: Option<u32>, last: Option<u32>) -> Re
 
 /// Writes Megatron's `--pipeline-model-parallel-layout`: `Et*7|(t*8|)*14,t*7,L`.
 #[must_use]
-pub fn write_layout(chunks: &[u32], mtp: u32) -> String {
+pub fn write_layout(chunks: &[u32], mtp: Mtp) -> String {
     let last = chunks.len().saturating_sub(1);
+    let with_mtp = last.saturating_sub(usize::from(mtp.standalone));
     let body = |at: usize| {
         let mut stage = String::from(if at == 0 { "E" } else { "" });
         match chunks[at] {
@@ -191,11 +211,10 @@ pub fn write_layout(chunks: &[u32], mtp: u32) -> String {
                 let _ = write!(stage, "t*{n}");
             }
         }
-        if at == last {
-            let comma = if stage.ends_with(|c: char| c.is_ascii_digit()) { "," } else { "" };
-            let _ = write!(stage, "{comma}{}L", "m".repeat(mtp as usize));
-        }
-        stage
+        let modules = if at == with_mtp { mtp.modules as usize } else { 0 };
+        let end = "m".repeat(modules) + if at == last { "L" } else { "" };
+        let comma = if stage.ends_with(|c: char| c.is_ascii_digit()) && !end.is_empty() { "," } else { "" };
+        stage + comma + &end
     };
     let mut text = String::new();
     let mut at = 0;
@@ -366,33 +385,58 @@ mod tests {
     #[test]
     fn published_layouts() {
         let llama: Vec<u32> = [7].into_iter().chain([8; 14]).chain([7]).collect();
-        assert_eq!(write_layout(&llama, 0), "Et*7|(t*8|)*14,t*7,L");
+        assert_eq!(write_layout(&llama, Mtp::NONE), "Et*7|(t*8|)*14,t*7,L");
         assert_eq!(layout_chunks("Et*7|(t*8|)*14,t*7,L", 126, 16, Some(0)), Ok(llama.clone()));
         // The same by counting the ends as layers.
-        assert_eq!(Split::of(&llama, 16, 1, 0), Split::Account { embedding: true, loss: true });
+        assert_eq!(Split::of(&llama, 16, 1, Mtp::NONE), Split::Account { embedding: true, loss: true });
         // DeepSeek-V3, its multi-token prediction on a stage of its own.
         let chunks = layout_chunks("Et*3|(tt|)*29,m|L", 61, 16, Some(1)).unwrap();
         assert_eq!(chunks, [&[3][..], &[2; 29], &[0, 0]].concat());
+        let standalone = Mtp { modules: 1, standalone: true };
+        assert_eq!(write_layout(&chunks, standalone), "Et*3|(tt|)*29,m|L");
+        // No other flag says so, even where the counts would be even.
+        assert_eq!(Split::of(&[2, 2, 0, 0], 4, 1, standalone), Split::Layout("Ett|tt|m|L".into()));
         assert_eq!(layout_chunks("Et*5|(t*6|)*14,t*5L", 94, 8, None).unwrap().len(), 16);
     }
 
     #[test]
     fn the_simplest_expression_is_chosen() {
-        assert_eq!(Split::of(&[8; 4], 4, 1, 0), Split::Even);
-        assert_eq!(Split::of(&[2; 8], 4, 2, 1), Split::Even);
-        assert_eq!(Split::of(&[7, 8, 8, 8], 4, 1, 0), Split::FirstLast { first: Some(7), last: None });
-        assert_eq!(Split::of(&[8, 8, 8, 6], 4, 1, 0), Split::FirstLast { first: None, last: Some(6) });
-        assert_eq!(Split::of(&[6, 8, 8, 7], 4, 1, 0), Split::FirstLast { first: Some(6), last: Some(7) });
+        assert_eq!(Split::of(&[8; 4], 4, 1, Mtp::NONE), Split::Even);
+        assert_eq!(Split::of(&[2; 8], 4, 2, Mtp::beside_loss(1)), Split::Even);
+        assert_eq!(
+            Split::of(&[7, 8, 8, 8], 4, 1, Mtp::NONE),
+            Split::FirstLast { first: Some(7), last: None }
+        );
+        assert_eq!(
+            Split::of(&[8, 8, 8, 6], 4, 1, Mtp::NONE),
+            Split::FirstLast { first: None, last: Some(6) }
+        );
+        assert_eq!(
+            Split::of(&[6, 8, 8, 7], 4, 1, Mtp::NONE),
+            Split::FirstLast { first: Some(6), last: Some(7) }
+        );
         // Without a stage in between Megatron cannot place several chunks per stage.
         let both = Split::FirstLast { first: Some(8), last: Some(4) };
         assert_eq!(both.chunks(12, 2, 1), Ok(vec![8, 4]));
         assert!(both.chunks(12, 2, 2).is_err());
         assert_eq!(both.chunks(20, 3, 2), Ok(vec![4, 4, 2, 4, 4, 2]));
-        assert_eq!(Split::of(&[4, 2, 4, 2], 2, 2, 0), Split::FirstLast { first: Some(8), last: None });
-        assert_eq!(Split::of(&[1, 2, 2, 2], 2, 2, 0), Split::Account { embedding: true, loss: false });
-        assert_eq!(Split::of(&[2, 2, 2, 1], 2, 2, 0), Split::Account { embedding: false, loss: true });
-        assert_eq!(Split::of(&[0, 8, 6], 3, 1, 0), Split::Layout("E|t*8|t*6,L".into()));
-        assert_eq!(Split::of(&[3, 0, 0, 5], 4, 1, 2), Split::Layout("Et*3|(|)*2,t*5,mmL".into()));
+        assert_eq!(
+            Split::of(&[4, 2, 4, 2], 2, 2, Mtp::NONE),
+            Split::FirstLast { first: Some(8), last: None }
+        );
+        assert_eq!(
+            Split::of(&[1, 2, 2, 2], 2, 2, Mtp::NONE),
+            Split::Account { embedding: true, loss: false }
+        );
+        assert_eq!(
+            Split::of(&[2, 2, 2, 1], 2, 2, Mtp::NONE),
+            Split::Account { embedding: false, loss: true }
+        );
+        assert_eq!(Split::of(&[0, 8, 6], 3, 1, Mtp::NONE), Split::Layout("E|t*8|t*6,L".into()));
+        assert_eq!(
+            Split::of(&[3, 0, 0, 5], 4, 1, Mtp::beside_loss(2)),
+            Split::Layout("Et*3|(|)*2,t*5,mmL".into())
+        );
     }
 
     #[test]
@@ -403,17 +447,25 @@ mod tests {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 ((state >> 33) % most) as u32
             };
-            let (p, v, mtp) = (next(6) + 1, next(3) + 1, next(3));
+            let (p, v, modules) = (next(6) + 1, next(3) + 1, next(3));
             let v = if p == 1 { 1 } else { v };
+            let mtp = Mtp { modules, standalone: p > 2 && modules > 0 && next(3) == 0 };
             let even = next(2) == 0;
             let base = next(4);
-            let chunks: Vec<u32> =
+            let mut chunks: Vec<u32> =
                 (0..p * v).map(|_| if even { base + u32::from(next(5) == 0) } else { next(5) }).collect();
+            if let Some(last) = chunks.last_mut().filter(|_| mtp.standalone) {
+                *last = 0;
+            }
             let layers = chunks.iter().sum();
             let split = Split::of(&chunks, p, v, mtp);
             assert_eq!(split.chunks(layers, p, v).as_ref(), Ok(&chunks), "{split:?}");
             let text = write_layout(&chunks, mtp);
-            assert_eq!(layout_chunks(&text, layers, p, Some(mtp)).as_ref(), Ok(&chunks), "{text}");
+            assert_eq!(layout_chunks(&text, layers, p, Some(modules)).as_ref(), Ok(&chunks), "{text}");
+            let stages = read_layout(&text).unwrap();
+            let at = stages.iter().position(|stage| stage.mtp > 0);
+            let expected = (modules > 0).then_some(chunks.len() - 1 - usize::from(mtp.standalone));
+            assert_eq!(at, expected, "{text}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::candidates::Group;
+use crate::candidates::{Group, Order};
 use crate::cost::schedule::{Shape, in_flight_vectors};
 use crate::layers::Layers;
 use crate::plan::Schedule;
@@ -158,8 +158,13 @@ fn keep(kept: &mut Vec<Vec<u64>>, vector: Vec<u64>) {
 }
 
 /// Shape of a group's schedule.
-pub(super) fn shape_of(group: &Group, schedule: Schedule, virtual_stages: u32) -> Shape {
-    Shape { schedule, ranks: group.pipeline_parallel, virtual_stages, micro_batches: group.micro_batches }
+pub(super) fn shape_of(group: &Group, order: Order) -> Shape {
+    Shape {
+        schedule: order.schedule,
+        ranks: group.pipeline_parallel,
+        virtual_stages: order.virtual_stages,
+        micro_batches: group.micro_batches,
+    }
 }
 
 /// Whether the table of closed forms has the schedule (physics.md f; the V-shaped ones have none that holds for

@@ -1574,6 +1574,7 @@ fn read_plan(
             && expert_ranks > 1
             && !expert_overlap
             && dispatcher != Some(Dispatcher::AllGather),
+        mtp_standalone: false,
         cuda_graphs,
         offload,
     };

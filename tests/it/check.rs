@@ -16,6 +16,7 @@ use autoplan::planner::Task;
 use autoplan::search::{Request, Silent};
 use autoplan::spec;
 use autoplan::spec::job::{Optimizer, Precision, Routing, Training};
+use autoplan::spec::model::Mtp;
 use autoplan::units::{Bytes, Picos};
 use proptest::prelude::*;
 
@@ -49,6 +50,7 @@ fn layout(tp: u32, pp: u32, vpp: u32, dp: u32, micro_batches: u32) -> Layout {
         data_overlap: true,
         expert_overlap: false,
         shared_overlap: false,
+        mtp_standalone: false,
         cuda_graphs: CudaGraphs::None,
         offload: Offload::NONE,
     }
@@ -458,6 +460,13 @@ proptest! {
         });
         let plain = Layout { expert_parallel: 1, dispatcher: None, ..layout };
         let layout = if experts { layout } else { plain };
+        // Further predictions, on a chunk of their own or with the head.
+        if seed >> 40 & 3 == 0 {
+            let block = task.model.layers[0].of[0].clone();
+            task.model.mtp = Some(Mtp { modules: 1 + (seed >> 42 & 1) as u32, block });
+        }
+        let standalone = task.model.mtp.is_some() && layout.chunk_count() > 1 && seed >> 43 & 1 == 1;
+        let layout = Layout { mtp_standalone: standalone, ..layout };
         // Layers anywhere, some chunks empty.
         let total = task.model.layer_count();
         let mut left = total;
@@ -467,7 +476,7 @@ proptest! {
         for k in 0..count {
             dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let fair = total.div_ceil(count);
-            let next = if k + 1 == count { left } else { ((dice >> 33) as u32 % (2 * fair + 1)).min(left) };
+            let next = if k + 1 + u32::from(standalone) >= count { left } else { ((dice >> 33) as u32 % (2 * fair + 1)).min(left) };
             layers.push(next);
             left -= next;
         }

@@ -402,6 +402,18 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 2;
         l.expert_overlap = true;
     }),
+    case(Target::Megatron, "mtp-standalone", LATENT_MOE, same, |l| {
+        l.pipeline_parallel = 2;
+        l.mtp_standalone = true;
+    }),
+    case(Target::Megatron, "mtp-standalone", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.mtp_standalone = true;
+    }),
+    case(Target::Torchtitan, "mtp-standalone", DENSE, same, |l| {
+        l.pipeline_parallel = 4;
+        l.mtp_standalone = true;
+    }),
     case(Target::Megatron, "shared-overlap-meaning", WINDOWS, same, |l| {
         moe(l);
         l.expert_parallel = 8;
@@ -1044,7 +1056,12 @@ fn beyond(reach: Reach, a: Layout, b: Layout) -> Layout {
         gradient_accumulation_steps: a.gradient_accumulation_steps,
         ..b
     };
-    let order = |l| Layout { virtual_stages: a.virtual_stages, schedule: a.schedule, ..l };
+    let order = |l| Layout {
+        virtual_stages: a.virtual_stages,
+        schedule: a.schedule,
+        mtp_standalone: a.mtp_standalone,
+        ..l
+    };
     let cell = |l| Layout {
         sequence_parallel: a.sequence_parallel,
         context_comm: a.context_comm,
@@ -1114,6 +1131,7 @@ fn rules_look_at_no_more_than_they_say() {
         data_overlap: random.pick(&[false, true]),
         expert_overlap: random.pick(&[false, true]),
         shared_overlap: random.pick(&[false, true]),
+        mtp_standalone: random.pick(&[false, true]),
         cuda_graphs: random.pick(&[
             CudaGraphs::None,
             CudaGraphs::Attention,

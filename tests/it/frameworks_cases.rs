@@ -208,6 +208,11 @@ pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wil
         data_overlap: always || offered(random, k.data_overlap, 60),
         expert_overlap: experts.is_some() && offered(random, k.expert_overlap, 40),
         shared_overlap: experts.is_some() && k.shared_overlap && gpus % 3 == 1 && random.chance(60),
+        mtp_standalone: if model.mtp.is_some() {
+            random.chance(40)
+        } else {
+            random.chance(wild.switches / 8)
+        },
         cuda_graphs: if random.chance(80) { CudaGraphs::None } else { random.pick(k.cuda_graphs) },
         offload: Offload {
             optimizer: place(random, k.optimizer_places),
@@ -251,6 +256,10 @@ pub fn question(random: &mut Random, target: Target, models: &[Model], wild: Wil
                 chunks[to].layers += 1;
             }
         }
+    }
+    if layout.mtp_standalone && chunks.len() > 1 {
+        let last = chunks.len() - 1;
+        chunks[0].layers += std::mem::take(&mut chunks[last].layers);
     }
     let global_batch_size = u32::try_from(layout.global_batch_size()).ok()?;
     let precision = if random.chance(80) {

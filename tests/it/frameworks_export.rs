@@ -6,8 +6,9 @@ use std::process::Command;
 use autoplan::frameworks::Target;
 use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, Format, Prediction, export};
 use autoplan::frameworks::hf::HfModel;
+use autoplan::frameworks::megatron::import::{Given, import};
 use autoplan::layers::Layers;
-use autoplan::plan::{Dispatcher, Offload, Place, Plan, Recompute, Schedule};
+use autoplan::plan::{Chunk, Dispatcher, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer};
 use autoplan::spec::model::{FeedForward, Model, Position, PositionScaling};
@@ -127,6 +128,38 @@ fn megatron_arguments_say_what_the_plan_says() {
     ] {
         assert!(has(&words, sequence), "{sequence:?} in {words:?}");
     }
+}
+
+/// The layout of Megatron-Core's guide for DeepSeek-V3, written and read back.
+#[test]
+fn multi_token_prediction_on_a_stage_of_its_own_is_written_and_read() {
+    let job = job(1024, 2048);
+    let layout = fill(&job, |l| {
+        l.pipeline_parallel = 16;
+        l.virtual_stages = 2;
+        l.schedule = Schedule::Interleaved;
+        l.expert_parallel = 64;
+        l.dispatcher = Some(Dispatcher::DeepEp);
+        l.mtp_standalone = true;
+        l.data_overlap = true;
+    });
+    let counts = [&[3][..], &[2; 29], &[0, 0]].concat();
+    let chunks = counts.into_iter().map(|layers| Chunk { layers, recompute: Recompute::None }).collect();
+    let plan = Plan::new(layout, chunks, 1024, 2048, 61).unwrap();
+    let published = "Et*3|(tt|)*29,m|L";
+    let words = megatron_words(LATENT_MOE, &job, &plan);
+    assert!(has(&words, &["--pipeline-model-parallel-layout", published]), "{words:?}");
+    let recipe = text_of(Target::Bridge, "autoplan_recipe.py", LATENT_MOE, &job, &plan);
+    assert!(recipe.contains(&format!("pipeline_model_parallel_layout=\"{published}\"")), "{recipe}");
+    let to = Destination::Framework(Target::Megatron);
+    let files = write(to, &model(LATENT_MOE), &job, &plan, Format::Script).unwrap();
+    let read = |text: &str| import(text, Given { name: "x", ..Given::default() }).unwrap();
+    assert_eq!(read(&files[0].text).plan, plan);
+    // Before an empty stage it is taken as if it were with the head, and that is said.
+    let elsewhere = files[0].text.replace(published, "Et*3|(tt|)*28,ttm||L");
+    let read = read(&elsewhere);
+    assert!(!read.plan.layout().mtp_standalone);
+    assert!(read.assumed.iter().any(|note| note.contains("before an empty stage")), "{:?}", read.assumed);
 }
 
 /// What a target's named file says of a plan.

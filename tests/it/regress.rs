@@ -64,6 +64,7 @@ impl Few {
             data_overlap: true,
             expert_overlap: false,
             shared_overlap: false,
+            mtp_standalone: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         }

@@ -19,7 +19,7 @@ use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Found, Observer, Request, SMALL_SPACE, Search, Silent, Stop};
 use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
-use autoplan::spec::model::Model;
+use autoplan::spec::model::{Model, Mtp};
 use autoplan::spec::{self, Machine};
 use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, Pipeline, Spread, evaluate};
 use autoplan::units::{Bytes, Picos};
@@ -120,8 +120,18 @@ fn flag(exists: bool) -> &'static [bool] {
 }
 
 /// Chunks without which none is empty, but for ends where those may be alone.
-fn naive_chunks(k: &Capabilities, context: &Context) -> u32 {
-    if k.empty_stages { context.layers + 2 } else { context.layers }
+fn naive_chunks(k: &Capabilities, context: &Context, mtp_standalone: bool) -> u32 {
+    let ends = if mtp_standalone { 3 } else { 2 };
+    if k.empty_stages { context.layers + ends } else { context.layers }
+}
+
+/// Where multi-token prediction may be on so many stages.
+fn naive_mtp<'a>(world: &'a World, context: &Context, stages: u32) -> impl Iterator<Item = bool> + 'a {
+    let megatron = matches!(world.target, Target::Megatron | Target::Bridge);
+    let can = megatron && world.model.mtp.is_some() && !context.hybrid && stages > 2;
+    let only = world.restrictions.mtp_standalone.as_ref();
+    let asked = move |on: bool| !can || only.is_none_or(|only| only.contains(&on));
+    flag(can).iter().copied().filter(move |&on| asked(on))
 }
 
 /// Every layout that the framework accepts, in one spelling each, by loops over all integers.
@@ -135,7 +145,7 @@ fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout))
         for context_parallel in up_to(&r.context_parallel, n) {
             for pipeline_parallel in (1..=n).filter(|&p| r.pipeline_parallel.admits(p, 1 << 20)) {
                 let ranks_per_replica = tensor_parallel * context_parallel * pipeline_parallel;
-                if n % ranks_per_replica != 0 || pipeline_parallel > naive_chunks(k, context) {
+                if n % ranks_per_replica != 0 {
                     continue;
                 }
                 let data_parallel = n / ranks_per_replica;
@@ -187,11 +197,13 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
         if base.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };
     let zero_asked = r.zero_stage.only.is_some() || r.zero_stage.max.is_some();
     let zeros = if zero_asked || ranks == 1 { k.zero_stages } else { k.default_zero_stages };
-    for &schedule in k.schedules {
+    let places: Vec<bool> = naive_mtp(world, context, base.pipeline_parallel).collect();
+    let orders = k.schedules.iter().flat_map(|&schedule| places.iter().map(move |&on| (schedule, on)));
+    for (schedule, mtp_standalone) in orders {
         if base.pipeline_parallel == 1 && schedule != Schedule::OneFOneB {
             continue;
         }
-        let most = naive_chunks(k, context) / base.pipeline_parallel;
+        let most = naive_chunks(k, context, mtp_standalone) / base.pipeline_parallel;
         for virtual_stages in 1..=most.max(2) {
             let fits = match schedule {
                 // With fewer micro-batches than ranks there is no such schedule.
@@ -200,7 +212,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
                         && base.gradient_accumulation_steps >= base.pipeline_parallel
                 }
                 Schedule::ZeroBubbleV | Schedule::DualPipe => virtual_stages == 2 && most >= 2,
-                _ => virtual_stages == 1,
+                _ => virtual_stages == 1 && most >= 1,
             };
             if !fits || !r.virtual_stages.admits(virtual_stages, 1 << 20) {
                 continue;
@@ -254,6 +266,7 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
                                                         && base.expert_parallel > 1
                                                         && !expert_overlap
                                                         && dispatcher != Some(Dispatcher::AllGather),
+                                                    mtp_standalone,
                                                     cuda_graphs,
                                                     context_comm,
                                                     dispatcher,
@@ -460,13 +473,20 @@ fn random_world(random: &mut Random) -> World {
     if random.chance(25) {
         world.restrictions.zero_stage = Axis { only: None, max: Some(3) };
     }
+    if random.chance(30) {
+        let block = world.model.layers.last().and_then(|segment| segment.of.last()).unwrap().clone();
+        world.model.mtp = Some(Mtp { modules: 1 + u32::from(random.chance(20)), block });
+        if random.chance(30) {
+            world.restrictions.mtp_standalone = Some(vec![true]);
+        }
+    }
     world
 }
 
 #[test]
 fn pruned_exhaustive_and_naive_searches_agree() {
     let mut random = Random(20);
-    let (mut spaces, mut layouts, mut empty) = (0_u64, 0, 0);
+    let (mut spaces, mut layouts, mut empty, mut standalone) = (0_u64, 0, 0, 0);
     while spaces - empty < 200 {
         let world = random_world(&mut random);
         let request = Request {
@@ -506,8 +526,10 @@ fn pruned_exhaustive_and_naive_searches_agree() {
         spaces += 1;
         layouts += count;
         empty += u64::from(naive.is_empty());
+        standalone += naive.iter().filter(|(_, plan)| plan.layout().mtp_standalone).count();
     }
     assert!(layouts > 20_000 && empty > 0, "{layouts} layouts, {empty} spaces without a plan");
+    assert!(standalone > 30, "{standalone} plans with multi-token prediction on a stage of its own");
 }
 
 /// The same on a few spaces of a million plans.

@@ -200,6 +200,7 @@ fn saved_plan() -> &'static str {
             data_overlap: true,
             expert_overlap: false,
             shared_overlap: false,
+            mtp_standalone: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         };

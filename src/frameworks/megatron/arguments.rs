@@ -335,13 +335,12 @@ fn parallel(request: &ExportRequest, shape: &Shape) -> Section {
 fn split(request: &ExportRequest, s: &mut Section) {
     let layout = request.plan.layout();
     let chunks: Vec<u32> = request.plan.chunks().iter().map(|c| c.layers).collect();
-    let mtp = request.model.mtp.as_ref().map_or(0, |m| m.modules);
     let virtual_stages = |s: &mut Section| {
         if layout.virtual_stages > 1 {
             s.value("--num-virtual-stages-per-pipeline-rank", layout.virtual_stages);
         }
     };
-    match Split::of(&chunks, layout.pipeline_parallel, layout.virtual_stages, mtp) {
+    match Split::of(&chunks, layout.pipeline_parallel, layout.virtual_stages, request.mtp()) {
         Split::Even => virtual_stages(s),
         Split::FirstLast { first, last } => {
             virtual_stages(s);

@@ -971,6 +971,7 @@ fn layout(
         expert_overlap: f.on("--overlap-moe-expert-parallel-comm"),
         // Beside nothing, or of nothing, it changes nothing.
         shared_overlap: f.on("--moe-shared-expert-overlap") && ep > 1 && has_shared_experts(model),
+        mtp_standalone: false,
         cuda_graphs,
         offload: Offload {
             optimizer: if offloads || f.on("--cpu-optimizer") { Place::Cpu } else { Place::Gpu },
@@ -1188,9 +1189,12 @@ fn chunks(
             .map_err(fail_by(ReadRule::LayoutString, line))?;
         virtual_stages = chunks.len() as u32 / pp;
         let stages = read_layout(&text).map_err(fail_by(ReadRule::LayoutString, line))?;
-        if stages.last().is_some_and(|s| s.mtp == 0) && modules > 0 {
+        // Behind it comes the loss, or, where nothing can be said of it, stages without anything.
+        let behind = stages.iter().rev().position(|stage| stage.mtp > 0).unwrap_or(0);
+        layout.mtp_standalone = behind == 1 && pp > 2;
+        if behind > 0 && !layout.mtp_standalone {
             assumed.push(
-                "multi-token prediction stands on a stage of its own; the plan has it beside the head".into(),
+                "multi-token prediction stands on the first rank or before an empty stage; the plan has it beside the head".into(),
             );
         }
         chunks

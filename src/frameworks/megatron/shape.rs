@@ -187,10 +187,7 @@ impl Shape {
     /// Transformer layers all have both parts; anything else is a hybrid pattern.
     fn order(&mut self, model: &Model, layers: &Layers) -> Result<(), Broken> {
         let block = |kind: u8| &layers.kinds[kind as usize].block;
-        let whole = |b: &Block| {
-            matches!(b.mixer, Mixer::Attention(_) | Mixer::Latent(_)) && b.feed_forward != FeedForward::None
-        };
-        let hybrid = !layers.order.iter().all(|&kind| whole(block(kind)));
+        let hybrid = !layers.order.iter().all(|&kind| block(kind).is_whole());
         for kind in &layers.kinds {
             let parts = u32::from(kind.block.mixer != Mixer::None)
                 + u32::from(kind.block.feed_forward != FeedForward::None);

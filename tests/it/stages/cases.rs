@@ -91,6 +91,7 @@ impl Bench {
             data_overlap: true,
             expert_overlap: false,
             shared_overlap: false,
+            mtp_standalone: false,
             cuda_graphs: CudaGraphs::None,
             offload: Offload::NONE,
         }

@@ -8,7 +8,7 @@ use autoplan::planner::Task;
 use autoplan::search::{Found, Request, Silent};
 use autoplan::spec::load_model;
 use autoplan::spec::model::Model;
-use autoplan::stages::layout::{Split, layout_chunks, module_names, write_layout};
+use autoplan::stages::layout::{Mtp, Split, layout_chunks, module_names, write_layout};
 use autoplan::stages::{Balancer, Choice, Freedom, Objective, Outcome};
 use autoplan::units::Bytes;
 
@@ -71,8 +71,8 @@ fn llama_405b_has_fewer_layers_at_both_ends() {
     let found = best(&task(model, "dgx-h100", (8_192, 4_096, 8_192), [8, 16, 1])).unwrap();
     let published = [&[7][..], &[8; 14], &[7]].concat();
     assert_eq!(counts(&found), published);
-    assert_eq!(write_layout(&published, 0), "Et*7|(t*8|)*14,t*7,L");
-    assert_eq!(Split::of(&published, 16, 1, 0), Split::Account { embedding: true, loss: true });
+    assert_eq!(write_layout(&published, Mtp::NONE), "Et*7|(t*8|)*14,t*7,L");
+    assert_eq!(Split::of(&published, 16, 1, Mtp::NONE), Split::Account { embedding: true, loss: true });
     assert!(gain(&found) > 0.05, "{}", gain(&found));
     assert!(found.split_gap < 0.02, "{}", found.split_gap);
 }
@@ -86,10 +86,11 @@ fn deepseek_v3_with_and_without_virtual_stages() {
         let mut task = task(model, "h800-ib", (2_048, 15_360, 4_096), [1, 16, vpp]);
         task.restrictions.expert_parallel = Axis { only: Some(vec![64]), max: None };
         task.restrictions.micro_batch_size = Axis { only: Some(vec![1]), max: None };
+        task.restrictions.mtp_standalone = Some(vec![false]);
         let found = best(&task).unwrap();
         let layers = counts(&found);
         assert_eq!((layers.len() as u32, layers.iter().sum::<u32>()), (16 * vpp, 61));
-        let text = write_layout(&layers, 1);
+        let text = write_layout(&layers, Mtp::beside_loss(1));
         assert!(text.ends_with("mL"), "{text}");
         assert_eq!(layout_chunks(&text, 61, 16, Some(1)), Ok(layers.clone()));
         let on_last: u32 = layers.iter().skip(15).step_by(16).sum();
@@ -173,7 +174,7 @@ fn thirty_layers_on_four_stages() {
     assert_eq!(layers.iter().sum::<u32>(), 30);
     assert!(layers[3] < layers[1], "{layers:?}");
     // Seven and a half per stage cannot be even; whatever was found is written without loss.
-    assert_eq!(Split::of(&layers, 4, 1, 0).chunks(30, 4, 1), Ok(layers.clone()));
+    assert_eq!(Split::of(&layers, 4, 1, Mtp::NONE).chunks(30, 4, 1), Ok(layers.clone()));
     let names: Vec<String> = module_names(&layers).concat();
     assert_eq!(names.iter().filter(|name| name.starts_with("layers.")).count(), 30);
     // DeepSpeed has equal stages alone.
@@ -184,16 +185,45 @@ fn thirty_layers_on_four_stages() {
     assert!(best(&task).is_none());
 }
 
-/// Modules that predict further tokens are with the head: they fill no stage of their own.
+/// The embedding, the head and the modules that predict further tokens may be alone, but no stage is empty.
 #[test]
-fn a_stage_for_every_layer_and_both_ends_is_the_most() {
+fn a_stage_for_every_layer_and_every_end_is_the_most() {
     let mut model = load_model("glm4.5-air").unwrap();
     assert!(model.mtp.is_some());
-    for (layers, plan) in [(6, true), (5, false)] {
+    for (layers, standalone, plan) in [(6, false, true), (5, false, false), (5, true, true), (4, true, false)]
+    {
         shorten(&mut model, layers);
-        let found = best(&task(model.clone(), "dgx-h200", (8, 64, 4_096), [1, 8, 1]));
-        assert_eq!(found.map(|found| counts(&found)), plan.then(|| vec![0, 1, 1, 1, 1, 1, 1, 0]));
+        let mut task = task(model.clone(), "dgx-h200", (8, 64, 4_096), [1, 8, 1]);
+        task.restrictions.mtp_standalone = Some(vec![standalone]);
+        let alone = 1 + usize::from(standalone);
+        let counts = best(&task).map(|found| counts(&found));
+        let expected = [&[0][..], &vec![1; layers as usize], &vec![0; alone]].concat();
+        assert_eq!(counts, plan.then_some(expected));
     }
+}
+
+/// The layout that Megatron-Core's guide shows for DeepSeek-V3 loses nothing on its way in and out, is verified, and takes
+/// the head's chunk below the longest.
+#[test]
+fn deepseek_v3_with_multi_token_prediction_on_a_stage_of_its_own() {
+    let model = load_model("deepseek-v3").unwrap();
+    let mut task = task(model, "h800-ib", (2_048, 15_360, 4_096), [2, 16, 2]);
+    task.restrictions.expert_parallel = Axis { only: Some(vec![32]), max: None };
+    task.restrictions.micro_batch_size = Axis { only: Some(vec![1]), max: None };
+    let steps = [false, true].map(|standalone| {
+        let restrictions =
+            Restrictions { mtp_standalone: Some(vec![standalone]), ..task.restrictions.clone() };
+        let task = Task { restrictions, ..task.clone() };
+        let found = best(&task).unwrap();
+        assert_eq!(found.plan.layout().mtp_standalone, standalone);
+        assert!(task.prepare().check(&found.plan, &found.prediction).passed());
+        let layers = counts(&found);
+        let text = write_layout(&layers, Mtp { modules: 1, standalone });
+        assert!(text.ends_with(if standalone { "m|L" } else { "mL" }), "{text}");
+        assert_eq!(layout_chunks(&text, 61, 16, Some(1)), Ok(layers));
+        found.prediction.step()
+    });
+    assert!(steps[1] < steps[0], "{steps:?}");
 }
 
 /// More stages than layers: Megatron leaves stages empty, and a framework that cannot has no plan.
@@ -204,7 +234,7 @@ fn more_stages_than_layers() {
     let found = best(&task(model.clone(), "dgx-h100", (8, 64, 4_096), [1, 8, 1])).unwrap();
     let layers = counts(&found);
     assert_eq!((layers.len(), layers.iter().sum::<u32>()), (8, 6));
-    assert!(write_layout(&layers, 0).contains('|'));
+    assert!(write_layout(&layers, Mtp::NONE).contains('|'));
     let mut task = task(model, "dgx-h100", (8, 64, 4_096), [1, 8, 1]);
     task.target = "torchtitan".parse().unwrap();
     task.profile = Profile::find("torchtitan").unwrap();

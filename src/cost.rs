@@ -439,6 +439,7 @@ pub struct Hop {
 
 impl Hop {
     /// Time for which messages keep a chunk's rank busy in each of its passes.
+    #[inline]
     #[must_use]
     pub fn busy_of(&self, layout: &Layout, chunk: u32) -> Picos {
         let rank = layout.rank_of_chunk(chunk);

@@ -124,7 +124,7 @@ pub struct Restrictions {
     pub context_comm: Option<Vec<ContextComm>>,
     /// How tokens reach experts, where they leave their rank.
     pub dispatcher: Option<Vec<Dispatcher>>,
-    /// Multi-token prediction on a stage of its own, where it can be.
+    /// Multi-token prediction on a stage of its own.
     pub mtp_standalone: Option<Vec<bool>>,
     /// CUDA graphs.
     pub cuda_graphs: Option<Vec<CudaGraphs>>,
@@ -238,13 +238,6 @@ impl Order {
     #[must_use]
     pub const fn one(schedule: Schedule) -> Self {
         Self { schedule, virtual_stages: 1, mtp_standalone: false }
-    }
-
-    /// The order of a layout.
-    #[must_use]
-    pub fn of(layout: &Layout) -> Self {
-        let &Layout { schedule, virtual_stages, mtp_standalone, .. } = layout;
-        Self { schedule, virtual_stages, mtp_standalone }
     }
 }
 
@@ -696,7 +689,7 @@ impl<'a> Space<'a> {
     pub fn mtp_places(&self, stages: u32) -> &'static [bool] {
         let layout = Layout { pipeline_parallel: stages, mtp_standalone: true, ..Layout::ONE };
         let can = mtp_stands_alone(self.capabilities, self.context, &layout).is_ok();
-        let admits = |on: bool| admits(&self.restrictions.mtp_standalone, can, &on);
+        let admits = |on: bool| admits(&self.restrictions.mtp_standalone, true, &on);
         match (admits(false), can && admits(true)) {
             (true, true) => &[false, true],
             (true, false) => &[false],

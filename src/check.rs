@@ -59,7 +59,7 @@ pub const CHECKS: [(&str, &str); 29] = [
     ("shard-group", "states are sharded over a divisor of dp x cp"),
     ("framework-rules", "the framework accepts the plan"),
     ("chunk-ranks", "chunks lie on ranks in the schedule's order"),
-    ("parameters", "parameters of every kind of layer and of both ends on one rank"),
+    ("parameters", "parameters of every kind of layer and of the ends on one rank"),
     ("memory-weights", "weights of every rank"),
     ("memory-gradients", "gradients of every rank"),
     ("memory-optimizer", "master weights and moments of every rank"),

@@ -280,7 +280,7 @@ impl CellCosts {
     /// The copy of the input table that a chunk brings to its rank, if it does.
     #[must_use]
     pub fn table_copy(&self, layout: &Layout, chunk: u32) -> Option<&LocalParameters> {
-        let uses = match layout.mtp_chunk() {
+        let uses = match layout.mtp_chunk().filter(|_| self.standalone.is_some()) {
             Some(mtp) if chunk == mtp => true,
             mtp => chunk + 1 == layout.chunk_count() && (self.tied || mtp.is_none()),
         };

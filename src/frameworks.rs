@@ -599,13 +599,13 @@ pub enum Reach {
     Job,
     /// Degrees.
     Group,
-    /// Degrees, schedule and virtual stages.
+    /// Degrees and a [`crate::candidates::Order`]: schedule, virtual stages, where multi-token prediction is.
     Order,
     /// Degrees and the flags of a [`crate::cost::CellKey`].
     Cell,
     /// Degrees, offload, and how states are sharded.
     Sharding,
-    /// Degrees, schedule, virtual stages, and how and when experts' tokens are exchanged.
+    /// What [`Reach::Order`] is, and how and when experts' tokens are exchanged.
     Exchange,
     /// Everything.
     Layout,
@@ -897,8 +897,7 @@ pub static COMMON_RULES: &[Rule] = &[
     },
     Rule {
         name: "mtp-standalone",
-        // Its check that the first rank has no such module looks at no chunk that could.
-        source: "Megatron-LM megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout",
+        source: "Megatron-LM megatron/core/transformer/pipeline_parallel_layer_layout.py validate_layer_layout, which means to refuse the first rank and looks elsewhere",
         judge: Judge::Nobody,
         reach: Reach::Order,
         check: |k, c, l| if l.mtp_standalone { mtp_stands_alone(k, c, l) } else { Ok(()) },

@@ -403,6 +403,16 @@ impl Problem {
         if fixed.closed || fixed.optional { 0 } else { self.min_layers }
     }
 
+    /// Which chunks are bare of ends, and of what is paid once per rank.
+    #[must_use]
+    pub fn bare(&self) -> impl Fn(usize) -> bool + '_ {
+        let endless = |fixed: &&Fixed| fixed.held == Bytes::ZERO && fixed.kept == Bytes::ZERO;
+        let least = self.fixed.iter().filter(endless).map(|fixed| fixed.forward).min();
+        move |chunk| {
+            Some(&self.fixed[chunk]).filter(endless).map(|fixed| fixed.forward) == least && least.is_some()
+        }
+    }
+
     /// Checks that every table fits every other and that no sum can overflow.
     ///
     /// # Errors

@@ -278,7 +278,7 @@ fn scattered(group: &Group) -> u64 {
 pub struct LeftOut {
     /// A rule of the framework forbids them.
     pub refused: u64,
-    /// Their schedule has no closed form, or their stages cannot be equal.
+    /// Their schedule has no closed form, or multi-token prediction stands alone, so that stages are not equal.
     pub without_closed_form: u64,
 }
 

@@ -594,10 +594,13 @@ impl<'a> Holdings<'a> {
             let layer = &self.layers[block];
             let standalone = self.layout.mtp_standalone;
             let (mut apart, many) = (End::default(), modules as f64);
-            // The loss of every depth leaves a softmax over the vocabulary, its stream if that came from elsewhere.
+            // The loss of every depth leaves a softmax over the vocabulary.
             let unfused = self.given.profile.loss(None).0.0 > 10.0;
             end.kept += many * if unfused { 4.0 } else { 2.0 } * share.tokens * local;
-            end.kept += if standalone { many * 2.0 * h as f64 * share.sequence } else { 0.0 };
+            // Streams of further predictions that come from elsewhere wait too, and pass four buffers at both ranks.
+            let streams = if standalone { many * 2.0 * h as f64 * share.sequence } else { 0.0 };
+            end.kept += streams;
+            end.working += 4.0 * streams;
             let own = if standalone { &mut apart } else { &mut end };
             own.parameters.join(&layer.parameters, modules);
             own.parameters.add(self.base(Kind::Linear), modules * share.of(2 * h * h));
@@ -608,7 +611,7 @@ impl<'a> Holdings<'a> {
             let layer_kept = self.left(layer);
             own.kept += many * (layer_kept + 8.0 * h as f64 * share.sequence);
             let next = if self.layout.expert_overlap { layer_kept } else { 0.0 };
-            own.working = own.working.max(layer.working + next);
+            own.working = own.working.max(layer.working + next + 4.0 * streams);
             self.pooled(&mut apart);
             further = standalone.then_some(apart);
         }

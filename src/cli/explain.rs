@@ -21,9 +21,9 @@ use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
 use crate::explain::{Outcome, Standing, standing};
-use crate::frameworks::Target;
 use crate::frameworks::changes::{Change, Settings, Written};
 use crate::frameworks::export::{ExportRequest, Format as Files};
+use crate::frameworks::{Target, legal_plan};
 use crate::plan::{Offload, Plan};
 use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
@@ -395,6 +395,9 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         task.profile_name,
     )?;
     writeln!(out, "{plan}")?;
+    if let Err(refusal) = legal_plan(task.target, &prepared.context, plan) {
+        writeln!(out, "{refusal}")?;
+    }
     let rates = prepared.rates(plan, p);
     let [low, high] = p.step_range();
     writeln!(

@@ -176,7 +176,7 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
         ("shared-overlap", (l.expert_parallel > 1).then(|| switch(l.shared_overlap))),
         ("cp-comm", (l.context_parallel > 1).then(|| name_of(&CONTEXT_COMMS, l.context_comm))),
         ("dispatcher", l.dispatcher.map(|dispatcher| name_of(&DISPATCHERS, dispatcher))),
-        ("mtp", (l.pipeline_parallel > 2).then(|| name_of(&MTP_PLACES, l.mtp_standalone))),
+        ("mtp", Some(name_of(&MTP_PLACES, l.mtp_standalone))),
         ("graphs", Some(name_of(&GRAPHS, l.cuda_graphs))),
         ("offload", Some(name_of(&OFFLOADS, l.offload))),
     ]
@@ -243,8 +243,11 @@ pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
     lines.extend(absent(target, "cp-comm", &r.context_comm, has.context_comms, &CONTEXT_COMMS));
     lines.extend(absent(target, "dispatcher", &r.dispatcher, has.dispatchers, &DISPATCHERS));
     if r.mtp_standalone.as_ref().is_some_and(|only| !only.is_empty() && !only.contains(&false)) {
-        let layout = Layout { pipeline_parallel: u32::MAX, mtp_standalone: true, ..Layout::ONE };
-        lines.extend(mtp_stands_alone(has, &prepared.context, &layout).err().map(|broken| broken.in_words()));
+        let stages = r.pipeline_parallel.only.as_ref().and_then(|only| only.iter().max().copied());
+        let stages = stages.unwrap_or(u32::MAX).min(r.pipeline_parallel.max.unwrap_or(u32::MAX));
+        let layout = Layout { pipeline_parallel: stages, mtp_standalone: true, ..Layout::ONE };
+        let broken = mtp_stands_alone(has, &prepared.context, &layout).err();
+        lines.extend(broken.map(|broken| format!("--fix mtp=standalone: {}", broken.in_words())));
     }
     lines.extend(absent(target, "graphs", &r.cuda_graphs, has.cuda_graphs, &GRAPHS));
     let offloads: Vec<_> =

@@ -65,7 +65,8 @@ pub(crate) struct JobArgs {
     /// shard=8|all (ranks that share states), recompute=none|selective:a+b|full:uniform:N|full:block:N,
     /// schedule=1f1b, offload=none|optimizer|any, and the flags sp, tp-overlap, dp-overlap, ep-overlap,
     /// shared-overlap=on|off, cp-comm=ring|all-gather|all-to-all,
-    /// dispatcher=all-gather|all-to-all|deepep|hybridep, graphs=none|attention|attention-router|full;
+    /// dispatcher=all-gather|all-to-all|deepep|hybridep, graphs=none|attention|attention-router|full,
+    /// mtp=head|standalone (multi-token prediction with the head, or on the stage before it);
     /// several values with |, as in tp=4|8; several axes with commas, or in options of their own.
     #[arg(long, value_name = "AXIS=VALUE")]
     pub fix: Vec<String>,

@@ -1,6 +1,6 @@
 //! Ways out where there is no plan, each confirmed by a search of its own.
 
-use crate::candidates::{Axis, OFFLOADS, Restrictions};
+use crate::candidates::{Axis, OFFLOADS, Restrictions, divisors};
 use crate::cost::money::{RunCost, run_cost};
 use crate::planner::{Prepared, Task};
 use crate::search::{Found, Observer, Request, Stop};
@@ -51,7 +51,9 @@ impl Remedies<'_> {
             return false;
         }
         let prepared = task.prepare();
-        let answer = prepared.solve(&Request { top: 1, ..Request::default() }, self.observer).answer;
+        // How near other splits are does not matter here.
+        let request = Request { top: 1, verified: 0, ..Request::default() };
+        let answer = prepared.solve(&request, self.observer).answer;
         // A remedy that its own verifier does not accept is none.
         let verified = |best: &&Found| prepared.check(&best.plan, &best.prediction).passed();
         let Some(best) = answer.found.first().filter(verified) else { return false };
@@ -87,10 +89,14 @@ pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> 
         return out.found;
     }
     if task.restrictions != Restrictions::default() {
-        out.attempt(
+        let dropped = out.attempt(
             "drop the --fix and --max restrictions".into(),
             &changed(task, |t| t.restrictions = Restrictions::default()),
         );
+        // Where a degree is in the way, GPUs and batch are not.
+        if dropped && !prepared.divides() && other_degree(task, &mut out) {
+            return out.found;
+        }
     }
     if prepared.divides() {
         less_memory(task, &mut out);
@@ -104,6 +110,32 @@ pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> 
         other_gpus(task, 256, &mut out);
     }
     out.found
+}
+
+/// Where a degree that was asked for does not divide the GPUs: the nearest that do, one smaller and one larger; whether
+/// one leads to a plan.
+fn other_degree(task: &Task, out: &mut Remedies) -> bool {
+    let axes: [(&str, fn(&mut Restrictions) -> &mut Axis); 4] = [
+        ("tp", |r| &mut r.tensor_parallel),
+        ("cp", |r| &mut r.context_parallel),
+        ("pp", |r| &mut r.pipeline_parallel),
+        ("dp", |r| &mut r.data_parallel),
+    ];
+    let (gpus, known) = (task.job.gpus, out.found.len());
+    for (name, axis) in axes {
+        let asked = axis(&mut task.restrictions.clone()).only.clone();
+        let Some(&[asked]) = asked.as_deref().filter(|only| only.iter().all(|n| gpus % n != 0)) else {
+            continue;
+        };
+        let degrees = divisors(gpus);
+        let at = degrees.partition_point(|&degree| degree < asked);
+        let nearest = [at.checked_sub(1), (at < degrees.len()).then_some(at)];
+        for degree in nearest.into_iter().flatten().map(|at| degrees[at]) {
+            let change = |t: &mut Task| *axis(&mut t.restrictions) = Axis::exactly(degree);
+            out.attempt(format!("another degree: --fix {name}={degree}"), &changed(task, change));
+        }
+    }
+    out.found.len() > known
 }
 
 /// Where memory binds: shard, offload, more GPUs.

@@ -1,5 +1,7 @@
 //! What the stages of a plan hold and take, for people.
 
+use std::ops::Range;
+
 use comfy_table::Table;
 
 use super::output::{percent, plain_table, seconds};
@@ -24,6 +26,7 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
         _ if !target.capabilities().uneven_stages => {
             (format!("{} splits layers evenly", target.name()), "recomputation")
         }
+        Some(even) if even == found.prediction.step() => ("the even split takes as long".into(), "split"),
         Some(even) => {
             let longer = even.0 as f64 / found.prediction.step().0 as f64 - 1.0;
             (format!("the even split takes {} longer", percent(longer)), "split")
@@ -33,14 +36,14 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
     format!("{said}; no other {other} is more than {} faster", percent(found.split_gap))
 }
 
-/// Chunk by chunk: its rank, its layers, what it recomputes, and its passes of one micro-batch; with a `limit` also the
-/// bytes of the whole rank and what is left of the limit. Neighbours that are alike share a line.
+/// Chunk by chunk: its ranks, its layers, what it recomputes, and its passes of one micro-batch; where every rank has one
+/// chunk and there is a `limit`, also the rank's bytes and what is left of the limit.
 pub(crate) fn table(plan: &Plan, prediction: &Prediction, limit: Option<Bytes>) -> Table {
+    let limit = limit.filter(|_| plan.layout().virtual_stages == 1);
     let mut header = vec!["stages", "rank", "layers", "recompute", "forward", "backward"];
     if limit.is_some() {
         header.extend(["memory of rank", "free"]);
     }
-    let mut table = plain_table(&header, 4);
     let line = |k: usize| {
         let (own, cost) = (&plan.chunks()[k], &prediction.chunks[k]);
         let mut cells = vec![
@@ -49,28 +52,65 @@ pub(crate) fn table(plan: &Plan, prediction: &Prediction, limit: Option<Bytes>) 
             seconds((cost.forward.total() + cost.messages).seconds()),
             seconds((cost.backward.total() + cost.messages).seconds()),
         ];
-        if let Some(limit) = limit {
-            let used = prediction.memory[cost.rank as usize].total();
-            let free = limit.0.saturating_sub(used.0) as f64 / limit.0 as f64;
-            cells.extend([format!("{:.1} GB", used.gigabytes()), percent(free)]);
-        }
+        cells.extend(limit.into_iter().flat_map(|limit| memory_of(prediction, cost.rank, limit)));
         cells
     };
-    let count = plan.chunks().len();
-    let (mut from, mut own) = (0, line(0));
-    for k in 0..count {
-        let next = (k + 1 < count).then(|| line(k + 1));
-        if next.as_ref() == Some(&own) {
-            continue;
-        }
-        let rank = |k: usize| prediction.chunks[k].rank;
-        let (name, ranks) = if from == k {
-            (format!("  chunk {k}"), rank(k).to_string())
-        } else {
-            (format!("  chunks {from}-{k}"), format!("{}-{}", rank(from), rank(k)))
-        };
-        table.add_row([name, ranks].into_iter().chain(own));
-        (from, own) = (k + 1, next.unwrap_or_default());
+    let mut table = plain_table(&header, 4);
+    for (range, own) in alike(plan.chunks().len(), line) {
+        let ranks = range.clone().map(|k| prediction.chunks[k].rank).collect();
+        table.add_row([named("chunk", &range), ranges(ranks)].into_iter().chain(own));
     }
     table
+}
+
+/// Rank by rank: bytes, and what is left of the limit; none where [`table`] says it.
+pub(crate) fn memory(plan: &Plan, prediction: &Prediction, limit: Bytes) -> Option<Table> {
+    if plan.layout().virtual_stages == 1 {
+        return None;
+    }
+    let mut table = plain_table(&["ranks", "memory", "free"], 1);
+    for (range, own) in
+        alike(prediction.memory.len(), |rank| memory_of(prediction, rank as u32, limit).to_vec())
+    {
+        table.add_row([named("rank", &range)].into_iter().chain(own));
+    }
+    Some(table)
+}
+
+fn memory_of(prediction: &Prediction, rank: u32, limit: Bytes) -> [String; 2] {
+    let used = prediction.memory[rank as usize].total();
+    let free = limit.0.saturating_sub(used.0) as f64 / limit.0 as f64;
+    [format!("{:.1} GB", used.gigabytes()), percent(free)]
+}
+
+/// Neighbours that are alike, with what they share.
+fn alike(count: usize, line: impl Fn(usize) -> Vec<String>) -> Vec<(Range<usize>, Vec<String>)> {
+    let mut runs: Vec<(Range<usize>, Vec<String>)> = Vec::new();
+    for k in 0..count {
+        let own = line(k);
+        match runs.last_mut() {
+            Some((range, known)) if *known == own => range.end = k + 1,
+            _ => runs.push((k..k + 1, own)),
+        }
+    }
+    runs
+}
+
+fn named(what: &str, range: &Range<usize>) -> String {
+    match range.len() {
+        1 => format!("  {what} {}", range.start),
+        _ => format!("  {what}s {}-{}", range.start, range.end - 1),
+    }
+}
+
+/// Numbers as ranges: `2-5`, `0-1,6-7`.
+fn ranges(mut numbers: Vec<u32>) -> String {
+    numbers.sort_unstable();
+    numbers.dedup();
+    let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+    let text = runs.map(|run| match run {
+        [one] => one.to_string(),
+        run => format!("{}-{}", run[0], run[run.len() - 1]),
+    });
+    text.collect::<Vec<_>>().join(",")
 }

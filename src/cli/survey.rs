@@ -200,11 +200,15 @@ fn table(prepared: &Prepared, survey: &Survey, out: &mut dyn Write) -> Result<()
     if tally.without_closed_form > 0 {
         writeln!(
             out,
-            "left out: {} layouts with V-shaped schedules, which have no closed form, or with stages that cannot be equal",
+            "left out: {} layouts with V-shaped schedules, which have no closed form, or with multi-token prediction on a stage of its own",
             group(tally.without_closed_form)
         )?;
     }
     let Some(best) = &tally.all.best else {
+        if tally.all.plans == 0 {
+            writeln!(out, "nothing was evaluated; `autoplan plan` looks at all layouts and splits")?;
+            return Ok(());
+        }
         writeln!(out, "none fits: `autoplan plan` says what binds, and the ways out")?;
         return Ok(());
     };

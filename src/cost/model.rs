@@ -46,6 +46,8 @@ const OPERATOR_KEPT: f64 = 0.45;
 /// Workspace of matrix products that the allocator serves: 32 MiB of cuBLAS on Hopper and later, and
 /// small change.
 const WORKSPACE: Bytes = Bytes(40_000_000);
+/// Messages that a rank has buffers for where they overlap with computation: two each way.
+const MOST_MESSAGES: u64 = 4;
 /// Bytes of a message that says what shape the next has: three 64-bit numbers.
 const SHAPE_BYTES: f64 = 24.0;
 /// Tokens of one chunk of a state-space scan, whose states are kept in FP32 (Mamba-2's default).
@@ -1867,9 +1869,11 @@ impl<'a> CostModel<'a> {
             parameters: losses.parameters.plus(&modules.parameters, 1),
             weight_shapes: self.pooled(shapes),
         };
-        // From another stage the streams of all predictions are received, not one.
-        let received = Bytes::from_f64(2.0 * h * shared) * count;
-        let losses = EndCost { kept: losses.kept + received, ..losses };
+        // From another stage the streams of all predictions are received, not one, through buffers of that size.
+        let more = Bytes::from_f64(2.0 * h * shared) * count;
+        let buffers = more * MOST_MESSAGES;
+        let losses = EndCost { kept: losses.kept + more, transient: losses.transient + buffers, ..losses };
+        let modules = EndCost { transient: modules.transient + buffers, ..modules };
         (both, Some([modules, losses]))
     }
 
@@ -2313,13 +2317,12 @@ impl<'a> CostModel<'a> {
         let mut latency = Seconds(time + host).picos();
         let (mut busy, mut further) = (Picos::ZERO, Picos::ZERO);
         let overlapped = layout.virtual_stages > 1 && self.profile.pipeline.overlap_interleaved;
-        if layout.mtp_chunk().is_some() {
+        if let Some((_, modules)) = self.layers.mtp.filter(|_| layout.mtp_standalone) {
             // Where messages differ in size, shapes are sent first, once per pass for both neighbours, and the host waits
             // for them: its queue is empty then (Megatron-LM:megatron/core/pipeline_parallel/p2p_communication.py
             // `_communicate_shapes`).
             busy = Seconds(0.5 * (self.fabric.send(stride, SHAPE_BYTES) + 2.0 * host)).picos();
-            let modules = f64::from(self.layers.mtp.map_or(0, |(_, modules)| modules));
-            further = Seconds(modules * time).picos();
+            further = Seconds(f64::from(modules) * time).picos();
         }
         if overlapped {
             // A micro-batch crosses the longer message once on its way: a share of it everywhere.
@@ -2328,7 +2331,8 @@ impl<'a> CostModel<'a> {
         } else {
             busy += std::mem::take(&mut latency);
         }
-        let mut buffers = Bytes::from_f64(full / split * if overlapped { 4.0 } else { 2.0 });
+        let messages = if overlapped { MOST_MESSAGES } else { 2 };
+        let mut buffers = Bytes::from_f64(full / split) * messages;
         if layout.cuda_graphs != CudaGraphs::None {
             let (one, several) = self.profile.memory.graph_buffers;
             buffers += Bytes::from_f64(several - one);

@@ -494,6 +494,21 @@ pub const CORE_RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "cuda-graphs-messages",
+        source: "core/pipeline_parallel/p2p_communication.py _communicate and _communicate_shapes, device synchronisation",
+        judge: Judge::Run,
+        reach: Reach::Layout,
+        check: |_, _, l| {
+            // Interleaved messages of one shape are not waited for.
+            let waits = l.pipeline_parallel > 1 && (l.virtual_stages == 1 || l.mtp_standalone);
+            ensure(
+                l.cuda_graphs != CudaGraphs::FullIteration || !waits,
+                "the host waits for messages between stages that are not interleaved, or of several shapes: no graph of the whole iteration",
+                [0; 4],
+            )
+        },
+    },
+    Rule {
         name: "padded-experts",
         source: "core/transformer/moe/token_dispatcher.py, DeepEP's manager",
         judge: Judge::SetUp,
@@ -581,6 +596,20 @@ pub static PLAN_RULES: &[PlanRule] = &[
                 !modules.has(Module::SharedExperts) || c.moe.iter().any(|m| m.shared_width > 0),
                 "shared_experts names nothing in a model without shared experts",
                 [0; 4],
+            )
+        },
+    },
+    PlanRule {
+        name: "recompute-mtp",
+        source: "core/transformer/multi_token_prediction.py _checkpointed_forward",
+        judge: Judge::Run,
+        reach: PlanReach::Recompute,
+        check: |_, c, p| {
+            let Some(Recompute::FullUniform(n)) = recompute_of(p) else { return Ok(()) };
+            ensure(
+                n == 1 || c.mtp_modules == 0,
+                "multi-token prediction is recomputed layer by layer, not in groups of {0}",
+                numbers([u64::from(n)]),
             )
         },
     },

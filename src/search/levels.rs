@@ -6,6 +6,7 @@ use crate::candidates::{Axis, Restrictions};
 use crate::frameworks::profile::Profile;
 use crate::plan::{Recompute, Schedule};
 use crate::planner::Task;
+use crate::spec::model::Mtp;
 use crate::spec::ron_options;
 use crate::units::Bytes;
 
@@ -14,6 +15,15 @@ fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
     task.job.memory_limit = Some(Bytes(limit));
     task.restrictions.micro_batch_size = Axis { only: None, max: Some(2) };
     task.restrictions.virtual_stages = Axis { only: None, max: Some(2) };
+    task
+}
+
+/// A model whose further predictions may stand alone, on few stages.
+fn predicting() -> Task {
+    let mut task = tight("llama3.2-1b", 16, 32, 24_000_000_000);
+    let block = task.model.layers[0].of[0].clone();
+    task.model.mtp = Some(Mtp { modules: 2, block });
+    task.restrictions.pipeline_parallel = Axis { only: Some(vec![4]), max: None };
     task
 }
 
@@ -112,6 +122,7 @@ fn no_bound_on_a_group_is_above_its_layouts() {
         tight("llama3.1-8b", 16, 64, 20_000_000_000),
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
         tight("nemotron-h-8b", 8, 32, 30_000_000_000),
+        predicting(),
     ];
     let tasks = [&tasks[..], &delayed_weights()].concat();
     let (mut groups, mut recomputing, mut sharper) = (0, 0, 0);
@@ -148,6 +159,7 @@ fn a_threshold_drops_nothing_below_it() {
         tight("llama3.2-1b", 8, 16, 60_000_000_000),
         tight("nemotron-h-8b", 8, 16, 75_000_000_000),
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
+        predicting(),
         split_backward(),
     ];
     let tasks = [&tasks[..], &short_steps(), &delayed_weights()].concat();

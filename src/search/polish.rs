@@ -94,7 +94,9 @@ fn moves(
     scratch: &mut Scratch,
 ) -> Vec<Move> {
     let count = split.layers.len();
-    let legal = |less: usize, more: usize| less != more && split.layers[less] > 0;
+    let legal = |less: usize, more: usize| {
+        less != more && split.layers[less] > problem.least(less) && !problem.fixed[more].closed
+    };
     if tries == Tries::All || layout.schedule != Schedule::Interleaved {
         let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
         let legal = pairs.filter(|&(less, more)| legal(less, more));
@@ -104,6 +106,5 @@ fn moves(
     let shape = shape(layout);
     let load = Load { forward, backward, weight: backward, hop: problem.hop };
     let chain = scratch.simulator.longest_chain(shape, load, &[]);
-    let bare = |chunk: usize| problem.fixed[chunk].forward == Picos::ZERO;
-    shortening(shape, &chain, legal, bare, TRIALS)
+    shortening(shape, &chain, legal, problem.bare(), TRIALS)
 }

@@ -264,7 +264,7 @@ impl<'a> Passes<'a> {
             let legal =
                 |less: usize, more: usize| from[less] > problem.least(less) && !problem.fixed[more].closed;
             let chain = self.chain(from);
-            let bare = |chunk: usize| problem.fixed[chunk].forward == Picos::ZERO;
+            let bare = problem.bare();
             let mut moves = shortening(self.shape, &chain, legal, bare, TRIALS);
             moves.truncate(left as usize);
             let (tried, shorter) = self.first_shorter(&best, time, &moves, fits);

@@ -339,7 +339,7 @@ pub fn layout_chunks(
     let modules = total(|s| s.mtp);
     if let Some(mtp) = mtp.filter(|&mtp| u64::from(mtp) != modules) {
         return Err(LayoutError::Count(format!(
-            "the pipeline layout holds {modules} m, but the model has {mtp} such modules"
+            "the pipeline layout holds {modules} m, but the model predicts {mtp} further tokens"
         )));
     }
     if let Some(at) = stages.iter().position(|s| s.mtp > 0) {
@@ -483,7 +483,7 @@ mod tests {
             ("Et*8|(t*8|*2,t*8L", "`(` is no layer"),
             ("Et*8|(t*8|)*,t*8L", "unreadable number"),
             ("Et*8|t*99999999999999999999|t|L", "unreadable number"),
-            ("Et*8|t*8|t*8|t*8mL", "1 m, but the model has 0"),
+            ("Et*8|t*8|t*8|t*8mL", "1 m, but the model predicts 0"),
         ] {
             let found = read(text).unwrap_err();
             assert!(found.contains(expected), "{text}: {found}");

@@ -127,7 +127,7 @@ pub struct Tally {
     bins: BTreeMap<u64, u64>,
     /// Layouts that a rule of the framework forbids.
     pub refused: u64,
-    /// Layouts whose schedule has no closed form.
+    /// [`super::LeftOut::without_closed_form`].
     pub without_closed_form: u64,
 }
 

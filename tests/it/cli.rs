@@ -466,10 +466,18 @@ fn stages_of_every_plan_are_printed() {
             let words: Vec<&str> = line.split_whitespace().collect();
             let ends: Vec<u32> = words[1].split('-').map(|end| end.parse().unwrap()).collect();
             layers += (ends[ends.len() - 1] - ends[0] + 1) * words[3].parse::<u32>().unwrap();
+        }
+        assert_eq!(layers, 46, "{plan}");
+        // Every rank's memory, beside its chunk where it has one.
+        let mut ranks = 0;
+        for line in plan.lines().filter(|line| line.contains(" GB ")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let ends: Vec<u32> = words[1].split('-').map(|end| end.parse().unwrap()).collect();
+            ranks += ends[ends.len() - 1] - ends[0] + 1;
             let at = words.iter().position(|word| *word == "GB").unwrap();
             assert!(words[at - 1].parse::<f64>().unwrap() <= 80.0, "{line}");
         }
-        assert_eq!(layers, 46, "{plan}");
+        assert_eq!(ranks, 4, "{plan}");
     }
 }
 

@@ -402,6 +402,10 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 2;
         l.expert_overlap = true;
     }),
+    case(Target::Megatron, "cuda-graphs-messages", DENSE, same, |l| {
+        l.pipeline_parallel = 2;
+        l.cuda_graphs = CudaGraphs::FullIteration;
+    }),
     case(Target::Megatron, "mtp-standalone", LATENT_MOE, same, |l| {
         l.pipeline_parallel = 2;
         l.mtp_standalone = true;
@@ -1239,6 +1243,7 @@ fn every_plan_rule_refuses_what_it_says() {
         (Target::Megatron, "recompute-modules", DENSE, |_| {}, "selective:moe_act"),
         (Target::Megatron, "recompute-meaning", DENSE, |_| {}, "selective:moe"),
         (Target::Megatron, "recompute-meaning", WINDOWS, moe, "selective:shared_experts"),
+        (Target::Megatron, "recompute-mtp", LATENT_MOE, moe, "full:uniform:2"),
         (Target::Megatron, "recompute-expert-overlap", LATENT_MOE, overlap, "full:uniform:1"),
         (Target::Megatron, "recompute-expert-overlap", LATENT_MOE, overlap, "selective:moe"),
         (Target::Megatron, "recompute-shared-overlap", LATENT_MOE, beside, "selective:shared_experts"),

@@ -159,7 +159,11 @@ fn multi_token_prediction_on_a_stage_of_its_own_is_written_and_read() {
     let elsewhere = files[0].text.replace(published, "Et*3|(tt|)*28,ttm||L");
     let read = read(&elsewhere);
     assert!(!read.plan.layout().mtp_standalone);
-    assert!(read.assumed.iter().any(|note| note.contains("before an empty stage")), "{:?}", read.assumed);
+    assert!(
+        read.assumed.iter().any(|note| note.contains("others without layers follow")),
+        "{:?}",
+        read.assumed
+    );
 }
 
 /// What a target's named file says of a plan.

@@ -130,7 +130,7 @@ fn naive_mtp<'a>(world: &'a World, context: &Context, stages: u32) -> impl Itera
     let megatron = matches!(world.target, Target::Megatron | Target::Bridge);
     let can = megatron && world.model.mtp.is_some() && !context.hybrid && stages > 2;
     let only = world.restrictions.mtp_standalone.as_ref();
-    let asked = move |on: bool| !can || only.is_none_or(|only| only.contains(&on));
+    let asked = move |on: bool| only.is_none_or(|only| only.contains(&on));
     flag(can).iter().copied().filter(move |&on| asked(on))
 }
 

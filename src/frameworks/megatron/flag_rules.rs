@@ -88,7 +88,9 @@ pub(super) fn warnings(c: &Command) -> Vec<String> {
             "tensor and context parallelism need {CONNECTIONS}=1 on GPUs before Blackwell: Megatron-LM stops without it"
         ));
     }
-    if before_blackwell && c.script && split && !c.orders_messages() {
+    // Who says how many has weighed that.
+    let chosen = c.environment.get(CONNECTIONS).is_some_and(|value| !is_unknown(value));
+    if before_blackwell && c.script && split && !c.orders_messages() && !chosen {
         found.push(format!(
             "before Blackwell, tensor and context parallelism are fastest with {CONNECTIONS}=1, FSDP and expert overlap with more"
         ));

@@ -1189,13 +1189,14 @@ fn chunks(
             .map_err(fail_by(ReadRule::LayoutString, line))?;
         virtual_stages = chunks.len() as u32 / pp;
         let stages = read_layout(&text).map_err(fail_by(ReadRule::LayoutString, line))?;
-        // Behind it comes the loss, or, where nothing can be said of it, stages without anything.
         let behind = stages.iter().rev().position(|stage| stage.mtp > 0).unwrap_or(0);
         layout.mtp_standalone = behind == 1 && pp > 2;
         if behind > 0 && !layout.mtp_standalone {
-            assumed.push(
-                "multi-token prediction stands on the first rank or before an empty stage; the plan has it beside the head".into(),
-            );
+            let place =
+                if behind == 1 { "the first rank" } else { "a stage that others without layers follow" };
+            assumed.push(format!(
+                "multi-token prediction stands on {place}: predicted as if it were with the loss"
+            ));
         }
         chunks
     } else {

@@ -404,7 +404,6 @@ impl Problem {
     }
 
     /// Which chunks are bare of ends, and of what is paid once per rank.
-    #[must_use]
     pub fn bare(&self) -> impl Fn(usize) -> bool + '_ {
         let endless = |fixed: &&Fixed| fixed.held == Bytes::ZERO && fixed.kept == Bytes::ZERO;
         let least = self.fixed.iter().filter(endless).map(|fixed| fixed.forward).min();

@@ -115,7 +115,8 @@ pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> 
 /// Where a degree that was asked for does not divide the GPUs: the nearest that do, one smaller and one larger; whether
 /// one leads to a plan.
 fn other_degree(task: &Task, out: &mut Remedies) -> bool {
-    let axes: [(&str, fn(&mut Restrictions) -> &mut Axis); 4] = [
+    type Degree = (&'static str, fn(&mut Restrictions) -> &mut Axis);
+    let axes: [Degree; 4] = [
         ("tp", |r| &mut r.tensor_parallel),
         ("cp", |r| &mut r.context_parallel),
         ("pp", |r| &mut r.pipeline_parallel),

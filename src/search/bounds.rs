@@ -115,7 +115,8 @@ impl Search<'_> {
         group: &Group,
         scratch: &mut Scratch,
     ) -> Option<Picos> {
-        let places = self.space.mtp_places(group.pipeline_parallel).iter();
+        // What is likely least comes first: it may be enough.
+        let places = self.space.mtp_places(group.pipeline_parallel).iter().rev();
         let seen: Vec<Seen> = places.map(|&standalone| Seen::Group(standalone)).collect();
         self.relaxed_bound(first, most, group, &seen, scratch)
     }
@@ -174,7 +175,10 @@ impl Search<'_> {
                 if problem.check().is_err() {
                     return Some(known);
                 }
-                let Some(passes) = scratch.relaxation.lower_bound(&problem, range.clone()) else { continue };
+                // Above the least of the others it does not matter by how much.
+                let most = least.map_or(*range.end(), |least| least.min(*range.end()));
+                let passes = scratch.relaxation.lower_bound(&problem, *range.start()..=most);
+                let Some(passes) = passes else { continue };
                 if passes <= *range.start() {
                     return Some(known);
                 }

@@ -507,7 +507,7 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     }
 
     if plan.chunks().len() > 1 {
-        writeln!(out, "\n{}", stages::table(plan, p, None))?;
+        writeln!(out, "\n{}", stages::table(prepared, plan, p, None))?;
         writeln!(out, "  layout {}", stages::layout(prepared, plan))?;
     }
 

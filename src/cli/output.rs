@@ -453,7 +453,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
                 writeln!(out, "   {}", stages::balance(prepared, found))?;
             }
             let limit = prepared.cost().memory_limit();
-            writeln!(out, "{}", stages::table(&found.plan, &found.prediction, Some(limit)))?;
+            writeln!(out, "{}", stages::table(prepared, &found.plan, &found.prediction, Some(limit)))?;
             if let Some(memory) = stages::memory(&found.plan, &found.prediction, limit) {
                 writeln!(out, "{memory}")?;
             }

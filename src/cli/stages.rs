@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use comfy_table::Table;
+use comfy_table::{CellAlignment, Table};
 
 use super::output::{percent, plain_table, seconds};
 use crate::cost::step::Prediction;
@@ -36,14 +36,20 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
     format!("{said}; no other {other} is more than {} faster", percent(found.split_gap))
 }
 
-/// Chunk by chunk: its ranks, its layers, what it recomputes, and its passes of one micro-batch; where every rank has one
-/// chunk and there is a `limit`, also the rank's bytes and what is left of the limit.
-pub(crate) fn table(plan: &Plan, prediction: &Prediction, limit: Option<Bytes>) -> Table {
+/// Chunk by chunk: its ranks, its layers, what it recomputes, its passes of one micro-batch, and what else it holds; where
+/// every rank has one chunk and there is a `limit`, also the rank's bytes and what is left of the limit.
+pub(crate) fn table(
+    prepared: &Prepared,
+    plan: &Plan,
+    prediction: &Prediction,
+    limit: Option<Bytes>,
+) -> Table {
     let limit = limit.filter(|_| plan.layout().virtual_stages == 1);
     let mut header = vec!["stages", "rank", "layers", "recompute", "forward", "backward"];
     if limit.is_some() {
         header.extend(["memory of rank", "free"]);
     }
+    header.push("beside layers");
     let line = |k: usize| {
         let (own, cost) = (&plan.chunks()[k], &prediction.chunks[k]);
         let mut cells = vec![
@@ -53,6 +59,7 @@ pub(crate) fn table(plan: &Plan, prediction: &Prediction, limit: Option<Bytes>) 
             seconds((cost.backward.total() + cost.messages).seconds()),
         ];
         cells.extend(limit.into_iter().flat_map(|limit| memory_of(prediction, cost.rank, limit)));
+        cells.push(ends(prepared, plan, k));
         cells
     };
     let mut table = plain_table(&header, 4);
@@ -60,7 +67,23 @@ pub(crate) fn table(plan: &Plan, prediction: &Prediction, limit: Option<Bytes>) 
         let ranks = range.clone().map(|k| prediction.chunks[k].rank).collect();
         table.add_row([named("chunk", &range), ranges(ranks)].into_iter().chain(own));
     }
+    if let Some(column) = table.column_iter_mut().last() {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
     table
+}
+
+/// What a chunk holds beside layers, in words.
+fn ends(prepared: &Prepared, plan: &Plan, chunk: usize) -> String {
+    let last = plan.chunks().len() - 1;
+    let predicts = plan.layout().mtp_chunk().map_or(last, |mtp| mtp as usize);
+    let words = [
+        ("embedding", chunk == 0),
+        ("multi-token prediction", chunk == predicts && prepared.layers.mtp.is_some()),
+        ("head", chunk == last),
+    ];
+    let here = words.into_iter().filter(|(_, here)| *here).map(|(word, _)| word);
+    here.collect::<Vec<_>>().join(", ")
 }
 
 /// Rank by rank: bytes, and what is left of the limit; none where [`table`] says it.

@@ -1789,7 +1789,9 @@ impl<'a> CostModel<'a> {
     /// the losses of all predictions, each on its own.
     ///
     /// Megatron computes all losses on the last stage, whichever has the modules
-    /// (Megatron-LM:megatron/core/models/gpt/gpt_model.py `_postprocess`).
+    /// (Megatron-LM:megatron/core/models/gpt/gpt_model.py `_postprocess`). Modules are priced as if nothing of them were
+    /// recomputed, whatever the layers do: what they keep is too much, and their backward pass too short, where layers
+    /// recompute.
     fn head(&self, c: &Cell, layers: &[LayerCost], trunk: &Trunk) -> (EndCost, Option<[EndCost; 2]>) {
         let h = self.model.hidden as f64;
         let tp = u64::from(c.key.tensor_parallel);

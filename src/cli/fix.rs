@@ -49,7 +49,8 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("--fix {text}: expected AXIS=VALUE, such as tp=8")));
     };
     let values: Vec<&str> = values.split('|').map(str::trim).collect();
-    let name = name.trim();
+    let name = name.trim().to_ascii_lowercase();
+    let name = name.as_str();
     let axis = match name {
         "tp" => &mut r.tensor_parallel,
         "pp" => &mut r.pipeline_parallel,
@@ -130,15 +131,17 @@ fn choose<T: Copy + PartialEq>(
     known: &[(&str, T)],
 ) -> Result<(), Failure> {
     let find = |value: &&str| {
-        known.iter().find(|(name, _)| name == value).map(|(_, choice)| *choice).ok_or_else(|| {
-            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-            let near = meant(value, names.iter().copied());
-            let axis = text.split('=').next().unwrap_or(text);
-            Failure::Usage(format!(
-                "--fix {text}: {axis} cannot be `{value}`{near} (choices: {})",
-                names.join(", ")
-            ))
-        })
+        known.iter().find(|(name, _)| name.eq_ignore_ascii_case(value)).map(|(_, choice)| *choice).ok_or_else(
+            || {
+                let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+                let near = meant(value, names.iter().copied());
+                let axis = text.split('=').next().unwrap_or(text);
+                Failure::Usage(format!(
+                    "--fix {text}: {axis} cannot be `{value}`{near} (choices: {})",
+                    names.join(", ")
+                ))
+            },
+        )
     };
     let chosen: Vec<T> = values.iter().map(find).collect::<Result<_, _>>()?;
     *axis = Some(intersect(axis.take(), chosen));

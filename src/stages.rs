@@ -408,7 +408,8 @@ impl Problem {
         let endless = |fixed: &&Fixed| fixed.held == Bytes::ZERO && fixed.kept == Bytes::ZERO;
         let least = self.fixed.iter().filter(endless).map(|fixed| fixed.forward).min();
         move |chunk| {
-            Some(&self.fixed[chunk]).filter(endless).map(|fixed| fixed.forward) == least && least.is_some()
+            let fixed = &self.fixed[chunk];
+            endless(&fixed) && Some(fixed.forward) == least
         }
     }
 

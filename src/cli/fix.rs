@@ -50,8 +50,7 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
     };
     let values: Vec<&str> = values.split('|').map(str::trim).collect();
     let name = name.trim().to_ascii_lowercase();
-    let name = name.as_str();
-    let axis = match name {
+    let axis = match name.as_str() {
         "tp" => &mut r.tensor_parallel,
         "pp" => &mut r.pipeline_parallel,
         "vpp" | "vp" => &mut r.virtual_stages,
@@ -130,18 +129,16 @@ fn choose<T: Copy + PartialEq>(
     values: &[&str],
     known: &[(&str, T)],
 ) -> Result<(), Failure> {
+    let refuse = |value: &str| {
+        let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+        let near = meant(value, names.iter().copied());
+        let axis = text.split('=').next().unwrap_or(text);
+        let names = names.join(", ");
+        Failure::Usage(format!("--fix {text}: {axis} cannot be `{value}`{near} (choices: {names})"))
+    };
     let find = |value: &&str| {
-        known.iter().find(|(name, _)| name.eq_ignore_ascii_case(value)).map(|(_, choice)| *choice).ok_or_else(
-            || {
-                let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-                let near = meant(value, names.iter().copied());
-                let axis = text.split('=').next().unwrap_or(text);
-                Failure::Usage(format!(
-                    "--fix {text}: {axis} cannot be `{value}`{near} (choices: {})",
-                    names.join(", ")
-                ))
-            },
-        )
+        let named = known.iter().find(|(name, _)| name.eq_ignore_ascii_case(value));
+        named.map(|(_, choice)| *choice).ok_or_else(|| refuse(value))
     };
     let chosen: Vec<T> = values.iter().map(find).collect::<Result<_, _>>()?;
     *axis = Some(intersect(axis.take(), chosen));

@@ -503,7 +503,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if rows.iter().any(|row| row.found.plan.layout().mtp_standalone) {
         writeln!(
             out,
-            "mtp-standalone: further tokens are predicted on the stage before the last, which has the losses alone; no measured run has it, and what its messages cost follows from the framework's code (--fix mtp=head is without)"
+            "mtp-standalone: further tokens are predicted on the stage before the last, and the last has nothing but the losses; no measured run has it, and what its messages cost follows from the framework's code (--fix mtp=head is without)"
         )?;
     }
     let mut told: Vec<(&str, u32)> = Vec::new();

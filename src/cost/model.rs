@@ -1831,15 +1831,17 @@ impl<'a> CostModel<'a> {
             kept: Bytes::from_f64(4.0 * h * c.tokens / c.split as f64),
             transient: Bytes::from_f64(logits + gradient),
             parameters,
-            weight_shapes: self.pooled(shapes.clone()),
+            weight_shapes: Vec::new(),
         };
-        let Some((kind, modules)) = self.layers.mtp else { return (alone, None) };
+        let Some((kind, modules)) = self.layers.mtp else {
+            return (EndCost { weight_shapes: self.pooled(shapes), ..alone }, None);
+        };
         let (layer, own) = (&layers[kind as usize], &trunk.mtp);
         let (count, shared) = (u64::from(modules), c.tokens / c.split as f64);
         // Each depth keeps its layer and its concatenated input, and a softmax at the loss.
         let beside = if layer.merged { layer.kept } else { Bytes::ZERO };
-        let (hidden, mut parameters) = (self.model.hidden, LocalParameters::default());
-        parameters = parameters.plus(&layer.parameters, count);
+        let hidden = self.model.hidden;
+        let mut parameters = LocalParameters::default().plus(&layer.parameters, count);
         parameters.0[self.base_class(StateClass::Dense) as usize] += count * 2 * hidden * hidden / tp;
         parameters.0[self.base_class(StateClass::Ends) as usize] += count * 3 * norm_parameters(self.model);
         let mut own_shapes = vec![(hidden / tp, 2 * hidden)];
@@ -1859,6 +1861,7 @@ impl<'a> CostModel<'a> {
             backward: alone.backward.plus(&head.backward.times(), count),
             weight_gradient: alone.weight_gradient * (1 + count),
             kept: alone.kept + Bytes::from_f64(softmax * c.tokens * local) * count,
+            weight_shapes: self.pooled(shapes.clone()),
             ..alone
         };
         shapes.extend(own_shapes);

@@ -54,16 +54,16 @@ impl Floor {
     }
 }
 
-/// What a bound knows of layouts.
+/// A part of a group that is bounded by itself, and so what is known of its layouts.
 #[derive(Debug, Clone, Copy)]
-enum Seen {
+enum Part {
     /// Degrees, and whether multi-token prediction is standalone.
     Group(bool),
     /// Also the order of passes, and whether the experts' exchange overlaps.
     Order(Order, bool),
 }
 
-impl Seen {
+impl Part {
     /// The order, one chunk per rank where it is not known.
     fn order(self) -> Order {
         match self {
@@ -117,8 +117,8 @@ impl Search<'_> {
     ) -> Option<Picos> {
         // What is likely least comes first: it may be enough.
         let places = self.space.mtp_places(group.pipeline_parallel).iter().rev();
-        let seen: Vec<Seen> = places.map(|&standalone| Seen::Group(standalone)).collect();
-        self.relaxed_bound(first, most, group, &seen, scratch)
+        let parts: Vec<Part> = places.map(|&standalone| Part::Group(standalone)).collect();
+        self.relaxed_bound(first, most, group, &parts, scratch)
     }
 
     /// [`Search::second_bound`], order by order of the passes and with and without overlap of the experts'
@@ -134,9 +134,9 @@ impl Search<'_> {
         let overlaps = &self.space.flags(group).expert_overlap;
         let allowed = |&Ordered { order, rules }: &Ordered| {
             let overlaps = overlaps.iter().filter(move |&&overlap| rules[usize::from(overlap)].is_none());
-            overlaps.map(move |&overlap| Seen::Order(order, overlap))
+            overlaps.map(move |&overlap| Part::Order(order, overlap))
         };
-        let orders: Vec<Seen> = orders.iter().flat_map(allowed).collect();
+        let orders: Vec<Part> = orders.iter().flat_map(allowed).collect();
         self.relaxed_bound(second, most, group, &orders, scratch)
     }
 
@@ -148,7 +148,7 @@ impl Search<'_> {
         known: Picos,
         most: Option<Picos>,
         group: &Group,
-        parts: &[Seen],
+        parts: &[Part],
         scratch: &mut Scratch,
     ) -> Option<Picos> {
         let floor = self.floor(Picos::ZERO);
@@ -220,8 +220,8 @@ impl Search<'_> {
         let most = *self.floor(Picos::ZERO).at_most(Some(time)).end();
         let mut least: Option<Hopeless> = None;
         for &standalone in self.space.mtp_places(group.pipeline_parallel) {
-            let (seen, floors) = (Seen::Group(standalone), (&sharding, true));
-            let Balancing { problem, modes, .. } = self.floor_problem(group, offload, seen, floors, scratch);
+            let (part, floors) = (Part::Group(standalone), (&sharding, true));
+            let Balancing { problem, modes, .. } = self.floor_problem(group, offload, part, floors, scratch);
             if problem.check().is_err() {
                 return hopeless;
             }
@@ -275,14 +275,14 @@ impl Search<'_> {
         &self,
         group: &Group,
         offload: Offload,
-        seen: Seen,
+        part: Part,
         (sharding, every): (&Sharding, bool),
         scratch: &mut Scratch,
     ) -> Balancing {
-        let overlap = seen.expert_overlap();
+        let overlap = part.expert_overlap();
         let plain =
             CellKey { offload, expert_overlap: overlap.unwrap_or(false), ..self.space.plain_cell(group) };
-        let layout = layout_of(group, &plain, seen.order(), UNSHARDED);
+        let layout = layout_of(group, &plain, part.order(), UNSHARDED);
         let key = (family_of(group), offload, overlap);
         let mut kept = std::mem::take(&mut scratch.floors);
         let floors = kept.get(key, || {
@@ -302,17 +302,17 @@ impl Search<'_> {
         let tables = TablesOf { cell: &floors.cell, sharding, hop: Hop::default() };
         let capabilities = self.space.capabilities();
         let (ranks, micro_batches) = (group.pipeline_parallel, group.micro_batches);
-        let pipeline = match seen {
-            Seen::Group(_) => scratch.pipelines.busy(ranks, micro_batches),
-            Seen::Order(Order { schedule: Schedule::OneFOneB, .. }, _) => {
+        let pipeline = match part {
+            Part::Group(_) => scratch.pipelines.busy(ranks, micro_batches),
+            Part::Order(Order { schedule: Schedule::OneFOneB, .. }, _) => {
                 scratch.pipelines.either_pass(ranks, micro_batches)
             }
-            Seen::Order(..) => scratch.pipelines.of(shape(&layout)),
+            Part::Order(..) => scratch.pipelines.of(shape(&layout)),
         };
         let mut balancing =
             Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
         scratch.floors = kept;
-        if let Seen::Group(_) = seen {
+        if let Part::Group(_) = part {
             // These chunks are ranks, whose layers need not be neighbours: which they must hold is not known.
             balancing.problem.min_layers = 0;
             balancing.problem.fixed.iter_mut().for_each(|fixed| fixed.closed = false);

@@ -579,6 +579,8 @@ fn empty_intersections_are_answered() {
     for (fix, reason) in [
         ("ep=2", "has no experts: ep is 1"),
         ("schedule=zb-v", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
+        ("Schedule=ZB-V", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
+        ("mtp=standalone", "--fix mtp=standalone: the model predicts no further tokens"),
         ("tp=8 pp=16", "need 128 GPUs or more"),
         ("pp=8 vpp=8", "1 have more chunks (pp x vpp) than layers and ends under --fix vpp"),
         (
@@ -596,6 +598,10 @@ fn empty_intersections_are_answered() {
     assert_eq!(output.status.code(), Some(1));
     let text = stdout(&output);
     assert!(text.contains("no plan") && text.contains("tp=3 does not divide the GPUs"), "{text}");
+    for degree in [2, 4] {
+        let remedy = format!("remedy: another degree: --fix tp={degree} (confirmed: tp{degree} ");
+        assert!(text.contains(&remedy), "{text}");
+    }
     assert!(text.contains("remedy: drop the --fix and --max restrictions (confirmed"), "{text}");
 }
 

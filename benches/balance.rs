@@ -45,6 +45,7 @@ fn problem(seed: u64, kinds: usize, virtual_stages: u32, freedom: Freedom) -> Pr
         transient: scale.iter().map(|s| mb((400 + 20 * z) * s / 100)).collect(),
         group: 1,
         offered: true,
+        ..Mode::default()
     };
     let runs = if kinds == 1 {
         vec![Run { kind: 0, count: LAYERS }]

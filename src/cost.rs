@@ -235,10 +235,30 @@ pub struct EndCost {
     pub kept: Bytes,
     /// Bytes needed once, at the peak (logits and their softmax).
     pub transient: Bytes,
+    /// Bytes of message buffers beyond [`Hop::buffers`].
+    pub buffers: Bytes,
+    /// Multi-token-prediction modules are among it: what they keep, need at their peak and recompute is that of
+    /// [`CellCosts::further`], and not in here.
+    pub further: bool,
     /// Parameters on this rank.
     pub parameters: LocalParameters,
     /// Shapes of linear weights, as in [`LayerCost::weight_shapes`].
     pub weight_shapes: Vec<(u64, u64)>,
+}
+
+/// Multi-token-prediction modules, as far as it depends on what layers recompute.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Further {
+    /// Kind of the layer in each, an index into [`CellCosts::layers`].
+    pub kind: usize,
+    /// How many.
+    pub modules: u64,
+    /// Time of recomputing what one has before its layer: norms, concatenation and projection.
+    pub full_extra: Times,
+    /// Bytes that one keeps beside its layer: normalised embedding and stream, and both in a row.
+    pub kept: Bytes,
+    /// Bytes that one keeps beside the stream if it is recomputed whole: the embedding.
+    pub full_kept: Bytes,
 }
 
 /// All layer kinds and both ends in one cell.
@@ -253,6 +273,8 @@ pub struct CellCosts {
     /// Where the model has such modules: the modules, and the head with the losses of all predictions, on chunks of
     /// their own.
     pub standalone: Option<[EndCost; 2]>,
+    /// These modules, where the model has some.
+    pub further: Option<Further>,
     /// What a stage with the head stores when embeddings are tied, and one with multi-token prediction, which needs the
     /// input embedding, unless it has the embedding.
     pub tied_copy: LocalParameters,

@@ -49,6 +49,7 @@ pub use modes::Modes;
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};
 pub use splits::{Makespan, Splits, Spread};
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -95,6 +96,8 @@ pub struct Mode {
     pub kept: PerKind<Bytes>,
     /// Bytes that the largest layer of a rank needs once while it runs its backward pass.
     pub transient: PerKind<Bytes>,
+    /// What it does to [`Fixed::recomputes`].
+    pub beside: Beside,
     /// Consecutive layers of a chunk that keep one input together: 1, or `n` of "full, uniform, n".
     /// Beyond 1, `kept` is the same for all kinds.
     pub group: u32,
@@ -102,7 +105,30 @@ pub struct Mode {
     pub offered: bool,
 }
 
-/// Whole-layer recomputation of the first layers of a chunk.
+/// What a way to recompute adds to a chunk's [`Fixed`] costs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Beside {
+    /// Backward time per micro-batch.
+    pub extra: Picos,
+    /// Bytes kept per micro-batch in flight.
+    pub kept: Bytes,
+    /// Bytes needed once; the rank pays the largest of these, of its layers' and of [`Fixed::transient`].
+    pub transient: Bytes,
+}
+
+impl Beside {
+    /// The least of both.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            extra: self.extra.min(other.extra),
+            kept: self.kept.min(other.kept),
+            transient: self.transient.min(other.transient),
+        }
+    }
+}
+
+/// Whole-layer recomputation of the first layers of a chunk; modules beside layers do as the rest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Block {
     /// Mode of the recomputed layers, an index into [`Problem::modes`].
@@ -143,6 +169,8 @@ pub struct Fixed {
     pub gathered: Bytes,
     /// As [`Kind::touches`].
     pub touches: u64,
+    /// Modules beside layers recompute as the layers do: [`Mode::beside`] comes on top.
+    pub recomputes: bool,
     /// The chunk holds no decoder layers (a head, or multi-token prediction, alone on a stage).
     pub closed: bool,
     /// The chunk may hold none: its own work is enough for a stage.
@@ -390,6 +418,42 @@ impl Problem {
         }
     }
 
+    /// What a way to recompute adds at least to the fixed costs of a chunk with modules that do as the layers.
+    #[must_use]
+    pub fn beside(&self, way: Way) -> Beside {
+        let of = |mode: usize| self.modes[mode].beside;
+        match (way, self.block) {
+            (Way::Block, Some(block)) => of(usize::from(block.rest)),
+            _ => self.modes_of(way).into_iter().map(of).reduce(Beside::least).unwrap_or_default(),
+        }
+    }
+
+    /// What chunks cost beside their layers, at least, where the model recomputes in one of some ways.
+    #[must_use]
+    pub fn fixed_in(&self, ways: &[Way]) -> Cow<'_, [Fixed]> {
+        let with = |fixed: &Fixed, beside: Beside| Fixed {
+            backward: fixed.backward + beside.extra,
+            kept: fixed.kept + beside.kept,
+            transient: fixed.transient.max(beside.transient),
+            recomputes: false,
+            ..*fixed
+        };
+        match ways.iter().map(|&way| self.beside(way)).reduce(Beside::least) {
+            Some(beside) if self.recomputes() => {
+                let all = self.fixed.iter();
+                all.map(|fixed| if fixed.recomputes { with(fixed, beside) } else { *fixed }).collect()
+            }
+            _ => Cow::Borrowed(&self.fixed),
+        }
+    }
+
+    /// Whether modules beside layers recompute as these do, somewhere.
+    #[must_use]
+    pub fn recomputes(&self) -> bool {
+        // They stand near the end.
+        self.fixed.iter().rev().any(|fixed| fixed.recomputes)
+    }
+
     /// Number of chunks.
     #[must_use]
     pub fn chunks(&self) -> usize {
@@ -439,6 +503,7 @@ impl Problem {
             return bad("no way to recompute, not even none");
         }
         let most_of_modes = self.modes.most(kinds)?;
+        let most_beside = self.modes.most_beside();
         if let Some(block) = self.block {
             let modes = self.modes.len();
             let (full, rest) = (usize::from(block.full), usize::from(block.rest));
@@ -487,6 +552,10 @@ impl Problem {
                 + u128::from(fixed.kept.0) * in_flight
                 + u128::from(fixed.transient.0)
                 + u128::from(fixed.gathered.0);
+            if fixed.recomputes {
+                time += u128::from(most_beside.extra.0);
+                bytes += u128::from(most_beside.kept.0) * in_flight + u128::from(most_beside.transient.0);
+            }
         }
         bytes += self.shared.iter().map(|group| u128::from(group.0)).sum::<u128>();
         let step = time * u128::from(self.pipeline.micro_batches + 1);
@@ -599,6 +668,12 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
             (Choice::Mode(mode), _) => (0, usize::from(mode), usize::from(mode)),
             (Choice::Block(_), None) => return Err(Violation::Choice { chunk }),
         };
+        if fixed.recomputes {
+            let beside = problem.modes[rest].beside;
+            backward += beside.extra.0;
+            kept += beside.kept.0;
+            state.1 = state.1.max(beside.transient.0);
+        }
         let group = problem.modes[rest].group;
         if group > 1 && left > 0 {
             kept += u64::from(left.div_ceil(group)) * problem.modes[rest].kept[0].0;

@@ -127,6 +127,10 @@ struct End {
     shapes: Vec<(u64, u64)>,
     kept: f64,
     working: f64,
+    /// Bytes of messages on their way.
+    buffers: f64,
+    /// Modules that predict further tokens: the block in each, and how many. What they keep and work with is not in here.
+    modules: Option<(usize, u64)>,
 }
 
 /// What ranks hold under one layout.
@@ -600,18 +604,15 @@ impl<'a> Holdings<'a> {
             // Streams of further predictions that come from elsewhere wait too, and pass four buffers at both ranks.
             let streams = if standalone { many * 2.0 * h as f64 * share.sequence } else { 0.0 };
             end.kept += streams;
-            end.working += 4.0 * streams;
+            end.buffers = 4.0 * streams;
+            apart.buffers = 4.0 * streams;
             let own = if standalone { &mut apart } else { &mut end };
             own.parameters.join(&layer.parameters, modules);
             own.parameters.add(self.base(Kind::Linear), modules * share.of(2 * h * h));
             own.parameters.add(plain, modules * 3 * self.norm());
             own.shapes.push((share.of(h), 2 * h));
             own.shapes.extend(&layer.shapes);
-            // Every depth leaves its layer and the joined input.
-            let layer_kept = self.left(layer);
-            own.kept += many * (layer_kept + 8.0 * h as f64 * share.sequence);
-            let next = if self.layout.expert_overlap { layer_kept } else { 0.0 };
-            own.working = own.working.max(layer.working + next + 4.0 * streams);
+            own.modules = Some((block, modules));
             self.pooled(&mut apart);
             further = standalone.then_some(apart);
         }
@@ -670,6 +671,11 @@ impl Holdings<'_> {
     /// Chunk and parameters of what stands beside layers.
     pub(super) fn of_ends(&self) -> Vec<(usize, &Count)> {
         self.ends().map(|(chunk, end)| (chunk, &end.parameters)).collect()
+    }
+
+    /// Modules on a chunk that predict further tokens: the block in each, and how many.
+    pub(super) fn modules_on(&self, chunk: usize) -> Option<(usize, u64)> {
+        self.ends().filter(|(k, _)| *k == chunk).find_map(|(_, end)| end.modules)
     }
 
     /// Parameters of every pipeline rank.
@@ -865,6 +871,25 @@ impl Holdings<'_> {
         (kept, working, most.max(working))
     }
 
+    /// Kept bytes per micro-batch and largest working set of the modules beside layers that predict further tokens.
+    /// Megatron-Core checkpoints each as a whole, which leaves stream and embedding, or not at all if only some layers
+    /// are (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+    fn modules(&self, end: &End, recompute: Recompute, input: f64) -> (f64, f64) {
+        let Some((block, modules)) = end.modules else { return (0.0, 0.0) };
+        let whole = matches!(recompute, Recompute::FullUniform(_));
+        let one = match recompute {
+            Recompute::FullBlock(_) => Recompute::None,
+            Recompute::FullUniform(_) => Recompute::FullUniform(1),
+            other => other,
+        };
+        let (kept, working, _) = self.chunk(&[block], one, input);
+        // Without that: embedding and stream after their norms, and joined.
+        let joined = 4.0 * input;
+        let (kept, working) =
+            if whole { (kept + input, working + joined - input) } else { (kept + joined, working) };
+        (modules as f64 * kept, working)
+    }
+
     /// Bytes of a layer's input on one rank.
     fn input_bytes(&self) -> f64 {
         let layout = self.layout;
@@ -907,6 +932,12 @@ impl Holdings<'_> {
                 let blocks = sequence.order[span].iter().zip(0..);
                 kept[k] =
                     blocks.map(|(&block, at)| self.moved(&self.layers[block], at, recompute, input)).sum();
+                for (_, end) in self.ends().filter(|(chunk, _)| *chunk == k) {
+                    let Some((block, modules)) = end.modules else { continue };
+                    let block_mode = matches!(recompute, Recompute::FullBlock(_));
+                    let recompute = if block_mode { Recompute::None } else { recompute };
+                    kept[k] += modules as f64 * self.moved(&self.layers[block], 0, recompute, input);
+                }
             }
         }
         let rates = KINDS.map(|kind| self.off_the_gpu(kind));
@@ -963,9 +994,12 @@ impl Holdings<'_> {
                 shapes[rank].extend(&self.layers[block].shapes);
             }
             for (_, end) in self.ends().filter(|(chunk, _)| *chunk == k) {
-                kept[k] += end.kept;
-                bill.transient = bill.transient.max(end.working);
-                bill.transient_most = bill.transient_most.max(end.working);
+                let (modules_kept, modules_working) = self.modules(end, chunks[k].recompute, input);
+                kept[k] += end.kept + modules_kept;
+                let working = end.working.max(modules_working);
+                bill.transient = bill.transient.max(working);
+                bill.transient_most = bill.transient_most.max(working);
+                bill.buffers += end.buffers;
                 units[rank] = units[rank].max(self.gathered(&end.parameters));
                 shapes[rank].extend(&end.shapes);
             }
@@ -994,7 +1028,7 @@ impl Holdings<'_> {
             shapes[rank].dedup();
             let pooled: u64 = shapes[rank].iter().map(|&(rows, columns)| 2 * rows * columns).sum();
             bill.pools = pooled as f64 + units[rank];
-            bill.buffers = buffers;
+            bill.buffers += buffers;
         }
         bills
     }

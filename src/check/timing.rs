@@ -6,7 +6,7 @@ use super::{Ledger, Sequence, rank_of, spans};
 use crate::cost::model::CostModel;
 use crate::cost::schedule::{Load, chain_bound};
 use crate::cost::step::{ITEM_NAMES, Prediction, StepItem, shape};
-use crate::cost::{CellCosts, CellKey, EndCost, Hop, ITEMS, Item, OffloadedInput, Sharding, Times};
+use crate::cost::{CellCosts, CellKey, EndCost, Further, Hop, ITEMS, Item, OffloadedInput, Sharding, Times};
 use crate::layers::Layers;
 use crate::plan::{Layout, Module, Plan, Recompute};
 use crate::units::Picos;
@@ -86,6 +86,20 @@ impl Prices {
         let compute = numbers(backward).iter().sum();
         b[Item::Sharding as usize] += self.exposed(reduce, compute, reduce_hidden);
         [f, b]
+    }
+
+    /// Extra backward time of a module that predicts further tokens: it runs again as a whole, with what is before its
+    /// layer, where all layers do, and not at all where some do.
+    fn again(&self, kind: usize, further: &Further, recompute: Recompute) -> [u64; ITEMS] {
+        let mut again = match recompute {
+            Recompute::FullBlock(_) => [0; ITEMS],
+            Recompute::FullUniform(_) => self.extra(kind, Recompute::FullUniform(1), 0),
+            other => self.extra(kind, other, 0),
+        };
+        if matches!(recompute, Recompute::FullUniform(_)) {
+            join(&mut again, &further.full_extra.0.map(|time| time.0));
+        }
+        again
     }
 
     /// Extra backward time of a layer under a mode.
@@ -186,6 +200,10 @@ impl Stages {
                 stage.weight += weight;
                 join(&mut stage.forward, forward);
                 join(&mut stage.backward, backward);
+            }
+            if let (Some((block, modules)), Some(further)) = (holdings.modules_on(k), &prices.cell.further) {
+                let again = prices.again(prices.kinds[block], further, plan.chunks()[k].recompute);
+                (0..modules).for_each(|_| join(&mut stage.backward, &again));
             }
             // Host time of a micro-batch is paid where it first meets a rank.
             if !std::mem::replace(&mut begun[home[k]], true) {

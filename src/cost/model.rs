@@ -6,8 +6,8 @@ use crate::cost::compute::{AttentionShape, Device, Product};
 use crate::cost::network::{Fabric, Group};
 use crate::cost::step::{OffGpu, Prediction};
 use crate::cost::{
-    CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap, ModuleCost,
-    OffloadedInput, PerParameter, Sharding, StateClass, Times,
+    CellCosts, CellKey, EndCost, Further, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap,
+    ModuleCost, OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, own_runs};
 use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
@@ -599,9 +599,9 @@ impl<'a> CostModel<'a> {
             }
             .unwrap_or_default();
             let trunk = &parts.trunks[&trunk_key];
-            return self.cell_of_parts(layers, ends, trunk, buffers);
+            return self.cell_of_parts(&c, layers, ends, trunk, buffers);
         }
-        self.cell_of_parts(layers, ends, trunk, buffers)
+        self.cell_of_parts(&c, layers, ends, trunk, buffers)
     }
 
     fn priced_layers(
@@ -631,7 +631,7 @@ impl<'a> CostModel<'a> {
         let trunk = parts.floors.entry(floor_key(&key)).or_insert_with(|| self.floor_trunk(&key, flags));
         let layers = self.priced_layers(&c, trunk, &mut parts.routed);
         let ends = self.head(&c, &layers, trunk);
-        self.cell_of_parts(layers, ends, trunk, WORKSPACE)
+        self.cell_of_parts(&c, layers, ends, trunk, WORKSPACE)
     }
 
     /// [`CostModel::cell_total`] of [`CostModel::floor_cell`].
@@ -692,6 +692,7 @@ impl<'a> CostModel<'a> {
 
     fn cell_of_parts(
         &self,
+        c: &Cell,
         layers: Vec<LayerCost>,
         (head, standalone): (EndCost, Option<[EndCost; 2]>),
         trunk: &Trunk,
@@ -702,6 +703,7 @@ impl<'a> CostModel<'a> {
             embedding: trunk.embedding.clone(),
             head,
             standalone,
+            further: self.further(c, trunk),
             tied_copy: trunk.tied_copy,
             tied: self.model.tied_embeddings,
             micro_batch_overhead: self.profile.host.micro_batch.picos(),
@@ -1733,9 +1735,9 @@ impl<'a> CostModel<'a> {
             backward: p.backward.times(),
             weight_gradient: Seconds(p.weight).picos(),
             kept: Bytes::from_f64(2.0 * h * c.tokens / c.split as f64 + 8.0 * c.tokens),
-            transient: Bytes::ZERO,
             parameters,
             weight_shapes: self.pooled(shapes),
+            ..EndCost::default()
         }
     }
 
@@ -1789,9 +1791,7 @@ impl<'a> CostModel<'a> {
     /// the losses of all predictions, each on its own.
     ///
     /// Megatron computes all losses on the last stage, whichever has the modules
-    /// (Megatron-LM:megatron/core/models/gpt/gpt_model.py `_postprocess`). Modules are priced as if nothing of them were
-    /// recomputed, whatever the layers do: what they keep is too much, and their backward pass too short, where layers
-    /// recompute.
+    /// (Megatron-LM:megatron/core/models/gpt/gpt_model.py `_postprocess`).
     fn head(&self, c: &Cell, layers: &[LayerCost], trunk: &Trunk) -> (EndCost, Option<[EndCost; 2]>) {
         let h = self.model.hidden as f64;
         let tp = u64::from(c.key.tensor_parallel);
@@ -1831,15 +1831,13 @@ impl<'a> CostModel<'a> {
             kept: Bytes::from_f64(4.0 * h * c.tokens / c.split as f64),
             transient: Bytes::from_f64(logits + gradient),
             parameters,
-            weight_shapes: Vec::new(),
+            ..EndCost::default()
         };
         let Some((kind, modules)) = self.layers.mtp else {
             return (EndCost { weight_shapes: self.pooled(shapes), ..alone }, None);
         };
         let (layer, own) = (&layers[kind as usize], &trunk.mtp);
         let (count, shared) = (u64::from(modules), c.tokens / c.split as f64);
-        // Each depth keeps its layer and its concatenated input, and a softmax at the loss.
-        let beside = if layer.merged { layer.kept } else { Bytes::ZERO };
         let hidden = self.model.hidden;
         let mut parameters = LocalParameters::default().plus(&layer.parameters, count);
         parameters.0[self.base_class(StateClass::Dense) as usize] += count * 2 * hidden * hidden / tp;
@@ -1850,11 +1848,12 @@ impl<'a> CostModel<'a> {
             forward: Times::default().plus(&layer.forward, count).plus(&own.forward.times(), count),
             backward: Times::default().plus(&layer.backward, count).plus(&own.backward.times(), count),
             weight_gradient: (layer.weight_gradient + Seconds(own.weight).picos()) * count,
-            kept: (layer.kept + Bytes::from_f64(8.0 * h * shared)) * count,
-            transient: layer.transient + beside,
+            further: true,
             parameters,
             weight_shapes: self.pooled(own_shapes.clone()),
+            ..EndCost::default()
         };
+        // The loss of every depth keeps a softmax.
         let softmax = if loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
         let losses = EndCost {
             forward: alone.forward.plus(&head.forward.times(), count),
@@ -1869,17 +1868,34 @@ impl<'a> CostModel<'a> {
             forward: losses.forward.plus(&modules.forward, 1),
             backward: losses.backward.plus(&modules.backward, 1),
             weight_gradient: losses.weight_gradient + modules.weight_gradient,
-            kept: losses.kept + modules.kept,
-            transient: losses.transient.max(modules.transient),
+            kept: losses.kept,
+            transient: losses.transient,
+            buffers: Bytes::ZERO,
+            further: true,
             parameters: losses.parameters.plus(&modules.parameters, 1),
             weight_shapes: self.pooled(shapes),
         };
         // From another stage the streams of all predictions are received, not one, through buffers of that size.
         let more = Bytes::from_f64(2.0 * h * shared) * count;
         let buffers = more * MOST_MESSAGES;
-        let losses = EndCost { kept: losses.kept + more, transient: losses.transient + buffers, ..losses };
-        let modules = EndCost { transient: modules.transient + buffers, ..modules };
+        let losses = EndCost { kept: losses.kept + more, buffers, ..losses };
+        let modules = EndCost { buffers, ..modules };
         (both, Some([modules, losses]))
+    }
+
+    /// Modules that predict further tokens, as far as it depends on what layers recompute. Megatron recomputes a whole
+    /// module from the stream and the embedding
+    /// (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+    fn further(&self, c: &Cell, trunk: &Trunk) -> Option<Further> {
+        let (kind, modules) = self.layers.mtp?;
+        let stream = 2.0 * self.model.hidden as f64 * c.tokens / c.split as f64;
+        Some(Further {
+            kind: kind as usize,
+            modules: u64::from(modules),
+            full_extra: trunk.mtp.forward.times(),
+            kept: Bytes::from_f64(4.0 * stream),
+            full_kept: Bytes::from_f64(stream),
+        })
     }
 
     /// The input table's copy on another stage, where the head is tied to it or multi-token

@@ -238,6 +238,32 @@ pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
     }
 }
 
+/// What a recompute mode does to all modules that predict further tokens. Megatron-Core runs the layer in each like any
+/// other, recomputes a whole module where it recomputes every layer, and leaves it alone where it does so with the first
+/// ones (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+#[must_use]
+pub fn further_cost(cell: &CellCosts, recompute: Recompute) -> ModeCost {
+    let Some(further) = &cell.further else { return ModeCost::default() };
+    let recompute = match recompute {
+        Recompute::FullBlock(_) => Recompute::None,
+        Recompute::FullUniform(_) => Recompute::FullUniform(1),
+        other => other,
+    };
+    let ModeCost { mut extra, mut kept, mut transient } = mode_cost(&cell.layers[further.kind], recompute);
+    if let Recompute::FullUniform(_) = recompute {
+        extra = extra.plus(&further.full_extra, 1);
+        kept += further.full_kept;
+        transient += further.kept.saturating_sub(further.full_kept);
+    } else {
+        kept += further.kept;
+    }
+    ModeCost {
+        extra: Times::default().plus(&extra, further.modules),
+        kept: kept * further.modules,
+        transient,
+    }
+}
+
 /// Extra backward time of each of `n` layers that are recomputed together. One input for all of them goes to
 /// host memory, behind their forward passes as far as these hide it, and comes back before they run again.
 fn whole_layer_extra(layer: &LayerCost, n: u32) -> Times {
@@ -545,6 +571,9 @@ fn chunk_times(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<ChunkTimes>
             c.forward = c.forward.plus(&forward, 1);
             c.backward = c.backward.plus(&backward, 1);
             c.weight_gradient += end.weight_gradient;
+            if end.further {
+                c.backward = c.backward.plus(&further_cost(cell, chunk.recompute).extra, 1);
+            }
         }
         // Host time that no layer carries is paid once per rank and micro-batch.
         if (k as u32) < layout.pipeline_parallel {
@@ -653,7 +682,8 @@ fn off_gpu(
     }
     let moved: Vec<Bytes> = chunk_ranges(plan)
         .zip(plan.chunks())
-        .map(|(range, chunk)| {
+        .enumerate()
+        .map(|(k, (range, chunk))| {
             let of = |(i, at): (usize, usize)| {
                 let layer = &tables.cell.layers[layers.order[at] as usize];
                 match chunk.recompute {
@@ -664,7 +694,14 @@ fn off_gpu(
                     _ => layer.offloaded,
                 }
             };
-            range.enumerate().map(of).sum()
+            let further = tables.cell.further.as_ref();
+            let further = further.filter(|_| tables.cell.ends(layout, k as u32).any(|end| end.further));
+            let further = further.map(|further| {
+                let layer = &tables.cell.layers[further.kind];
+                let whole = matches!(chunk.recompute, Recompute::FullUniform(_));
+                (if whole { layer.full_offloaded.bytes } else { layer.offloaded }) * further.modules
+            });
+            range.enumerate().map(of).chain(further).sum()
         })
         .collect();
     let in_flight = if layout.offload.activations { in_flight_vectors(shape(layout)) } else { Vec::new() };
@@ -738,6 +775,12 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
         for end in cell.ends(layout, k as u32) {
             kept[k] += end.kept;
             ranks[r].transient = ranks[r].transient.max(end.transient);
+            ranks[r].buffers += end.buffers;
+            if end.further {
+                let cost = further_cost(cell, chunk.recompute);
+                kept[k] += cost.kept;
+                ranks[r].transient = ranks[r].transient.max(cost.transient);
+            }
             gathered[r] = gathered[r].max(gathered_bytes(sharding, &end.parameters));
             ranks[r].add_states(sharding, &end.parameters);
             shapes[r].extend(&end.weight_shapes);
@@ -763,7 +806,7 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
         shapes[r].dedup();
         let pool: Bytes = shapes[r].iter().map(|&(rows, columns)| Bytes(2 * rows * columns)).sum();
         rank.pools = pool + gathered[r];
-        rank.buffers = cell.buffers + hop.buffers;
+        rank.buffers += cell.buffers + hop.buffers;
     }
     ranks
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use crate::cost::model::CostModel;
 use crate::cost::schedule::Shape;
 use crate::cost::step::{
-    ModeCost, ModeSums, OncePerStep, Tables, end_passes, gathered_bytes, layer_passes, mode_cost,
-    once_per_step, state_bytes,
+    ModeCost, ModeSums, OncePerStep, Tables, end_passes, further_cost, gathered_bytes, layer_passes,
+    mode_cost, once_per_step, state_bytes,
 };
 use crate::cost::{CellCosts, Hop, LayerCost, LocalParameters, Sharding};
 use crate::frameworks::{Capabilities, Context, PlanReach, Target, plan_rules_hold};
@@ -16,8 +16,8 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{
-    self, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Traffic, Way,
-    Weights,
+    self, Beside, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Traffic,
+    Way, Weights,
 };
 use crate::units::{Bytes, Picos};
 
@@ -28,6 +28,8 @@ pub struct RecomputeMode {
     pub recompute: Recompute,
     /// By layer kind.
     pub costs: PerKind<LayerMode>,
+    /// What it does to modules that predict further tokens.
+    pub further: LayerMode,
 }
 
 /// What it does to one layer.
@@ -56,14 +58,20 @@ impl LayerMode {
 impl RecomputeMode {
     fn new(cell: &CellCosts, recompute: Recompute) -> Self {
         let costs = cell.layers.iter().map(|layer| mode_cost(layer, recompute).into()).collect();
-        Self { recompute, costs }
+        Self { recompute, costs, further: further_cost(cell, recompute).into() }
     }
 
-    fn mode(&self, offered: bool) -> Mode {
+    /// The mode in plain integers; beside layers, what it does beyond `least`.
+    fn mode(&self, least: Beside, offered: bool) -> Mode {
         Mode {
             extra: self.costs.iter().map(|c| c.extra).collect(),
             kept: self.costs.iter().map(|c| c.kept).collect(),
             transient: self.costs.iter().map(|c| c.transient).collect(),
+            beside: Beside {
+                extra: self.further.extra - least.extra,
+                kept: self.further.kept - least.kept,
+                transient: self.further.transient,
+            },
             group: match self.recompute {
                 Recompute::FullUniform(n) => n,
                 _ => 1,
@@ -109,7 +117,7 @@ impl RecomputeFamily {
         let (mut best, others): (Vec<usize>, Vec<usize>) = (0..priced.list.len()).partition(alone);
         let sum = |mode: usize| {
             let of = |cost: &LayerMode| [cost.extra.0, cost.kept.0, cost.transient.0].map(u128::from);
-            priced.of(mode).iter().flat_map(of).sum::<u128>()
+            priced.of(mode).iter().chain([&priced.further(mode)]).flat_map(of).sum::<u128>()
         };
         let mut others: Vec<(u128, usize)> = others.into_iter().map(|mode| (sum(mode), mode)).collect();
         // What is no better than another comes after it.
@@ -117,7 +125,11 @@ impl RecomputeFamily {
         let grouped = best.len();
         for (_, mode) in others {
             let costs = priced.of(mode);
-            let no_better = |&other: &usize| costs.iter().zip(priced.of(other)).all(|(a, b)| a.no_better(b));
+            let further = priced.further(mode);
+            let no_better = |&other: &usize| {
+                costs.iter().zip(priced.of(other)).all(|(a, b)| a.no_better(b))
+                    && further.no_better(&priced.further(other))
+            };
             if !best[grouped..].iter().any(no_better) {
                 best.push(mode);
             }
@@ -145,15 +157,16 @@ impl RecomputeFamily {
 }
 
 /// The legal modes of a cell with what each does to every kind of layer.
-struct PricedModes {
+struct PricedModes<'a> {
+    cell: &'a CellCosts,
     list: Vec<Recompute>,
     kinds: usize,
     /// Mode by mode, one for every kind.
     costs: Vec<LayerMode>,
 }
 
-impl PricedModes {
-    fn new(legal: &LegalModes, cell: &CellCosts) -> Self {
+impl<'a> PricedModes<'a> {
+    fn new(legal: &LegalModes, cell: &'a CellCosts) -> Self {
         let layers: Vec<ModeSums> = cell.layers.iter().map(ModeSums::new).collect();
         let in_groups = |mode: &Recompute| comes_in_groups(cell, *mode);
         let list: Vec<Recompute> = legal.modes.iter().copied().filter(in_groups).collect();
@@ -163,15 +176,23 @@ impl PricedModes {
         };
         let of_mode = |&mode: &Recompute| layers.iter().map(move |layer| cost(layer, mode));
         let costs = list.iter().flat_map(of_mode).collect();
-        Self { list, kinds: layers.len(), costs }
+        Self { cell, list, kinds: layers.len(), costs }
     }
 
     fn of(&self, mode: usize) -> &[LayerMode] {
         &self.costs[mode * self.kinds..][..self.kinds]
     }
 
+    fn further(&self, mode: usize) -> LayerMode {
+        further_cost(self.cell, self.list[mode]).into()
+    }
+
     fn mode(&self, mode: usize) -> RecomputeMode {
-        RecomputeMode { recompute: self.list[mode], costs: PerKind::from_slice(self.of(mode)) }
+        RecomputeMode {
+            recompute: self.list[mode],
+            costs: PerKind::from_slice(self.of(mode)),
+            further: self.further(mode),
+        }
     }
 }
 
@@ -183,6 +204,8 @@ pub struct Ways {
     meanings: Arc<[Recompute]>,
     block: Option<Block>,
     hopeless: Range<u16>,
+    /// The least of what they do to modules that predict further tokens.
+    further: Beside,
 }
 
 impl Ways {
@@ -190,34 +213,41 @@ impl Ways {
     #[must_use]
     pub fn new(family: &RecomputeFamily, cell: &CellCosts) -> Self {
         let mut meanings: Vec<Recompute> = family.modes.iter().map(|mode| mode.recompute).collect();
-        let mut modes: Vec<Mode> = family.modes.iter().map(|mode| mode.mode(true)).collect();
+        // Parts of block recomputation are there for that alone.
+        let parts = family.block.map(|_| [Recompute::FullUniform(1), Recompute::None]);
+        let parts = parts.into_iter().flatten().map(|part| RecomputeMode::new(cell, part));
+        let parts: Vec<RecomputeMode> = parts.collect();
+        let all = || family.modes.iter().chain(&parts).chain(&family.hopeless);
+        let beside = |LayerMode { extra, kept, transient }: LayerMode| Beside { extra, kept, transient };
+        let further = all().map(|mode| beside(mode.further)).reduce(Beside::least).unwrap_or_default();
+        let mut modes: Vec<Mode> = family.modes.iter().map(|mode| mode.mode(further, true)).collect();
         let block = family.block.map(|counts| {
-            let mut index = |recompute: Recompute| {
-                if let Some(at) = meanings.iter().position(|m| *m == recompute) {
+            let mut index = |part: &RecomputeMode| {
+                if let Some(at) = meanings.iter().position(|known| *known == part.recompute) {
                     return at as u16;
                 }
-                meanings.push(recompute);
-                // Only as a part of block recomputation.
-                modes.push(RecomputeMode::new(cell, recompute).mode(false));
+                meanings.push(part.recompute);
+                modes.push(part.mode(further, false));
                 (meanings.len() - 1) as u16
             };
-            Block {
-                full: index(Recompute::FullUniform(1)),
-                rest: index(Recompute::None),
-                counts,
-                hopeless: family.hopeless_block,
-            }
+            Block { full: index(&parts[0]), rest: index(&parts[1]), counts, hopeless: family.hopeless_block }
         });
         let hopeless = modes.len() as u16..(modes.len() + family.hopeless.len()) as u16;
         meanings.extend(family.hopeless.iter().map(|mode| mode.recompute));
-        modes.extend(family.hopeless.iter().map(|mode| mode.mode(false)));
-        Self { modes: modes.into(), meanings: meanings.into(), block, hopeless }
+        modes.extend(family.hopeless.iter().map(|mode| mode.mode(further, false)));
+        Self { modes: modes.into(), meanings: meanings.into(), block, hopeless, further }
     }
 
     /// The most that recomputing a layer of a kind takes.
     #[must_use]
     pub fn most_extra(&self, kind: usize) -> Picos {
         self.modes.most_extra(kind)
+    }
+
+    /// The most that recomputing modules beside layers takes.
+    #[must_use]
+    pub fn most_extra_beside(&self) -> Picos {
+        self.further.extra + self.modes.most_beside().extra
     }
 }
 
@@ -338,6 +368,8 @@ pub struct Balancing {
     pub modes: Arc<[Recompute]>,
     /// Distinct weight shapes.
     shapes: Vec<(u64, u64)>,
+    /// [`Ways::further`].
+    further: Beside,
 }
 
 impl Pipelines {
@@ -403,7 +435,8 @@ impl Balancing {
         let shapes = distinct_shapes(cell);
         let kinds = kinds(cell, sharding, &shapes);
         let tables = TablesOf { cell, sharding, hop };
-        let mut fixed: Vec<Fixed> = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
+        let mut fixed: Vec<Fixed> =
+            (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes, ways.further)).collect();
         // The ends may be alone on their chunks, and behind multi-token prediction the head is.
         if let [first, .., last] = fixed.as_mut_slice() {
             first.optional = capabilities.empty_stages;
@@ -429,7 +462,7 @@ impl Balancing {
             min_layers: least_layers(layout, layers.count(), capabilities),
             tail: None,
         };
-        Self { problem, modes: ways.meanings.clone(), shapes }
+        Self { problem, modes: ways.meanings.clone(), shapes, further: ways.further }
     }
 }
 
@@ -461,7 +494,7 @@ fn touches(shapes: &[(u64, u64)], own: &[(u64, u64)]) -> u64 {
 }
 
 /// What a chunk costs beside its layers.
-fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Fixed {
+fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)], further: Beside) -> Fixed {
     let TablesOf { cell, sharding, hop } = tables;
     let mut f = Fixed::default();
     for end in cell.ends(layout, chunk) {
@@ -469,11 +502,17 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
         f.forward += forward.total();
         f.backward += backward.total();
         f.weight += end.weight_gradient;
-        f.held += held(sharding, &end.parameters);
+        f.held += held(sharding, &end.parameters) + end.buffers;
         f.kept += end.kept;
         f.transient = Bytes(f.transient.0.max(end.transient.0));
         f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
         f.touches |= touches(shapes, &end.weight_shapes);
+        if end.further {
+            f.recomputes = true;
+            f.backward += further.extra;
+            f.kept += further.kept;
+            f.transient = f.transient.max(further.transient);
+        }
     }
     f.held += cell.table_copy(layout, chunk).map_or(Bytes::ZERO, |copy| held(sharding, copy));
     if chunk < layout.pipeline_parallel {
@@ -498,6 +537,7 @@ pub fn traffic(
     let extra = |q: usize| modes.iter().map(|&mode| problem.modes[mode].extra[q]).max().unwrap_or_default();
     let layer = |(q, kind): (usize, &Kind)| [kind.forward, kind.backward + extra(q)];
     let layers: Vec<[Picos; 2]> = problem.kinds.iter().enumerate().map(layer).collect();
+    let most_beside = modes.iter().map(|&mode| problem.modes[mode].beside.extra).max().unwrap_or_default();
     let hidden = sharding.hidden_share;
     let tail = |rank: usize, of: fn(&OncePerStep) -> Picos, pass: usize| {
         let (latency, hidden) =
@@ -511,7 +551,8 @@ pub fn traffic(
         let ends = own().flat_map(of_chunk).fold(LocalParameters::default(), |sum, one| sum.plus(one, 1));
         // Forward or backward passes beside layers, and of a layer of each kind: no shorter than what hides traffic.
         let fixed = own().map(|k| &problem.fixed[k]);
-        let beside = fixed.map(|fixed| if pass == 0 { fixed.forward } else { fixed.backward }).sum();
+        let again = |fixed: &Fixed| if fixed.recomputes { most_beside } else { Picos::ZERO };
+        let beside = fixed.map(|f| if pass == 0 { f.forward } else { f.backward + again(f) }).sum();
         let all = |parameters: &LocalParameters| of(&once_per_step(sharding, parameters));
         let any_layer = own().any(|k| problem.least(k) > 0)
             && cell.layers.iter().all(|layer| all(&layer.parameters) > Picos::ZERO);
@@ -566,7 +607,7 @@ impl Balancing {
         for chunk in [0, last].into_iter().chain(layout.mtp_chunk()) {
             let known = &mut self.problem.fixed[chunk as usize];
             let Fixed { closed, optional, .. } = *known;
-            *known = Fixed { closed, optional, ..fixed(chunk, layout, tables, &self.shapes) };
+            *known = Fixed { closed, optional, ..fixed(chunk, layout, tables, &self.shapes, self.further) };
         }
     }
 

@@ -46,7 +46,7 @@ impl Ranks {
             (u64::from(layout.pipeline_parallel), u64::from(layout.gradient_accumulation_steps));
         let overhead = priced.cell.micro_batch_overhead;
         let extra = |run: &Run| ways.most_extra(usize::from(run.kind)) * u64::from(run.count);
-        let extra: Picos = layers.runs.iter().map(extra).sum();
+        let extra: Picos = layers.runs.iter().map(extra).sum::<Picos>() + ways.most_extra_beside();
         let [forward, backward] = priced.passes;
         let at_most = |all: Picos| Picos(all.0 / ranks + 1);
         let windows = [at_most(forward) + overhead, at_most(backward + extra)];
@@ -65,7 +65,8 @@ impl Ranks {
         let mut windows = [Picos::ZERO; 2];
         for &chunk in &problem.pipeline.orders[0].chunks {
             let fixed = &problem.fixed[chunk as usize];
-            windows = [windows[0] + fixed.forward, windows[1] + fixed.backward];
+            let again = if fixed.recomputes { problem.modes.most_beside().extra } else { Picos::ZERO };
+            windows = [windows[0] + fixed.forward, windows[1] + fixed.backward + again];
         }
         for (kind, (layer, of)) in priced.cell.layers.iter().zip(&problem.kinds).enumerate() {
             let n = u64::from(most[kind]);

@@ -15,6 +15,7 @@
 //!
 //! Memory counts with every state of micro-batches in flight, recomputation way by way.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
@@ -24,7 +25,7 @@ use super::ends::{Duals, Margins};
 use super::reach;
 use super::relax::Relaxation;
 use super::walk::{self, Chunks, Shown, Walk};
-use super::{Assignment, Block, Choice, Evaluation, Problem, Traffic, Way, evaluate};
+use super::{Assignment, Block, Choice, Evaluation, Fixed, Problem, Traffic, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
@@ -678,6 +679,8 @@ pub(super) type Row = (f64, Vec<(usize, f64)>);
 /// ([`super::ends`]) and what else there is.
 pub(super) struct Programme<'a> {
     pub problem: &'a Problem,
+    /// [`Problem::fixed`], with the least of what the ways do beside layers.
+    pub fixed: Cow<'a, [Fixed]>,
     pub sorts: Vec<Sort>,
     pub margins: Option<Margins<'a>>,
     block: bool,
@@ -727,7 +730,8 @@ impl<'a> Programme<'a> {
                 None => sorts.push(sort(kind, run.count)),
             }
         }
-        let ends: u64 = problem.fixed.iter().map(|f| f.forward.0 + f.backward.0).sum();
+        let fixed = problem.fixed_in(ways);
+        let ends: u64 = fixed.iter().map(|f| f.forward.0 + f.backward.0).sum();
         let layers: f64 = sorts.iter().map(|s| f64::from(s.count) * (s.forward + s.backward)).sum();
         let pipeline = &*problem.pipeline;
         let busy = (ends as f64 + layers) * pipeline.micro_batches as f64 / f64::from(pipeline.ranks);
@@ -736,6 +740,7 @@ impl<'a> Programme<'a> {
             .flat_map(|mode| sorts.iter().map(move |sort| problem.modes[mode].transient[sort.kind].0));
         let mut programme = Self {
             problem,
+            fixed,
             margins: None,
             block: block.is_some(),
             ordered,
@@ -796,7 +801,7 @@ impl<'a> Programme<'a> {
         let order = self.problem.runs.iter().flat_map(|run| (0..run.count).map(|_| usize::from(run.kind)));
         let mut order = order.filter_map(|kind| self.sorts.iter().find(|sort| sort.kind == kind));
         let mut times = Times::default();
-        for (fixed, &n) in self.problem.fixed.iter().zip(layers) {
+        for (fixed, &n) in self.fixed.iter().zip(layers) {
             let mut own = [fixed.forward, fixed.backward, fixed.weight].map(|time| time.0 as f64);
             for sort in order.by_ref().take(n as usize) {
                 own[0] += sort.forward;
@@ -835,7 +840,7 @@ impl<'a> Programme<'a> {
     /// [`Programme::passes_of`] an answer.
     fn passes_at(&self, values: &[f64]) -> Times {
         let mut times = Times::default();
-        for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
+        for (chunk, fixed) in self.fixed.iter().enumerate() {
             let mut own = [fixed.forward, fixed.backward, fixed.weight].map(|time| time.0 as f64);
             for (at, sort) in self.sorts.iter().enumerate() {
                 let n = values.get(self.layers(chunk, at)).copied().unwrap_or(0.0);
@@ -879,7 +884,7 @@ impl<'a> Programme<'a> {
             constant += f64::from(sort.count) * each;
         }
         let mut terms = Vec::new();
-        for (chunk, fixed) in self.problem.fixed.iter().enumerate() {
+        for (chunk, fixed) in self.fixed.iter().enumerate() {
             let (f, b, w) = (chain.forward[chunk], chain.backward[chunk], chain.weight[chunk]);
             constant += f as f64 * fixed.forward.0 as f64 + b as f64 * fixed.backward.0 as f64;
             constant += w as f64 * fixed.weight.0 as f64;
@@ -1164,7 +1169,7 @@ impl<'a> Programme<'a> {
             let holds_any = order.chunks.iter().any(|&k| problem.least(k as usize) > 0);
             let (mut bytes, mut transient, mut gathered) = (problem.rank_bytes.0, 0, 0);
             for &k in &order.chunks {
-                let fixed = &problem.fixed[k as usize];
+                let fixed = &self.fixed[k as usize];
                 bytes += fixed.held.0;
                 transient = transient.max(fixed.transient.0);
                 gathered = gathered.max(fixed.gathered.0);
@@ -1180,7 +1185,7 @@ impl<'a> Programme<'a> {
                 let mut terms = Vec::new();
                 for (&k, &n) in order.chunks.iter().zip(counts) {
                     let (chunk, n) = (k as usize, f64::from(n));
-                    ends += n * problem.fixed[chunk].kept.0 as f64;
+                    ends += n * self.fixed[chunk].kept.0 as f64;
                     for (at, sort) in self.sorts.iter().enumerate() {
                         let each = sort.held + n * sort.kept;
                         all = all.max(each);

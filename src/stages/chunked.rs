@@ -18,7 +18,7 @@ use super::loads::Loads;
 use super::relax::Relaxation;
 use super::splits::Pick;
 use super::tables::Tables;
-use super::{Assignment, Choice, Evaluation, Problem, measure};
+use super::{Assignment, Choice, Evaluation, Problem, Way, measure};
 use crate::cost::schedule::Simulator;
 use crate::kept::Kept;
 use crate::plan::Schedule;
@@ -98,6 +98,17 @@ impl PassTimes {
 pub(super) enum Policy {
     All(Choice),
     Cheapest,
+}
+
+impl Policy {
+    /// The way of which it is one, where it is known.
+    pub fn way(self) -> Option<Way> {
+        match self {
+            Self::All(Choice::Mode(mode)) => Some(Way::Mode(mode)),
+            Self::All(Choice::Block(_)) => Some(Way::Block),
+            Self::Cheapest => None,
+        }
+    }
 }
 
 /// A split with two levels.

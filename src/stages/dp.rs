@@ -355,7 +355,7 @@ impl<'a> Search<'a> {
             if let Some(extra) = memory.fitting(total).filter(|&extra| extra < known) {
                 best = Some((extra, Choice::Mode(mode)));
                 // With one kind the modes come in the order of their cost.
-                if extra == 0 || self.kinds == 1 {
+                if extra == 0 || self.kinds == 1 && !fixed.recomputes {
                     break;
                 }
             }
@@ -383,10 +383,11 @@ impl<'a> Search<'a> {
         let (mut n, most) = (block.counts.0, block.counts.1.min(all.max(block.counts.0)));
         let tables = &self.work.tables;
         let (full, rest) = (tables.mode(block.full), tables.mode(block.rest));
+        let mut whole = tables.ends(fixed, block.rest);
         if self.kinds == 1 && n < all {
             // Every layer saves the same: jump to the count that saves what is missing.
-            let transient = fixed.transient.0.max(full[0].transient).max(rest[0].transient);
-            let need = memory.in_flight * (fixed.kept.0 + u64::from(all) * rest[0].kept) + transient;
+            let transient = whole.transient.max(full[0].transient).max(rest[0].transient);
+            let need = memory.in_flight * (whole.kept + u64::from(all) * rest[0].kept) + transient;
             let saved = memory.in_flight * rest[0].kept.saturating_sub(full[0].kept);
             let missing = need.saturating_sub(memory.room);
             if missing > 0 {
@@ -399,7 +400,6 @@ impl<'a> Search<'a> {
         }
         // Then one layer more at a time.
         let edge = to.min(from + n);
-        let mut whole = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
         let mut left = *counts;
         let first = tables.counts(from, edge);
         for kind in 0..self.kinds {
@@ -437,7 +437,8 @@ impl<'a> Search<'a> {
         let problem = self.problem;
         let mut sum = 0;
         for fixed in &problem.fixed {
-            sum += self.base.of(fixed.forward.0, fixed.backward.0);
+            let (forward, backward) = self.beside(policy, fixed);
+            sum += self.base.of(forward, backward);
         }
         for (kind, count) in self.present() {
             let Kind { forward, backward, .. } = problem.kinds[kind];
@@ -445,6 +446,17 @@ impl<'a> Search<'a> {
             sum += count * self.base.of(forward.0, backward.0 + extra);
         }
         sum + self.base.backward * self.least_block_extra(policy, longest)
+    }
+
+    /// Passes of a stage beside its layers, where it is certain what it recomputes.
+    fn beside(&self, policy: Policy, fixed: &Fixed) -> (u64, u64) {
+        let extra = |mode: u16| self.work.tables.ends(fixed, mode).extra;
+        let extra = match (policy, self.problem.block) {
+            (Policy::All(Choice::Mode(mode)), _) => extra(mode),
+            (Policy::All(Choice::Block(_)), Some(block)) => extra(block.rest),
+            _ => 0,
+        };
+        (fixed.forward.0, fixed.backward.0 + extra)
     }
 
     /// What recomputing the first `n` layers of every stage costs at least, on top of
@@ -502,7 +514,8 @@ impl<'a> Search<'a> {
             let [one, other] = self.rows.pair(stage);
             let row = if one.of(forward, backward) >= other.of(forward, backward) { one } else { other };
             let mut least = if more > 0 { row.backward as f64 } else { f64::INFINITY };
-            for &(f, b) in parts[..self.kinds].iter().chain([&(fixed.forward.0, fixed.backward.0)]) {
+            let beside = self.beside(policy, fixed);
+            for &(f, b) in parts[..self.kinds].iter().chain([&beside]) {
                 if f + b > 0 {
                     least = least.min(row.of(f, b) as f64 / (f + b) as f64);
                 }
@@ -512,7 +525,7 @@ impl<'a> Search<'a> {
             }
             if least.is_finite() && !fixed.closed {
                 inverse += 1.0 / least;
-                total += (fixed.forward.0 + fixed.backward.0) as f64;
+                total += (beside.0 + beside.1) as f64;
             }
         }
         // Floating point: give away far more than its error.

@@ -91,9 +91,10 @@ impl<'a> Fitting<'a> {
     pub fn new(problem: &'a Problem, tables: &'a Tables, policy: Policy, bytes: &[(u64, u64)]) -> Self {
         let bytes = bytes.iter().map(|&(held, kept)| [held as f64, kept as f64]).collect();
         let time = problem.kinds.iter().map(|kind| (kind.forward.0 + kind.backward.0) as f64).collect();
+        let all_fixed = problem.fixed_in(policy.way().as_slice());
         let mut sums = Vec::new();
         for (rank, order) in problem.pipeline.orders.iter().enumerate() {
-            let fixed = || order.chunks.iter().map(|&k| &problem.fixed[k as usize]);
+            let fixed = || order.chunks.iter().map(|&k| &all_fixed[k as usize]);
             let held = problem.rank_bytes.0 + fixed().map(|fixed| fixed.held.0).sum::<u64>();
             for state in order.in_flight.chunks_exact(order.chunks.len()) {
                 let kept: u64 = fixed().zip(state).map(|(fixed, &n)| u64::from(n) * fixed.kept.0).sum();

@@ -78,7 +78,7 @@ impl Loads {
                 load.time += fixed.forward.0 + fixed.backward.0 + tables.time(from, to);
                 load.longest = load.longest.max(to - from);
                 load.transient = load.transient.max(fixed.transient.0);
-                keeps |= fixed.kept.0 > 0;
+                keeps |= fixed.kept.0 > 0 || fixed.recomputes;
                 tables.count(from, to, &mut load.counts);
             }
             let mut kinds = (0..tables.kinds).filter(|&kind| load.counts[kind] > 0);

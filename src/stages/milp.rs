@@ -22,7 +22,7 @@ use good_lp::{Expression, ProblemVariables, SolverModel, Variable, constraint, v
 use highs::HighsModelStatus as Status;
 
 use super::{
-    Assignment, Block, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, evaluate,
+    Assignment, Beside, Block, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, evaluate,
 };
 use crate::units::Picos;
 
@@ -203,12 +203,23 @@ fn least_extra(problem: &Problem, ways: &[Way], q: usize) -> u64 {
     ways.iter().map(of).min().unwrap_or(0)
 }
 
+/// What a way to recompute does to modules beside layers.
+fn beside(problem: &Problem, way: &Way) -> Beside {
+    let mode = match (way, problem.block) {
+        (Way::Mode(mode), _) => Some(*mode),
+        (_, Some(block)) => Some(usize::from(block.rest)),
+        (_, None) => None,
+    };
+    mode.map(|mode| problem.modes[mode].beside).unwrap_or_default()
+}
+
 /// Forward and backward passes of all layers and ends at least.
 fn all_passes(problem: &Problem, ways: &[Way]) -> (u64, u64) {
     let (mut forward, mut backward) = (0, 0);
+    let least_beside = ways.iter().map(|way| beside(problem, way).extra.0).min().unwrap_or(0);
     for fixed in &problem.fixed {
         forward += fixed.forward.0;
-        backward += fixed.backward.0;
+        backward += fixed.backward.0 + if fixed.recomputes { least_beside } else { 0 };
     }
     for (q, &count) in totals(problem).iter().enumerate().filter(|(_, n)| **n > 0) {
         forward += u64::from(count) * problem.kinds[q].forward.0;
@@ -543,11 +554,24 @@ impl<'a> Programme<'a> {
         list
     }
 
+    /// What every way does to modules that stand on a chunk beside its layers, and whether it is the way.
+    fn beside(&self, chunk: usize) -> Vec<(Beside, Expression)> {
+        if !self.problem.fixed[chunk].recomputes {
+            return Vec::new();
+        }
+        let rank = self.problem.pipeline.rank_of_chunk[chunk] as usize;
+        let share = |at: usize| self.chosen[rank].get(at).map_or(1.0.into(), |&chosen| chosen.into());
+        self.ways.iter().enumerate().map(|(at, way)| (beside(self.problem, way), share(at))).collect()
+    }
+
     fn times(&mut self, chunks: usize) {
         for chunk in 0..chunks {
             let fixed = &self.problem.fixed[chunk];
             let mut forward: Expression = self.time(fixed.forward.0).into();
             let mut backward: Expression = self.time(fixed.backward.0).into();
+            for (beside, share) in self.beside(chunk) {
+                backward += self.time(beside.extra.0) * share;
+            }
             for (r, run) in self.problem.runs.iter().enumerate() {
                 let q = usize::from(run.kind);
                 let kind = &self.problem.kinds[q];
@@ -573,6 +597,10 @@ impl<'a> Programme<'a> {
         for fixed in &problem.fixed {
             bytes += u128::from(fixed.held.0 + fixed.transient.0 + fixed.gathered.0);
             bytes += u128::from(fixed.kept.0) * in_flight;
+            if fixed.recomputes {
+                let most = problem.modes.most_beside();
+                bytes += u128::from(most.transient.0) + u128::from(most.kept.0) * in_flight;
+            }
         }
         bytes += problem.shared.iter().map(|bytes| u128::from(bytes.0)).sum::<u128>();
         for (q, kind) in problem.kinds.iter().enumerate() {
@@ -622,6 +650,9 @@ impl<'a> Programme<'a> {
     fn kept(&mut self, chunk: usize) -> Expression {
         let problem = self.problem;
         let mut kept: Expression = self.bytes(problem.fixed[chunk].kept.0).into();
+        for (beside, share) in self.beside(chunk) {
+            kept += self.bytes(beside.kept.0) * share;
+        }
         let mut grouped: Vec<(usize, Expression)> = Vec::new();
         for (r, run) in problem.runs.iter().enumerate() {
             for (mode, layers) in self.in_mode(chunk, r) {
@@ -653,6 +684,10 @@ impl<'a> Programme<'a> {
         let problem = self.problem;
         let largest = self.add(variable().min(self.bytes(transient)));
         let unit = self.add(variable().min(self.bytes(gathered)));
+        let beside: Vec<_> = chunks.iter().flat_map(|&chunk| self.beside(chunk)).collect();
+        for (beside, share) in beside {
+            self.rows.push(constraint!(largest >= self.bytes(beside.transient.0) * share));
+        }
         let mut groups: Vec<Option<Variable>> = vec![None; problem.shared.len()];
         let mut fixed = 0;
         for (g, bytes) in problem.shared.iter().enumerate() {

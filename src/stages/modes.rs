@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Mode, PerKind, ProblemError};
+use super::{Beside, Mode, PerKind, ProblemError};
 use crate::units::Picos;
 
 /// Ways to recompute, shared by the problems of many layouts.
@@ -17,6 +17,7 @@ struct Told {
     list: Vec<Mode>,
     any_offered: bool,
     most: PerKind<Most>,
+    most_beside: Beside,
     /// What is wrong with one of them, whatever the problem.
     fault: Option<&'static str>,
 }
@@ -44,6 +45,12 @@ impl Modes {
     #[must_use]
     pub fn most_extra(&self, kind: usize) -> Picos {
         Picos(self.0.most.get(kind).map_or(0, |most| most.extra))
+    }
+
+    /// The most that any does to modules beside layers.
+    #[must_use]
+    pub fn most_beside(&self) -> Beside {
+        self.0.most_beside
     }
 
     /// The most of every kind of layers, if each mode lists just so many kinds.
@@ -78,8 +85,13 @@ impl From<Vec<Mode>> for Modes {
                 most.transient = most.transient.max(mode.transient[kind].0);
             }
         }
+        let most_beside = list.iter().fold(Beside::default(), |most, mode| Beside {
+            extra: most.extra.max(mode.beside.extra),
+            kept: most.kept.max(mode.beside.kept),
+            transient: most.transient.max(mode.beside.transient),
+        });
         let any_offered = list.iter().any(|mode| mode.offered);
-        Self(Arc::new(Told { list, any_offered, most, fault }))
+        Self(Arc::new(Told { list, any_offered, most, most_beside, fault }))
     }
 }
 

@@ -73,7 +73,7 @@ impl Programme<'_> {
         let (problem, order) = (self.problem, self.order());
         let hop = problem.hop.0 as f64;
         let fixed = |rank: usize| {
-            let fixed = &problem.fixed[rank];
+            let fixed = &self.fixed[rank];
             [fixed.forward.0 as f64, fixed.backward.0 as f64]
         };
         let layer = |at: u8| self.sorts[usize::from(at)].passes();

@@ -10,7 +10,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Block, Freedom, Kind, MAX_KINDS, Problem, RankOrder, Way};
+use super::{Beside, Block, Freedom, Kind, MAX_KINDS, Problem, RankOrder, Way};
 use crate::units::Picos;
 
 /// Whatever it is, the bound is to be as high as is known.
@@ -85,6 +85,21 @@ struct Rank {
     chunks: (usize, usize),
     /// Where the layers that its chunks must hold lie in the list of those.
     musts: (usize, usize),
+    /// Micro-batches in flight of a chunk with modules that recompute as layers do, if it has one.
+    recomputes: Option<f64>,
+}
+
+impl Rank {
+    /// The same where these recompute.
+    fn with(&self, beside: Beside) -> Self {
+        let Some(in_flight) = self.recomputes else { return *self };
+        Self {
+            fixed: (self.fixed.0, self.fixed.1 + beside.extra.0 as f64),
+            free: self.free - in_flight * beside.kept.0 as f64,
+            transient: self.transient.max(beside.transient.0 as f64),
+            ..*self
+        }
+    }
 }
 
 /// A kind of layers that the model has, in some set of modes.
@@ -372,6 +387,9 @@ impl Relaxation {
                 rank.fixed.1 += fixed.backward.0 as f64;
                 rank.free -= (fixed.held.0 + fixed.kept.0 * u64::from(n)) as f64;
                 rank.transient = rank.transient.max(fixed.transient.0 as f64);
+                if fixed.recomputes {
+                    rank.recomputes = Some(f64::from(n));
+                }
                 gathered = gathered.max(fixed.gathered.0);
             }
             rank.free -= gathered as f64;
@@ -505,7 +523,11 @@ impl Relaxation {
         }
         let present = &self.present[..];
         let hops = problem.hop.0 as f64 * problem.pipeline.form.as_ref().map_or(0, |form| form.hops) as f64;
-        let base = if chain { forward + backward + self.ends + hops } else { 0.0 };
+        let recomputes = self.ranks.iter().any(|rank| rank.recomputes.is_some());
+        let beside = modes.iter().map(|&mode| problem.modes[mode].beside).reduce(Beside::least);
+        let beside = beside.filter(|_| recomputes).unwrap_or_default();
+        let ends = self.ends + beside.extra.0 as f64;
+        let base = if chain { forward + backward + ends + hops } else { 0.0 };
         if work <= 0.0 {
             return Some(base);
         }
@@ -523,6 +545,7 @@ impl Relaxation {
         self.whole.clear(self.prices.len());
         self.free.clear();
         for rank in &self.ranks {
+            let rank = rank.with(beside);
             let layers = if rank.musts.0 < rank.musts.1 { transient } else { 0.0 };
             let free = rank.free - larger(rank.transient, layers);
             // A chunk with more micro-batches in flight holds its layers as well.
@@ -554,6 +577,7 @@ impl Relaxation {
         // A bottleneck that some rank has whatever the others hold.
         let mut forced = 0.0;
         for (rank, &(free, left)) in self.ranks.iter().zip(&self.free) {
+            let rank = rank.with(beside);
             self.whole.room.push(line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0);
             let row = {
                 let [a, b] = rank.rows;

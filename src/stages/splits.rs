@@ -748,8 +748,11 @@ impl<'a> Relief<'a> {
             backward: of.backward + Picos(self.extra_of(policy, kind)),
             ..*of
         };
-        let recomputing =
-            Problem { kinds: problem.kinds.iter().enumerate().map(longer).collect(), ..problem.clone() };
+        let recomputing = Problem {
+            kinds: problem.kinds.iter().enumerate().map(longer).collect(),
+            fixed: problem.fixed_in(policy.way().as_slice()).into_owned(),
+            ..problem.clone()
+        };
         let ChunkWork { simulator, loads, .. } = work;
         let mut fits = |split: &[u32]| fitting.fits(split, loads);
         descent::descend_among(&recomputing, splits, simulator, &mut fits)

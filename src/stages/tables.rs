@@ -51,6 +51,8 @@ pub(super) struct Tables {
     time: Vec<u64>,
     /// Costs of each mode, kind by kind.
     table: Vec<ModeCost>,
+    /// What each does to modules beside layers.
+    beside: Vec<ModeCost>,
     /// Work memory: recomputation of the whole model in each mode.
     priced: Vec<(u64, u16)>,
     /// What was loaded: runs, ways to recompute, and both passes of a layer by kind.
@@ -105,6 +107,12 @@ impl Tables {
                 transient: mode.transient[kind].0,
             }));
         }
+        self.beside.clear();
+        self.beside.extend(problem.modes.iter().map(|mode| ModeCost {
+            extra: mode.beside.extra.0,
+            kept: mode.beside.kept.0,
+            transient: mode.beside.transient.0,
+        }));
         let mut priced = std::mem::take(&mut self.priced);
         priced.clear();
         for (at, _) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
@@ -190,10 +198,26 @@ impl Tables {
         &self.table[start..start + self.kinds]
     }
 
+    /// Recomputation, kept bytes and transient of what stands beside layers in one mode.
+    #[inline]
+    pub fn ends(&self, fixed: &Fixed, mode: u16) -> ModeCost {
+        let own = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
+        if !fixed.recomputes {
+            return own;
+        }
+        let beside = self.beside[usize::from(mode)];
+        ModeCost {
+            extra: beside.extra,
+            kept: own.kept + beside.kept,
+            transient: own.transient.max(beside.transient),
+        }
+    }
+
     /// Recomputation, kept bytes and transient of so many layers in one mode, on top of the ends'.
     #[inline]
     pub fn in_mode(&self, problem: &Problem, fixed: &Fixed, counts: &Counts, mode: u16) -> ModeCost {
-        let mut total = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
+        let mut total = self.ends(fixed, mode);
+        let ends_kept = total.kept;
         let costs = self.mode(mode);
         let mut all = 0;
         for (cost, &count) in costs.iter().zip(counts) {
@@ -202,7 +226,7 @@ impl Tables {
         }
         let group = problem.modes[usize::from(mode)].group;
         if group > 1 && all > 0 {
-            total.kept = fixed.kept.0 + u64::from(all.div_ceil(group)) * costs[0].kept;
+            total.kept = ends_kept + u64::from(all.div_ceil(group)) * costs[0].kept;
         }
         total
     }
@@ -210,8 +234,9 @@ impl Tables {
     /// The same with the first `n` layers of the interval recomputed wholly.
     #[inline]
     pub fn in_block(&self, problem: &Problem, fixed: &Fixed, (from, to): (u32, u32), n: u32) -> ModeCost {
-        let mut total = ModeCost { extra: 0, kept: fixed.kept.0, transient: fixed.transient.0 };
+        let mut total = ModeCost::default();
         if let Some(block) = problem.block {
+            total = self.ends(fixed, block.rest);
             let edge = to.min(from.saturating_add(n));
             for (mode, from, to) in [(block.full, from, edge), (block.rest, edge, to)] {
                 let counts = self.counts(from, to);
@@ -226,19 +251,22 @@ impl Tables {
     /// Whether no chunk needs fewer bytes under one policy than under another.
     pub fn keeps_no_less(&self, problem: &Problem, one: Policy, other: Policy) -> bool {
         let alone = |mode: u16| problem.modes[usize::from(mode)].group <= 1;
+        let costs =
+            |(one, other): (&ModeCost, &ModeCost)| one.kept >= other.kept && one.transient >= other.transient;
         let no_less = |one: u16, other: u16| {
             let kinds = self.totals.iter().zip(self.mode(one).iter().zip(self.mode(other)));
             let mut kinds = kinds.filter(|(n, _)| **n > 0);
-            let no_less = |(_, (one, other)): (&u32, (&ModeCost, &ModeCost))| {
-                one.kept >= other.kept && one.transient >= other.transient
-            };
-            alone(one) && alone(other) && kinds.all(no_less)
+            alone(one) && alone(other) && kinds.all(|(_, both)| costs(both))
         };
+        let beside =
+            |one: u16, other: u16| costs((&self.beside[usize::from(one)], &self.beside[usize::from(other)]));
         match (one, other, problem.block) {
             _ if one == other => true,
-            (Policy::All(Choice::Mode(one)), Policy::All(Choice::Mode(other)), _) => no_less(one, other),
+            (Policy::All(Choice::Mode(one)), Policy::All(Choice::Mode(other)), _) => {
+                no_less(one, other) && beside(one, other)
+            }
             (Policy::All(Choice::Block(_)), Policy::All(Choice::Mode(other)), Some(block)) => {
-                no_less(block.full, other) && no_less(block.rest, other)
+                no_less(block.full, other) && no_less(block.rest, other) && beside(block.rest, other)
             }
             _ => false,
         }
@@ -246,18 +274,26 @@ impl Tables {
 
     /// Whether no chunk recomputes for less time under one policy than under another.
     pub fn recomputes_no_less(&self, problem: &Problem, one: Policy, other: Policy) -> bool {
+        // Of what is recomputed, of the rest, and of what is beside.
         let extra = |choice: Choice| match (choice, problem.block) {
-            (Choice::Mode(mode), _) => Some((self.mode(mode), self.mode(mode))),
-            (Choice::Block(_), Some(block)) => Some((self.mode(block.full), self.mode(block.rest))),
+            (Choice::Mode(mode), _) => Some((self.mode(mode), self.mode(mode), mode)),
+            (Choice::Block(_), Some(block)) => {
+                Some((self.mode(block.full), self.mode(block.rest), block.rest))
+            }
             (Choice::Block(_), None) => None,
         };
         match (one, other) {
             (Policy::All(Choice::Block(one)), Policy::All(Choice::Block(other))) => one >= other,
             (Policy::All(one), Policy::All(other)) => {
                 // The least of the one's layers, the most of the other's.
-                let (Some((_, one)), Some((other, _))) = (extra(one), extra(other)) else { return false };
-                let kinds = self.totals.iter().zip(one.iter().zip(other)).filter(|(n, _)| **n > 0);
-                { kinds }.all(|(_, (one, other))| one.extra >= other.extra)
+                let (Some((_, one, one_beside)), Some((other, _, other_beside))) = (extra(one), extra(other))
+                else {
+                    return false;
+                };
+                let mut kinds = self.totals.iter().zip(one.iter().zip(other)).filter(|(n, _)| **n > 0);
+                let beside = |mode: u16| self.beside[usize::from(mode)].extra;
+                kinds.all(|(_, (one, other))| one.extra >= other.extra)
+                    && beside(one_beside) >= beside(other_beside)
             }
             _ => false,
         }

@@ -3,8 +3,8 @@
 
 use super::outline::{ChunkKind, Outline, RankKind};
 use crate::cost::step::{
-    ModeCost, RankMemory, end_passes, exposed, gathered_bytes, layer_passes, mode_cost, once_per_step,
-    state_bytes,
+    ModeCost, RankMemory, end_passes, exposed, further_cost, gathered_bytes, layer_passes, mode_cost,
+    once_per_step, state_bytes,
 };
 use crate::cost::{CellCosts, EndCost, Hop, Item, LocalParameters, Sharding, Times};
 use crate::plan::Recompute;
@@ -181,6 +181,8 @@ pub(super) struct PricedMode {
     costs: Vec<ModeCost>,
     /// Of the layers that [`Recompute::FullBlock`] leaves alone.
     rest: Vec<ModeCost>,
+    /// Of modules that predict further tokens.
+    further: ModeCost,
 }
 
 impl PricedMode {
@@ -188,7 +190,7 @@ impl PricedMode {
         let of = |recompute| cell.layers.iter().map(|layer| mode_cost(layer, recompute)).collect();
         let rest =
             if matches!(recompute, Recompute::FullBlock(_)) { of(Recompute::None) } else { Vec::new() };
-        Self { recompute, costs: of(recompute), rest }
+        Self { recompute, costs: of(recompute), rest, further: further_cost(cell, recompute) }
     }
 
     /// Extra time, bytes kept per micro-batch and working set of a chunk, ends included.
@@ -231,6 +233,11 @@ impl PricedMode {
         for end in ends(chunk, cell) {
             kept += end.kept;
             transient = transient.max(end.transient);
+            if end.further {
+                extra = extra.plus(&self.further.extra, 1);
+                kept += self.further.kept;
+                transient = transient.max(self.further.transient);
+            }
         }
         (extra, kept, transient)
     }

@@ -13,8 +13,8 @@ use autoplan::cost::schedule::{Load, Shape, Simulator};
 use autoplan::plan::Schedule;
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{
-    Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective, Outcome,
-    Pipeline, Problem, Run, Spread, Tail, Traffic, Violation, evaluate,
+    Assignment, Balancer, Beside, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective,
+    Outcome, Pipeline, Problem, Run, Spread, Tail, Traffic, Violation, evaluate,
 };
 use autoplan::units::{Bytes, Picos};
 use oracle::Random;
@@ -54,6 +54,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
         transient: kinds.iter().map(|_| Bytes(random.within(0, 9))).collect(),
         group: 1,
         offered: true,
+        ..Mode::default()
     };
     let mut modes = vec![mode(random, true)];
     for _ in 1..random.within(1, most_choices) {
@@ -86,6 +87,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
                 transient: Bytes(random.within(0, 30)),
                 gathered: Bytes(random.within(0, 9)),
                 touches: touches(random),
+                recomputes: false,
                 closed: chunks > 1 && k + 1 == chunks && random.chance(15),
                 optional: (k == 0 || k + 1 == chunks) && random.chance(30),
             };
@@ -99,6 +101,19 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
             })
             .collect(),
     });
+    // Modules beside the layers of one chunk, which recompute as these do.
+    let mut dice = Random(random.0 ^ 0x5eed);
+    if dice.chance(40) {
+        let near_the_end = chunks.saturating_sub(dice.within(1, 2) as usize);
+        fixed[near_the_end].recomputes = true;
+        for mode in &mut modes {
+            mode.beside = Beside {
+                extra: Picos(dice.within(0, 12)),
+                kept: Bytes(dice.within(0, 12)),
+                transient: Bytes(dice.within(0, 20)),
+            };
+        }
+    }
     let mut problem = Problem {
         pipeline: Arc::new(pipeline),
         kinds,
@@ -586,6 +601,7 @@ fn roomy_of(random: &mut Random, shape: Shape, varied: bool) -> Problem {
         transient: [Bytes::ZERO; 2].into_iter().collect(),
         group: 1,
         offered: true,
+        ..Mode::default()
     };
     Problem {
         pipeline: Arc::new(Pipeline::of(shape)),
@@ -689,6 +705,7 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, virtual_stages: u32, 
             transient: scale.iter().map(|s| mb((400 + 20 * z) * s / 100)).collect(),
             group: 1,
             offered: true,
+            ..Mode::default()
         });
     }
     let mut runs = vec![Run { kind: 0, count: layers }];

@@ -2,7 +2,9 @@
 
 use autoplan::cost::model::CostModel;
 use autoplan::cost::schedule::{Load, Shape, Simulator, chain_bound, closed_form, interleave_group};
-use autoplan::cost::step::{RankMemory, Tables, exposed, mode_cost, once_per_step, predict, shape};
+use autoplan::cost::step::{
+    RankMemory, Tables, exposed, further_cost, mode_cost, once_per_step, predict, shape,
+};
 use autoplan::cost::{LocalParameters, Sharding};
 use autoplan::frameworks::Target;
 use autoplan::frameworks::profile::Profile;
@@ -115,6 +117,7 @@ pub fn build(bench: &Bench, layout: &Layout, offered: &[Recompute], block: Optio
     let price = |&recompute: &Recompute| RecomputeMode {
         recompute,
         costs: tables.cell.layers.iter().map(|layer| mode_cost(layer, recompute).into()).collect(),
+        further: further_cost(&tables.cell, recompute).into(),
     };
     let family = RecomputeFamily {
         modes: offered.iter().map(price).collect(),

@@ -120,6 +120,16 @@ pub fn by_hand(problem: &Problem, assignment: &Assignment) -> (Vec<u64>, Vec<u64
             transients.push(fixed.transient.0);
             gathered.push(fixed.gathered.0);
             kept[k] = fixed.kept.0;
+            if fixed.recomputes {
+                let mode = match assignment.recompute[k] {
+                    Choice::Mode(mode) => mode,
+                    Choice::Block(_) => problem.block.unwrap().rest,
+                };
+                let beside = problem.modes[usize::from(mode)].beside;
+                backward[k] += beside.extra.0;
+                kept[k] += beside.kept.0;
+                transients.push(beside.transient.0);
+            }
             let touch = |groups: &mut Vec<bool>, bits: u64| {
                 for (group, touched) in groups.iter_mut().enumerate() {
                     *touched |= bits >> group & 1 == 1;

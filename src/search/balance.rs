@@ -33,7 +33,7 @@ pub struct RecomputeMode {
 }
 
 /// What it does to one layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerMode {
     /// Extra backward time.
     pub extra: Picos,
@@ -117,7 +117,7 @@ impl RecomputeFamily {
         let (mut best, others): (Vec<usize>, Vec<usize>) = (0..priced.list.len()).partition(alone);
         let sum = |mode: usize| {
             let of = |cost: &LayerMode| [cost.extra.0, cost.kept.0, cost.transient.0].map(u128::from);
-            priced.of(mode).iter().chain([&priced.further(mode)]).flat_map(of).sum::<u128>()
+            priced.of(mode).iter().flat_map(of).sum::<u128>()
         };
         let mut others: Vec<(u128, usize)> = others.into_iter().map(|mode| (sum(mode), mode)).collect();
         // What is no better than another comes after it.
@@ -125,11 +125,7 @@ impl RecomputeFamily {
         let grouped = best.len();
         for (_, mode) in others {
             let costs = priced.of(mode);
-            let further = priced.further(mode);
-            let no_better = |&other: &usize| {
-                costs.iter().zip(priced.of(other)).all(|(a, b)| a.no_better(b))
-                    && further.no_better(&priced.further(other))
-            };
+            let no_better = |&other: &usize| costs.iter().zip(priced.of(other)).all(|(a, b)| a.no_better(b));
             if !best[grouped..].iter().any(no_better) {
                 best.push(mode);
             }
@@ -157,16 +153,17 @@ impl RecomputeFamily {
 }
 
 /// The legal modes of a cell with what each does to every kind of layer.
-struct PricedModes<'a> {
-    cell: &'a CellCosts,
+struct PricedModes {
     list: Vec<Recompute>,
+    /// Kinds of layers, and one more for modules that predict further tokens if there are some.
     kinds: usize,
+    modules: bool,
     /// Mode by mode, one for every kind.
     costs: Vec<LayerMode>,
 }
 
-impl<'a> PricedModes<'a> {
-    fn new(legal: &LegalModes, cell: &'a CellCosts) -> Self {
+impl PricedModes {
+    fn new(legal: &LegalModes, cell: &CellCosts) -> Self {
         let layers: Vec<ModeSums> = cell.layers.iter().map(ModeSums::new).collect();
         let in_groups = |mode: &Recompute| comes_in_groups(cell, *mode);
         let list: Vec<Recompute> = legal.modes.iter().copied().filter(in_groups).collect();
@@ -174,25 +171,23 @@ impl<'a> PricedModes<'a> {
             let (extra, kept, transient) = layer.of(mode);
             LayerMode { extra, kept, transient }
         };
-        let of_mode = |&mode: &Recompute| layers.iter().map(move |layer| cost(layer, mode));
+        let modules = cell.further.is_some();
+        let of_mode = |&mode: &Recompute| {
+            let further = modules.then(|| further_cost(cell, mode).into());
+            layers.iter().map(move |layer| cost(layer, mode)).chain(further)
+        };
         let costs = list.iter().flat_map(of_mode).collect();
-        Self { cell, list, kinds: layers.len(), costs }
+        Self { list, kinds: layers.len() + usize::from(modules), modules, costs }
     }
 
     fn of(&self, mode: usize) -> &[LayerMode] {
         &self.costs[mode * self.kinds..][..self.kinds]
     }
 
-    fn further(&self, mode: usize) -> LayerMode {
-        further_cost(self.cell, self.list[mode]).into()
-    }
-
     fn mode(&self, mode: usize) -> RecomputeMode {
-        RecomputeMode {
-            recompute: self.list[mode],
-            costs: PerKind::from_slice(self.of(mode)),
-            further: self.further(mode),
-        }
+        let mut costs = PerKind::from_slice(self.of(mode));
+        let further = if self.modules { costs.pop() } else { None };
+        RecomputeMode { recompute: self.list[mode], costs, further: further.unwrap_or_default() }
     }
 }
 

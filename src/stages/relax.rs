@@ -20,6 +20,8 @@ pub const ANY: RangeInclusive<Picos> = Picos::ZERO..=Picos(u64::MAX);
 #[derive(Debug, Default)]
 pub struct Relaxation {
     ranks: Vec<Rank>,
+    /// A rank with modules that recompute as layers do, if there is one, and micro-batches in flight of their chunk.
+    recomputing: Option<(usize, f64)>,
     /// Layers of each kind.
     counts: [u64; MAX_KINDS],
     /// Kinds that the model has, in the modes that were looked at last.
@@ -85,21 +87,6 @@ struct Rank {
     chunks: (usize, usize),
     /// Where the layers that its chunks must hold lie in the list of those.
     musts: (usize, usize),
-    /// Micro-batches in flight of a chunk with modules that recompute as layers do, if it has one.
-    recomputes: Option<f64>,
-}
-
-impl Rank {
-    /// The same where these recompute.
-    fn with(&self, beside: Beside) -> Self {
-        let Some(in_flight) = self.recomputes else { return *self };
-        Self {
-            fixed: (self.fixed.0, self.fixed.1 + beside.extra.0 as f64),
-            free: self.free - in_flight * beside.kept.0 as f64,
-            transient: self.transient.max(beside.transient.0 as f64),
-            ..*self
-        }
-    }
 }
 
 /// A kind of layers that the model has, in some set of modes.
@@ -351,6 +338,7 @@ impl Relaxation {
         let present = self.counts.iter().zip(&problem.kinds).filter(|(count, _)| **count > 0);
         let least_layer = present.map(|(_, kind)| kind.forward.0 + kind.backward.0).min().unwrap_or(0) as f64;
         self.ranks.clear();
+        self.recomputing = None;
         self.in_flight.clear();
         self.find_possible_kinds(problem);
         for (at, order) in pipeline.orders.iter().enumerate() {
@@ -388,7 +376,7 @@ impl Relaxation {
                 rank.free -= (fixed.held.0 + fixed.kept.0 * u64::from(n)) as f64;
                 rank.transient = rank.transient.max(fixed.transient.0 as f64);
                 if fixed.recomputes {
-                    rank.recomputes = Some(f64::from(n));
+                    self.recomputing = Some((at, f64::from(n)));
                 }
                 gathered = gathered.max(fixed.gathered.0);
             }
@@ -499,9 +487,33 @@ impl Relaxation {
         bound
     }
 
-    /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Where it is not within
-    /// `enough..=most`, something that is on the same side.
-    fn bottleneck(&mut self, problem: &Problem, modes: &[usize], (enough, most): (f64, f64)) -> Option<f64> {
+    /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Where it is not within a range,
+    /// something that is on the same side.
+    fn bottleneck(&mut self, problem: &Problem, modes: &[usize], range: (f64, f64)) -> Option<f64> {
+        let Some((at, in_flight)) = self.recomputing else {
+            return self.bottleneck_of(problem, modes, range);
+        };
+        // What stands beside layers recomputes as they do.
+        let beside = modes.iter().map(|&mode| problem.modes[mode].beside).reduce(Beside::least);
+        let beside = beside.unwrap_or_default();
+        let (rank, ends) = (self.ranks[at], self.ends);
+        let with = &mut self.ranks[at];
+        with.fixed.1 += beside.extra.0 as f64;
+        with.free -= in_flight * beside.kept.0 as f64;
+        with.transient = with.transient.max(beside.transient.0 as f64);
+        self.ends += beside.extra.0 as f64;
+        let bound = self.bottleneck_of(problem, modes, range);
+        (self.ranks[at], self.ends) = (rank, ends);
+        bound
+    }
+
+    /// [`Relaxation::bottleneck`] of ranks as they are.
+    fn bottleneck_of(
+        &mut self,
+        problem: &Problem,
+        modes: &[usize],
+        (enough, most): (f64, f64),
+    ) -> Option<f64> {
         if self.crowded {
             return None;
         }
@@ -523,11 +535,7 @@ impl Relaxation {
         }
         let present = &self.present[..];
         let hops = problem.hop.0 as f64 * problem.pipeline.form.as_ref().map_or(0, |form| form.hops) as f64;
-        let recomputes = self.ranks.iter().any(|rank| rank.recomputes.is_some());
-        let beside = modes.iter().map(|&mode| problem.modes[mode].beside).reduce(Beside::least);
-        let beside = beside.filter(|_| recomputes).unwrap_or_default();
-        let ends = self.ends + beside.extra.0 as f64;
-        let base = if chain { forward + backward + ends + hops } else { 0.0 };
+        let base = if chain { forward + backward + self.ends + hops } else { 0.0 };
         if work <= 0.0 {
             return Some(base);
         }
@@ -545,7 +553,6 @@ impl Relaxation {
         self.whole.clear(self.prices.len());
         self.free.clear();
         for rank in &self.ranks {
-            let rank = rank.with(beside);
             let layers = if rank.musts.0 < rank.musts.1 { transient } else { 0.0 };
             let free = rank.free - larger(rank.transient, layers);
             // A chunk with more micro-batches in flight holds its layers as well.
@@ -577,7 +584,6 @@ impl Relaxation {
         // A bottleneck that some rank has whatever the others hold.
         let mut forced = 0.0;
         for (rank, &(free, left)) in self.ranks.iter().zip(&self.free) {
-            let rank = rank.with(beside);
             self.whole.room.push(line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0);
             let row = {
                 let [a, b] = rank.rows;

@@ -253,6 +253,8 @@ pub struct Further {
     pub kind: usize,
     /// How many.
     pub modules: u64,
+    /// Whether they recompute as layers do.
+    pub recomputed: bool,
     /// Time of recomputing what one has before its layer: norms, concatenation and projection.
     pub full_extra: Times,
     /// Bytes that one keeps beside its layer: normalised embedding and stream, and both in a row.

@@ -786,6 +786,7 @@ pub(crate) fn overlap_in_domain(_: &Capabilities, c: &Context, l: &Layout) -> Re
 
 const MESH: &str = "degrees multiply to the ranks of the job";
 const AXES: &str = "the framework has no such option";
+const STAYS_WITH_HEAD: &str = "multi-token prediction cannot leave the last stage";
 const FORM: &str = "a layout says one thing in one way";
 
 /// Rules that every framework shares: the mesh and the batch, one spelling per layout, and the axes
@@ -894,6 +895,13 @@ pub static COMMON_RULES: &[Rule] = &[
                 numbers([u64::from(l.virtual_stages)]),
             )
         },
+    },
+    Rule {
+        name: "mtp-axis",
+        source: AXES,
+        judge: Judge::Nobody,
+        reach: Reach::Order,
+        check: |k, _, l| ensure(k.mtp_standalone || !l.mtp_standalone, STAYS_WITH_HEAD, [0; 4]),
     },
     Rule {
         name: "mtp-standalone",
@@ -1464,7 +1472,7 @@ pub fn consistent(context: &Context, layout: &Layout) -> Result<(), String> {
 /// # Errors
 /// What keeps it beside the head.
 pub fn mtp_stands_alone(k: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
-    ensure(k.mtp_standalone, "multi-token prediction cannot leave the last stage", [0; 4])?;
+    ensure(k.mtp_standalone, STAYS_WITH_HEAD, [0; 4])?;
     ensure(c.mtp_modules > 0, "the model predicts no further tokens", [0; 4])?;
     ensure(
         !c.hybrid,

@@ -46,20 +46,15 @@ pub struct Layout {
     /// Expert dispatch of one micro-batch runs under the computation of another.
     pub expert_overlap: bool,
     /// Shared experts run beside the exchange of their layer's routed tokens.
-    #[serde(default, skip_serializing_if = "is_off")]
+    #[serde(default)]
     pub shared_overlap: bool,
     /// Multi-token prediction stands on the last chunk but one, and the head alone on the last.
-    #[serde(default, skip_serializing_if = "is_off")]
+    #[serde(default)]
     pub mtp_standalone: bool,
     /// What CUDA graphs capture.
     pub cuda_graphs: CudaGraphs,
     /// What lives off the GPU.
     pub offload: Offload,
-}
-
-/// Whether a switch is off: what older files do not say is not written either.
-fn is_off(switch: &bool) -> bool {
-    !switch
 }
 
 /// Order of forward and backward passes on each pipeline rank.

@@ -871,18 +871,25 @@ impl Holdings<'_> {
         (kept, working, most.max(working))
     }
 
+    /// What modules that predict further tokens recompute where layers do so.
+    pub(super) fn of_modules(&self, recompute: Recompute) -> Recompute {
+        match recompute {
+            Recompute::FullUniform(_) if self.given.profile.memory.further_recomputed => {
+                Recompute::FullUniform(1)
+            }
+            Recompute::Selective(_) if self.given.profile.memory.further_recomputed => recompute,
+            _ => Recompute::None,
+        }
+    }
+
     /// Kept bytes per micro-batch and largest working set of the modules beside layers that predict further tokens.
     /// Megatron-Core checkpoints each as a whole, which leaves stream and embedding, or not at all if only some layers
     /// are (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
     fn modules(&self, end: &End, recompute: Recompute, input: f64) -> (f64, f64) {
         let Some((block, modules)) = end.modules else { return (0.0, 0.0) };
+        let recompute = self.of_modules(recompute);
         let whole = matches!(recompute, Recompute::FullUniform(_));
-        let one = match recompute {
-            Recompute::FullBlock(_) => Recompute::None,
-            Recompute::FullUniform(_) => Recompute::FullUniform(1),
-            other => other,
-        };
-        let (kept, working, _) = self.chunk(&[block], one, input);
+        let (kept, working, _) = self.chunk(&[block], recompute, input);
         // Without that: embedding and stream after their norms, and joined.
         let joined = 4.0 * input;
         let (kept, working) =
@@ -934,8 +941,7 @@ impl Holdings<'_> {
                     blocks.map(|(&block, at)| self.moved(&self.layers[block], at, recompute, input)).sum();
                 for (_, end) in self.ends().filter(|(chunk, _)| *chunk == k) {
                     let Some((block, modules)) = end.modules else { continue };
-                    let block_mode = matches!(recompute, Recompute::FullBlock(_));
-                    let recompute = if block_mode { Recompute::None } else { recompute };
+                    let recompute = self.of_modules(recompute);
                     kept[k] += modules as f64 * self.moved(&self.layers[block], 0, recompute, input);
                 }
             }

@@ -88,14 +88,10 @@ impl Prices {
         [f, b]
     }
 
-    /// Extra backward time of a module that predicts further tokens: it runs again as a whole, with what is before its
-    /// layer, where all layers do, and not at all where some do.
+    /// Extra backward time of a module that predicts further tokens: with what is before its layer where it runs again as
+    /// a whole.
     fn again(&self, kind: usize, further: &Further, recompute: Recompute) -> [u64; ITEMS] {
-        let mut again = match recompute {
-            Recompute::FullBlock(_) => [0; ITEMS],
-            Recompute::FullUniform(_) => self.extra(kind, Recompute::FullUniform(1), 0),
-            other => self.extra(kind, other, 0),
-        };
+        let mut again = self.extra(kind, recompute, 0);
         if matches!(recompute, Recompute::FullUniform(_)) {
             join(&mut again, &further.full_extra.0.map(|time| time.0));
         }
@@ -202,7 +198,8 @@ impl Stages {
                 join(&mut stage.backward, backward);
             }
             if let (Some((block, modules)), Some(further)) = (holdings.modules_on(k), &prices.cell.further) {
-                let again = prices.again(prices.kinds[block], further, plan.chunks()[k].recompute);
+                let recompute = holdings.of_modules(plan.chunks()[k].recompute);
+                let again = prices.again(prices.kinds[block], further, recompute);
                 (0..modules).for_each(|_| join(&mut stage.backward, &again));
             }
             // Host time of a micro-batch is paid where it first meets a rank.

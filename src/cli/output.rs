@@ -988,12 +988,24 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "usd_total",
         "limiting",
         "layout",
+        "tensor_parallel",
+        "pipeline_parallel",
+        "virtual_stages",
+        "context_parallel",
+        "expert_parallel",
+        "expert_tensor_parallel",
+        "data_parallel",
+        "micro_batch_size",
+        "gradient_accumulation_steps",
+        "zero_stage",
+        "recompute",
     ];
     writer.write_record(header).map_err(io)?;
     for (i, row) in rows.iter().enumerate() {
         let p = &row.found.prediction;
         let [low, high] = p.step_range();
         let [least, most] = p.allocated_range();
+        let degrees = row.found.plan.layout();
         let record = [
             (i + 1).to_string(),
             row.found.plan.to_string(),
@@ -1016,6 +1028,17 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             row.run.as_ref().map(|r| r.dollars.total.0.to_string()).unwrap_or_default(),
             p.times.limiting().to_owned(),
             stages::layout(row.section.prepared, &row.found.plan),
+            degrees.tensor_parallel.to_string(),
+            degrees.pipeline_parallel.to_string(),
+            degrees.virtual_stages.to_string(),
+            degrees.context_parallel.to_string(),
+            degrees.expert_parallel.to_string(),
+            degrees.expert_tensor_parallel.to_string(),
+            degrees.data_parallel.to_string(),
+            degrees.micro_batch_size.to_string(),
+            degrees.gradient_accumulation_steps.to_string(),
+            degrees.zero_stage.to_string(),
+            row.found.plan.common_recompute().map_or_else(|| "mixed".to_owned(), |mode| mode.to_string()),
         ];
         writer.write_record(&record).map_err(io)?;
     }

@@ -1892,6 +1892,7 @@ impl<'a> CostModel<'a> {
         Some(Further {
             kind: kind as usize,
             modules: u64::from(modules),
+            recomputed: self.profile.memory.further_recomputed,
             full_extra: trunk.mtp.forward.times(),
             kept: Bytes::from_f64(4.0 * stream),
             full_kept: Bytes::from_f64(stream),

@@ -245,6 +245,7 @@ pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
 pub fn further_cost(cell: &CellCosts, recompute: Recompute) -> ModeCost {
     let Some(further) = &cell.further else { return ModeCost::default() };
     let recompute = match recompute {
+        _ if !further.recomputed => Recompute::None,
         Recompute::FullBlock(_) => Recompute::None,
         Recompute::FullUniform(_) => Recompute::FullUniform(1),
         other => other,
@@ -698,7 +699,7 @@ fn off_gpu(
             let further = further.filter(|_| tables.cell.ends(layout, k as u32).any(|end| end.further));
             let further = further.map(|further| {
                 let layer = &tables.cell.layers[further.kind];
-                let whole = matches!(chunk.recompute, Recompute::FullUniform(_));
+                let whole = further.recomputed && matches!(chunk.recompute, Recompute::FullUniform(_));
                 (if whole { layer.full_offloaded.bytes } else { layer.offloaded }) * further.modules
             });
             range.enumerate().map(of).chain(further).sum()

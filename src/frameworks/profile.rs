@@ -457,6 +457,9 @@ pub struct Memory {
     /// They are on the whole vocabulary, gathered where tensor-parallel ranks hold parts of it.
     #[serde(default)]
     pub logits_gathered: bool,
+    /// Modules that predict further tokens recompute as layers do, and not beside the first few.
+    #[serde(default = "yes")]
+    pub further_recomputed: bool,
     /// Factor on the working set of one layer.
     #[serde(default = "one")]
     pub transient_factor: f64,

@@ -414,7 +414,7 @@ static CASES: &[Case] = &[
         l.pipeline_parallel = 4;
         l.mtp_standalone = true;
     }),
-    case(Target::Torchtitan, "mtp-standalone", DENSE, same, |l| {
+    case(Target::Torchtitan, "mtp-axis", DENSE, same, |l| {
         l.pipeline_parallel = 4;
         l.mtp_standalone = true;
     }),

@@ -1159,12 +1159,16 @@ fn chunks(
         ));
     }
     let fork = f.is_fork();
-    let fail_by = |rule: ReadRule, line: usize| {
+    let fail_by = |rule: ReadRule, line: usize, error: String| {
+        if fork { ImportError::new(line, error) } else { rule.broken(line, error) }
+    };
+    let fail = |line: usize| move |error: LayoutError| fail_by(ReadRule::Layers, line, error.to_string());
+    let fail_text = |line: usize| {
         move |error: LayoutError| {
-            if fork { ImportError::new(line, error.to_string()) } else { rule.broken(line, error) }
+            let error = format!("--pipeline-model-parallel-layout: {error}");
+            fail_by(ReadRule::LayoutString, line, error)
         }
     };
-    let fail = |line: usize| fail_by(ReadRule::Layers, line);
     let mut virtual_stages = stages.unwrap_or(1);
     let chunks = if let Some(stages) = hybrid {
         let count = stages.len() as u32;
@@ -1186,9 +1190,9 @@ fn chunks(
     } else if let Some((text, line)) = text {
         let modules = model.mtp.as_ref().map_or(0, |m| m.modules);
         let chunks = crate::stages::layout::layout_chunks(&text, layers, pp, Some(modules))
-            .map_err(fail_by(ReadRule::LayoutString, line))?;
+            .map_err(fail_text(line))?;
         virtual_stages = chunks.len() as u32 / pp;
-        let stages = read_layout(&text).map_err(fail_by(ReadRule::LayoutString, line))?;
+        let stages = read_layout(&text).map_err(fail_text(line))?;
         let behind = stages.iter().rev().position(|stage| stage.mtp > 0).unwrap_or(0);
         layout.mtp_standalone = behind == 1 && pp > 2;
         if behind > 0 && !layout.mtp_standalone {

@@ -235,8 +235,6 @@ pub struct EndCost {
     pub kept: Bytes,
     /// Bytes needed once, at the peak (logits and their softmax).
     pub transient: Bytes,
-    /// Bytes of message buffers beyond [`Hop::buffers`].
-    pub buffers: Bytes,
     /// Multi-token-prediction modules are among it: what they keep, need at their peak and recompute is that of
     /// [`CellCosts::further`], and not in here.
     pub further: bool,
@@ -255,11 +253,12 @@ pub struct Further {
     pub modules: u64,
     /// Whether they recompute as layers do.
     pub recomputed: bool,
-    /// Time of recomputing what one has before its layer: norms, concatenation and projection.
+    /// Time of recomputing what one has beside its layer: norms, concatenation and projection.
     pub full_extra: Times,
-    /// Bytes that one keeps beside its layer: normalised embedding and stream, and both in a row.
+    /// Bytes that one keeps beside its layer and the stream that it gets: the embedding, both normalised and in a row, and
+    /// the last norm's input.
     pub kept: Bytes,
-    /// Bytes that one keeps beside the stream if it is recomputed whole: the embedding.
+    /// Bytes that one keeps beside that stream if it is recomputed whole: the embedding.
     pub full_kept: Bytes,
 }
 
@@ -459,9 +458,18 @@ pub struct Hop {
     pub further: Picos,
     /// Bytes of the send and receive buffers of a rank.
     pub buffers: Bytes,
+    /// How many more the ranks of that message have.
+    pub further_buffers: Bytes,
 }
 
 impl Hop {
+    /// Bytes of buffers beyond [`Hop::buffers`] that a chunk brings to its rank.
+    #[must_use]
+    pub fn further_buffers_of(&self, layout: &Layout, chunk: u32) -> Bytes {
+        let at_an_end = |from: u32| chunk == from || chunk == from + 1;
+        if layout.mtp_chunk().is_some_and(at_an_end) { self.further_buffers } else { Bytes::ZERO }
+    }
+
     /// Time for which messages keep a chunk's rank busy in each of its passes.
     #[inline]
     #[must_use]

@@ -442,8 +442,13 @@ pub fn packed_model_flops(
     let head = head_flops_per_token(model, model.vocabulary);
     let mut forward: Flops = layers.order.iter().map(|&kind| layer(kind)).sum::<Flops>() + head;
     if let Some((kind, modules)) = layers.mtp {
-        let projection = Flops(4.0 * (model.hidden * model.hidden) as f64);
-        forward += (layer(kind) + head + projection) * f64::from(modules);
+        forward += (layer(kind) + head + projection_flops_per_token(model)) * f64::from(modules);
     }
     forward * (3.0 * tokens)
+}
+
+/// FLOPs of one token in the projection of a module that predicts further tokens: embedding and stream in a row.
+#[must_use]
+pub fn projection_flops_per_token(model: &Model) -> Flops {
+    Flops(4.0 * (model.hidden * model.hidden) as f64)
 }

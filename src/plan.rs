@@ -46,15 +46,20 @@ pub struct Layout {
     /// Expert dispatch of one micro-batch runs under the computation of another.
     pub expert_overlap: bool,
     /// Shared experts run beside the exchange of their layer's routed tokens.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_off")]
     pub shared_overlap: bool,
     /// Multi-token prediction stands on the last chunk but one, and the head alone on the last.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_off")]
     pub mtp_standalone: bool,
     /// What CUDA graphs capture.
     pub cuda_graphs: CudaGraphs,
     /// What lives off the GPU.
     pub offload: Offload,
+}
+
+/// Whether a switch is off: what older files do not say is not written either.
+fn is_off(switch: &bool) -> bool {
+    !switch
 }
 
 /// Order of forward and backward passes on each pipeline rank.
@@ -239,6 +244,20 @@ pub enum Recompute {
     FullUniform(u32),
     /// The first `n` layers of the chunk whole, the rest not.
     FullBlock(u32),
+}
+
+impl Recompute {
+    /// What modules that predict further tokens do beside layers that do this, if they recompute as layers do: a module
+    /// is one unit, and none of the first few layers
+    /// (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+    #[must_use]
+    pub fn of_modules(self, recomputed: bool) -> Self {
+        match self {
+            Self::FullUniform(_) if recomputed => Self::FullUniform(1),
+            Self::Selective(_) if recomputed => self,
+            _ => Self::None,
+        }
+    }
 }
 
 impl fmt::Display for Recompute {

@@ -490,29 +490,21 @@ impl Prepared<'_> {
     fn hardware_flops(&self, plan: &Plan, model: Flops) -> Flops {
         let job = &self.task.job;
         let tokens = f64::from(job.global_batch_size) * f64::from(job.sequence_length);
-        let mut extra = Flops(0.0);
-        let mut at = 0usize;
-        for chunk in plan.chunks() {
-            for i in 0..chunk.layers {
-                let block = &self.layers.kinds[self.layers.order[at] as usize].block;
-                at += 1;
-                let core = crate::layers::core_flops_per_packed_token(
-                    block,
-                    u64::from(job.sequence_length),
-                    job.packed.as_ref(),
-                    AttentionCount::Causal,
-                );
-                let linear = crate::layers::linear_flops_per_token(&self.task.model, block);
-                // FlashAttention's backward pass computes the scores again: 2.5 instead of 2 forward passes.
-                extra += core * 0.5;
-                let whole = match chunk.recompute {
-                    Recompute::FullUniform(_) => true,
-                    Recompute::FullBlock(n) => i < n,
-                    _ => false,
-                };
-                if whole {
-                    extra += linear + core;
-                } else if let Recompute::Selective(set) = chunk.recompute {
+        // Of one layer beyond its model FLOPs; and of what runs again with it if it runs again as a whole.
+        let beyond = |kind: u8, recompute: Recompute, with: Flops| {
+            let block = &self.layers.kinds[usize::from(kind)].block;
+            let core = crate::layers::core_flops_per_packed_token(
+                block,
+                u64::from(job.sequence_length),
+                job.packed.as_ref(),
+                AttentionCount::Causal,
+            );
+            let linear = crate::layers::linear_flops_per_token(&self.task.model, block);
+            // FlashAttention's backward pass computes the scores again: 2.5 instead of 2 forward passes.
+            let mut extra = core * 0.5;
+            match recompute {
+                Recompute::FullUniform(_) | Recompute::FullBlock(_) => extra += linear + core + with,
+                Recompute::Selective(set) => {
                     if set.has(crate::plan::Module::CoreAttention) {
                         extra += core;
                     }
@@ -521,7 +513,26 @@ impl Prepared<'_> {
                         extra += linear - mixer_only;
                     }
                 }
+                Recompute::None => {}
             }
+            extra
+        };
+        let mut extra = Flops(0.0);
+        let mut order = self.layers.order.iter();
+        for chunk in plan.chunks() {
+            for (i, &kind) in order.by_ref().take(chunk.layers as usize).enumerate() {
+                let recompute = match chunk.recompute {
+                    Recompute::FullBlock(n) if i as u32 >= n => Recompute::None,
+                    mode => mode,
+                };
+                extra += beyond(kind, recompute, Flops(0.0));
+            }
+        }
+        if let (Some((kind, modules)), Some(last)) = (self.layers.mtp, plan.chunks().last()) {
+            let at = plan.layout().mtp_chunk().and_then(|at| plan.chunks().get(at as usize)).unwrap_or(last);
+            let recompute = at.recompute.of_modules(self.task.profile.memory.further_recomputed);
+            let projection = crate::layers::projection_flops_per_token(&self.task.model);
+            extra += beyond(kind, recompute, projection) * f64::from(modules);
         }
         model + extra * tokens
     }

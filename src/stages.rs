@@ -294,6 +294,17 @@ pub struct Assignment {
     pub recompute: Vec<Choice>,
 }
 
+impl Choice {
+    /// The way of which it is one.
+    #[must_use]
+    pub fn way(self) -> Way {
+        match self {
+            Self::Mode(mode) => Way::Mode(mode),
+            Self::Block(_) => Way::Block,
+        }
+    }
+}
+
 /// What an assignment costs.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Evaluation {
@@ -423,6 +434,7 @@ impl Problem {
     pub fn beside(&self, way: Way) -> Beside {
         let of = |mode: usize| self.modes[mode].beside;
         match (way, self.block) {
+            (Way::Mode(mode), _) => of(usize::from(mode)),
             (Way::Block, Some(block)) => of(usize::from(block.rest)),
             _ => self.modes_of(way).into_iter().map(of).reduce(Beside::least).unwrap_or_default(),
         }
@@ -439,7 +451,7 @@ impl Problem {
             ..*fixed
         };
         match ways.iter().map(|&way| self.beside(way)).reduce(Beside::least) {
-            Some(beside) if self.recomputes() => {
+            Some(beside) if self.recomputes_beside() => {
                 let all = self.fixed.iter();
                 all.map(|fixed| if fixed.recomputes { with(fixed, beside) } else { *fixed }).collect()
             }
@@ -449,7 +461,7 @@ impl Problem {
 
     /// Whether modules beside layers recompute as these do, somewhere.
     #[must_use]
-    pub fn recomputes(&self) -> bool {
+    pub fn recomputes_beside(&self) -> bool {
         // They stand near the end.
         self.fixed.iter().rev().any(|fixed| fixed.recomputes)
     }
@@ -469,7 +481,8 @@ impl Problem {
 
     /// Which chunks are bare of ends, and of what is paid once per rank.
     pub fn bare(&self) -> impl Fn(usize) -> bool + '_ {
-        let endless = |fixed: &&Fixed| fixed.held == Bytes::ZERO && fixed.kept == Bytes::ZERO;
+        let endless =
+            |fixed: &&Fixed| fixed.held == Bytes::ZERO && fixed.kept == Bytes::ZERO && !fixed.recomputes;
         let least = self.fixed.iter().filter(endless).map(|fixed| fixed.forward).min();
         move |chunk| {
             let fixed = &self.fixed[chunk];

@@ -129,8 +129,17 @@ struct End {
     working: f64,
     /// Bytes of messages on their way.
     buffers: f64,
-    /// Modules that predict further tokens: the block in each, and how many. What they keep and work with is not in here.
-    modules: Option<(usize, u64)>,
+    /// Modules that predict further tokens. What they keep and work with is not in here.
+    modules: Option<Further>,
+}
+
+/// Modules that predict further tokens.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Further {
+    pub(super) block: usize,
+    pub(super) count: u64,
+    /// One of them, with what it leaves beside its block.
+    layer: Layer,
 }
 
 /// What ranks hold under one layout.
@@ -601,18 +610,25 @@ impl<'a> Holdings<'a> {
             // The loss of every depth leaves a softmax over the vocabulary.
             let unfused = self.given.profile.loss(None).0.0 > 10.0;
             end.kept += many * if unfused { 4.0 } else { 2.0 } * share.tokens * local;
-            // Streams of further predictions that come from elsewhere wait too, and pass four buffers at both ranks.
-            let streams = if standalone { many * 2.0 * h as f64 * share.sequence } else { 0.0 };
-            end.kept += streams;
-            end.buffers = 4.0 * streams;
-            apart.buffers = 4.0 * streams;
+            // So does the stream that it reads. A module reads that of the last norm or of the module before, which wait
+            // for their losses already unless these are elsewhere: then streams pass through buffers of both ranks.
+            let stream = 2.0 * h as f64 * share.sequence;
+            end.kept += many * stream;
+            if standalone {
+                apart.kept += many * stream;
+                let buffers = self.messages_at_once() * many * stream;
+                (end.buffers, apart.buffers) = (buffers, buffers);
+            }
             let own = if standalone { &mut apart } else { &mut end };
             own.parameters.join(&layer.parameters, modules);
             own.parameters.add(self.base(Kind::Linear), modules * share.of(2 * h * h));
             own.parameters.add(plain, modules * 3 * self.norm());
             own.shapes.push((share.of(h), 2 * h));
             own.shapes.extend(&layer.shapes);
-            own.modules = Some((block, modules));
+            // The embedding, both norms' outputs in a row, and the last norm's input.
+            let mut layer = layer.clone();
+            [stream, 2.0 * stream, stream].into_iter().for_each(|bytes| layer.keep(bytes, &[]));
+            own.modules = Some(Further { block, count: modules, layer });
             self.pooled(&mut apart);
             further = standalone.then_some(apart);
         }
@@ -673,9 +689,9 @@ impl Holdings<'_> {
         self.ends().map(|(chunk, end)| (chunk, &end.parameters)).collect()
     }
 
-    /// Modules on a chunk that predict further tokens: the block in each, and how many.
-    pub(super) fn modules_on(&self, chunk: usize) -> Option<(usize, u64)> {
-        self.ends().filter(|(k, _)| *k == chunk).find_map(|(_, end)| end.modules)
+    /// Modules on a chunk that predict further tokens.
+    pub(super) fn modules_on(&self, chunk: usize) -> Option<&Further> {
+        self.ends().filter(|(k, _)| *k == chunk).find_map(|(_, end)| end.modules.as_ref())
     }
 
     /// Parameters of every pipeline rank.
@@ -826,10 +842,15 @@ impl Holdings<'_> {
 
     /// Kept bytes of a chunk per micro-batch, its largest working set, and the most that may be.
     fn chunk(&self, blocks: &[usize], recompute: Recompute, input: f64) -> (f64, f64, f64) {
+        let layers: Vec<&Layer> = blocks.iter().map(|&block| &self.layers[block]).collect();
+        self.row(&layers, recompute, input)
+    }
+
+    /// [`Holdings::chunk`] of layers in a row.
+    fn row(&self, layers: &[&Layer], recompute: Recompute, input: f64) -> (f64, f64, f64) {
         let offloaded = self.offloads(OffloadedActivations::Kept);
         let (mut kept, mut working, mut most) = (0.0, 0.0_f64, 0.0_f64);
-        let mut plain = |kept: &mut f64, block: usize, modules: Modules| {
-            let layer = &self.layers[block];
+        let mut plain = |kept: &mut f64, layer: &Layer, modules: Modules| {
             let dropped = layer.dropped(modules, offloaded);
             let stays = self.left(layer) - dropped;
             *kept += stays;
@@ -839,17 +860,17 @@ impl Holdings<'_> {
         };
         let (whole, group) = match recompute {
             Recompute::None => {
-                blocks.iter().for_each(|&block| plain(&mut kept, block, Modules::NONE));
+                layers.iter().for_each(|layer| plain(&mut kept, layer, Modules::NONE));
                 (0, 1)
             }
             Recompute::Selective(modules) => {
-                blocks.iter().for_each(|&block| plain(&mut kept, block, modules));
+                layers.iter().for_each(|layer| plain(&mut kept, layer, modules));
                 (0, 1)
             }
-            Recompute::FullUniform(n) => (blocks.len(), n.max(1) as usize),
+            Recompute::FullUniform(n) => (layers.len(), n.max(1) as usize),
             Recompute::FullBlock(n) => {
-                let whole = blocks.len().min(n as usize);
-                blocks[whole..].iter().for_each(|&block| plain(&mut kept, block, Modules::NONE));
+                let whole = layers.len().min(n as usize);
+                layers[whole..].iter().for_each(|layer| plain(&mut kept, layer, Modules::NONE));
                 (whole, 1)
             }
         };
@@ -857,11 +878,10 @@ impl Holdings<'_> {
         // it is rebuilt at once.
         let stays = if self.offloads(OffloadedActivations::Inputs) { 0.0 } else { input };
         let any = self.layers.iter().map(|layer| layer.working).fold(0.0, f64::max);
-        for group_of in blocks[..whole].chunks(group) {
+        for group_of in layers[..whole].chunks(group) {
             kept += stays;
-            let rebuilt: f64 = group_of.iter().map(|&block| self.left(&self.layers[block])).sum();
-            for &block in group_of {
-                let layer = &self.layers[block];
+            let rebuilt: f64 = group_of.iter().map(|layer| self.left(layer)).sum();
+            for layer in group_of {
                 let full = group as f64 * self.left(layer);
                 working = working.max(layer.working + (rebuilt - stays).max(0.0));
                 let beside = if group > 1 { any } else { layer.working };
@@ -883,18 +903,23 @@ impl Holdings<'_> {
     }
 
     /// Kept bytes per micro-batch and largest working set of the modules beside layers that predict further tokens.
-    /// Megatron-Core checkpoints each as a whole, which leaves stream and embedding, or not at all if only some layers
-    /// are (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+    /// Megatron-Core checkpoints each as a whole, which leaves its stream and the embedding, or not at all if only some
+    /// layers are (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
     fn modules(&self, end: &End, recompute: Recompute, input: f64) -> (f64, f64) {
-        let Some((block, modules)) = end.modules else { return (0.0, 0.0) };
-        let recompute = self.of_modules(recompute);
-        let whole = matches!(recompute, Recompute::FullUniform(_));
-        let (kept, working, _) = self.chunk(&[block], recompute, input);
-        // Without that: embedding and stream after their norms, and joined.
-        let joined = 4.0 * input;
-        let (kept, working) =
-            if whole { (kept + input, working + joined - input) } else { (kept + joined, working) };
-        (modules as f64 * kept, working)
+        let Some(Further { block, count, layer }) = &end.modules else { return (0.0, 0.0) };
+        let (kept, working) = match self.of_modules(recompute) {
+            whole @ Recompute::FullUniform(_) => {
+                let (kept, working, _) = self.row(&[layer], whole, input);
+                (kept, working)
+            }
+            // Only the block takes part.
+            other => {
+                let own = &self.layers[*block];
+                let (kept, working, _) = self.row(&[own], other, input);
+                (kept + layer.kept() - own.kept(), working)
+            }
+        };
+        (*count as f64 * kept, working)
     }
 
     /// Bytes of a layer's input on one rank.
@@ -940,9 +965,8 @@ impl Holdings<'_> {
                 kept[k] =
                     blocks.map(|(&block, at)| self.moved(&self.layers[block], at, recompute, input)).sum();
                 for (_, end) in self.ends().filter(|(chunk, _)| *chunk == k) {
-                    let Some((block, modules)) = end.modules else { continue };
-                    let recompute = self.of_modules(recompute);
-                    kept[k] += modules as f64 * self.moved(&self.layers[block], 0, recompute, input);
+                    let Some(Further { count, layer, .. }) = &end.modules else { continue };
+                    kept[k] += *count as f64 * self.moved(layer, 0, self.of_modules(recompute), input);
                 }
             }
         }
@@ -1059,12 +1083,17 @@ impl Holdings<'_> {
             let (alone, piped) = profile.memory.graph_buffers;
             bytes += if layout.pipeline_parallel > 1 { piped } else { alone };
         }
-        if layout.pipeline_parallel > 1 {
-            // One message each way, two where they overlap with computation.
-            let overlapped = layout.virtual_stages > 1 && profile.pipeline.overlap_interleaved;
-            bytes += input * if overlapped { 4.0 } else { 2.0 };
+        bytes + input * self.messages_at_once()
+    }
+
+    /// Pipeline messages that a rank has buffers for: one each way, two where they overlap with computation.
+    fn messages_at_once(&self) -> f64 {
+        let overlapped = self.layout.virtual_stages > 1 && self.given.profile.pipeline.overlap_interleaved;
+        match self.layout.pipeline_parallel {
+            1 => 0.0,
+            _ if overlapped => 4.0,
+            _ => 2.0,
         }
-        bytes
     }
 
     /// Compares the parameters of layers and ends with those that the prices are for.

@@ -197,10 +197,10 @@ impl Stages {
                 join(&mut stage.forward, forward);
                 join(&mut stage.backward, backward);
             }
-            if let (Some((block, modules)), Some(further)) = (holdings.modules_on(k), &prices.cell.further) {
+            if let (Some(modules), Some(further)) = (holdings.modules_on(k), &prices.cell.further) {
                 let recompute = holdings.of_modules(plan.chunks()[k].recompute);
-                let again = prices.again(prices.kinds[block], further, recompute);
-                (0..modules).for_each(|_| join(&mut stage.backward, &again));
+                let again = prices.again(prices.kinds[modules.block], further, recompute);
+                (0..modules.count).for_each(|_| join(&mut stage.backward, &again));
             }
             // Host time of a micro-batch is paid where it first meets a rank.
             if !std::mem::replace(&mut begun[home[k]], true) {

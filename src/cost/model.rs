@@ -1853,13 +1853,14 @@ impl<'a> CostModel<'a> {
             weight_shapes: self.pooled(own_shapes.clone()),
             ..EndCost::default()
         };
-        // The loss of every depth keeps a softmax.
+        // The loss of every depth keeps the stream that it gets, and a softmax.
+        let stream = Bytes::from_f64(2.0 * h * shared);
         let softmax = if loss_bytes.0 > 10.0 { 4.0 } else { 2.0 };
         let losses = EndCost {
             forward: alone.forward.plus(&head.forward.times(), count),
             backward: alone.backward.plus(&head.backward.times(), count),
             weight_gradient: alone.weight_gradient * (1 + count),
-            kept: alone.kept + Bytes::from_f64(softmax * c.tokens * local) * count,
+            kept: alone.kept + (stream + Bytes::from_f64(softmax * c.tokens * local)) * count,
             weight_shapes: self.pooled(shapes.clone()),
             ..alone
         };
@@ -1870,22 +1871,16 @@ impl<'a> CostModel<'a> {
             weight_gradient: losses.weight_gradient + modules.weight_gradient,
             kept: losses.kept,
             transient: losses.transient,
-            buffers: Bytes::ZERO,
             further: true,
             parameters: losses.parameters.plus(&modules.parameters, 1),
             weight_shapes: self.pooled(shapes),
         };
-        // From another stage the streams of all predictions are received, not one, through buffers of that size.
-        let more = Bytes::from_f64(2.0 * h * shared) * count;
-        let buffers = more * MOST_MESSAGES;
-        let losses = EndCost { kept: losses.kept + more, buffers, ..losses };
-        let modules = EndCost { buffers, ..modules };
+        // With the head, the stream that modules get is the one that the head or the module before keeps.
+        let modules = EndCost { kept: stream * count, ..modules };
         (both, Some([modules, losses]))
     }
 
-    /// Modules that predict further tokens, as far as it depends on what layers recompute. Megatron recomputes a whole
-    /// module from the stream and the embedding
-    /// (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+    /// Modules that predict further tokens, as far as it depends on what layers recompute.
     fn further(&self, c: &Cell, trunk: &Trunk) -> Option<Further> {
         let (kind, modules) = self.layers.mtp?;
         let stream = 2.0 * self.model.hidden as f64 * c.tokens / c.split as f64;
@@ -2337,7 +2332,7 @@ impl<'a> CostModel<'a> {
         }
         let host = self.profile.pipeline.message_host.0;
         let mut latency = Seconds(time + host).picos();
-        let (mut busy, mut further) = (Picos::ZERO, Picos::ZERO);
+        let (mut busy, mut further, mut streams) = (Picos::ZERO, Picos::ZERO, 0);
         let overlapped = layout.virtual_stages > 1 && self.profile.pipeline.overlap_interleaved;
         if let Some((_, modules)) = self.layers.mtp.filter(|_| layout.mtp_standalone) {
             // Where messages differ in size, shapes are sent first, once per pass for both neighbours, and the host waits
@@ -2345,6 +2340,7 @@ impl<'a> CostModel<'a> {
             // `_communicate_shapes`).
             busy = Seconds(0.5 * (self.fabric.send(stride, SHAPE_BYTES) + 2.0 * host)).picos();
             further = Seconds(f64::from(modules) * time).picos();
+            streams = u64::from(modules);
         }
         if overlapped {
             // A micro-batch crosses the longer message once on its way: a share of it everywhere.
@@ -2354,12 +2350,13 @@ impl<'a> CostModel<'a> {
             busy += std::mem::take(&mut latency);
         }
         let messages = if overlapped { MOST_MESSAGES } else { 2 };
-        let mut buffers = Bytes::from_f64(full / split) * messages;
+        let message = Bytes::from_f64(full / split);
+        let mut buffers = message * messages;
         if layout.cuda_graphs != CudaGraphs::None {
             let (one, several) = self.profile.memory.graph_buffers;
             buffers += Bytes::from_f64(several - one);
         }
-        Hop { latency, busy, further, buffers }
+        Hop { latency, busy, further, buffers, further_buffers: message * (messages * streams) }
     }
 }
 

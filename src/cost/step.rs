@@ -218,6 +218,13 @@ pub struct ModeCost {
     pub transient: Bytes,
 }
 
+impl ModeCost {
+    /// The same with more that is kept.
+    fn keeping(self, more: Bytes) -> Self {
+        Self { kept: self.kept + more, ..self }
+    }
+}
+
 /// What a recompute mode does to one layer of a kind; for [`Recompute::FullBlock`] the mode of the
 /// recomputed layers.
 #[must_use]
@@ -238,30 +245,24 @@ pub fn mode_cost(layer: &LayerCost, recompute: Recompute) -> ModeCost {
     }
 }
 
-/// What a recompute mode does to all modules that predict further tokens. Megatron-Core runs the layer in each like any
-/// other, recomputes a whole module where it recomputes every layer, and leaves it alone where it does so with the first
-/// ones (Megatron-LM:megatron/core/transformer/multi_token_prediction.py `_checkpointed_forward`).
+/// What a recompute mode does to all modules that predict further tokens: a whole one is recomputed from its stream and
+/// the embedding.
 #[must_use]
 pub fn further_cost(cell: &CellCosts, recompute: Recompute) -> ModeCost {
     let Some(further) = &cell.further else { return ModeCost::default() };
-    let recompute = match recompute {
-        _ if !further.recomputed => Recompute::None,
-        Recompute::FullBlock(_) => Recompute::None,
-        Recompute::FullUniform(_) => Recompute::FullUniform(1),
-        other => other,
+    let layer = &cell.layers[further.kind];
+    let one = match recompute.of_modules(further.recomputed) {
+        whole @ Recompute::FullUniform(_) => ModeCost {
+            extra: mode_cost(layer, whole).extra.plus(&further.full_extra, 1),
+            kept: further.full_kept,
+            transient: layer.transient + (layer.kept + further.kept).saturating_sub(further.full_kept),
+        },
+        other => mode_cost(layer, other).keeping(further.kept),
     };
-    let ModeCost { mut extra, mut kept, mut transient } = mode_cost(&cell.layers[further.kind], recompute);
-    if let Recompute::FullUniform(_) = recompute {
-        extra = extra.plus(&further.full_extra, 1);
-        kept += further.full_kept;
-        transient += further.kept.saturating_sub(further.full_kept);
-    } else {
-        kept += further.kept;
-    }
     ModeCost {
-        extra: Times::default().plus(&extra, further.modules),
-        kept: kept * further.modules,
-        transient,
+        extra: Times::default().plus(&one.extra, further.modules),
+        kept: one.kept * further.modules,
+        ..one
     }
 }
 
@@ -699,8 +700,9 @@ fn off_gpu(
             let further = further.filter(|_| tables.cell.ends(layout, k as u32).any(|end| end.further));
             let further = further.map(|further| {
                 let layer = &tables.cell.layers[further.kind];
-                let whole = further.recomputed && matches!(chunk.recompute, Recompute::FullUniform(_));
-                (if whole { layer.full_offloaded.bytes } else { layer.offloaded }) * further.modules
+                let recompute = chunk.recompute.of_modules(further.recomputed);
+                let whole = matches!(recompute, Recompute::FullUniform(_));
+                (if whole { Bytes::ZERO } else { layer.offloaded }) * further.modules
             });
             range.enumerate().map(of).chain(further).sum()
         })
@@ -776,7 +778,6 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
         for end in cell.ends(layout, k as u32) {
             kept[k] += end.kept;
             ranks[r].transient = ranks[r].transient.max(end.transient);
-            ranks[r].buffers += end.buffers;
             if end.further {
                 let cost = further_cost(cell, chunk.recompute);
                 kept[k] += cost.kept;
@@ -789,6 +790,7 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
         if let Some(copy) = cell.table_copy(layout, k as u32) {
             ranks[r].add_states(sharding, copy);
         }
+        ranks[r].buffers += hop.further_buffers_of(layout, k as u32);
     }
     let parameters = rank_parameters(layers, plan, tables);
     let in_flight = in_flight_vectors(shape(layout));

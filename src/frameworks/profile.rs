@@ -457,8 +457,8 @@ pub struct Memory {
     /// They are on the whole vocabulary, gathered where tensor-parallel ranks hold parts of it.
     #[serde(default)]
     pub logits_gathered: bool,
-    /// Modules that predict further tokens recompute as layers do, and not beside the first few.
-    #[serde(default = "yes")]
+    /// Modules that predict further tokens recompute as layers do ([`crate::plan::Recompute::of_modules`]).
+    #[serde(default)]
     pub further_recomputed: bool,
     /// Factor on the working set of one layer.
     #[serde(default = "one")]

@@ -32,7 +32,7 @@ pub struct RecomputeMode {
     pub further: LayerMode,
 }
 
-/// What it does to one layer.
+/// What it does to one layer, or to all modules beside layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LayerMode {
     /// Extra backward time.
@@ -61,15 +61,14 @@ impl RecomputeMode {
         Self { recompute, costs, further: further_cost(cell, recompute).into() }
     }
 
-    /// The mode in plain integers; beside layers, what it does beyond `least`.
-    fn mode(&self, least: Beside, offered: bool) -> Mode {
+    fn mode(&self, offered: bool) -> Mode {
         Mode {
             extra: self.costs.iter().map(|c| c.extra).collect(),
             kept: self.costs.iter().map(|c| c.kept).collect(),
             transient: self.costs.iter().map(|c| c.transient).collect(),
             beside: Beside {
-                extra: self.further.extra - least.extra,
-                kept: self.further.kept - least.kept,
+                extra: self.further.extra,
+                kept: self.further.kept,
                 transient: self.further.transient,
             },
             group: match self.recompute {
@@ -199,8 +198,6 @@ pub struct Ways {
     meanings: Arc<[Recompute]>,
     block: Option<Block>,
     hopeless: Range<u16>,
-    /// The least of what they do to modules that predict further tokens.
-    further: Beside,
 }
 
 impl Ways {
@@ -208,29 +205,28 @@ impl Ways {
     #[must_use]
     pub fn new(family: &RecomputeFamily, cell: &CellCosts) -> Self {
         let mut meanings: Vec<Recompute> = family.modes.iter().map(|mode| mode.recompute).collect();
-        // Parts of block recomputation are there for that alone.
-        let parts = family.block.map(|_| [Recompute::FullUniform(1), Recompute::None]);
-        let parts = parts.into_iter().flatten().map(|part| RecomputeMode::new(cell, part));
-        let parts: Vec<RecomputeMode> = parts.collect();
-        let all = || family.modes.iter().chain(&parts).chain(&family.hopeless);
-        let beside = |LayerMode { extra, kept, transient }: LayerMode| Beside { extra, kept, transient };
-        let further = all().map(|mode| beside(mode.further)).reduce(Beside::least).unwrap_or_default();
-        let mut modes: Vec<Mode> = family.modes.iter().map(|mode| mode.mode(further, true)).collect();
+        let mut modes: Vec<Mode> = family.modes.iter().map(|mode| mode.mode(true)).collect();
         let block = family.block.map(|counts| {
-            let mut index = |part: &RecomputeMode| {
-                if let Some(at) = meanings.iter().position(|known| *known == part.recompute) {
+            let mut index = |recompute: Recompute| {
+                if let Some(at) = meanings.iter().position(|m| *m == recompute) {
                     return at as u16;
                 }
-                meanings.push(part.recompute);
-                modes.push(part.mode(further, false));
+                meanings.push(recompute);
+                // Only as a part of block recomputation.
+                modes.push(RecomputeMode::new(cell, recompute).mode(false));
                 (meanings.len() - 1) as u16
             };
-            Block { full: index(&parts[0]), rest: index(&parts[1]), counts, hopeless: family.hopeless_block }
+            Block {
+                full: index(Recompute::FullUniform(1)),
+                rest: index(Recompute::None),
+                counts,
+                hopeless: family.hopeless_block,
+            }
         });
         let hopeless = modes.len() as u16..(modes.len() + family.hopeless.len()) as u16;
         meanings.extend(family.hopeless.iter().map(|mode| mode.recompute));
-        modes.extend(family.hopeless.iter().map(|mode| mode.mode(further, false)));
-        Self { modes: modes.into(), meanings: meanings.into(), block, hopeless, further }
+        modes.extend(family.hopeless.iter().map(|mode| mode.mode(false)));
+        Self { modes: modes.into(), meanings: meanings.into(), block, hopeless }
     }
 
     /// The most that recomputing a layer of a kind takes.
@@ -242,7 +238,7 @@ impl Ways {
     /// The most that recomputing modules beside layers takes.
     #[must_use]
     pub fn most_extra_beside(&self) -> Picos {
-        self.further.extra + self.modes.most_beside().extra
+        self.modes.most_beside().extra
     }
 }
 
@@ -363,8 +359,6 @@ pub struct Balancing {
     pub modes: Arc<[Recompute]>,
     /// Distinct weight shapes.
     shapes: Vec<(u64, u64)>,
-    /// [`Ways::further`].
-    further: Beside,
 }
 
 impl Pipelines {
@@ -430,8 +424,7 @@ impl Balancing {
         let shapes = distinct_shapes(cell);
         let kinds = kinds(cell, sharding, &shapes);
         let tables = TablesOf { cell, sharding, hop };
-        let mut fixed: Vec<Fixed> =
-            (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes, ways.further)).collect();
+        let mut fixed: Vec<Fixed> = (0..chunks).map(|chunk| fixed(chunk, layout, tables, &shapes)).collect();
         // The ends may be alone on their chunks, and behind multi-token prediction the head is.
         if let [first, .., last] = fixed.as_mut_slice() {
             first.optional = capabilities.empty_stages;
@@ -457,7 +450,7 @@ impl Balancing {
             min_layers: least_layers(layout, layers.count(), capabilities),
             tail: None,
         };
-        Self { problem, modes: ways.meanings.clone(), shapes, further: ways.further }
+        Self { problem, modes: ways.meanings.clone(), shapes }
     }
 }
 
@@ -489,7 +482,7 @@ fn touches(shapes: &[(u64, u64)], own: &[(u64, u64)]) -> u64 {
 }
 
 /// What a chunk costs beside its layers.
-fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)], further: Beside) -> Fixed {
+fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)]) -> Fixed {
     let TablesOf { cell, sharding, hop } = tables;
     let mut f = Fixed::default();
     for end in cell.ends(layout, chunk) {
@@ -497,19 +490,15 @@ fn fixed(chunk: u32, layout: &Layout, tables: TablesOf<'_>, shapes: &[(u64, u64)
         f.forward += forward.total();
         f.backward += backward.total();
         f.weight += end.weight_gradient;
-        f.held += held(sharding, &end.parameters) + end.buffers;
+        f.held += held(sharding, &end.parameters);
         f.kept += end.kept;
         f.transient = Bytes(f.transient.0.max(end.transient.0));
         f.gathered = Bytes(f.gathered.0.max(gathered_bytes(sharding, &end.parameters).0));
         f.touches |= touches(shapes, &end.weight_shapes);
-        if end.further {
-            f.recomputes = true;
-            f.backward += further.extra;
-            f.kept += further.kept;
-            f.transient = f.transient.max(further.transient);
-        }
+        f.recomputes |= end.further;
     }
     f.held += cell.table_copy(layout, chunk).map_or(Bytes::ZERO, |copy| held(sharding, copy));
+    f.held += hop.further_buffers_of(layout, chunk);
     if chunk < layout.pipeline_parallel {
         f.forward += cell.micro_batch_overhead;
     }
@@ -602,7 +591,7 @@ impl Balancing {
         for chunk in [0, last].into_iter().chain(layout.mtp_chunk()) {
             let known = &mut self.problem.fixed[chunk as usize];
             let Fixed { closed, optional, .. } = *known;
-            *known = Fixed { closed, optional, ..fixed(chunk, layout, tables, &self.shapes, self.further) };
+            *known = Fixed { closed, optional, ..fixed(chunk, layout, tables, &self.shapes) };
         }
     }
 

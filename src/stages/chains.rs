@@ -145,9 +145,11 @@ impl<'a> Proof<'a> {
         // Ways that recompute no less are one programme: it is mostly time that rules them out. The others lack memory.
         let (alike, other): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|&way| {
             let Choice::Mode(mode) = judged.recompute else { return false };
-            let judged = &problem.modes[usize::from(mode)].extra;
+            let judged = &problem.modes[usize::from(mode)];
             problem.modes_of(way).iter().all(|&part| {
-                problem.modes[part].extra.iter().zip(judged).all(|(extra, judged)| extra >= judged)
+                let part = &problem.modes[part];
+                part.beside.extra >= judged.beside.extra
+                    && part.extra.iter().zip(&judged.extra).all(|(extra, judged)| extra >= judged)
             })
         });
         relaxation.prepare(problem);

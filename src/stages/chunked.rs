@@ -104,8 +104,7 @@ impl Policy {
     /// The way of which it is one, where it is known.
     pub fn way(self) -> Option<Way> {
         match self {
-            Self::All(Choice::Mode(mode)) => Some(Way::Mode(mode)),
-            Self::All(Choice::Block(_)) => Some(Way::Block),
+            Self::All(choice) => Some(choice.way()),
             Self::Cheapest => None,
         }
     }

@@ -437,7 +437,7 @@ impl<'a> Search<'a> {
         let problem = self.problem;
         let mut sum = 0;
         for fixed in &problem.fixed {
-            let (forward, backward) = self.beside(policy, fixed);
+            let (forward, backward) = self.ends(policy, fixed);
             sum += self.base.of(forward, backward);
         }
         for (kind, count) in self.present() {
@@ -448,12 +448,10 @@ impl<'a> Search<'a> {
         sum + self.base.backward * self.least_block_extra(policy, longest)
     }
 
-    /// Passes of a stage beside its layers, where it is certain what it recomputes.
-    fn beside(&self, policy: Policy, fixed: &Fixed) -> (u64, u64) {
-        let extra = |mode: u16| self.work.tables.ends(fixed, mode).extra;
-        let extra = match (policy, self.problem.block) {
-            (Policy::All(Choice::Mode(mode)), _) => extra(mode),
-            (Policy::All(Choice::Block(_)), Some(block)) => extra(block.rest),
+    /// Passes of a stage beside its layers, at least.
+    fn ends(&self, policy: Policy, fixed: &Fixed) -> (u64, u64) {
+        let extra = match policy {
+            Policy::All(choice) if fixed.recomputes => self.problem.beside(choice.way()).extra.0,
             _ => 0,
         };
         (fixed.forward.0, fixed.backward.0 + extra)
@@ -514,8 +512,8 @@ impl<'a> Search<'a> {
             let [one, other] = self.rows.pair(stage);
             let row = if one.of(forward, backward) >= other.of(forward, backward) { one } else { other };
             let mut least = if more > 0 { row.backward as f64 } else { f64::INFINITY };
-            let beside = self.beside(policy, fixed);
-            for &(f, b) in parts[..self.kinds].iter().chain([&beside]) {
+            let ends = self.ends(policy, fixed);
+            for &(f, b) in parts[..self.kinds].iter().chain([&ends]) {
                 if f + b > 0 {
                     least = least.min(row.of(f, b) as f64 / (f + b) as f64);
                 }
@@ -525,7 +523,7 @@ impl<'a> Search<'a> {
             }
             if least.is_finite() && !fixed.closed {
                 inverse += 1.0 / least;
-                total += (beside.0 + beside.1) as f64;
+                total += (ends.0 + ends.1) as f64;
             }
         }
         // Floating point: give away far more than its error.

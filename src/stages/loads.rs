@@ -22,7 +22,7 @@ struct RankLoad {
     counts: Counts,
     /// Most layers of a chunk.
     longest: u32,
-    /// If all layers are of one kind and nothing else is kept: which, and the most of their micro-batches
+    /// If all layers are of one kind and nothing else is kept or recomputed: which, and the most of their micro-batches
     /// in flight, summed over layers.
     alike: Option<(usize, u64)>,
     /// Both passes of one micro-batch without recomputation, ends included.
@@ -282,7 +282,7 @@ impl Loads {
         };
         for &mode in &tables.modes {
             let cost = consider(Choice::Mode(mode));
-            if cost.excess == 0 && (cost.extra == 0 || tables.kinds == 1) {
+            if cost.excess == 0 && (cost.extra == 0 || tables.kinds == 1 && !problem.recomputes_beside()) {
                 break;
             }
         }

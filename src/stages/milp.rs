@@ -205,12 +205,10 @@ fn least_extra(problem: &Problem, ways: &[Way], q: usize) -> u64 {
 
 /// What a way to recompute does to modules beside layers.
 fn beside(problem: &Problem, way: &Way) -> Beside {
-    let mode = match (way, problem.block) {
-        (Way::Mode(mode), _) => Some(*mode),
-        (_, Some(block)) => Some(usize::from(block.rest)),
-        (_, None) => None,
-    };
-    mode.map(|mode| problem.modes[mode].beside).unwrap_or_default()
+    problem.beside(match way {
+        Way::Mode(mode) => super::Way::Mode(*mode as u16),
+        Way::Block(_) | Way::AnyBlock => super::Way::Block,
+    })
 }
 
 /// Forward and backward passes of all layers and ends at least.

@@ -486,7 +486,7 @@ fn stages_of_every_plan_are_printed() {
 fn plans_whose_layers_are_not_moved_are_told() {
     let said = |more: &[&str]| {
         let job = "plan deepseek-v3 h800-ib --gpus 2048 --global-batch 15360 --seq-len 4096 --top 1 \
-            --fix tp=1,cp=2,pp=8,vpp=3,ep=64,zero=1,mb=1 --per-layout";
+            --fix tp=1,cp=2,pp=8,vpp=3,ep=64,zero=1,mb=1,mtp=head --per-layout";
         let args: Vec<&str> = job.split_whitespace().chain(more.iter().copied()).collect();
         let text = stdout(&autoplan(&args));
         let tenth = text.lines().any(|line| line.starts_with("  10: ") && line.contains(" instead of "));

@@ -26,6 +26,7 @@ use autoplan::units::{Bytes, Picos};
 
 use rayon::prelude::*;
 
+use super::cli::autoplan;
 use super::stages::oracle::Random;
 
 struct World {
@@ -764,6 +765,23 @@ fn the_nearest_plan_elsewhere_is_searched_for() {
 }
 
 /// Wherever a search is told to stop, it says what it has, how far that may be from the best, and counts every layout.
+/// How a layout is split, and so how long it takes, does not depend on ways to recompute that are listed beside the one
+/// that fits.
+#[test]
+fn ways_that_do_not_fit_change_no_plan() {
+    let plan = |recompute: &str| {
+        let fix = format!("pp=8,vpp=4,tp=2,ep=32,mb=1,mtp=head,recompute={recompute}");
+        let job = ["plan", "deepseek-v3", "h800-ib", "--gpus", "2048", "-b", "15360", "-s", "4096"];
+        let options =
+            ["--memory-limit", "50e9", "--as-ranked", "--top", "1", "--format", "csv", "--fix", &fix];
+        let out = autoplan(&[&job[..], &options].concat());
+        String::from_utf8(out.stdout).unwrap()
+    };
+    let one = plan("full:uniform:1");
+    assert!(one.contains("Et*3|"), "{one}");
+    assert_eq!(one, plan("none|full:uniform:1"));
+}
+
 #[test]
 fn interrupted_searches_keep_what_they_found() {
     let world = |model: &str, cluster: &str, gpus, batch| {

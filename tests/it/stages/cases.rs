@@ -187,6 +187,51 @@ fn ways_to_recompute_are_those_that_no_other_beats() {
     }
 }
 
+/// Modules that predict further tokens recompute as Megatron-Core has them: a whole one where every layer is recomputed,
+/// from its stream and the embedding; the parts of its layer with theirs; nothing beside the first few layers. torchtitan
+/// wraps decoder layers alone.
+#[test]
+fn modules_that_predict_further_tokens_recompute_as_their_framework_does() {
+    for modules in [1_u32, 2] {
+        let mut bench = Bench::new("deepseek-v3", "dgx-h100", 256, 1024, 4096);
+        bench.model.mtp.as_mut().unwrap().modules = modules;
+        bench.layers = Layers::new(&bench.model);
+        let tables = Tables::new(&bench.cost(), &bench.layout(1, 4, 1, 8, 1));
+        let cell = &tables.cell;
+        let layer = &cell.layers[usize::from(bench.layers.mtp.unwrap().0)];
+        let all = u64::from(modules);
+        // 16-bit numbers: one stream of 7,168 for each of 4,096 tokens.
+        let stream = Bytes(2 * 7_168 * 4_096);
+        let none = further_cost(cell, Recompute::None);
+        assert_eq!((none.extra.total(), none.kept), (Picos::ZERO, (layer.kept + stream * 4) * all));
+        assert_eq!(none.transient, layer.transient);
+        assert_eq!(further_cost(cell, Recompute::FullBlock(3)), none);
+        let whole = further_cost(cell, Recompute::FullUniform(1));
+        assert_eq!(whole.kept, stream * all);
+        assert_eq!(whole.transient, layer.transient + layer.kept + stream * 3);
+        // All that runs forward runs again, but for what only the head has.
+        let ends = cell.standalone.as_ref().unwrap();
+        let forward = ends[0].forward.total();
+        assert!(whole.extra.total() >= layer.full_extra.total() * all && whole.extra.total() <= forward);
+        let set = Modules::NONE.with(Module::LayerNorm).with(Module::MlaUpProjection);
+        let some = further_cost(cell, Recompute::Selective(set));
+        let of_layer = mode_cost(layer, Recompute::Selective(set));
+        assert_eq!(some.kept, (of_layer.kept + stream * 4) * all);
+        assert_eq!(some.extra.total(), of_layer.extra.total() * all);
+        assert!(some.kept < none.kept && some.extra.total() > Picos::ZERO);
+        // Beside the head every module leaves the stream of its loss; apart from it also the one that it gets.
+        assert_eq!(ends[0].kept, stream * all);
+        assert_eq!(ends[1].kept, cell.head.kept);
+
+        bench.target = Target::Torchtitan;
+        let tables = Tables::new(&bench.cost(), &bench.layout(1, 1, 1, 8, 1));
+        let none = further_cost(&tables.cell, Recompute::None);
+        for mode in [Recompute::FullUniform(1), Recompute::Selective(set)] {
+            assert_eq!(further_cost(&tables.cell, mode), none);
+        }
+    }
+}
+
 /// A problem restated for another sharding is the one that would be stated of it.
 #[test]
 fn restated_problems_are_those_of_the_other_sharding() {

@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table};
 
 use super::output::{percent, plain_table, seconds};
 use crate::cost::step::Prediction;
-use crate::plan::Plan;
+use crate::plan::{Plan, Recompute};
 use crate::planner::Prepared;
 use crate::search::Found;
 use crate::stages::layout::{Mtp, write_layout};
@@ -77,9 +77,17 @@ pub(crate) fn table(
 fn ends(prepared: &Prepared, plan: &Plan, chunk: usize) -> String {
     let last = plan.chunks().len() - 1;
     let predicts = plan.layout().mtp_chunk().map_or(last, |mtp| mtp as usize);
+    // Beside layers that recompute modules may not.
+    let recompute = plan.chunks()[chunk].recompute;
+    let own = recompute.of_modules(prepared.task.profile.memory.further_recomputed);
+    let further = if own == Recompute::None && recompute != Recompute::None {
+        "multi-token prediction (not recomputed)"
+    } else {
+        "multi-token prediction"
+    };
     let words = [
         ("embedding", chunk == 0),
-        ("multi-token prediction", chunk == predicts && prepared.layers.mtp.is_some()),
+        (further, chunk == predicts && prepared.layers.mtp.is_some()),
         ("head", chunk == last),
     ];
     let here = words.into_iter().filter(|(_, here)| *here).map(|(word, _)| word);

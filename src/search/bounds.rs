@@ -15,7 +15,7 @@ use crate::cost::model::Parts;
 use crate::cost::step::{once_per_step, shape};
 use crate::cost::{CellCosts, CellKey, Hop, LocalParameters, Sharding};
 use crate::plan::{Offload, Schedule};
-use crate::stages::Way;
+use crate::stages::{Problem, Way};
 use crate::units::Picos;
 
 /// What a whole step takes at least, given the time of its passes.
@@ -191,6 +191,33 @@ impl Search<'_> {
         least.map(|passes| known.max(floor.step(passes)))
     }
 
+    /// What the passes of a cell take at least whatever their order, with no more states than these; none if memory holds
+    /// none of its layouts. Above `most` it need not be exact.
+    pub(super) fn least_of_cell(
+        &self,
+        group: &Group,
+        (key, mtp_standalone): (&CellKey, bool),
+        (sharding, cell, ways): (&Sharding, &CellCosts, &Ways),
+        most: Picos,
+        scratch: &mut Scratch,
+    ) -> Option<Picos> {
+        if !self.looped() {
+            return Some(Picos::ZERO);
+        }
+        let layout = layout_of(group, key, Order { mtp_standalone, ..Order::PLAIN }, UNSHARDED);
+        let tables = TablesOf { cell, sharding, hop: Hop::default() };
+        let pipeline = scratch.pipelines.busy(group.pipeline_parallel, group.micro_batches);
+        let capabilities = self.space.capabilities();
+        let Balancing { mut problem, .. } =
+            Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
+        chunks_are_ranks(&mut problem);
+        // What cannot be bounded may be anything.
+        if problem.check().is_err() {
+            return Some(Picos::ZERO);
+        }
+        scratch.relaxation.lower_bound(&problem, Picos::ZERO..=most)
+    }
+
     /// The ways to offload that layouts may have.
     pub(super) fn offloads(&self) -> &[Offload] {
         self.space.restrictions().offload.as_deref().unwrap_or(&[Offload::NONE])
@@ -313,9 +340,7 @@ impl Search<'_> {
             Balancing::of(pipeline, self.cost, self.layers, &layout, tables, ways, capabilities);
         scratch.floors = kept;
         if let Part::Group(_) = part {
-            // These chunks are ranks, whose layers need not be neighbours: which they must hold is not known.
-            balancing.problem.min_layers = 0;
-            balancing.problem.fixed.iter_mut().for_each(|fixed| fixed.closed = false);
+            chunks_are_ranks(&mut balancing.problem);
         }
         balancing
     }
@@ -338,6 +363,12 @@ impl Search<'_> {
         let (overhead, jitter) = self.cost.step_floor();
         Floor { once: once + overhead, jitter }
     }
+}
+
+/// Layers of ranks need not be neighbours: which they must hold is not known.
+fn chunks_are_ranks(problem: &mut Problem) {
+    problem.min_layers = 0;
+    problem.fixed.iter_mut().for_each(|fixed| fixed.closed = false);
 }
 
 /// TP, CP, micro-batch, EP, ETP.

@@ -62,6 +62,8 @@ struct States {
     all: Vec<StateCost>,
     /// By order: no more bytes, traffic and time than any of its shardings.
     some: Vec<StateCost>,
+    /// No more than those of any order.
+    any: Option<StateCost>,
     /// By order: no fewer bytes than any of its shardings, where none has traffic during the passes.
     most: Vec<Option<Sharding>>,
     /// By order: how many of them leave room on an average rank.
@@ -97,6 +99,14 @@ pub(super) struct StateCost {
     pub room: Room,
     /// The rule that forbids it.
     pub rule: Option<&'static str>,
+}
+
+impl StateCost {
+    /// No more than that of some shardings.
+    fn least(sharding: Sharding, floor: Floor) -> Self {
+        let room = Room { fits: true, held: true };
+        Self { sharding, floor, traffic: OncePerStep::default(), room, rule: None }
+    }
 }
 
 /// Where states have room.
@@ -417,6 +427,8 @@ impl Search<'_> {
         // With one chunk per rank completions are chosen by the chain bound, which may be below what makes a
         // way hopeless.
         let (mut single, mut several): (Option<Ways>, Option<Ways>) = (None, None);
+        // Whether any order is of interest with multi-token prediction beside the head, and apart from it.
+        let mut of_interest: [Option<Result<(), &str>>; 2] = [None; 2];
         let mut lines = Vec::new();
         for (at_order, &Ordered { order, rules }) in orders.iter().enumerate() {
             let some = &states.some[at_order];
@@ -442,6 +454,23 @@ impl Search<'_> {
                 let legal = self.legal_modes(&layout, &cell.cell, scratch);
                 RecomputeFamily::new(&legal, &cell.cell)
             });
+            if let Some(any) = states.any.as_ref().filter(|_| !request.exhaustive) {
+                let ways = single.get_or_insert_with(|| Ways::new(family, &cell.cell));
+                let standalone = order.mtp_standalone;
+                let of_interest = of_interest[usize::from(standalone)].get_or_insert_with(|| {
+                    let most = *any.floor.at_most(limit.time()).end();
+                    let costs = (&any.sharding, &cell.cell, &*ways);
+                    match self.least_of_cell(group, (key, standalone), costs, most, scratch) {
+                        None => Err("memory"),
+                        Some(least) if limit.excludes(any.floor.step(least)) => Err(Known::Relaxed.bound()),
+                        Some(_) => Ok(()),
+                    }
+                });
+                if let Err(reason) = *of_interest {
+                    counters.drop(reason, count);
+                    continue;
+                }
+            }
             let ways = if virtual_stages == 1 {
                 single.get_or_insert_with(|| Ways::new(family, &cell.cell))
             } else {
@@ -564,7 +593,7 @@ impl Search<'_> {
         let rule_of = |&sharding: &Shards| self.space.sharding_rule(group, offload, sharding);
         let rules: Vec<Option<&'static str>> = shardings.iter().map(rule_of).collect();
         let rule = rules.first().copied().flatten().filter(|_| rules.iter().all(Option::is_some));
-        let mut states = States { offload, all, some, most, fitting, rule, hopeless: None };
+        let mut states = States { offload, all, some, any: None, most, fitting, rule, hopeless: None };
         if rule.is_some() {
             return states;
         }
@@ -584,19 +613,19 @@ impl Search<'_> {
             let legal = || states.all[from..].iter().filter(|one| one.rule.is_none());
             let once = legal().map(|one| one.floor.once).min().unwrap_or_default();
             let jitter = legal().next().map_or(1.0, |one| one.floor.jitter);
-            let some = StateCost {
-                sharding: Sharding::least(legal().map(|one| &one.sharding)),
-                floor: Floor { once, jitter },
-                traffic: OncePerStep::default(),
-                room: Room { fits: true, held: true },
-                rule: None,
-            };
+            let sharding = Sharding::least(legal().map(|one| &one.sharding));
+            let some = StateCost::least(sharding, Floor { once, jitter });
             let shardings = legal().filter(|one| one.room.suffices()).map(|one| &one.sharding);
             let most = Sharding::most(shardings);
             states.some.push(some);
             states.most.push(most);
             states.fitting.push(fitting);
         }
+        let once = states.some.iter().map(|some| some.floor.once).min();
+        states.any = states.some.first().zip(once).map(|(first, once)| {
+            let sharding = Sharding::least(states.some.iter().map(|some| &some.sharding));
+            StateCost::least(sharding, Floor { once, ..first.floor })
+        });
         states
     }
 

@@ -1,6 +1,8 @@
 //! How many layers chunks can still take, each row by itself: where sums of rows leave room for fractions of layers,
 //! whole layers may not fit.
 
+use std::cell::Cell;
+
 use super::walk::{Chunks, Row};
 
 /// Rows by which it is seen what a chunk or a rank can take: with 4, walks take up to four times the steps; with 24, up
@@ -25,6 +27,8 @@ struct Narrow {
     before: Vec<f64>,
     /// [`Chunks::beside`] the chunk.
     beside: Vec<f64>,
+    /// Where the chunk ended last.
+    last: Cell<usize>,
 }
 
 struct Rank {
@@ -40,6 +44,8 @@ struct Full {
     lightest: Vec<Vec<f64>>,
     /// [`Chunks::beside`] them.
     beside: Vec<f64>,
+    /// What fitted last.
+    last: Cell<usize>,
 }
 
 impl Reach {
@@ -64,7 +70,7 @@ impl Reach {
         let narrow = |k: usize| {
             let own = fullest(&[k]).map(|(row, weights)| {
                 let before = chunks.before(weights, k);
-                Narrow { row, before, beside: chunks.beside(weights, &[k]) }
+                Narrow { row, before, beside: chunks.beside(weights, &[k]), last: Cell::new(0) }
             });
             chunks.least[k].1.then(|| own.collect())
         };
@@ -76,6 +82,7 @@ impl Reach {
                 row,
                 lightest: chunks.lightest_of(weights, &own),
                 beside: chunks.beside(weights, &own),
+                last: Cell::new(0),
             });
             let full = full.collect();
             Rank { full, chunks: own }
@@ -97,7 +104,7 @@ impl Reach {
             let mut most = if open > 0 { self.layers } else { 0 };
             for full in &rank.full {
                 let left = left(full.row) - full.beside[k] + SLACK;
-                most = fitting(&full.lightest[open][..=most], left);
+                most = fitting(&full.lightest[open][..=most], left, &full.last);
             }
             all += most;
             if all >= self.layers - from {
@@ -115,7 +122,7 @@ impl Reach {
             let mut end = self.layers;
             for narrow in narrow {
                 let left = left(narrow.row) - narrow.beside[k] + SLACK;
-                end = fitting(&narrow.before[..=end], left + narrow.before[to]);
+                end = fitting(&narrow.before[..=end], left + narrow.before[to], &narrow.last);
             }
             to = to.max(end);
         }
@@ -123,12 +130,21 @@ impl Reach {
     }
 }
 
-/// The last that fits of weights that grow with the number of layers; the first where none does.
-fn fitting(weights: &[f64], most: f64) -> usize {
-    match weights.last() {
-        Some(&all) if all <= most => weights.len() - 1,
-        _ => weights.partition_point(|&weight| weight <= most).saturating_sub(1),
+/// The last that fits of weights that grow with the number of layers; the first where none does. It is near the one that
+/// was last found there, as a walk takes small steps.
+fn fitting(weights: &[f64], most: f64, last: &Cell<usize>) -> usize {
+    let mut at = last.get().min(weights.len() - 1);
+    if weights[at] <= most {
+        while weights.get(at + 1).is_some_and(|&more| more <= most) {
+            at += 1;
+        }
+    } else {
+        while at > 0 && weights[at] > most {
+            at -= 1;
+        }
     }
+    last.set(at);
+    at
 }
 
 impl Chunks<'_> {

@@ -97,7 +97,7 @@ pub struct Mode {
     /// Bytes that the largest layer of a rank needs once while it runs its backward pass.
     pub transient: PerKind<Bytes>,
     /// What it does to [`Fixed::recomputes`].
-    pub beside: Beside,
+    pub beside: LayerMode,
     /// Consecutive layers of a chunk that keep one input together: 1, or `n` of "full, uniform, n".
     /// Beyond 1, `kept` is the same for all kinds.
     pub group: u32,
@@ -105,18 +105,18 @@ pub struct Mode {
     pub offered: bool,
 }
 
-/// What a way to recompute adds to a chunk's [`Fixed`] costs.
+/// What a way to recompute does to one layer, or adds to a chunk's [`Fixed`] costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Beside {
-    /// Backward time per micro-batch.
+pub struct LayerMode {
+    /// Extra backward time per micro-batch.
     pub extra: Picos,
-    /// Bytes kept per micro-batch in flight.
+    /// Bytes kept per micro-batch in flight, of one group of layers.
     pub kept: Bytes,
-    /// Bytes needed once; the rank pays the largest of these, of its layers' and of [`Fixed::transient`].
+    /// Bytes needed once during the backward pass: the rank pays the largest of all of them.
     pub transient: Bytes,
 }
 
-impl Beside {
+impl LayerMode {
     /// The least of both.
     #[must_use]
     pub fn least(self, other: Self) -> Self {
@@ -125,6 +125,12 @@ impl Beside {
             kept: self.kept.min(other.kept),
             transient: self.transient.min(other.transient),
         }
+    }
+
+    /// Whether it is cheaper than another in nothing.
+    #[must_use]
+    pub fn no_better(&self, other: &Self) -> bool {
+        self.extra >= other.extra && self.kept >= other.kept && self.transient >= other.transient
     }
 }
 
@@ -431,26 +437,26 @@ impl Problem {
 
     /// What a way to recompute adds at least to the fixed costs of a chunk with modules that do as the layers.
     #[must_use]
-    pub fn beside(&self, way: Way) -> Beside {
+    pub fn beside(&self, way: Way) -> LayerMode {
         let of = |mode: usize| self.modes[mode].beside;
         match (way, self.block) {
             (Way::Mode(mode), _) => of(usize::from(mode)),
             (Way::Block, Some(block)) => of(usize::from(block.rest)),
-            _ => self.modes_of(way).into_iter().map(of).reduce(Beside::least).unwrap_or_default(),
+            _ => self.modes_of(way).into_iter().map(of).reduce(LayerMode::least).unwrap_or_default(),
         }
     }
 
     /// What chunks cost beside their layers, at least, where the model recomputes in one of some ways.
     #[must_use]
     pub fn fixed_in(&self, ways: &[Way]) -> Cow<'_, [Fixed]> {
-        let with = |fixed: &Fixed, beside: Beside| Fixed {
+        let with = |fixed: &Fixed, beside: LayerMode| Fixed {
             backward: fixed.backward + beside.extra,
             kept: fixed.kept + beside.kept,
             transient: fixed.transient.max(beside.transient),
             recomputes: false,
             ..*fixed
         };
-        match ways.iter().map(|&way| self.beside(way)).reduce(Beside::least) {
+        match ways.iter().map(|&way| self.beside(way)).reduce(LayerMode::least) {
             Some(beside) if self.recomputes_beside() => {
                 let all = self.fixed.iter();
                 all.map(|fixed| if fixed.recomputes { with(fixed, beside) } else { *fixed }).collect()

@@ -88,7 +88,7 @@ impl Prices {
         [f, b]
     }
 
-    /// Extra backward time of a module that predicts further tokens: with what is before its layer where it runs again as
+    /// Extra backward time of a module that predicts further tokens: with what is beside its layer where it runs again as
     /// a whole.
     fn again(&self, kind: usize, further: &Further, recompute: Recompute) -> [u64; ITEMS] {
         let mut again = self.extra(kind, recompute, 0);

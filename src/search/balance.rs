@@ -16,8 +16,8 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Module, Modules, Plan, Recompute};
 use crate::stages::{
-    self, Beside, Block, Choice, Fixed, Freedom, Kind, Line, Mode, PerKind, Pipeline, Problem, Tail, Traffic,
-    Way, Weights,
+    self, Block, Choice, Fixed, Freedom, Kind, LayerMode, Line, Mode, PerKind, Pipeline, Problem, Tail,
+    Traffic, Way, Weights,
 };
 use crate::units::{Bytes, Picos};
 
@@ -32,26 +32,9 @@ pub struct RecomputeMode {
     pub further: LayerMode,
 }
 
-/// What it does to one layer, or to all modules beside layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct LayerMode {
-    /// Extra backward time.
-    pub extra: Picos,
-    /// Bytes kept per micro-batch in flight, of one group of layers.
-    pub kept: Bytes,
-    /// Bytes needed once during the backward pass.
-    pub transient: Bytes,
-}
-
 impl From<ModeCost> for LayerMode {
     fn from(cost: ModeCost) -> Self {
         Self { extra: cost.extra.total(), kept: cost.kept, transient: cost.transient }
-    }
-}
-
-impl LayerMode {
-    fn no_better(&self, other: &Self) -> bool {
-        self.extra >= other.extra && self.kept >= other.kept && self.transient >= other.transient
     }
 }
 
@@ -66,11 +49,7 @@ impl RecomputeMode {
             extra: self.costs.iter().map(|c| c.extra).collect(),
             kept: self.costs.iter().map(|c| c.kept).collect(),
             transient: self.costs.iter().map(|c| c.transient).collect(),
-            beside: Beside {
-                extra: self.further.extra,
-                kept: self.further.kept,
-                transient: self.further.transient,
-            },
+            beside: self.further,
             group: match self.recompute {
                 Recompute::FullUniform(n) => n,
                 _ => 1,

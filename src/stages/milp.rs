@@ -22,7 +22,8 @@ use good_lp::{Expression, ProblemVariables, SolverModel, Variable, constraint, v
 use highs::HighsModelStatus as Status;
 
 use super::{
-    Assignment, Beside, Block, Choice, Counts, Evaluation, Freedom, MAX_KINDS, Objective, Problem, evaluate,
+    Assignment, Block, Choice, Counts, Evaluation, Freedom, LayerMode, MAX_KINDS, Objective, Problem,
+    evaluate,
 };
 use crate::units::Picos;
 
@@ -204,7 +205,7 @@ fn least_extra(problem: &Problem, ways: &[Way], q: usize) -> u64 {
 }
 
 /// What a way to recompute does to modules beside layers.
-fn beside(problem: &Problem, way: &Way) -> Beside {
+fn beside(problem: &Problem, way: &Way) -> LayerMode {
     problem.beside(match way {
         Way::Mode(mode) => super::Way::Mode(*mode as u16),
         Way::Block(_) | Way::AnyBlock => super::Way::Block,
@@ -553,7 +554,7 @@ impl<'a> Programme<'a> {
     }
 
     /// What every way does to modules that stand on a chunk beside its layers, and whether it is the way.
-    fn beside(&self, chunk: usize) -> Vec<(Beside, Expression)> {
+    fn beside(&self, chunk: usize) -> Vec<(LayerMode, Expression)> {
         if !self.problem.fixed[chunk].recomputes {
             return Vec::new();
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::{Beside, Mode, PerKind, ProblemError};
+use super::{LayerMode, Mode, PerKind, ProblemError};
 use crate::units::Picos;
 
 /// Ways to recompute, shared by the problems of many layouts.
@@ -17,7 +17,7 @@ struct Told {
     list: Vec<Mode>,
     any_offered: bool,
     most: PerKind<Most>,
-    most_beside: Beside,
+    most_beside: LayerMode,
     /// What is wrong with one of them, whatever the problem.
     fault: Option<&'static str>,
 }
@@ -49,7 +49,7 @@ impl Modes {
 
     /// The most that any does to modules beside layers.
     #[must_use]
-    pub fn most_beside(&self) -> Beside {
+    pub fn most_beside(&self) -> LayerMode {
         self.0.most_beside
     }
 
@@ -85,7 +85,7 @@ impl From<Vec<Mode>> for Modes {
                 most.transient = most.transient.max(mode.transient[kind].0);
             }
         }
-        let most_beside = list.iter().fold(Beside::default(), |most, mode| Beside {
+        let most_beside = list.iter().fold(LayerMode::default(), |most, mode| LayerMode {
             extra: most.extra.max(mode.beside.extra),
             kept: most.kept.max(mode.beside.kept),
             transient: most.transient.max(mode.beside.transient),

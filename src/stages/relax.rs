@@ -10,7 +10,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::{Beside, Block, Freedom, Kind, MAX_KINDS, Problem, RankOrder, Way};
+use super::{Block, Freedom, Kind, LayerMode, MAX_KINDS, Problem, RankOrder, Way};
 use crate::units::Picos;
 
 /// Whatever it is, the bound is to be as high as is known.
@@ -494,7 +494,7 @@ impl Relaxation {
             return self.bottleneck_of(problem, modes, range);
         };
         // What stands beside layers recomputes as they do.
-        let beside = modes.iter().map(|&mode| problem.modes[mode].beside).reduce(Beside::least);
+        let beside = modes.iter().map(|&mode| problem.modes[mode].beside).reduce(LayerMode::least);
         let beside = beside.unwrap_or_default();
         let (rank, ends) = (self.ranks[at], self.ends);
         let with = &mut self.ranks[at];

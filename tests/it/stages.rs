@@ -13,7 +13,7 @@ use autoplan::cost::schedule::{Load, Shape, Simulator};
 use autoplan::plan::Schedule;
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{
-    Assignment, Balancer, Beside, Block, Choice, Evaluation, Fixed, Freedom, Kind, Line, Mode, Objective,
+    Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, LayerMode, Line, Mode, Objective,
     Outcome, Pipeline, Problem, Run, Spread, Tail, Traffic, Violation, evaluate,
 };
 use autoplan::units::{Bytes, Picos};
@@ -107,7 +107,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
         let near_the_end = chunks.saturating_sub(dice.within(1, 2) as usize);
         fixed[near_the_end].recomputes = true;
         for mode in &mut modes {
-            mode.beside = Beside {
+            mode.beside = LayerMode {
                 extra: Picos(dice.within(0, 12)),
                 kept: Bytes(dice.within(0, 12)),
                 transient: Bytes(dice.within(0, 20)),

@@ -13,7 +13,7 @@ use autoplan::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Offload, Plan, Recompute, Schedule,
 };
 use autoplan::search::balance::{
-    Balancing, LayerMode, LegalModes, RecomputeFamily, RecomputeMode, TablesOf, Ways, traffic,
+    Balancing, LegalModes, RecomputeFamily, RecomputeMode, TablesOf, Ways, traffic,
 };
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -21,7 +21,8 @@ use autoplan::spec::model::Model;
 use autoplan::spec::ron_options;
 use autoplan::spec::shipped;
 use autoplan::stages::{
-    Assignment, Choice, Evaluation, Freedom, Pipeline, Tail, Violation, Way, evaluate, in_flight, steady,
+    Assignment, Choice, Evaluation, Freedom, LayerMode, Pipeline, Tail, Violation, Way, evaluate, in_flight,
+    steady,
 };
 use autoplan::units::{Bytes, Picos};
 

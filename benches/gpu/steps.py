@@ -32,8 +32,10 @@ def main():
     deepspeed = arguments.folder / "ds_config.json"
     sys.argv = ["train.py", *(["--deepspeed_config", str(deepspeed)] if deepspeed.exists() else [])]
     if not deepspeed.exists():
-        # As launch.sh does; DeepSpeed's train.py sets it itself.
+        # As launch.sh and `accelerate launch` do; DeepSpeed's train.py sets the first itself.
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+        settings = (arguments.folder / "accelerate.yaml").read_text()
+        os.environ["ACCELERATE_MIXED_PRECISION"] = re.search(r"^mixed_precision: (\w+)$", settings, re.M)[1]
     import torch
 
     ends = []

@@ -13,7 +13,7 @@ use crate::frameworks::profile::OffloadedActivations;
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule,
 };
-use crate::spec::cluster::{Architecture, AttentionKernel};
+use crate::spec::cluster::Architecture;
 use crate::spec::job::{Optimizer, Precision, Routing, Training};
 use crate::spec::model::{Block, FeedForward, Mixer, Norm, Position, QkNorm};
 
@@ -326,6 +326,8 @@ impl<'a> Holdings<'a> {
                 let (q, k) = (queries as f64 * tokens, keys as f64 * tokens);
                 if a.qk_norm != QkNorm::None {
                     layer.keep_or_move(2.0 * (q + k), &[]);
+                    // Half of what the two norms of a layer keep beyond that.
+                    layer.keep_or_move(self.given.profile.memory.extra_kept.0 / 2.0 * (q + k), &[]);
                 }
                 // Queries, keys, values, and the output that both the core's and the projection's
                 // backward read; a narrow projection keeps a copy in its own format.
@@ -333,7 +335,7 @@ impl<'a> Holdings<'a> {
                 if share.operand < 2.0 {
                     layer.keep_or_move(share.operand * q, &[]);
                 }
-                self.core(share, share.of(a.heads), q, layer);
+                self.core(share, (share.of(a.heads), a.sinks), q, layer);
                 // Gradients of queries in two bytes and in FP32, of the output, of keys and values.
                 let all = a.head_dim as f64 * share.split;
                 (2.0 + 4.0 + 2.0) * a.heads as f64 * all + 4.0 * a.kv_heads as f64 * all
@@ -364,7 +366,7 @@ impl<'a> Holdings<'a> {
                 layer.keep_or_move(2.0 * expanded, &[Module::MlaUpProjection]);
                 let output = (heads * a.v_dim) as f64 * tokens;
                 layer.keep_or_move(2.0 * output, &[]);
-                self.core(share, heads, output, layer);
+                self.core(share, (heads, false), output, layer);
                 let all = a.heads as f64 * share.split;
                 (2.0 + 4.0 + 2.0) * query as f64 * all + 4.0 * a.v_dim as f64 * all
             }
@@ -393,14 +395,12 @@ impl<'a> Holdings<'a> {
 
     /// What the core of attention leaves: statistics of a fused kernel, or scores, probabilities and a
     /// mask in memory; and the output a second time where heads were exchanged, or sequences and positions.
-    fn core(&self, share: &Share, heads: u64, output: f64, layer: &mut Layer) {
+    fn core(&self, share: &Share, (heads, sinks): (u64, bool), output: f64, layer: &mut Layer) {
         let architecture = self.given.machine.accelerator.architecture;
-        let per_query = match self.given.profile.kernels.attention_kernel.get(architecture) {
-            AttentionKernel::Unfused => {
-                5.0 * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
-            }
-            AttentionKernel::Flash2 | AttentionKernel::Vendor => 4.0,
-        };
+        let scores = self.given.profile.kernels.scores(architecture, self.given.model, sinks);
+        let per_query = scores.map_or(4.0, |scores| {
+            scores.kept * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
+        });
         layer.keep_or_move(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
         if self.layout.context_parallel > 1 && self.layout.context_comm == ContextComm::AllToAll {
             layer.keep_or_move(2.0 * output, &[]);

@@ -6,6 +6,7 @@
 //! plus a launch gap. `q` is the wave quantisation `ceil(tiles/SM) / (tiles/SM)`, `pad` the tile
 //! quantisation. "Sustained" is what the power limit leaves, not the burst rate.
 
+use crate::frameworks::profile::EagerScores;
 use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, AttentionRates, Format};
 
 /// Gap between dependent kernels on the GPU.
@@ -52,7 +53,8 @@ pub struct Device {
     low_fill: f64,
     bf16_peak: f64,
     attention: AttentionRates,
-    kernel: AttentionKernel,
+    /// Scores in memory; none where kernels are fused.
+    scores: Option<EagerScores>,
     attention_scale: f64,
     architecture: Architecture,
 }
@@ -67,6 +69,7 @@ impl Device {
         format: Format,
         gemm: f64,
         kernel: AttentionKernel,
+        scores: Option<EagerScores>,
         attention: f64,
     ) -> Self {
         let fallback = crate::spec::cluster::Rate { peak: crate::units::FlopRate(1e12), sustained: 0.5 };
@@ -98,16 +101,16 @@ impl Device {
                 narrow_heads: 0.8,
                 latent_heads: (0.9, 0.9),
             }),
-            kernel,
+            scores,
             attention_scale: attention,
             architecture: accelerator.architecture,
         }
     }
 
-    /// Generation of attention kernels in use.
+    /// Scores that attention computes in memory; none where its kernels are fused.
     #[must_use]
-    pub fn kernel(&self) -> AttentionKernel {
-        self.kernel
+    pub fn scores(&self) -> Option<EagerScores> {
+        self.scores
     }
 
     /// Silicon generation.
@@ -158,8 +161,8 @@ impl Device {
     /// Forward and backward seconds of core attention on one rank.
     #[must_use]
     pub fn attention(&self, a: &AttentionShape) -> (f64, f64) {
-        if self.kernel == AttentionKernel::Unfused {
-            return self.unfused(a);
+        if let Some(scores) = self.scores {
+            return self.unfused(a, scores);
         }
         let flops = 2.0 * a.queries * a.seen * a.heads * (a.key_dim + a.value_dim);
         let width = if a.key_dim < 96.0 { self.attention.narrow_heads } else { 1.0 };
@@ -178,14 +181,12 @@ impl Device {
         (forward, backward)
     }
 
-    /// Scores in memory: batched products over the full square at half of the peak, and element-wise
-    /// passes of 13 bytes a score forward and 17 backward (scale, mask, softmax, dropout and their
-    /// gradients in FP16).
-    fn unfused(&self, a: &AttentionShape) -> (f64, f64) {
+    /// Scores in memory: batched products over the full square at half of the peak, and element-wise passes.
+    fn unfused(&self, a: &AttentionShape, EagerScores { moved, .. }: EagerScores) -> (f64, f64) {
         let scores = a.queries * a.length * a.heads;
         let products = 2.0 * scores * (a.key_dim + a.value_dim) / (0.5 * self.bf16_peak);
-        let forward = products + self.stream(13.0 * scores, 5.0);
-        let backward = 2.0 * products + self.stream(17.0 * scores, 7.0);
+        let forward = products + self.stream(moved.0 * scores, 5.0);
+        let backward = 2.0 * products + self.stream(moved.1 * scores, 7.0);
         (forward, backward)
     }
 }

@@ -17,7 +17,7 @@ use crate::layers::{
 };
 use crate::memory::{self, LowPrecision, Reserve};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Place, Schedule};
-use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, Cluster, OwnRuns};
+use crate::spec::cluster::{Accelerator, Architecture, Cluster, OwnRuns};
 use crate::spec::job::{ExpertCapacity, Job, Precision, Routing, Training};
 use crate::spec::model::{Block, FeedForward, LatentAttention, Mixer, Model, Moe, Position, QkNorm};
 use crate::spec::special::Special;
@@ -409,11 +409,13 @@ impl<'a> CostModel<'a> {
     ) -> Self {
         let a = accelerator.architecture;
         let k = &profile.kernels;
+        let sinks = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.sinks);
         let device = Device::new(
             accelerator,
             job.precision.format(),
             k.gemm.get(a),
             k.attention_kernel.get(a),
+            k.scores(a, model, layers.kinds.iter().any(sinks)),
             k.attention.get(a),
         );
         let experts = layers.kinds.iter().any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_)));
@@ -1169,7 +1171,7 @@ impl<'a> CostModel<'a> {
         let tp = u64::from(c.key.tensor_parallel);
         let sequence = u64::from(self.job.sequence_length);
         let low_copy = self.low.map_or(0.0, |l| l.operand_bytes);
-        let unfused = self.device.kernel() == AttentionKernel::Unfused;
+        let in_memory = self.device.scores();
         let tokens = c.tokens;
         let (shape, heads, key_value_bytes, output_dim, window);
         // Chunked attention sees no more than its chunk of a sequence.
@@ -1194,9 +1196,12 @@ impl<'a> CostModel<'a> {
                     p.backward.add(Item::ElementWise, rotary);
                 }
                 if a.qk_norm != QkNorm::None {
-                    p.forward.add(Item::ElementWise, self.device.stream(4.0 * (ad + gd) * tokens, 2.0));
-                    p.backward.add(Item::ElementWise, self.device.stream(8.0 * (ad + gd) * tokens, 4.0));
-                    kept.local += 2.0 * (ad + gd) * tokens;
+                    // As norms of the residual stream.
+                    let elements = (ad + gd) * tokens;
+                    let moved = elements * self.profile.kernels.norm_traffic.get(self.architecture());
+                    p.forward.add(Item::ElementWise, self.device.stream(4.0 * moved, 2.0));
+                    p.backward.add(Item::ElementWise, self.device.stream(8.0 * moved, 4.0));
+                    kept.local += (2.0 + self.profile.memory.extra_per_norm()) * elements;
                 }
                 kept.local += (2.0 * ad + 4.0 * gd + (2.0 + low_copy) * ad) * tokens;
                 key_value_bytes = 4.0 * gd;
@@ -1220,7 +1225,8 @@ impl<'a> CostModel<'a> {
             _ => (tokens, heads as f64),
         };
         // Scores in memory are computed whole and masked, whatever is packed into the sequence.
-        let packed = self.job.packed.as_ref().filter(|_| !unfused);
+        let packed = self.job.packed.as_ref().filter(|_| in_memory.is_none());
+        let window = window.filter(|_| in_memory.is_none());
         let (seen, length) = attention_extent(reach, packed, window, AttentionCount::Causal);
         let (mut forward, mut backward) = self.device.attention(&AttentionShape {
             queries,
@@ -1254,9 +1260,9 @@ impl<'a> CostModel<'a> {
         }
         p.forward.add(Item::Attention, forward);
         p.backward.add(Item::Attention, backward);
-        // Scores, probabilities and dropout mask in memory (5 bytes a score), or the statistics of a
-        // fused kernel.
-        let scores = if unfused { 5.0 * heads as f64 * sequence as f64 / c.cp } else { 4.0 * heads as f64 };
+        // Scores in memory, or the statistics of a fused kernel.
+        let of_a_head = in_memory.map_or(4.0, |scores| scores.kept * sequence as f64 / c.cp);
+        let scores = of_a_head * heads as f64;
         kept.local += scores * tokens;
         modules.push((Module::CoreAttention, forward, scores * tokens));
     }

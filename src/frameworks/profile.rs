@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Target;
 use crate::spec::cluster::{Architecture, AttentionKernel};
 use crate::spec::job::{ExpertCapacity, Precision};
-use crate::spec::model::Fault;
+use crate::spec::model::{Fault, Model, Position};
 use crate::units::Seconds;
 
 static FILES: Dir = include_dir!("$CARGO_MANIFEST_DIR/src/frameworks/profiles");
@@ -208,6 +208,9 @@ pub struct Kernels {
     pub attention_kernel: PerArchitecture<AttentionKernel>,
     /// Factor on their rate.
     pub attention: PerArchitecture,
+    /// Attention with sinks or position biases computes its scores in memory, one operation after the other.
+    #[serde(default)]
+    pub eager_scores: Option<EagerScores>,
     /// Factor on the traffic of norms and residuals (1: fused).
     pub norm_traffic: PerArchitecture,
     /// Factor on the traffic of activation functions (1: fused).
@@ -222,6 +225,34 @@ pub struct Kernels {
     /// The loss works on gathered logits of the whole vocabulary.
     #[serde(default)]
     pub loss_gathered: bool,
+}
+
+/// Scores of attention in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EagerScores {
+    /// Bytes per score that operations on whole squares of them move, forward and backward, at the rate of streaming kernels.
+    pub moved: (f64, f64),
+    /// Bytes per score that are kept for the backward pass.
+    pub kept: f64,
+}
+
+impl EagerScores {
+    /// What Megatron's of 2021 move and keep: scale, mask, softmax and dropout with their gradients in FP16; scores,
+    /// probabilities and a mask.
+    pub const MEGATRON: Self = Self { moved: (13.0, 17.0), kept: 5.0 };
+}
+
+impl Kernels {
+    /// The scores that attention of a model, with or without sinks, computes in memory; none where its kernels are fused.
+    #[must_use]
+    pub fn scores(&self, architecture: Architecture, model: &Model, sinks: bool) -> Option<EagerScores> {
+        if self.attention_kernel.get(architecture) == AttentionKernel::Unfused {
+            return Some(EagerScores::MEGATRON);
+        }
+        let eager = sinks || matches!(model.position, Position::Alibi);
+        self.eager_scores.filter(|_| eager)
+    }
 }
 
 /// Tensor-parallel communication.
@@ -490,6 +521,13 @@ pub struct Memory {
     /// Runs report the peak of their first rank, on the first pipeline stage, not that of the fullest.
     #[serde(default)]
     pub first_rank_reports: bool,
+}
+
+impl Memory {
+    /// Of [`Memory::extra_kept`], what one of a layer's two norms keeps per element.
+    pub(crate) fn extra_per_norm(&self) -> f64 {
+        self.extra_kept.0 / 2.0
+    }
 }
 
 /// First releases, as year and month, whose dummy weight gradients are cached per shape and for good.

@@ -35,52 +35,94 @@ fn baseline() -> Baseline {
     Baseline::read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/results/accuracy.ron"))).unwrap()
 }
 
-/// Runs on one H100, whose errors `results/own/one-h100.md` prints.
+/// Runs of our own, whose errors a page prints.
+struct Own {
+    runs: &'static str,
+    page: &'static str,
+    predicted: &'static str,
+    /// By row of the page's table: beginning of profiles, and how many runs have a step time and a peak of memory.
+    rows: [(&'static str, &'static str, [usize; 2]); 4],
+}
+
+const OWN: [Own; 2] = [
+    Own {
+        runs: include_str!("../../results/own/one-h100.csv"),
+        page: include_str!("../../results/own/one-h100.md"),
+        predicted: include_str!("../../results/own/one-h100-predicted.csv"),
+        rows: [
+            ("DeepSpeed", "deepspeed", [14, 14]),
+            ("Accelerate", "accelerate", [13, 12]),
+            ("torchtitan", "torchtitan", [7, 8]),
+            ("all", "", [34, 34]),
+        ],
+    },
+    Own {
+        runs: include_str!("../../results/own/one-h200.csv"),
+        page: include_str!("../../results/own/one-h200.md"),
+        predicted: include_str!("../../results/own/one-h200-predicted.csv"),
+        rows: [
+            ("DeepSpeed", "deepspeed", [26, 26]),
+            ("Accelerate", "accelerate", [18, 18]),
+            ("torchtitan", "torchtitan", [4, 4]),
+            ("all", "", [48, 48]),
+        ],
+    },
+];
+
 #[test]
 fn own_runs_are_as_far_off_as_is_printed() {
-    let own =
-        validate(include_str!("../../results/own/one-h100.csv").as_bytes(), |_| true, |_, _| {}).unwrap();
-    let printed = include_str!("../../results/own/one-h100.md");
-    // By run: seconds and gigabytes as they were predicted.
-    let before: HashMap<&str, [f64; 2]> = include_str!("../../results/own/one-h100-predicted.csv")
-        .lines()
-        .skip(1)
-        .map(|line| {
-            let cells: Vec<&str> = line.split(',').collect();
-            (cells[0], [cells[2], cells[3]].map(|cell| cell.parse().unwrap()))
-        })
-        .collect();
-    // Median of absolute errors, and of signed ones.
-    let said = |errors: Vec<f64>| {
-        let median = |mut errors: Vec<f64>| {
-            errors.sort_by(f64::total_cmp);
-            let middle = errors.len() / 2;
-            if errors.len() % 2 == 1 { errors[middle] } else { (errors[middle - 1] + errors[middle]) / 2.0 }
+    OWN.iter().for_each(|own| own.is_as_printed());
+}
+
+impl Own {
+    fn is_as_printed(&self) {
+        let own = validate(self.runs.as_bytes(), |_| true, |_, _| {}).unwrap();
+        let printed = self.page;
+        // By run: seconds and gigabytes as they were predicted.
+        let before: HashMap<&str, [f64; 2]> = self
+            .predicted
+            .lines()
+            .skip(1)
+            .map(|line| {
+                let cells: Vec<&str> = line.split(',').collect();
+                (cells[0], [cells[2], cells[3]].map(|cell| cell.parse().unwrap()))
+            })
+            .collect();
+        // Median of absolute errors, and of signed ones.
+        let said = |errors: Vec<f64>| {
+            let median = |mut errors: Vec<f64>| {
+                errors.sort_by(f64::total_cmp);
+                let middle = errors.len() / 2;
+                if errors.len() % 2 == 1 {
+                    errors[middle]
+                } else {
+                    (errors[middle - 1] + errors[middle]) / 2.0
+                }
+            };
+            let absolute = median(errors.iter().map(|error| error.abs()).collect());
+            let bias =
+                format!("{:+.1}", 100.0 * median(errors)).replace("-0.0", "0.0").replace("+0.0", "0.0");
+            format!("{:.1} % ({bias})", 100.0 * absolute)
         };
-        let absolute = median(errors.iter().map(|error| error.abs()).collect());
-        let bias = format!("{:+.1}", 100.0 * median(errors)).replace("-0.0", "0.0").replace("+0.0", "0.0");
-        format!("{:.1} % ({bias})", 100.0 * absolute)
-    };
-    for (title, profile, readings) in [
-        ("DeepSpeed", "deepspeed", [14, 14]),
-        ("Accelerate", "accelerate", [13, 12]),
-        ("torchtitan", "torchtitan", [7, 8]),
-        ("all", "", [34, 34]),
-    ] {
-        let rows = || own.rows.iter().filter(|row| row.profile.is_some_and(|own| own.starts_with(profile)));
-        let errors = |pairs: Vec<Option<[f64; 2]>>| -> Vec<f64> {
-            pairs.into_iter().flatten().map(|[predicted, measured]| predicted / measured - 1.0).collect()
-        };
-        let steps = errors(rows().map(|row| Some([row.predicted_step_s?, row.measured_step_s?])).collect());
-        let memory = errors(rows().map(|row| Some([row.predicted_mem_gb?, row.measured_mem_gb?])).collect());
-        let old = |row: &RowReport| before[row.id.as_str()];
-        let old_steps = errors(rows().map(|row| Some([old(row)[0], row.measured_step_s?])).collect());
-        let old_memory = errors(rows().map(|row| Some([old(row)[1], row.measured_mem_gb?])).collect());
-        assert_eq!([steps.len(), memory.len()], readings, "{title}");
-        let line = printed.lines().rfind(|line| line.starts_with(&format!("| {title}, "))).unwrap();
-        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-        let found = [old_steps, steps, old_memory, memory].map(said);
-        assert_eq!(cells[2..6], found, "{title}");
+        for (title, profile, readings) in self.rows {
+            let rows =
+                || own.rows.iter().filter(|row| row.profile.is_some_and(|own| own.starts_with(profile)));
+            let errors = |pairs: Vec<Option<[f64; 2]>>| -> Vec<f64> {
+                pairs.into_iter().flatten().map(|[predicted, measured]| predicted / measured - 1.0).collect()
+            };
+            let steps =
+                errors(rows().map(|row| Some([row.predicted_step_s?, row.measured_step_s?])).collect());
+            let memory =
+                errors(rows().map(|row| Some([row.predicted_mem_gb?, row.measured_mem_gb?])).collect());
+            let old = |row: &RowReport| before[row.id.as_str()];
+            let old_steps = errors(rows().map(|row| Some([old(row)[0], row.measured_step_s?])).collect());
+            let old_memory = errors(rows().map(|row| Some([old(row)[1], row.measured_mem_gb?])).collect());
+            assert_eq!([steps.len(), memory.len()], readings, "{title}");
+            let line = printed.lines().rfind(|line| line.starts_with(&format!("| {title}, "))).unwrap();
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let found = [old_steps, steps, old_memory, memory].map(said);
+            assert_eq!(cells[2..6], found, "{title}");
+        }
     }
 }
 

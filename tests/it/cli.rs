@@ -1707,7 +1707,7 @@ fn plans_for_accelerate_and_deepspeed_are_those_that_they_train() {
     };
     let accelerate = ["--framework", "accelerate"];
     for (job, most) in [
-        (["plan", "gpt-oss-20b", "dgx-h100", "-g", "64", "-b", "64", "-s", "16384"], 1),
+        (["plan", "gpt-oss-20b", "dgx-h100", "-g", "64", "-b", "64", "-s", "4096"], 1),
         (["plan", "nemotron-h-8b", "dgx-h100", "-g", "16", "-b", "96", "-s", "8192"], 1),
         (["plan", "gemma3-27b", "dgx-h100", "-g", "64", "-b", "64", "-s", "8192"], 1),
         (["plan", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "32", "-s", "32768"], 2),

@@ -143,14 +143,15 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
         let share = percent(ACHIEVABLE_MFU);
         write!(out, "; {petaflops:.0} PFLOP/s-days, {days:.1} days at {share} of peak without losses")?;
     }
-    writeln!(
-        out,
-        "\n  money: {} below {} of peak, {}; a point of MFU is worth {}",
-        percent(advice.waste.share),
-        percent(ACHIEVABLE_MFU),
-        money(advice.waste.dollars),
-        money(advice.waste.per_mfu_point)
-    )?;
+    // Without a number of tokens it is the money of one step.
+    let of = if w.petaflop_days.is_some() { "" } else { " a step" };
+    let wasted = if advice.waste.share > 0.0 {
+        let (share, dollars) = (percent(advice.waste.share), money(advice.waste.dollars));
+        format!("{share} below {} of peak, {dollars}{of}; ", percent(ACHIEVABLE_MFU))
+    } else {
+        String::new()
+    };
+    writeln!(out, "\n  money: {wasted}a point of MFU is worth {}{of}", money(advice.waste.per_mfu_point))?;
     let n = &advice.precision;
     writeln!(
         out,
@@ -283,6 +284,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             let [gpus] = counts.as_slice() else {
                 return Err(Failure::Usage("explain takes one number of GPUs".into()));
             };
+            super::plan::whole_nodes(&machine, *gpus)?;
             let task = args.job.task(&args.what, &machine, *gpus)?;
             let prepared = task.prepare();
             let mut solution = prepared.solve(&Request { top: 1, verified: 1, ..Request::default() }, &bar);

@@ -6,6 +6,7 @@ use crate::frameworks::export::inexpressible;
 use crate::frameworks::{Capabilities, Target, mtp_stands_alone};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
 use crate::planner::Prepared;
+use crate::search::balance::LONGEST_GROUP;
 
 const AXES: &str = "tp, pp, vpp, dp, cp, ep, etp, mb, ga, zero, shard, recompute, schedule, offload, sp, tp-overlap, \
                     dp-overlap, ep-overlap, shared-overlap, cp-comm, dispatcher, mtp, graphs";
@@ -65,6 +66,12 @@ pub(crate) fn fix(r: &mut Restrictions, text: &str) -> Result<(), Failure> {
         "recompute" => {
             let modes: Result<Vec<Recompute>, _> = values.iter().map(|v| v.parse()).collect();
             let modes = modes.map_err(|e| Failure::Usage(format!("--fix {text}: {e}")))?;
+            let long = |mode: &&Recompute| matches!(mode, Recompute::FullUniform(n) if *n > LONGEST_GROUP);
+            if let Some(mode) = modes.iter().find(long) {
+                return Err(Failure::Usage(format!(
+                    "--fix {text}: {mode} recomputes groups of more than {LONGEST_GROUP} layers, which are not searched; the nearest is full:uniform:{LONGEST_GROUP}"
+                )));
+            }
             r.recompute = Some(intersect(r.recompute.take(), modes));
             return Ok(());
         }

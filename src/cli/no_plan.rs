@@ -11,7 +11,7 @@ use super::remedies::{Bounds, Remedy, remedies, within};
 use crate::candidates::SplitLost;
 use crate::cost::money::{RunCost, run_cost};
 use crate::planner::{NearestMiss, Prepared};
-use crate::search::{Answer, Observer, Stop};
+use crate::search::{Answer, Found, Observer, Stop};
 
 /// What is to be said where there is no plan.
 pub(crate) struct NoPlan<'a> {
@@ -141,6 +141,17 @@ fn out_of_bounds(section: &Section, bounds: Bounds) -> Option<String> {
     })
 }
 
+/// Of a choice of GPUs of which no plan keeps a deadline and a budget: how far the fastest is from them.
+pub(crate) fn beyond(section: &Section, bounds: Bounds) -> Option<String> {
+    let tokens = section.prepared.task.job.tokens;
+    let admitted = |found: &Found| {
+        let run = tokens.and_then(|tokens| run_cost(&section.prepared.run(&found.prediction), tokens).ok());
+        bounds.admit(run.as_ref())
+    };
+    let none = bounds != Bounds::default() && !section.answer.found.iter().any(admitted);
+    none.then(|| out_of_bounds(section, bounds)).flatten()
+}
+
 /// Ways out from the choice of GPUs that comes nearest.
 fn ways_out(report: &Report) -> Vec<Remedy> {
     let found = || report.sections.iter().filter_map(|section| Some((section, run_of(section)?)));
@@ -148,9 +159,9 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
         Some(_) => found().min_by(|a, b| a.1.time.total.0.total_cmp(&b.1.time.total.0)),
         None => found().min_by(|a, b| a.1.dollars.total.0.total_cmp(&b.1.dollars.total.0)),
     };
-    if let Some((section, _)) = nearest {
+    if let Some((section, run)) = nearest {
         let task = section.prepared.task;
-        let mut found = within(task, report.bounds, report.bar);
+        let mut found = within(task, report.bounds, &run, report.bar);
         let Bounds { deadline, budget } = report.bounds;
         if found.is_empty() && deadline.is_some() && budget.is_some() {
             // No number of GPUs keeps both: one of them is better than none.
@@ -159,14 +170,17 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
                 (Bounds { deadline: None, budget }, "after the deadline"),
             ];
             for (bounds, missed) in alone {
-                let some = within(task, bounds, report.bar).into_iter();
+                let some = within(task, bounds, &run, report.bar).into_iter();
                 found.extend(some.map(|one| Remedy { what: format!("{}, {missed}", one.what), ..one }));
             }
         }
         return found;
     }
     let largest = report.sections.iter().max_by_key(|section| section.prepared.task.job.gpus);
-    largest.map_or_else(Vec::new, |section| remedies(section.prepared.task, report.bounds, report.bar))
+    largest.map_or_else(Vec::new, |section| {
+        let memory = section.answer.counters.pruned.contains_key("memory");
+        remedies(section.prepared.task, memory, report.bounds, report.bar)
+    })
 }
 
 /// What binds where a search found nothing, in words.

@@ -268,8 +268,11 @@ pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile)
     Ok((target, name, profile))
 }
 
-/// Numbers of GPUs: `N`, `A,B,C` or `A..B`; a range means every number of whole nodes whose nodes are
-/// products of 2, 3, 5 and 7.
+/// Numbers of whole nodes in a range up to which all of them are tried.
+const EVERY: usize = 32;
+
+/// Numbers of GPUs: `N`, `A,B,C` or `A..B`. A range means every number of whole nodes in it, or of GPUs of one node; where
+/// those are too many, the ones that are products of 2, 3, 5 and 7, which a note says.
 pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure> {
     let bad = || {
         Failure::Usage(format!(
@@ -285,10 +288,18 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure>
                 "--gpus {text}: the range is empty; did you mean {to}..{from}?"
             )));
         }
-        let mut counts: Vec<u32> = (from.div_ceil(per_node)..=to / per_node)
-            .filter(|&nodes| nodes > 0 && super::plan::smooth(nodes))
-            .map(|nodes| nodes * per_node)
-            .collect();
+        let within_node = from..=to.min(per_node.saturating_sub(1));
+        let nodes = from.div_ceil(per_node).max(1)..=to / per_node;
+        let all: Vec<u32> = within_node.chain(nodes.map(|nodes| nodes * per_node)).collect();
+        let unit = |n: u32| if n < per_node { n } else { n / per_node };
+        let mut counts = all.clone();
+        if all.len() > EVERY {
+            counts.retain(|&n| super::plan::smooth(unit(n)));
+            let (tried, all) = (counts.len(), all.len());
+            anstream::eprintln!(
+                "note: --gpus {text}: {tried} of {all} numbers of whole nodes are tried, those that are products of 2, 3, 5 and 7; a list A,B,C names others"
+            );
+        }
         if counts.is_empty() {
             counts = vec![from, to];
             counts.dedup();

@@ -521,12 +521,26 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     let without: Vec<&Section> = report.sections.iter().filter(empty).collect();
     for cluster in clusters_of(&without) {
         let of_cluster = without.iter().filter(|section| section.cluster == cluster);
-        let counts: Vec<String> = of_cluster.map(|s| s.prepared.task.job.gpus.to_string()).collect();
-        writeln!(
-            out,
-            "no plan on {cluster} with {} GPUs: --gpus with one of them says why",
+        let (stopped, none): (Vec<&Section>, Vec<&Section>) =
+            of_cluster.partition(|section| section.answer.stop == Stop::Interrupted);
+        let counts = |of: &[&Section]| {
+            let counts: Vec<String> = of.iter().map(|s| s.prepared.task.job.gpus.to_string()).collect();
             counts.join(", ")
-        )?;
+        };
+        if !none.is_empty() {
+            let counts = counts(&none);
+            writeln!(out, "no plan on {cluster} with {counts} GPUs: --gpus with one of them says why")?;
+        }
+        if !stopped.is_empty() {
+            writeln!(out, "stopped before a plan was found on {cluster} with {} GPUs", counts(&stopped))?;
+        }
+    }
+    for section in report.sections.iter().filter(|section| several && !empty(section)) {
+        if !rows.iter().any(|row| std::ptr::eq(row.section, section))
+            && let Some(missed) = no_plan::beyond(section, report.bounds)
+        {
+            writeln!(out, "{missed}")?;
+        }
     }
     let proved = report.sections.iter().filter(|s| s.answer.stop == Stop::Proved && !empty(s));
     let proved: Vec<&Section> = proved.collect();

@@ -24,7 +24,8 @@ pub(crate) struct PlanArgs {
     model: String,
     /// A shipped cluster's name (see `autoplan clusters`) or a .ron file; several with commas.
     cluster: String,
-    /// GPUs: N, a list A,B,C, or a range A..B.
+    /// GPUs: N, a list A,B,C, or a range A..B: of whole nodes every number, or where those are more than 32, the ones
+    /// that are products of 2, 3, 5 and 7.
     #[arg(long, short = 'g', allow_negative_numbers = true)]
     gpus: String,
     #[command(flatten)]
@@ -205,6 +206,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         Some(limit) if limit.0 <= 0.0 => return Err(Failure::Usage("--time-limit must be positive".into())),
         limit => limit.map(|l| Duration::from_secs_f64(l.0.min(1e9))),
     };
+    if args.deadline.is_some_and(|deadline| deadline.0 <= 0.0) {
+        return Err(Failure::Usage("--deadline must be positive".into()));
+    }
     let bar = args.bar(limit);
     let request = Request {
         top: args.top as usize,

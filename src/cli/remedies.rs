@@ -81,8 +81,9 @@ fn changed(task: &Task, change: impl FnOnce(&mut Task)) -> Task {
     task
 }
 
-/// Ways out when nothing fits, those that change least first. Ends early when the observer says so.
-pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Vec<Remedy> {
+/// Ways out when nothing fits, those that change least first; what needs less memory only where `memory` leaves layouts out.
+/// Ends early when the observer says so.
+pub(crate) fn remedies(task: &Task, memory: bool, bounds: Bounds, observer: &dyn Observer) -> Vec<Remedy> {
     let mut out = Remedies { observer, bounds, found: Vec::new() };
     let prepared = task.prepare();
     if prepared.refusal().is_some() {
@@ -99,7 +100,9 @@ pub(crate) fn remedies(task: &Task, bounds: Bounds, observer: &dyn Observer) -> 
         }
     }
     if prepared.divides() {
-        less_memory(task, &mut out);
+        if memory {
+            less_memory(task, &mut out);
+        }
         if out.found.is_empty() {
             // What divides may still leave nothing that rules and memory admit: only close by is worth the searches.
             other_batches(task, 2, &mut out);
@@ -248,13 +251,15 @@ fn leave_idle(task: &Task, nearest: Option<Seconds>, out: &mut Remedies) {
 }
 
 /// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer, the nearest number of a
-/// few that keeps it.
-pub(crate) fn within(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Vec<Remedy> {
+/// few that keeps it. `fastest` is the run that comes nearest.
+pub(crate) fn within(task: &Task, bounds: Bounds, fastest: &RunCost, observer: &dyn Observer) -> Vec<Remedy> {
     // Each number tried is so many times the one before, up to so many times as many or as few.
     const STEP: f64 = 1.3;
     const FURTHEST: f64 = 64.0;
     /// Numbers tried between one that keeps the limits and one that does not.
     const NEARER: usize = 6;
+    /// How much more than its share a number of GPUs can be expected to do, where memory was short before.
+    const BETTER: f64 = 1.25;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
     let (gpus, per_node) = (task.job.gpus, task.machine.cluster.gpus_per_node);
     let counts = |more: bool| {
@@ -268,6 +273,11 @@ pub(crate) fn within(task: &Task, bounds: Bounds, observer: &dyn Observer) -> Ve
         };
         let mut counts: Vec<u32> = steps.map(count).filter(|&n| n != gpus && possible(task, n)).collect();
         counts.dedup();
+        // What is not nearly enough is not searched.
+        let least = |deadline: Seconds| f64::from(gpus) * fastest.time.total.0 / deadline.0.max(0.0) / BETTER;
+        if let (true, Some(deadline)) = (more, bounds.deadline) {
+            counts.retain(|&n| f64::from(n) >= least(deadline));
+        }
         counts
     };
     for (wanted, more) in [(bounds.deadline.is_some(), true), (bounds.budget.is_some(), false)] {

@@ -11,14 +11,14 @@ use crate::cost::model::CostModel;
 use crate::cost::money::{Waste, run_cost, step_cost, waste};
 use crate::cost::network::ring_all_reduce_volume;
 use crate::cost::roofline::{Ceiling, Ceilings};
-use crate::cost::scaling::{least_gpus, petaflop_days, time_at, training_flops};
+use crate::cost::scaling::{least_gpus, petaflop_days, time_at};
 use crate::cost::step::{Prediction, predict};
 use crate::frameworks::{Context, legal_plan};
 use crate::memory::{moment_bytes, states, zero_bytes};
 use crate::plan::{Layout, Plan};
 use crate::planner::Prepared;
 use crate::spec::job::{Job, Phase};
-use crate::units::{Bytes, Picos, Seconds, Tokens, as_number};
+use crate::units::{Bytes, Flops, Picos, Seconds, Tokens, as_number};
 
 /// Model-FLOPs utilisation that published runs of dense models reach in BF16 on H100: 38 to 54 %.
 pub const ACHIEVABLE_MFU: f64 = 0.5;
@@ -55,7 +55,7 @@ pub struct OnRoofline {
 pub struct Walls {
     /// Fewest GPUs that hold weights, gradients and optimizer states, all of them sharded.
     pub least_gpus: u64,
-    /// Training compute in days of 10^15 FLOP/s, attention left out.
+    /// Training compute in days of 10^15 FLOP/s, by the count of [`crate::planner::Rates::mfu`].
     pub petaflop_days: Option<f64>,
     /// Days at [`ACHIEVABLE_MFU`] without any loss.
     pub days_at_achievable_mfu: Option<f64>,
@@ -274,7 +274,9 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let run = prepared.run(prediction);
     let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
     let cost = whole.map_or_else(|| step_cost(&run).per_step, |run| run.dollars.total);
-    let training = job.tokens.map(|tokens| training_flops(prepared.parameters.active, tokens));
+    let rates = prepared.rates(plan, prediction);
+    let per_token = rates.mfu * ceilings.compute.0 / rates.tokens_per_s_per_gpu;
+    let training = job.tokens.map(|tokens| Flops(per_token * tokens.0 as f64));
     let batch = reference.batch.map(|from| {
         batch_advice(&BatchChange {
             from,
@@ -300,7 +302,7 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
         },
         products,
         gradients,
-        waste: waste(cost, prepared.rates(plan, prediction).mfu, ACHIEVABLE_MFU),
+        waste: waste(cost, rates.mfu, ACHIEVABLE_MFU),
         precision: precision_advice(job.precision),
         schedule: batch.as_ref().and_then(|batch| batch.schedule(DECAYED_RATE)),
         batch,

@@ -83,7 +83,7 @@ pub struct Hopeless {
 }
 
 /// The longest group of layers that full, uniform recomputation is tried with.
-const LONGEST_GROUP: u32 = 8;
+pub const LONGEST_GROUP: u32 = 8;
 
 impl RecomputeFamily {
     /// The Pareto set of legal modes in one cell.

@@ -1739,3 +1739,67 @@ fn plans_for_accelerate_and_deepspeed_are_those_that_they_train() {
     let table = stdout(&autoplan(&again));
     assert!(near.starts_with("tp2 ") && table.contains(near), "{near}\n{table}");
 }
+
+/// A range means every number of whole nodes, not only those that divide well; a long one says which it tries.
+#[test]
+fn ranges_of_gpus_try_every_number_of_nodes() {
+    let job = |gpus: &'static str| {
+        autoplan(&[
+            "plan",
+            "llama3.1-8b",
+            "dgx-h100",
+            "--gpus",
+            gpus,
+            "-b",
+            "1056",
+            "-s",
+            "4096",
+            "--top",
+            "40",
+        ])
+    };
+    let near = stdout(&job("257..287"));
+    assert!(near.contains("on 3 choices of GPUs") && near.contains(" 264 "), "{near}");
+    let one = stdout(&job("81..95"));
+    assert!(one.contains("on 88 x NVIDIA H100"), "{one}");
+    let small = stdout(&job("2..4"));
+    assert!(small.contains("on 3 choices of GPUs"), "{small}");
+    let long = stderr(&job("8..512"));
+    assert!(long.contains("of 64 numbers of whole nodes are tried"), "{long}");
+}
+
+/// Of several clusters the one whose plans come too late is named beside the plans of the others.
+#[test]
+fn a_cluster_that_misses_the_deadline_is_named() {
+    let job = [
+        "plan",
+        "llama3.1-70b",
+        "dgx-a100,dgx-b200",
+        "-g",
+        "256",
+        "-b",
+        "512",
+        "-s",
+        "4096",
+        "--tokens",
+        "1T",
+    ];
+    let planned = stdout(&autoplan(&[&job[..], &["--deadline", "25d"]].concat()));
+    assert!(planned.contains("256 x dgx-a100: the fastest plan, "), "{planned}");
+    assert!(planned.contains(": after the deadline"), "{planned}");
+    assert!(planned.contains("dgx-b200"), "{planned}");
+}
+
+#[test]
+fn what_is_not_searched_is_refused_at_once() {
+    let job = ["llama3.1-8b", "dgx-h100", "-b", "64", "-s", "4096"];
+    for (words, said) in [
+        (&["plan", "-g", "64", "--fix", "recompute=full:uniform:9"][..], "the nearest is full:uniform:8"),
+        (&["plan", "-g", "64", "--tokens", "1T", "--deadline", "0d"], "--deadline must be positive"),
+        (&["explain", "-g", "100"], "the nearest counts are 96 and 104"),
+    ] {
+        let refused = autoplan(&[&words[..1], &job, &words[1..]].concat());
+        assert_eq!(refused.status.code(), Some(2), "{words:?}");
+        assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
+    }
+}

@@ -14,6 +14,7 @@ use super::plan::whole_nodes;
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::candidates::Space;
+use crate::cost::money::Pricing;
 use crate::plan::{Offload, Plan};
 use crate::planner::Prepared;
 use crate::spec;
@@ -110,6 +111,14 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<Ending, Failure> {
         Some(limit) if limit.0 <= 0.0 => return Err(Failure::Usage("--time-limit must be positive".into())),
         limit => limit.map(|l| Duration::from_secs_f64(l.0.min(1e9))),
     };
+    if args.job.tokens.is_some() || args.job.price != Pricing::OnDemand {
+        return Err(Failure::Usage(
+            "a survey is of steps, not of runs and their dollars: leave --tokens and --price to `autoplan plan`".into(),
+        ));
+    }
+    if args.cluster.contains(',') {
+        return Err(Failure::Usage(format!("{}: a survey is of one cluster", args.cluster)));
+    }
     let machine = spec::load_cluster(&args.cluster)?;
     whole_nodes(&machine, args.gpus)?;
     let task = args.job.task(&args.model, &machine, args.gpus)?;

@@ -1793,10 +1793,13 @@ fn a_cluster_that_misses_the_deadline_is_named() {
 #[test]
 fn what_is_not_searched_is_refused_at_once() {
     let job = ["llama3.1-8b", "dgx-h100", "-b", "64", "-s", "4096"];
+    let several = ["survey", "llama3.1-8b", "dgx-h100,dgx-b200", "-g", "64", "-b", "64", "-s", "4096"];
+    assert!(stderr(&autoplan(&several)).contains("a survey is of one cluster"));
     for (words, said) in [
         (&["plan", "-g", "64", "--fix", "recompute=full:uniform:9"][..], "the nearest is full:uniform:8"),
         (&["plan", "-g", "64", "--tokens", "1T", "--deadline", "0d"], "--deadline must be positive"),
         (&["explain", "-g", "100"], "the nearest counts are 96 and 104"),
+        (&["survey", "-g", "64", "--tokens", "1T"], "leave --tokens and --price to `autoplan plan`"),
     ] {
         let refused = autoplan(&[&words[..1], &job, &words[1..]].concat());
         assert_eq!(refused.status.code(), Some(2), "{words:?}");

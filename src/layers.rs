@@ -70,6 +70,12 @@ impl LayerParameters {
 }
 
 impl Layers {
+    /// Whether attention of any layer has sinks.
+    #[must_use]
+    pub fn have_sinks(&self) -> bool {
+        self.kinds.iter().any(|kind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.sinks))
+    }
+
     /// Flattens a validated model.
     #[must_use]
     pub fn new(model: &Model) -> Self {

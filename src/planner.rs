@@ -451,21 +451,25 @@ impl Prepared<'_> {
     pub fn rates(&self, plan: &Plan, prediction: &Prediction) -> Rates {
         let job = &self.task.job;
         let step = prediction.step().seconds();
-        let (batch, length) = (u64::from(job.global_batch_size), u64::from(job.sequence_length));
-        let packed = job.packed.as_ref();
-        let flops = |count| {
-            let all = packed_model_flops(&self.task.model, &self.layers, batch, length, packed, count);
-            all - self.frozen_flops(all, count)
-        };
         let peak = self.task.machine.accelerator.peak(job.precision.format());
         let available = peak.0 * f64::from(job.gpus) * step.0;
-        let model = flops(AttentionCount::Causal);
+        let model = self.step_flops(AttentionCount::Causal);
         Rates {
             tokens_per_s_per_gpu: self.tokens_per_step().0 as f64 / step.0 / f64::from(job.gpus),
             mfu: model.0 / available,
-            mfu_full_attention: flops(AttentionCount::Full).0 / available,
+            mfu_full_attention: self.step_flops(AttentionCount::Full).0 / available,
             hfu: self.hardware_flops(plan, model).0 / available,
         }
+    }
+
+    /// Model FLOPs of one step.
+    #[must_use]
+    pub fn step_flops(&self, count: AttentionCount) -> Flops {
+        let job = &self.task.job;
+        let (batch, length) = (u64::from(job.global_batch_size), u64::from(job.sequence_length));
+        let packed = job.packed.as_ref();
+        let all = packed_model_flops(&self.task.model, &self.layers, batch, length, packed, count);
+        all - self.frozen_flops(all, count)
     }
 
     /// FLOPs of the weight gradients that a frozen base does without: a third of what its products take (`all`, of a

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Rates of kernels on one GPU, as JSON: python3 benches/gpu/rates.py OUT.json (PyTorch with CUDA; three minutes).
+"""Rates of kernels on one GPU, as JSON: python3 benches/gpu/rates.py OUT.json (PyTorch with CUDA; a minute or two).
 
 results/own/one-h100-rates.json is what its first form gave on an H100; results/own/one-h100.md says what follows.
 Products and attention are in TFLOP/s (attention: the causal half), memory in TB/s, and what element-wise kernels take in

@@ -9,6 +9,7 @@ use super::replay::{Order, Passes};
 use super::timing::Prices;
 use super::{Given, Ledger, Sequence, rank_of, spans};
 use crate::cost::step::Prediction;
+use crate::frameworks::hf::eager_attention;
 use crate::frameworks::profile::OffloadedActivations;
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule,
@@ -397,7 +398,8 @@ impl<'a> Holdings<'a> {
     /// mask in memory; and the output a second time where heads were exchanged, or sequences and positions.
     fn core(&self, share: &Share, (heads, sinks): (u64, bool), output: f64, layer: &mut Layer) {
         let architecture = self.given.machine.accelerator.architecture;
-        let scores = self.given.profile.kernels.scores(architecture, self.given.model, sinks);
+        let scores =
+            self.given.profile.kernels.scores(architecture, eager_attention(self.given.model, sinks));
         let per_query = scores.map_or(4.0, |scores| {
             scores.kept * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
         });

@@ -238,7 +238,8 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             own_job(&args.what, "a launch", &args.job.beside_a_launch())?;
             let machine = spec::load_cluster(cluster)?;
             let counts = args.gpus.as_ref().map(|gpus| gpu_counts(gpus, machine.cluster.gpus_per_node));
-            let gpus = match counts.transpose()?.as_deref() {
+            let counts = counts.transpose()?.map(|asked| asked.counts);
+            let gpus = match counts.as_deref() {
                 None => None,
                 Some([gpus]) => Some(*gpus),
                 Some(_) => return Err(Failure::Usage("explain takes one number of GPUs".into())),
@@ -280,7 +281,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
                 let what = &args.what;
                 return Err(Failure::Usage(format!("{what} is a model, and {option} is for launches")));
             }
-            let counts = gpu_counts(gpus, machine.cluster.gpus_per_node)?;
+            let counts = gpu_counts(gpus, machine.cluster.gpus_per_node)?.counts;
             let [gpus] = counts.as_slice() else {
                 return Err(Failure::Usage("explain takes one number of GPUs".into()));
             };

@@ -7,7 +7,7 @@ use super::fix::unavailable;
 use super::models::group;
 use super::output::{Report, Section, money, seconds};
 use super::progress::Bar;
-use super::remedies::{Bounds, Remedy, remedies, within};
+use super::remedies::{Bounds, Remedy, remedies, run_of, within};
 use crate::candidates::SplitLost;
 use crate::cost::money::{RunCost, run_cost};
 use crate::planner::{NearestMiss, Prepared};
@@ -106,17 +106,15 @@ fn days_and_dollars(run: &RunCost) -> String {
 }
 
 /// The whole run of a section's fastest plan.
-fn run_of(section: &Section) -> Option<RunCost> {
-    let best = section.answer.found.first()?;
-    let tokens = section.prepared.task.job.tokens?;
-    run_cost(&section.prepared.run(&best.prediction), tokens).ok()
+fn fastest_run(section: &Section) -> Option<RunCost> {
+    run_of(section.prepared, section.answer.found.first()?)
 }
 
 /// How far the fastest plan is from a deadline or a budget.
 fn out_of_bounds(section: &Section, bounds: Bounds) -> Option<String> {
     let best = section.answer.found.first()?;
     let (gpus, cluster) = (section.prepared.task.job.gpus, &section.cluster);
-    Some(match run_of(section) {
+    Some(match fastest_run(section) {
         Some(run) => {
             let late = bounds.deadline.is_some_and(|limit| run.time.total.0 > limit.0);
             let dear = bounds.budget.is_some_and(|limit| run.dollars.total.0 > limit.0);
@@ -141,20 +139,15 @@ fn out_of_bounds(section: &Section, bounds: Bounds) -> Option<String> {
     })
 }
 
-/// Of a choice of GPUs of which no plan keeps a deadline and a budget: how far the fastest is from them.
+/// Of a choice of GPUs with plans of which none keeps a deadline and a budget: how far the fastest is from them.
 pub(crate) fn beyond(section: &Section, bounds: Bounds) -> Option<String> {
-    let tokens = section.prepared.task.job.tokens;
-    let admitted = |found: &Found| {
-        let run = tokens.and_then(|tokens| run_cost(&section.prepared.run(&found.prediction), tokens).ok());
-        bounds.admit(run.as_ref())
-    };
-    let none = bounds != Bounds::default() && !section.answer.found.iter().any(admitted);
-    none.then(|| out_of_bounds(section, bounds)).flatten()
+    let admitted = |found: &Found| bounds.admit(run_of(section.prepared, found).as_ref());
+    if section.answer.found.iter().any(admitted) { None } else { out_of_bounds(section, bounds) }
 }
 
 /// Ways out from the choice of GPUs that comes nearest.
 fn ways_out(report: &Report) -> Vec<Remedy> {
-    let found = || report.sections.iter().filter_map(|section| Some((section, run_of(section)?)));
+    let found = || report.sections.iter().filter_map(|section| Some((section, fastest_run(section)?)));
     let nearest = match report.bounds.deadline {
         Some(_) => found().min_by(|a, b| a.1.time.total.0.total_cmp(&b.1.time.total.0)),
         None => found().min_by(|a, b| a.1.dollars.total.0.total_cmp(&b.1.dollars.total.0)),

@@ -268,12 +268,20 @@ pub(crate) fn framework(name: &str) -> Result<(Target, String, &'static Profile)
     Ok((target, name, profile))
 }
 
-/// Numbers of whole nodes in a range up to which all of them are tried.
+/// Numbers in a range up to which all of them are tried.
 const EVERY: usize = 32;
 
-/// Numbers of GPUs: `N`, `A,B,C` or `A..B`. A range means every number of whole nodes in it, or of GPUs of one node; where
-/// those are too many, the ones that are products of 2, 3, 5 and 7, which a note says.
-pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure> {
+/// Numbers of GPUs that are asked for.
+pub(crate) struct GpuCounts {
+    /// Ascending, each once.
+    pub(crate) counts: Vec<u32>,
+    /// What a range leaves out, if anything.
+    pub(crate) note: Option<String>,
+}
+
+/// Numbers of GPUs: `N`, `A,B,C` or `A..B`. A range means every number of whole nodes in it, and of GPUs of one node; where
+/// those are too many, the ones that are products of 2, 3, 5 and 7.
+pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure> {
     let bad = || {
         Failure::Usage(format!(
             "--gpus {text}: expected a number from 1 to 10000000, a list A,B,C or a range A..B"
@@ -290,24 +298,25 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<Vec<u32>, Failure>
         }
         let within_node = from..=to.min(per_node.saturating_sub(1));
         let nodes = from.div_ceil(per_node).max(1)..=to / per_node;
-        let all: Vec<u32> = within_node.chain(nodes.map(|nodes| nodes * per_node)).collect();
-        let unit = |n: u32| if n < per_node { n } else { n / per_node };
-        let mut counts = all.clone();
-        if all.len() > EVERY {
-            counts.retain(|&n| super::plan::smooth(unit(n)));
-            let (tried, all) = (counts.len(), all.len());
-            anstream::eprintln!(
-                "note: --gpus {text}: {tried} of {all} numbers of whole nodes are tried, those that are products of 2, 3, 5 and 7; a list A,B,C names others"
-            );
+        let mut counts: Vec<u32> = within_node.chain(nodes.map(|nodes| nodes * per_node)).collect();
+        let all = counts.len();
+        if all > EVERY {
+            counts.retain(|&n| super::plan::smooth(if n < per_node { n } else { n / per_node }));
         }
+        let note = (counts.len() < all).then(|| {
+            format!(
+                "--gpus {text}: {} of {all} numbers are tried, products of 2, 3, 5 and 7 nodes; a list A,B,C names others",
+                counts.len()
+            )
+        });
         if counts.is_empty() {
             counts = vec![from, to];
             counts.dedup();
         }
-        return Ok(counts);
+        return Ok(GpuCounts { counts, note });
     }
     let mut counts = text.split(',').map(number).collect::<Result<Vec<u32>, Failure>>()?;
     counts.sort_unstable();
     counts.dedup();
-    Ok(counts)
+    Ok(GpuCounts { counts, note: None })
 }

@@ -535,12 +535,8 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
             writeln!(out, "stopped before a plan was found on {cluster} with {} GPUs", counts(&stopped))?;
         }
     }
-    for section in report.sections.iter().filter(|section| several && !empty(section)) {
-        if !rows.iter().any(|row| std::ptr::eq(row.section, section))
-            && let Some(missed) = no_plan::beyond(section, report.bounds)
-        {
-            writeln!(out, "{missed}")?;
-        }
+    for missed in report.sections.iter().filter_map(|section| no_plan::beyond(section, report.bounds)) {
+        writeln!(out, "{missed}")?;
     }
     let proved = report.sections.iter().filter(|s| s.answer.stop == Stop::Proved && !empty(s));
     let proved: Vec<&Section> = proved.collect();
@@ -795,6 +791,9 @@ fn json(report: &Report, rows: &[Row]) -> Value {
             });
             if let Some(own) = s.prepared.cost().own_runs() {
                 search["own_runs"] = json!(own);
+            }
+            if let Some(missed) = no_plan::beyond(s, report.bounds) {
+                search["missed"] = json!(missed);
             }
             search
         })

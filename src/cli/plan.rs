@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::check::verify;
-use super::options::{JobArgs, gpu_counts, inexpressible};
+use super::options::{GpuCounts, JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, PlannedPhase, Report, Section};
 use super::progress::Bar;
 use super::remedies::Bounds;
@@ -24,7 +24,7 @@ pub(crate) struct PlanArgs {
     model: String,
     /// A shipped cluster's name (see `autoplan clusters`) or a .ron file; several with commas.
     cluster: String,
-    /// GPUs: N, a list A,B,C, or a range A..B: of whole nodes every number, or where those are more than 32, the ones
+    /// GPUs: N, a list A,B,C, or a range A..B: every number of whole nodes, or where those are more than 32, the ones
     /// that are products of 2, 3, 5 and 7.
     #[arg(long, short = 'g', allow_negative_numbers = true)]
     gpus: String,
@@ -220,9 +220,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         ..Request::default()
     };
     let mut tasks: Vec<(String, Task)> = Vec::new();
-    let mut unable: Vec<String> = Vec::new();
+    let (mut unable, mut notes): (Vec<String>, Vec<String>) = Default::default();
     for (name, machine) in &machines {
-        let mut counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
+        let GpuCounts { mut counts, note } = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
+        notes.extend(note.filter(|note| !notes.contains(note)));
         if args.gpus_at_most {
             counts = counts.iter().flat_map(|&n| at_most(n, machine.cluster.gpus_per_node)).collect();
             counts.sort_unstable();
@@ -241,7 +242,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     if tasks.is_empty() && !unable.is_empty() {
         return Err(Failure::Usage(unable.join("\nerror: ")));
     }
-    for reason in &unable {
+    for reason in notes.iter().chain(&unable) {
         anstream::eprintln!("note: {reason}");
     }
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
@@ -318,7 +319,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         ));
     }
     let machine = spec::load_cluster(&args.cluster)?;
-    let counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
+    let counts = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?.counts;
     let [gpus] = counts.as_slice() else {
         return Err(Failure::Usage("phases take one cluster and one number of GPUs".into()));
     };

@@ -71,7 +71,7 @@ impl Remedies<'_> {
 }
 
 /// The whole run of a plan, where the job says how many tokens it trains.
-fn run_of(prepared: &Prepared, found: &Found) -> Option<RunCost> {
+pub(super) fn run_of(prepared: &Prepared, found: &Found) -> Option<RunCost> {
     run_cost(&prepared.run(&found.prediction), prepared.task.job.tokens?).ok()
 }
 
@@ -258,10 +258,13 @@ pub(crate) fn within(task: &Task, bounds: Bounds, fastest: &RunCost, observer: &
     const FURTHEST: f64 = 64.0;
     /// Numbers tried between one that keeps the limits and one that does not.
     const NEARER: usize = 6;
-    /// How much more than its share a number of GPUs can be expected to do, where memory was short before.
+    /// How much more than in proportion to their number GPUs are expected to do at most, as memory gets less short.
     const BETTER: f64 = 1.25;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
     let (gpus, per_node) = (task.job.gpus, task.machine.cluster.gpus_per_node);
+    // What is not nearly enough is not searched.
+    let share = bounds.deadline.map_or(0.0, |deadline| fastest.time.total.0 / deadline.0);
+    let enough = (f64::from(gpus) * share / BETTER) as u32;
     let counts = |more: bool| {
         let steps = (1..).map(|n| STEP.powi(n)).take_while(|&by| by <= FURTHEST);
         let count = move |by: f64| {
@@ -273,11 +276,7 @@ pub(crate) fn within(task: &Task, bounds: Bounds, fastest: &RunCost, observer: &
         };
         let mut counts: Vec<u32> = steps.map(count).filter(|&n| n != gpus && possible(task, n)).collect();
         counts.dedup();
-        // What is not nearly enough is not searched.
-        let least = |deadline: Seconds| f64::from(gpus) * fastest.time.total.0 / deadline.0.max(0.0) / BETTER;
-        if let (true, Some(deadline)) = (more, bounds.deadline) {
-            counts.retain(|&n| f64::from(n) >= least(deadline));
-        }
+        counts.retain(|&n| !more || n >= enough);
         counts
     };
     for (wanted, more) in [(bounds.deadline.is_some(), true), (bounds.budget.is_some(), false)] {
@@ -291,6 +290,7 @@ pub(crate) fn within(task: &Task, bounds: Bounds, fastest: &RunCost, observer: &
             // Between that number and the last that does not keep it, some may be nearer.
             let last = if at == 0 { gpus } else { counts[at - 1] };
             let (low, high) = (last.min(counts[at]) + 1, last.max(counts[at]));
+            let low = if more { low.max(enough) } else { low };
             let smooth =
                 |n: &u32| n % per_node == 0 && super::plan::smooth(n / per_node) && possible(task, *n);
             let mut between: Vec<u32> = (low..high).filter(smooth).collect();

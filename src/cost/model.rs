@@ -10,6 +10,7 @@ use crate::cost::{
     ModuleCost, OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, own_runs};
+use crate::frameworks::hf::eager_attention;
 use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -409,13 +410,12 @@ impl<'a> CostModel<'a> {
     ) -> Self {
         let a = accelerator.architecture;
         let k = &profile.kernels;
-        let sinks = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.sinks);
         let device = Device::new(
             accelerator,
             job.precision.format(),
             k.gemm.get(a),
             k.attention_kernel.get(a),
-            k.scores(a, model, layers.kinds.iter().any(sinks)),
+            k.scores(a, eager_attention(model, layers.have_sinks())),
             k.attention.get(a),
         );
         let experts = layers.kinds.iter().any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_)));

@@ -14,6 +14,7 @@ use crate::cost::roofline::{Ceiling, Ceilings};
 use crate::cost::scaling::{least_gpus, petaflop_days, time_at};
 use crate::cost::step::{Prediction, predict};
 use crate::frameworks::{Context, legal_plan};
+use crate::layers::AttentionCount;
 use crate::memory::{moment_bytes, states, zero_bytes};
 use crate::plan::{Layout, Plan};
 use crate::planner::Prepared;
@@ -274,9 +275,9 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let run = prepared.run(prediction);
     let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
     let cost = whole.map_or_else(|| step_cost(&run).per_step, |run| run.dollars.total);
-    let rates = prepared.rates(plan, prediction);
-    let per_token = rates.mfu * ceilings.compute.0 / rates.tokens_per_s_per_gpu;
-    let training = job.tokens.map(|tokens| Flops(per_token * tokens.0 as f64));
+    let steps = |tokens: Tokens| tokens.0 as f64 / prepared.tokens_per_step().0 as f64;
+    let training =
+        job.tokens.map(|tokens| Flops(prepared.step_flops(AttentionCount::Causal).0 * steps(tokens)));
     let batch = reference.batch.map(|from| {
         batch_advice(&BatchChange {
             from,
@@ -302,7 +303,7 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
         },
         products,
         gradients,
-        waste: waste(cost, rates.mfu, ACHIEVABLE_MFU),
+        waste: waste(cost, prepared.rates(plan, prediction).mfu, ACHIEVABLE_MFU),
         precision: precision_advice(job.precision),
         schedule: batch.as_ref().and_then(|batch| batch.schedule(DECAYED_RATE)),
         batch,

@@ -21,14 +21,21 @@ pub struct HfModel {
     pub layer_class: &'static str,
     /// DeepSpeed's preset for its experts, where it has one.
     pub expert_preset: Option<&'static str>,
+    /// Whether it has [`eager_attention`].
+    eager: bool,
+}
+
+/// Whether Transformers computes attention eagerly: biases of ALiBi and sinks go through no fused kernel of PyTorch.
+#[must_use]
+pub fn eager_attention(model: &Model, sinks: bool) -> bool {
+    sinks || matches!(model.position, Position::Alibi)
 }
 
 impl HfModel {
-    /// The attention that `from_config` takes: `sdpa` where the class has it (biases of ALiBi and sinks do not go
-    /// through it).
+    /// The attention that `from_config` takes: `sdpa` where the class has it.
     #[must_use]
     pub fn attention(&self) -> &'static str {
-        if matches!(self.family(), "bloom" | "gpt_oss") { "eager" } else { "sdpa" }
+        if self.eager { "eager" } else { "sdpa" }
     }
 
     /// Its `model_type`.
@@ -111,7 +118,8 @@ impl HfModel {
         config.insert("vocab_size".into(), json!(model.vocabulary));
         config.insert("tie_word_embeddings".into(), json!(model.tied_embeddings));
         config.insert("use_cache".into(), json!(false));
-        Some(Self { config, layer_class: family.layer_class, expert_preset: family.expert_preset })
+        let eager = eager_attention(model, layers.have_sinks());
+        Some(Self { config, layer_class: family.layer_class, expert_preset: family.expert_preset, eager })
     }
 }
 

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Target;
 use crate::spec::cluster::{Architecture, AttentionKernel};
 use crate::spec::job::{ExpertCapacity, Precision};
-use crate::spec::model::{Fault, Model, Position};
+use crate::spec::model::Fault;
 use crate::units::Seconds;
 
 static FILES: Dir = include_dir!("$CARGO_MANIFEST_DIR/src/frameworks/profiles");
@@ -208,7 +208,7 @@ pub struct Kernels {
     pub attention_kernel: PerArchitecture<AttentionKernel>,
     /// Factor on their rate.
     pub attention: PerArchitecture,
-    /// Attention with sinks or position biases computes its scores in memory, one operation after the other.
+    /// What attention that Transformers computes eagerly does with its scores ([`super::hf::eager_attention`]).
     #[serde(default)]
     pub eager_scores: Option<EagerScores>,
     /// Factor on the traffic of norms and residuals (1: fused).
@@ -244,14 +244,14 @@ impl EagerScores {
 }
 
 impl Kernels {
-    /// The scores that attention of a model, with or without sinks, computes in memory; none where its kernels are fused.
+    /// The scores that attention computes in memory, where Transformers would do so eagerly or not; none where its kernels
+    /// are fused.
     #[must_use]
-    pub fn scores(&self, architecture: Architecture, model: &Model, sinks: bool) -> Option<EagerScores> {
-        if self.attention_kernel.get(architecture) == AttentionKernel::Unfused {
-            return Some(EagerScores::MEGATRON);
+    pub fn scores(&self, architecture: Architecture, eager: bool) -> Option<EagerScores> {
+        match self.attention_kernel.get(architecture) {
+            AttentionKernel::Unfused => Some(EagerScores::MEGATRON),
+            AttentionKernel::Flash2 | AttentionKernel::Vendor => self.eager_scores.filter(|_| eager),
         }
-        let eager = sinks || matches!(model.position, Position::Alibi);
-        self.eager_scores.filter(|_| eager)
     }
 }
 

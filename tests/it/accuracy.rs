@@ -40,33 +40,45 @@ struct Own {
     runs: &'static str,
     page: &'static str,
     predicted: &'static str,
-    /// By row of the page's table: beginning of profiles, and how many runs have a step time and a peak of memory.
-    rows: [(&'static str, &'static str, [usize; 2]); 4],
+    /// By row of the page's table: which runs, and how many have a step time and a peak of memory.
+    rows: &'static [(&'static str, Which, [usize; 2])],
 }
 
-const OWN: [Own; 2] = [
-    Own {
-        runs: include_str!("../../results/own/one-h100.csv"),
-        page: include_str!("../../results/own/one-h100.md"),
-        predicted: include_str!("../../results/own/one-h100-predicted.csv"),
-        rows: [
-            ("DeepSpeed", "deepspeed", [14, 14]),
-            ("Accelerate", "accelerate", [13, 12]),
-            ("torchtitan", "torchtitan", [7, 8]),
-            ("all", "", [34, 34]),
-        ],
-    },
-    Own {
-        runs: include_str!("../../results/own/one-h200.csv"),
-        page: include_str!("../../results/own/one-h200.md"),
-        predicted: include_str!("../../results/own/one-h200-predicted.csv"),
-        rows: [
-            ("DeepSpeed", "deepspeed", [26, 26]),
-            ("Accelerate", "accelerate", [18, 18]),
-            ("torchtitan", "torchtitan", [4, 4]),
-            ("all", "", [48, 48]),
-        ],
-    },
+#[derive(Clone, Copy)]
+enum Which {
+    All,
+    /// Under profiles that begin so.
+    Profile(&'static str),
+    /// But for those with names that begin so.
+    Without(&'static [&'static str]),
+}
+
+macro_rules! own {
+    ($runs:literal on $page:literal: $rows:expr) => {
+        Own {
+            runs: include_str!(concat!("../../results/own/", $runs, ".csv")),
+            page: include_str!(concat!("../../results/own/", $page, ".md")),
+            predicted: include_str!(concat!("../../results/own/", $runs, "-predicted.csv")),
+            rows: $rows,
+        }
+    };
+}
+
+const OWN: [Own; 3] = [
+    own!("one-h100" on "one-h100": &[
+        ("DeepSpeed", Which::Profile("deepspeed"), [14, 14]),
+        ("Accelerate", Which::Profile("accelerate"), [13, 12]),
+        ("torchtitan", Which::Profile("torchtitan"), [7, 8]),
+        ("all", Which::All, [34, 34]),
+    ]),
+    own!("one-h200" on "one-h200": &[
+        ("DeepSpeed", Which::Profile("deepspeed"), [26, 26]),
+        ("Accelerate", Which::Profile("accelerate"), [18, 18]),
+        ("torchtitan", Which::Profile("torchtitan"), [4, 4]),
+        ("all", Which::All, [48, 48]),
+        ("without repeats", Which::Without(&["h", "t01"]), [41, 41]),
+    ]),
+    own!("one-h100-again" on "one-h200": &[("H100 again", Which::All, [14, 14])]),
 ];
 
 #[test]
@@ -104,9 +116,13 @@ impl Own {
                 format!("{:+.1}", 100.0 * median(errors)).replace("-0.0", "0.0").replace("+0.0", "0.0");
             format!("{:.1} % ({bias})", 100.0 * absolute)
         };
-        for (title, profile, readings) in self.rows {
-            let rows =
-                || own.rows.iter().filter(|row| row.profile.is_some_and(|own| own.starts_with(profile)));
+        for &(title, which, readings) in self.rows {
+            let of = |row: &&RowReport| match which {
+                Which::All => true,
+                Which::Profile(begins) => row.profile.is_some_and(|own| own.starts_with(begins)),
+                Which::Without(others) => !others.iter().any(|begins| row.id.starts_with(begins)),
+            };
+            let rows = || own.rows.iter().filter(of);
             let errors = |pairs: Vec<Option<[f64; 2]>>| -> Vec<f64> {
                 pairs.into_iter().flatten().map(|[predicted, measured]| predicted / measured - 1.0).collect()
             };

@@ -1740,69 +1740,63 @@ fn plans_for_accelerate_and_deepspeed_are_those_that_they_train() {
     assert!(near.starts_with("tp2 ") && table.contains(near), "{near}\n{table}");
 }
 
-/// A range means every number of whole nodes, not only those that divide well; a long one says which it tries.
+/// What a command of several words does.
+fn autoplan_says(command: &str) -> Output {
+    autoplan(&command.split_whitespace().collect::<Vec<&str>>())
+}
+
+/// A range means every number of whole nodes, not only those that divide well; a long one says once which it tries.
 #[test]
 fn ranges_of_gpus_try_every_number_of_nodes() {
-    let job = |gpus: &'static str| {
-        autoplan(&[
-            "plan",
-            "llama3.1-8b",
-            "dgx-h100",
-            "--gpus",
-            gpus,
-            "-b",
-            "1056",
-            "-s",
-            "4096",
-            "--top",
-            "40",
-        ])
-    };
-    let near = stdout(&job("257..287"));
+    let plan = |on: &str| autoplan_says(&format!("plan llama3.1-8b {on} -b 1056 -s 4096 --top 40"));
+    let near = stdout(&plan("dgx-h100 --gpus 257..287"));
     assert!(near.contains("on 3 choices of GPUs") && near.contains(" 264 "), "{near}");
-    let one = stdout(&job("81..95"));
+    let one = stdout(&plan("dgx-h100 --gpus 81..95"));
     assert!(one.contains("on 88 x NVIDIA H100"), "{one}");
-    let small = stdout(&job("2..4"));
+    let small = stdout(&plan("dgx-h100 --gpus 2..4"));
     assert!(small.contains("on 3 choices of GPUs"), "{small}");
-    let long = stderr(&job("8..512"));
-    assert!(long.contains("of 64 numbers of whole nodes are tried"), "{long}");
+    let long = stderr(&plan("dgx-h100,dgx-a100 --gpus 256..512"));
+    assert_eq!(long.matches(" of 33 numbers are tried").count(), 1, "{long}");
 }
 
 /// Of several clusters the one whose plans come too late is named beside the plans of the others.
 #[test]
 fn a_cluster_that_misses_the_deadline_is_named() {
-    let job = [
-        "plan",
-        "llama3.1-70b",
-        "dgx-a100,dgx-b200",
-        "-g",
-        "256",
-        "-b",
-        "512",
-        "-s",
-        "4096",
-        "--tokens",
-        "1T",
-    ];
-    let planned = stdout(&autoplan(&[&job[..], &["--deadline", "25d"]].concat()));
+    let job = "plan llama3.1-70b dgx-a100,dgx-b200 -g 256 -b 512 -s 4096 --tokens 1T --deadline 25d";
+    let planned = stdout(&autoplan_says(job));
     assert!(planned.contains("256 x dgx-a100: the fastest plan, "), "{planned}");
     assert!(planned.contains(": after the deadline"), "{planned}");
-    assert!(planned.contains("dgx-b200"), "{planned}");
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&autoplan_says(&format!("{job} --format json")))).unwrap();
+    let searches = json["searches"].as_array().unwrap();
+    let missed: Vec<bool> = searches.iter().map(|search| search["missed"].is_string()).collect();
+    assert_eq!(missed, [true, false], "{searches:?}");
+    assert!(json["plans"].as_array().unwrap().iter().all(|plan| plan["cluster"] == "dgx-b200"));
+}
+
+/// Days at a utilisation are those of the plan with its own: both count the same FLOPs.
+#[test]
+fn days_at_a_utilisation_count_what_it_counts() {
+    let job = "explain llama3.1-8b dgx-h100 -g 64 -b 256 -s 8192 --tokens 1T --alone --format json";
+    let json: serde_json::Value = serde_json::from_str(&stdout(&autoplan_says(job))).unwrap();
+    let number = |at: &str| json.pointer(at).and_then(serde_json::Value::as_f64).unwrap();
+    let steps = 1e12 / (256.0 * 8192.0);
+    let busy = number("/step_time_s") * steps / 86_400.0;
+    let days = number("/advice/walls/days_at_achievable_mfu");
+    assert!((days / (busy * number("/mfu") / 0.5) - 1.0).abs() < 1e-9, "{days} {busy}");
 }
 
 #[test]
 fn what_is_not_searched_is_refused_at_once() {
-    let job = ["llama3.1-8b", "dgx-h100", "-b", "64", "-s", "4096"];
-    let several = ["survey", "llama3.1-8b", "dgx-h100,dgx-b200", "-g", "64", "-b", "64", "-s", "4096"];
-    assert!(stderr(&autoplan(&several)).contains("a survey is of one cluster"));
-    for (words, said) in [
-        (&["plan", "-g", "64", "--fix", "recompute=full:uniform:9"][..], "the nearest is full:uniform:8"),
-        (&["plan", "-g", "64", "--tokens", "1T", "--deadline", "0d"], "--deadline must be positive"),
-        (&["explain", "-g", "100"], "the nearest counts are 96 and 104"),
-        (&["survey", "-g", "64", "--tokens", "1T"], "leave --tokens and --price to `autoplan plan`"),
+    for (command, said) in [
+        ("plan llama3.1-8b dgx-h100 -g 64 -b 64 -s 4096 --fix recompute=full:uniform:9", "full:uniform:8"),
+        ("plan llama3.1-8b dgx-h100 -g 64 -b 64 -s 4096 --tokens 1T --deadline 0d", "must be positive"),
+        ("explain llama3.1-8b dgx-h100 -g 100 -b 100 -s 4096", "the nearest counts are 96 and 104"),
+        ("survey llama3.1-8b dgx-h100 -g 64 -b 64 -s 4096 --tokens 1T", "leave --tokens and --price"),
+        ("survey llama3.1-8b dgx-h100,dgx-b200 -g 64 -b 64 -s 4096", "a survey is of one cluster"),
     ] {
-        let refused = autoplan(&[&words[..1], &job, &words[1..]].concat());
-        assert_eq!(refused.status.code(), Some(2), "{words:?}");
+        let refused = autoplan_says(command);
+        assert_eq!(refused.status.code(), Some(2), "{command}");
         assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
     }
 }

@@ -16,7 +16,7 @@ use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
 };
-use crate::plan::{Layout, Offload, Plan, Recompute};
+use crate::plan::{Dispatcher, Layout, Offload, Plan, Recompute};
 use crate::search::{Answer, Found, Observer, Request, Search, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -283,6 +283,15 @@ impl Prepared<'_> {
     #[must_use]
     pub fn has_experts(&self) -> bool {
         self.context.has_experts()
+    }
+
+    /// Whether tokens go to the experts of a plan by a library whose released builds do not run over the cluster's network.
+    #[must_use]
+    pub fn needs_own_dispatcher(&self, plan: &Plan) -> bool {
+        let (layout, cluster) = (plan.layout(), &self.task.machine.cluster);
+        let library = matches!(layout.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
+        let ranks = layout.expert_parallel * layout.expert_tensor_parallel;
+        library && cluster.scale_out.host_initiated && ranks > cluster.scale_up.domain
     }
 
     /// Whether GPUs and batch divide into any degrees that the framework and the user allow.

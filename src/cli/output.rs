@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::time::Duration;
 
-use comfy_table::{CellAlignment, ContentArrangement, Table};
+use comfy_table::{CellAlignment, Table};
 use serde_json::{Map, Value, json};
 
 use super::calibrate::{kind_of, runs_of};
@@ -21,7 +21,7 @@ use crate::layers::Layers;
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Offloading, Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, OtherSplit, Stop};
-use crate::spec::job::{ExpertCapacity, Phase};
+use crate::spec::job::{ExpertCapacity, Phase, Routing};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
 use crate::units::{Dollars, Picos, Seconds};
@@ -134,6 +134,10 @@ impl Row<'_> {
         let ratio = (self.step().0 / other.step().0).ln().abs();
         std::ptr::eq(self.section, other.section) && ratio < self.found.prediction.interval.difference
     }
+    /// [`crate::cost::model::CostModel::chance_to_fit`].
+    fn chance_to_fit(&self) -> f64 {
+        self.section.prepared.cost().chance_to_fit(&self.found.prediction)
+    }
     /// The share of the memory that may be allocated and is not.
     fn free(&self) -> f64 {
         let limit = self.section.prepared.cost().memory_limit();
@@ -192,6 +196,26 @@ fn ties(rows: &[Row]) -> Option<String> {
         }
     }
     Some(line)
+}
+
+/// What to ask for where the best plan may well run out of memory.
+fn surer(best: &Row) -> Option<String> {
+    /// A chance below which it is worth a word, and how many standard deviations stand for it.
+    const SURE: (f64, f64) = (0.95, 1.645);
+    let cost = best.section.prepared.cost();
+    let prediction = &best.found.prediction;
+    let chance = best.chance_to_fit();
+    let room = cost.device_limit().scale(1.0 / prediction.memory_interval.factor_at(SURE.1));
+    // What another GPU would hold says nothing of this one.
+    let known = cost.memory_limit() <= cost.device_limit();
+    (known && chance < SURE.0).then(|| {
+        format!(
+            "fits: of runs like the first {:.0} of 100 run out of memory, by how far measured ones were off; --memory-limit {:.1}GB is for plans that fit in {:.0}",
+            (1.0 - chance) * 100.0,
+            room.gigabytes(),
+            SURE.0 * 100.0
+        )
+    })
 }
 
 fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
@@ -319,7 +343,19 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
 fn notes(report: &Report) -> Vec<String> {
     let several = report.sections.len() > 1;
     let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
-    beyond_memory(report).into_iter().chain(offload).collect()
+    beyond_memory(report).into_iter().chain(beyond_positions(report)).chain(offload).collect()
+}
+
+/// Whether sequences are longer than the model was made for.
+fn beyond_positions(report: &Report) -> Option<String> {
+    let task = report.sections.first()?.prepared.task;
+    let (length, longest) = (task.job.sequence_length, task.model.max_sequence);
+    (u64::from(length) > longest).then(|| {
+        format!(
+            "sequences of {length} tokens are longer than the {longest} that {} is made for",
+            task.model.name
+        )
+    })
 }
 
 /// Which GPUs a limit on memory is above the memory of, which helps to see what more would bring.
@@ -352,6 +388,75 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
+/// Columns of the terminal, or as many as the environment says; none where a file is written.
+fn width() -> Option<u16> {
+    let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    said.or_else(|| Table::new().width())
+}
+
+/// Plans with what is predicted of them, a line each; where a terminal is narrower than that, every plan has a line of its own.
+fn table_of_plans(rows: &[Row], several: bool, width: Option<u16>) -> String {
+    let with_run = rows.iter().any(|row| row.run.is_some() || row.never.is_some());
+    let mut header = vec![""];
+    if several {
+        header.extend(["GPUs", "cluster"]);
+    }
+    header.extend(["step", "tok/s/GPU", "MFU", "memory/GPU", "fits", "$/step"]);
+    if with_run {
+        header.extend(["days", "$ total"]);
+    }
+    header.push("limited by");
+    let cells_of = |(i, row): (usize, &Row)| {
+        let tie = i > 0 && row.ties(&rows[0]);
+        let mut cells = vec![format!("{}{}", i + 1, if tie { "=" } else { "" })];
+        if several {
+            cells.push(row.section.prepared.task.job.gpus.to_string());
+            cells.push(format!("{}{}", row.section.cluster, if row.pareto { " *" } else { "" }));
+        }
+        cells.push(format!("{} ±{:.0}%", seconds(row.step()), row.found.prediction.interval.sigma * 100.0));
+        cells.push(format!("{:.0}", row.rates.tokens_per_s_per_gpu));
+        cells.push(percent(row.rates.mfu));
+        cells.push(gigabytes(&row.found.prediction));
+        cells.push(format!("{:.0}%", row.chance_to_fit() * 100.0));
+        cells.push(money(row.usd_per_step));
+        if with_run {
+            cells.push(row.run.as_ref().map_or_else(|| "never".into(), |run| format!("{:.1}", run.days)));
+            cells.push(row.run.as_ref().map_or_else(|| "-".into(), |run| money(run.dollars.total)));
+        }
+        cells.push(row.found.prediction.times.limiting().replace('_', " "));
+        cells
+    };
+    let drawn = |wide: bool| {
+        let place = usize::from(wide);
+        let left = if several { 3 + place } else { 1 + place };
+        let mut header = header.clone();
+        if wide {
+            header.insert(1, "plan");
+        }
+        let mut table = plain_table(&header, left);
+        if let Some(column) = table.column_mut(header.len() - 1) {
+            column.set_cell_alignment(CellAlignment::Left);
+        }
+        for (i, row) in rows.iter().enumerate() {
+            let mut cells = cells_of((i, row));
+            if wide {
+                cells.insert(1, row.found.plan.to_string());
+            }
+            table.add_row(cells);
+        }
+        table.lines().map(|line| line.trim_end().to_owned()).collect::<Vec<String>>()
+    };
+    let wide = drawn(true);
+    let fits = |width| wide.iter().all(|line| line.chars().count() <= usize::from(width));
+    if width.is_none_or(fits) {
+        return wide.join("\n");
+    }
+    // A row has one line, below that of the header.
+    let plans = rows.iter().map(|row| format!("\n     {}", row.found.plan));
+    let below = std::iter::once(String::new()).chain(plans);
+    drawn(false).into_iter().zip(below).map(|(line, plan)| line + &plan).collect::<Vec<String>>().join("\n")
+}
+
 fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     let Some(first) = report.sections.first() else { return Ok(()) };
     let prepared = first.prepared;
@@ -375,47 +480,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if rows.is_empty() {
         return no_plan::print(report, out);
     }
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING);
-    table.set_content_arrangement(ContentArrangement::Dynamic);
-    let with_run = rows.iter().any(|row| row.run.is_some() || row.never.is_some());
-    let mut header = vec!["", "plan"];
-    if several {
-        header.extend(["GPUs", "cluster"]);
-    }
-    header.extend(["step", "tok/s/GPU", "MFU", "memory/GPU", "free", "$/step"]);
-    if with_run {
-        header.extend(["days", "$ total"]);
-    }
-    header.push("limited by");
-    let columns = header.len();
-    table.set_header(header);
-    for (i, row) in rows.iter().enumerate() {
-        let tie = i > 0 && row.ties(&rows[0]);
-        let mut cells = vec![format!("{}{}", i + 1, if tie { "=" } else { "" }), row.found.plan.to_string()];
-        if several {
-            cells.push(row.section.prepared.task.job.gpus.to_string());
-            cells.push(format!("{}{}", row.section.cluster, if row.pareto { " *" } else { "" }));
-        }
-        cells.push(format!("{} ±{:.0}%", seconds(row.step()), row.found.prediction.interval.sigma * 100.0));
-        cells.push(format!("{:.0}", row.rates.tokens_per_s_per_gpu));
-        cells.push(percent(row.rates.mfu));
-        cells.push(gigabytes(&row.found.prediction));
-        cells.push(percent(row.free()));
-        cells.push(money(row.usd_per_step));
-        if with_run {
-            cells.push(row.run.as_ref().map_or_else(|| "never".into(), |run| format!("{:.1}", run.days)));
-            cells.push(row.run.as_ref().map_or_else(|| "-".into(), |run| money(run.dollars.total)));
-        }
-        cells.push(row.found.prediction.times.limiting().replace('_', " "));
-        table.add_row(cells);
-    }
-    for column in if several { 4 } else { 2 }..columns - 1 {
-        if let Some(column) = table.column_mut(column) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    writeln!(out, "{table}")?;
+    writeln!(out, "{}", table_of_plans(rows, several, width()))?;
     let best = &rows[0];
     if let Some(asked) = report.asked {
         let used = best.section.prepared.task.job.gpus;
@@ -463,6 +528,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
     }
+    if let Some(line) = surer(best) {
+        writeln!(out, "{line}")?;
+    }
     for (i, row) in rows.iter().enumerate() {
         let prepared = row.section.prepared;
         let first = rows[..i].iter().all(|other| other.section.cluster != row.section.cluster);
@@ -504,6 +572,15 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         writeln!(
             out,
             "mtp-standalone: further tokens are predicted on the stage before the last, and the last has nothing but the losses; no measured run has it, and what its messages cost follows from the framework's code (--fix mtp=head is without)"
+        )?;
+    }
+    let needs_build = |row: &&Row| row.section.prepared.needs_own_dispatcher(&row.found.plan);
+    for cluster in
+        rows.iter().filter(needs_build).map(|row| row.section.cluster.as_str()).collect::<BTreeSet<_>>()
+    {
+        writeln!(
+            out,
+            "deepep, hybridep: released builds do not run over the network of {cluster}, where GPUs tell no network card to send; one that goes through hosts is needed (--fix dispatcher=all-to-all is without)"
         )?;
     }
     let mut told: Vec<(&str, u32)> = Vec::new();
@@ -723,7 +800,7 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
             "allocated": p.allocated.0, "reserved": p.reserved.0, "device": p.device.0,
             "allocated_sigma": p.allocated.0 as f64 * p.memory_interval.sigma,
             "allocated_low": least.0, "allocated_high": most.0,
-            "limit": limit.0, "stages": memory,
+            "limit": limit.0, "chance_to_fit": prepared.cost().chance_to_fit(p), "stages": memory,
         },
         "off_gpu_per_node": p.off_gpu,
         "time": time,
@@ -943,7 +1020,7 @@ pub(super) fn whereabouts(task: &Task) -> String {
 pub(super) fn assumptions(task: &Task) -> String {
     let job = &task.job;
     format!(
-        "assumed: framework {}{}, {}, {}, causal attention, {}, {} routing{}",
+        "assumed: framework {}{}, {}, {}, causal attention, {}{}{}",
         task.target,
         if task.profile_name == task.target.name() {
             String::new()
@@ -961,8 +1038,9 @@ pub(super) fn assumptions(task: &Task) -> String {
             None => "unpacked sequences".to_owned(),
         },
         match job.routing {
-            crate::spec::job::Routing::Balanced => "balanced",
-            crate::spec::job::Routing::Natural => "natural",
+            _ if !task.model.has_experts() => "",
+            Routing::Balanced => ", balanced routing",
+            Routing::Natural => ", natural routing",
         },
         match job.expert_capacity {
             Some(ExpertCapacity { factor, padded: true }) => {
@@ -995,6 +1073,7 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "allocated_bytes_sigma",
         "allocated_bytes_low",
         "allocated_bytes_high",
+        "chance_to_fit",
         "usd_per_step",
         "usd_per_trillion_tokens",
         "days",
@@ -1035,6 +1114,7 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             (p.allocated.0 as f64 * p.memory_interval.sigma).to_string(),
             least.0.to_string(),
             most.0.to_string(),
+            row.chance_to_fit().to_string(),
             row.usd_per_step.0.to_string(),
             row.usd_per_trillion.0.to_string(),
             row.run.as_ref().map(|r| r.days.to_string()).unwrap_or_default(),

@@ -26,11 +26,10 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
         _ if !target.capabilities().uneven_stages => {
             (format!("{} splits layers evenly", target.name()), "recomputation")
         }
-        Some(even) if even == found.prediction.step() => ("the even split takes as long".into(), "split"),
-        Some(even) => {
-            let longer = even.0 as f64 / found.prediction.step().0 as f64 - 1.0;
-            (format!("the even split takes {} longer", percent(longer)), "split")
-        }
+        Some(even) => match percent(even.0 as f64 / found.prediction.step().0 as f64 - 1.0).as_str() {
+            "0.0%" => ("the even split takes as long".into(), "split"),
+            longer => (format!("the even split takes {longer} longer"), "split"),
+        },
         None => ("the even split does not fit".into(), "split"),
     };
     format!("{said}; no other {other} is more than {} faster", percent(found.split_gap))

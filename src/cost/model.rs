@@ -516,6 +516,14 @@ impl<'a> CostModel<'a> {
         self.reserve().device_limit(self.accelerator.memory)
     }
 
+    /// The share of runs like it, by how far off measured ones were, that do not run out of the GPU's memory: a limit below
+    /// leaves room, one above stands for another GPU.
+    #[must_use]
+    pub fn chance_to_fit(&self, prediction: &Prediction) -> f64 {
+        let limit = self.memory_limit().max(self.device_limit());
+        prediction.memory_interval.share_below(limit.0 as f64 / prediction.allocated.0.max(1) as f64)
+    }
+
     /// What the allocator and the device hold beyond allocated tensors.
     #[must_use]
     pub fn reserve(&self) -> Reserve {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::deepspeed::write::python_literal;
 use super::export::{ExportRequest, ExportedFile, WrittenFor};
-use super::hf::HfModel;
+use super::hf::{self, HfModel};
 use super::{
     Broken, Capabilities, ExpertTensor, Judge, Reach, RecomputeFamilies, Rule, SequenceParallel, ShardGroups,
     broken, ensure, heads_divide, numbers, sequence_divides, whole_experts, widths_divide,
@@ -319,7 +319,7 @@ fn launcher(request: &ExportRequest, with_script: bool, written_for: &WrittenFor
     format!(
         r#"#!/usr/bin/env bash
 {header}#
-# Run it on every node; with several nodes, set NODE_RANK and MASTER_ADDR. {script}
+# Run it on every node; with several nodes, set NODE_RANK and MASTER_ADDR. {script}{brought}
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
@@ -331,6 +331,7 @@ exec accelerate launch --config_file "$HERE/accelerate.yaml" \
     "${{TRAIN_SCRIPT:{default}}}" "$@"
 "#,
         header = request.header("#", written_for),
+        brought = hf::brought(request.model),
         gpus = request.job.gpus,
     )
 }

@@ -125,6 +125,30 @@ impl Interval {
         [-1.0, 1.0].map(|sign| (sign * self.two_sigma).exp())
     }
 
+    /// By what factor a prediction is exceeded where an error is so many standard deviations of a normal distribution.
+    #[must_use]
+    pub fn factor_at(&self, deviations: f64) -> f64 {
+        let beyond = (deviations.abs() - 1.0).max(0.0) * self.second_sigma();
+        let log = deviations.abs().min(1.0) * self.sigma + beyond;
+        log.copysign(deviations).exp()
+    }
+
+    /// How much wider what holds 95.4 % is than what holds 68.3 %.
+    fn second_sigma(&self) -> f64 {
+        (self.two_sigma - self.sigma).max(LEAST_SIGMA)
+    }
+
+    /// The share of runs that stay below so many times what was predicted: the reverse of [`Self::factor_at`]. Errors are
+    /// taken to be as often up as down.
+    #[must_use]
+    pub fn share_below(&self, factor: f64) -> f64 {
+        let log = factor.ln();
+        let within = (log.abs() / self.sigma).min(1.0);
+        let beyond = (log.abs() - self.sigma).max(0.0) / self.second_sigma();
+        let deviations = (within + beyond).copysign(log);
+        libm::erfc(-deviations / std::f64::consts::SQRT_2) / 2.0
+    }
+
     /// The same, no narrower than another.
     #[must_use]
     pub fn at_least(self, sigma: f64, two_sigma: f64) -> Self {
@@ -389,6 +413,27 @@ mod tests {
         assert_eq!(table.of_memory(&elsewhere), table.of_memory(&class("nemo", 64)));
         // Small runs of nanotron scatter less than large ones.
         assert!(table.of(&class("nanotron", 8)).sigma < table.of(&class("nanotron", 256)).sigma);
+    }
+
+    /// As many as the standard deviations say, and each way the reverse of the other.
+    #[test]
+    fn shares_are_those_of_the_bars() {
+        for interval in [
+            Interval { sigma: 0.05, two_sigma: 0.3, difference: 0.05 },
+            Interval { sigma: 0.1, two_sigma: 0.11, difference: 0.1 },
+            Interval::ANYTHING,
+        ] {
+            let share = |deviations| interval.share_below(interval.factor_at(deviations));
+            // Percentiles of the normal distribution.
+            let known =
+                [(0.0, 0.5), (1.0, 0.841_345), (-1.0, 0.158_655), (2.0, 0.977_250), (-1.645, 0.049_985)];
+            for (deviations, expected) in known {
+                assert!((share(deviations) - expected).abs() < 1e-5, "{interval:?} {deviations}");
+            }
+            let [least, most] = interval.range();
+            assert!((interval.share_below(most) - interval.share_below(least) - 0.9545).abs() < 1e-4);
+            assert!(interval.share_below(1e-9) < 1e-6 && interval.share_below(1e9) > 1.0 - 1e-6);
+        }
     }
 
     #[test]

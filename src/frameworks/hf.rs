@@ -123,6 +123,17 @@ impl HfModel {
     }
 }
 
+/// What whoever builds a model beside the files has to bring, as a comment's line.
+#[must_use]
+pub fn brought(model: &Model) -> &'static str {
+    match model.mtp {
+        Some(_) => {
+            "\n# The prediction counts layers that predict further tokens, which no class of transformers has: the script brings them."
+        }
+        None => "",
+    }
+}
+
 /// Whether Accelerate's context parallelism finds the masks of a model's class and drops them: its attention goes through
 /// SDPA, and its modules are called `self_attn` (accelerate/big_modeling.py _attach_context_parallel_hooks). Those of
 /// GPT-2, GPT-NeoX and Falcon are not; positions that are looked up would be those of a part.

@@ -304,6 +304,9 @@ pub struct ScaleOut {
     /// Switches reduce (SHARP).
     #[serde(default)]
     pub in_network_reduce: bool,
+    /// Hosts alone tell network cards to send: without IBGDA, on which released libraries that bring tokens to experts rest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub host_initiated: bool,
 }
 
 /// Host of one node.

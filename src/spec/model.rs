@@ -601,6 +601,12 @@ const MOST_BLOCKS: usize = 128;
 pub const MOST_LAYERS: u32 = 4096;
 
 impl Model {
+    /// Whether some block has routed experts.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        self.blocks.values().any(|block| matches!(block.feed_forward, FeedForward::Moe(_)))
+    }
+
     /// Checks everything that types alone cannot: positive sizes, known blocks, heads that divide.
     ///
     /// # Errors

@@ -1800,3 +1800,74 @@ fn what_is_not_searched_is_refused_at_once() {
         assert!(stderr(&refused).contains(said), "{}", stderr(&refused));
     }
 }
+
+/// What the note asks for is what it says: plans that fit as surely, of which nothing is noted.
+#[test]
+fn surer_plans_can_be_asked_for() {
+    let job =
+        ["plan", "llama3.1-8b", "dgx-h100", "-g", "8", "-b", "128", "-s", "4096", "--framework", "deepspeed"];
+    let table = stdout(&autoplan(&job));
+    let note = table.lines().find(|line| line.starts_with("fits: ")).unwrap_or_else(|| panic!("{table}"));
+    let (_, limit) = note.split_once("--memory-limit ").unwrap();
+    let limit = limit.split(' ').next().unwrap();
+    let plans = |more: &[&str]| -> Vec<serde_json::Value> {
+        let output = autoplan(&[&job[..], &["--format", "json"], more].concat());
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["plans"].as_array().unwrap().clone()
+    };
+    let chance = |plan: &serde_json::Value| plan["memory"]["chance_to_fit"].as_f64().unwrap();
+    let usual = plans(&[]);
+    // The table rounds to a hundredth.
+    let first = 1.0 - chance(&usual[0]);
+    assert!(note.contains(&format!("the first {:.0} of 100 run out of memory", first * 100.0)), "{note}");
+    assert!(usual.iter().all(|plan| chance(plan) >= 0.5), "what is predicted fits");
+    let surer = plans(&["--memory-limit", limit]);
+    assert!(surer.iter().all(|plan| chance(plan) > 0.949), "{surer:?}");
+    assert!(!stdout(&autoplan(&[&job[..], &["--memory-limit", limit]].concat())).contains("fits: "));
+    // More memory than the GPU has is another's, of which it says how likely plans fit there.
+    let more = plans(&["--memory-limit", "160GB"]);
+    assert!(more.iter().all(|plan| chance(plan) >= 0.5));
+}
+
+/// Where lines are short, every plan has one of its own below its numbers.
+#[test]
+fn plans_stand_below_their_numbers_on_narrow_terminals() {
+    let table = |columns: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_autoplan"));
+        stdout(&command.args(SMALL).env("NO_COLOR", "1").env("COLUMNS", columns).output().unwrap())
+    };
+    let (wide, narrow) = (table("300"), table("80"));
+    assert_eq!(wide, stdout(&small(&[])), "a file has lines of any length");
+    let rows: Vec<&str> = wide.lines().filter(|line| line.contains(" mb")).collect();
+    assert!(!rows.is_empty());
+    let lines: Vec<&str> = narrow.lines().collect();
+    for row in rows {
+        let begin = row.find("tp").unwrap();
+        let (name, numbers) = row[begin..].split_once("  ").unwrap();
+        let at = lines.iter().position(|line| line.trim() == name).unwrap_or_else(|| panic!("{narrow}"));
+        let above = format!("{}{}", &row[..begin], numbers).replace(' ', "");
+        assert_eq!(lines[at - 1].replace(' ', ""), above);
+        assert!(lines[at - 1].chars().count() <= 90, "{narrow}");
+    }
+}
+
+/// What a job cannot be seen to assume, or asks of a model or a network that is not made for it, is said.
+#[test]
+fn what_models_and_networks_are_not_made_for_is_noted() {
+    let table = |job: &str| stdout(&autoplan(&job.split(' ').collect::<Vec<&str>>()));
+    let dense = table("plan llama2-7b dgx-h100 -g 8 -b 32 -s 8192 --top 1");
+    assert!(dense.contains("longer than the 4096"), "{dense}");
+    assert!(!dense.contains("routing"), "{dense}");
+    assert!(!table("plan llama2-7b dgx-h100 -g 8 -b 32 -s 4096 --top 1").contains("longer than the"));
+    // Experts on two nodes; on one, and over InfiniBand, released builds do.
+    let experts = |cluster: &str, ep: u32| {
+        table(&format!(
+            "plan mixtral-8x7b {cluster} -g 32 -b 64 -s 4096 --top 1 --fix ep={ep},dispatcher=deepep,etp=4"
+        ))
+    };
+    for (cluster, ep, noted) in [("h100-efa", 4, true), ("h100-efa", 2, false), ("dgx-h100", 4, false)] {
+        let table = experts(cluster, ep);
+        assert!(table.contains("balanced routing") && table.contains(" deepep "), "{table}");
+        assert_eq!(table.contains("released builds do not run"), noted, "{table}");
+    }
+}

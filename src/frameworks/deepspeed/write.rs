@@ -6,7 +6,7 @@ use std::fmt::Write;
 use serde_json::{Map, Value, json};
 
 use super::super::export::{ExportRequest, ExportedFile, Format, WrittenFor, quote};
-use super::super::hf::HfModel;
+use super::super::hf::{self, HfModel};
 use super::super::megatron::shape::Shape;
 use super::super::{Broken, broken};
 use crate::layers::{Layers, embedding_width};
@@ -281,7 +281,11 @@ fn launcher(
     } else if with_script {
         notes.push_str("# TRAIN_SCRIPT may name a training script other than the one beside this file.\n");
     } else {
-        notes.push_str("# No training script is written for this model: TRAIN_SCRIPT must name yours.\n");
+        let brought = hf::brought(request.model);
+        let _ = writeln!(
+            notes,
+            "# No training script is written for this model: TRAIN_SCRIPT must name yours.{brought}"
+        );
     }
     let hosts = if nodes > 1 {
         format!("--hostfile \"${{HOSTFILE:-$HERE/hostfile}}\" --num_nodes {nodes} --num_gpus {per_node}")

@@ -487,7 +487,6 @@ impl Context {
                     let shape = HeadShape { heads: a.heads, kv_heads: a.kv_heads, head_dim: a.head_dim };
                     push_new(&mut context.attention, shape);
                     context.windows |= a.window.is_some_and(|w| w < u64::from(job.sequence_length));
-                    context.sinks |= a.sinks;
                 }
                 Mixer::Latent(a) => push_new(&mut context.latent, a.clone()),
                 Mixer::Mamba2(a) => push_new(&mut context.mamba, a.clone()),
@@ -516,7 +515,8 @@ impl Context {
             || matches!(model.position, Position::Alibi);
         let hf = special.then(|| HfModel::of(model, layers)).flatten();
         context.expert_preset = hf.as_ref().is_some_and(|hf| hf.expert_preset.is_some());
-        context.sequence_splits = hf.as_ref().is_none_or(HfModel::sequence_splits);
+        context.sinks = layers.have_sinks();
+        context.sequence_splits = hf::splits_sequences(model, layers, hf.as_ref());
         context.tensor_splits = hf::splits_tensors(layers, hf.as_ref());
         // Accelerate looks at the configuration alone: a window that no sequence reaches is one.
         let is_cut = |kind: &LayerKind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.chunk.is_some() || a.window.is_some());

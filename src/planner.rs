@@ -10,6 +10,7 @@ use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::export::inexpressible;
+use crate::frameworks::hf::eager_attention;
 use crate::frameworks::profile::Profile;
 use crate::frameworks::{Context, Hardware, Refusal, Target};
 use crate::layers::{
@@ -283,6 +284,15 @@ impl Prepared<'_> {
     #[must_use]
     pub fn has_experts(&self) -> bool {
         self.context.has_experts()
+    }
+
+    /// Whether attention is computed eagerly for the sake of position biases: what was measured of that is of models with sinks.
+    #[must_use]
+    pub fn has_unmeasured_attention(&self) -> bool {
+        let architecture = self.task.machine.accelerator.architecture;
+        let scores = |eager| self.task.profile.kernels.scores(architecture, eager).is_some();
+        let eager = eager_attention(&self.task.model, &self.layers) && !self.layers.have_sinks();
+        eager && scores(true) && !scores(false)
     }
 
     /// Whether tokens go to the experts of a plan by a library whose released builds do not run over the cluster's network.

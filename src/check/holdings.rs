@@ -10,7 +10,8 @@ use super::timing::Prices;
 use super::{Given, Ledger, Sequence, rank_of, spans};
 use crate::cost::step::Prediction;
 use crate::frameworks::hf::eager_attention;
-use crate::frameworks::profile::OffloadedActivations;
+use crate::frameworks::profile::{EagerScores, OffloadedActivations};
+use crate::layers::Layers;
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule,
 };
@@ -147,6 +148,8 @@ pub(super) struct Further {
 pub(super) struct Holdings<'a> {
     given: &'a Given<'a>,
     layout: &'a Layout,
+    /// Whether Transformers computes attention eagerly.
+    eager: bool,
     /// By index of [`Sequence::blocks`].
     layers: Vec<Layer>,
     embedding: End,
@@ -212,6 +215,7 @@ impl<'a> Holdings<'a> {
         let mut holdings = Self {
             given,
             layout,
+            eager: eager_attention(given.model, &Layers::new(given.model)),
             layers: Vec::new(),
             embedding: End::default(),
             further: None,
@@ -327,8 +331,7 @@ impl<'a> Holdings<'a> {
                 let (q, k) = (queries as f64 * tokens, keys as f64 * tokens);
                 if a.qk_norm != QkNorm::None {
                     layer.keep_or_move(2.0 * (q + k), &[]);
-                    // Half of what the two norms of a layer keep beyond that.
-                    layer.keep_or_move(self.given.profile.memory.extra_kept.0 / 2.0 * (q + k), &[]);
+                    layer.keep_or_move(self.given.profile.memory.norm_kept * (q + k), &[]);
                 }
                 // Queries, keys, values, and the output that both the core's and the projection's
                 // backward read; a narrow projection keeps a copy in its own format.
@@ -336,10 +339,13 @@ impl<'a> Holdings<'a> {
                 if share.operand < 2.0 {
                     layer.keep_or_move(share.operand * q, &[]);
                 }
-                self.core(share, (share.of(a.heads), a.sinks), q, layer);
+                self.core(share, share.of(a.heads), q, layer);
                 // Gradients of queries in two bytes and in FP32, of the output, of keys and values.
                 let all = a.head_dim as f64 * share.split;
-                (2.0 + 4.0 + 2.0) * a.heads as f64 * all + 4.0 * a.kv_heads as f64 * all
+                let scores = self.scores().map_or(0.0, |scores| scores.working) * self.keys_of_a_query();
+                (2.0 + 4.0 + 2.0) * a.heads as f64 * all
+                    + 4.0 * a.kv_heads as f64 * all
+                    + a.heads as f64 * share.split * scores
             }
             Mixer::Latent(a) => {
                 let heads = share.of(a.heads);
@@ -349,8 +355,9 @@ impl<'a> Holdings<'a> {
                         layer.matrix(linear, 1, rank, h);
                         layer.vector(plain, rank);
                         layer.matrix(linear, 1, heads * query, rank);
-                        // Compressed queries before and after their norm.
-                        layer.keep_or_move(4.0 * rank as f64 * share.sequence, &[]);
+                        // Compressed queries before and after their norm, and what it keeps beside.
+                        let norm = 4.0 + self.given.profile.memory.norm_kept;
+                        layer.keep_or_move(norm * rank as f64 * share.sequence, &[]);
                     }
                     None => layer.matrix(linear, 1, heads * query, h),
                 }
@@ -363,13 +370,16 @@ impl<'a> Holdings<'a> {
                     layer.vector(plain, a.q_lora_rank.unwrap_or(0) + compressed + h);
                 }
                 layer.keep_or_move(2.0 * (compressed + a.kv_lora_rank) as f64 * share.sequence, &[]);
+                let norm = self.given.profile.memory.norm_kept * a.kv_lora_rank as f64;
+                layer.keep_or_move(norm * share.sequence, &[]);
                 let expanded = (heads * (2 * query + a.v_dim)) as f64 * tokens;
                 layer.keep_or_move(2.0 * expanded, &[Module::MlaUpProjection]);
                 let output = (heads * a.v_dim) as f64 * tokens;
                 layer.keep_or_move(2.0 * output, &[]);
-                self.core(share, (heads, false), output, layer);
+                self.core(share, heads, output, layer);
                 let all = a.heads as f64 * share.split;
-                (2.0 + 4.0 + 2.0) * query as f64 * all + 4.0 * a.v_dim as f64 * all
+                let scores = self.scores().map_or(0.0, |scores| scores.working) * self.keys_of_a_query();
+                (2.0 + 4.0 + 2.0) * query as f64 * all + 4.0 * a.v_dim as f64 * all + scores * all
             }
             Mixer::Mamba2(a) => {
                 // Gate, convolved channels (inner, B and C) and time steps leave one projection.
@@ -394,15 +404,21 @@ impl<'a> Holdings<'a> {
         }
     }
 
+    /// What attention does with scores in memory: all layers of a model do as one with sinks asks.
+    fn scores(&self) -> Option<EagerScores> {
+        let architecture = self.given.machine.accelerator.architecture;
+        self.given.profile.kernels.scores(architecture, self.eager)
+    }
+
+    /// Keys on one context-parallel rank that a query meets in memory.
+    fn keys_of_a_query(&self) -> f64 {
+        f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
+    }
+
     /// What the core of attention leaves: statistics of a fused kernel, or scores, probabilities and a
     /// mask in memory; and the output a second time where heads were exchanged, or sequences and positions.
-    fn core(&self, share: &Share, (heads, sinks): (u64, bool), output: f64, layer: &mut Layer) {
-        let architecture = self.given.machine.accelerator.architecture;
-        let scores =
-            self.given.profile.kernels.scores(architecture, eager_attention(self.given.model, sinks));
-        let per_query = scores.map_or(4.0, |scores| {
-            scores.kept * f64::from(self.given.job.sequence_length) / f64::from(self.layout.context_parallel)
-        });
+    fn core(&self, share: &Share, heads: u64, output: f64, layer: &mut Layer) {
+        let per_query = self.scores().map_or(4.0, |scores| scores.kept * self.keys_of_a_query());
         layer.keep_or_move(per_query * heads as f64 * share.tokens, &[Module::CoreAttention]);
         if self.layout.context_parallel > 1 && self.layout.context_comm == ContextComm::AllToAll {
             layer.keep_or_move(2.0 * output, &[]);

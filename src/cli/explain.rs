@@ -143,8 +143,7 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
         let share = percent(ACHIEVABLE_MFU);
         write!(out, "; {petaflops:.0} PFLOP/s-days, {days:.1} days at {share} of peak without losses")?;
     }
-    // Without a number of tokens it is the money of one step.
-    let of = if w.petaflop_days.is_some() { "" } else { " a step" };
+    let of = if advice.waste_of_run { "" } else { " a step" };
     let wasted = if advice.waste.share > 0.0 {
         let (share, dollars) = (percent(advice.waste.share), money(advice.waste.dollars));
         format!("{share} below {} of peak, {dollars}{of}; ", percent(ACHIEVABLE_MFU))

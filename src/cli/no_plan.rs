@@ -147,14 +147,17 @@ pub(crate) fn beyond(section: &Section, bounds: Bounds) -> Option<String> {
 
 /// Ways out from the choice of GPUs that comes nearest.
 fn ways_out(report: &Report) -> Vec<Remedy> {
-    let found = || report.sections.iter().filter_map(|section| Some((section, fastest_run(section)?)));
+    let found = || {
+        let sections = report.sections.iter();
+        sections.filter_map(|section| Some((section, fastest_run(section)?, section.answer.found.first()?)))
+    };
     let nearest = match report.bounds.deadline {
         Some(_) => found().min_by(|a, b| a.1.time.total.0.total_cmp(&b.1.time.total.0)),
         None => found().min_by(|a, b| a.1.dollars.total.0.total_cmp(&b.1.dollars.total.0)),
     };
-    if let Some((section, run)) = nearest {
+    if let Some((section, run, plan)) = nearest {
         let task = section.prepared.task;
-        let mut found = within(task, report.bounds, &run, report.bar);
+        let mut found = within(task, report.bounds, (&run, plan), report.bar);
         let Bounds { deadline, budget } = report.bounds;
         if found.is_empty() && deadline.is_some() && budget.is_some() {
             // No number of GPUs keeps both: one of them is better than none.
@@ -163,7 +166,7 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
                 (Bounds { deadline: None, budget }, "after the deadline"),
             ];
             for (bounds, missed) in alone {
-                let some = within(task, bounds, &run, report.bar).into_iter();
+                let some = within(task, bounds, (&run, plan), report.bar).into_iter();
                 found.extend(some.map(|one| Remedy { what: format!("{}, {missed}", one.what), ..one }));
             }
         }

@@ -273,14 +273,14 @@ const EVERY: usize = 32;
 
 /// Numbers of GPUs that are asked for.
 pub(crate) struct GpuCounts {
-    /// Ascending, each once.
+    /// Ascending, each once; none where a range has none.
     pub(crate) counts: Vec<u32>,
     /// What a range leaves out, if anything.
     pub(crate) note: Option<String>,
 }
 
 /// Numbers of GPUs: `N`, `A,B,C` or `A..B`. A range means every number of whole nodes in it, and of GPUs of one node; where
-/// those are too many, the ones that are products of 2, 3, 5 and 7.
+/// those are too many, the ones that are products of 2, 3, 5 and 7, and where there are none, some from all over the range.
 pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure> {
     let bad = || {
         Failure::Usage(format!(
@@ -300,19 +300,26 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure
         let nodes = from.div_ceil(per_node).max(1)..=to / per_node;
         let mut counts: Vec<u32> = within_node.chain(nodes.map(|nodes| nodes * per_node)).collect();
         let all = counts.len();
+        if all == 0 {
+            let none =
+                format!("--gpus {text}: no number of whole nodes of {per_node} GPUs lies in the range");
+            return Ok(GpuCounts { counts, note: Some(none) });
+        }
+        let mut which = "products of 2, 3, 5 and 7 nodes";
         if all > EVERY {
-            counts.retain(|&n| super::plan::smooth(if n < per_node { n } else { n / per_node }));
+            let divide = |&n: &u32| super::plan::smooth(if n < per_node { n } else { n / per_node });
+            let smooth: Vec<u32> = counts.iter().copied().filter(divide).collect();
+            counts = if smooth.is_empty() {
+                which = "some from all over the range";
+                (0..EVERY).map(|at| counts[at * (all - 1) / (EVERY - 1)]).collect()
+            } else {
+                smooth
+            };
         }
         let note = (counts.len() < all).then(|| {
-            format!(
-                "--gpus {text}: {} of {all} numbers are tried, products of 2, 3, 5 and 7 nodes; a list A,B,C names others",
-                counts.len()
-            )
+            let tried = counts.len();
+            format!("--gpus {text}: {tried} of {all} numbers are tried, {which}; a list A,B,C names others")
         });
-        if counts.is_empty() {
-            counts = vec![from, to];
-            counts.dedup();
-        }
         return Ok(GpuCounts { counts, note });
     }
     let mut counts = text.split(',').map(number).collect::<Result<Vec<u32>, Failure>>()?;

@@ -568,6 +568,12 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
         writeln!(out, "± : nobody measured plans with states off the GPU: what that may hide is in the bar")?;
     }
+    if rows.iter().any(|row| row.section.prepared.has_unmeasured_attention()) {
+        writeln!(
+            out,
+            "± : attention with position biases is computed eagerly by its class of transformers: nobody measured that, and what it takes is that of gpt-oss"
+        )?;
+    }
     if rows.iter().any(|row| row.found.plan.layout().mtp_standalone) {
         writeln!(
             out,

@@ -223,6 +223,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let (mut unable, mut notes): (Vec<String>, Vec<String>) = Default::default();
     for (name, machine) in &machines {
         let GpuCounts { mut counts, note } = gpu_counts(&args.gpus, machine.cluster.gpus_per_node)?;
+        if counts.is_empty() {
+            unable.push(format!("{name}: {}", note.unwrap_or_default()));
+            continue;
+        }
         notes.extend(note.filter(|note| !notes.contains(note)));
         if args.gpus_at_most {
             counts = counts.iter().flat_map(|&n| at_most(n, machine.cluster.gpus_per_node)).collect();

@@ -251,20 +251,27 @@ fn leave_idle(task: &Task, nearest: Option<Seconds>, out: &mut Remedies) {
 }
 
 /// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer, the nearest number of a
-/// few that keeps it. `fastest` is the run that comes nearest.
-pub(crate) fn within(task: &Task, bounds: Bounds, fastest: &RunCost, observer: &dyn Observer) -> Vec<Remedy> {
+/// few that keeps it. `fastest` is the run that comes nearest, and the plan that it is of.
+pub(crate) fn within(
+    task: &Task,
+    bounds: Bounds,
+    (fastest, plan): (&RunCost, &Found),
+    observer: &dyn Observer,
+) -> Vec<Remedy> {
     // Each number tried is so many times the one before, up to so many times as many or as few.
     const STEP: f64 = 1.3;
     const FURTHEST: f64 = 64.0;
     /// Numbers tried between one that keeps the limits and one that does not.
     const NEARER: usize = 6;
-    /// How much more than in proportion to their number GPUs are expected to do at most, as memory gets less short.
-    const BETTER: f64 = 1.25;
+    /// How much faster GPUs are expected to compute at most where they are more, on larger products.
+    const BETTER: f64 = 1.1;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
     let (gpus, per_node) = (task.job.gpus, task.machine.cluster.gpus_per_node);
-    // What is not nearly enough is not searched.
+    // What would not be enough without any overhead is not searched.
+    let times = &plan.prediction.times;
+    let useful = times.useful().0 as f64 / times.total().0.max(1) as f64;
     let share = bounds.deadline.map_or(0.0, |deadline| fastest.time.total.0 / deadline.0);
-    let enough = (f64::from(gpus) * share / BETTER) as u32;
+    let enough = (f64::from(gpus) * share * useful / BETTER) as u32;
     let counts = |more: bool| {
         let steps = (1..).map(|n| STEP.powi(n)).take_while(|&by| by <= FURTHEST);
         let count = move |by: f64| {

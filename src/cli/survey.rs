@@ -23,6 +23,8 @@ use crate::units::Seconds;
 
 /// Options of `autoplan survey`.
 #[derive(Debug, clap::Args)]
+// Of runs, and refused.
+#[command(mut_arg("tokens", |tokens| tokens.hide(true)), mut_arg("price", |price| price.hide(true)))]
 pub(crate) struct SurveyArgs {
     /// A shipped model's name (see `autoplan models`), a .ron file, or a Hugging Face config.json.
     model: String,

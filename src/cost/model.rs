@@ -11,7 +11,7 @@ use crate::cost::{
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, own_runs};
 use crate::frameworks::hf::eager_attention;
-use crate::frameworks::profile::{DataMode, GradientPool, OffloadedActivations, Profile};
+use crate::frameworks::profile::{DataMode, EagerScores, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
     head_parameters, norm_parameters,
@@ -415,7 +415,7 @@ impl<'a> CostModel<'a> {
             job.precision.format(),
             k.gemm.get(a),
             k.attention_kernel.get(a),
-            k.scores(a, eager_attention(model, layers.have_sinks())),
+            k.scores(a, eager_attention(model, layers)),
             k.attention.get(a),
         );
         let experts = layers.kinds.iter().any(|kind| matches!(kind.block.feed_forward, FeedForward::Moe(_)));
@@ -1189,7 +1189,9 @@ impl<'a> CostModel<'a> {
                 heads = a.heads.div_ceil(tp);
                 let kv_local = a.kv_heads.div_ceil(tp);
                 window = a.window;
-                reach = a.chunk.map_or(sequence, |chunk| chunk.min(sequence));
+                // Scores in memory are whole squares, whatever is masked.
+                let chunk = a.chunk.filter(|_| in_memory.is_none());
+                reach = chunk.map_or(sequence, |chunk| chunk.min(sequence));
                 let outputs = (heads + 2 * kv_local) * a.head_dim;
                 self.column(c, outputs * tp, p, shapes);
                 if self.adapted == Adapted::QueryKeyValue {
@@ -1209,7 +1211,7 @@ impl<'a> CostModel<'a> {
                     let moved = elements * self.profile.kernels.norm_traffic.get(self.architecture());
                     p.forward.add(Item::ElementWise, self.device.stream(4.0 * moved, 2.0));
                     p.backward.add(Item::ElementWise, self.device.stream(8.0 * moved, 4.0));
-                    kept.local += (2.0 + self.profile.memory.extra_per_norm()) * elements;
+                    kept.local += (2.0 + self.profile.memory.norm_kept) * elements;
                 }
                 kept.local += (2.0 * ad + 4.0 * gd + (2.0 + low_copy) * ad) * tokens;
                 key_value_bytes = 4.0 * gd;
@@ -1318,12 +1320,14 @@ impl<'a> CostModel<'a> {
         shapes.push((expanded, a.kv_lora_rank));
         self.quantise(a.kv_lora_rank as f64 * shared, expanded as f64 * tokens, p);
         kept.hidden += 2.0 * compressed as f64 + 2.0 * a.kv_lora_rank as f64;
+        kept.hidden += self.profile.memory.norm_kept * norm_width as f64;
         // Rotation, split, concatenation and the copies of up projections.
         let assembly = 8.0 * (2 * qk + a.v_dim) as f64 * heads as f64 * tokens;
         up.forward.add(Item::ElementWise, self.device.stream(assembly, 4.0));
         up.backward.add(Item::ElementWise, self.device.stream(1.5 * assembly, 6.0));
-        p.forward.add(Item::ElementWise, self.device.stream(4.0 * norm_width as f64 * shared, 2.0));
-        p.backward.add(Item::ElementWise, self.device.stream(8.0 * norm_width as f64 * shared, 4.0));
+        let norms = norm_width as f64 * shared * self.profile.kernels.norm_traffic.get(self.architecture());
+        p.forward.add(Item::ElementWise, self.device.stream(4.0 * norms, 2.0));
+        p.backward.add(Item::ElementWise, self.device.stream(8.0 * norms, 4.0));
         self.row(c, a.heads * a.v_dim, p, shapes);
         let saved = 2.0 * (heads * (2 * qk + a.v_dim)) as f64 * tokens;
         kept.local += saved + 2.0 * (heads * a.v_dim) as f64 * tokens;
@@ -2015,15 +2019,24 @@ impl<'a> CostModel<'a> {
             FeedForward::None => 0.0,
         };
         let mixer = match &block.mixer {
-            Mixer::Attention(a) => (8 * a.heads + 4 * a.kv_heads) as f64 * a.head_dim as f64 * local,
+            Mixer::Attention(a) => {
+                ((8 * a.heads + 4 * a.kv_heads) as f64 * a.head_dim as f64 + self.working_scores(c, a.heads))
+                    * local
+            }
             Mixer::Latent(a) => {
                 let qk = (a.qk_nope_dim + a.qk_rope_dim) as f64;
-                a.heads as f64 * (8.0 * qk + 4.0 * a.v_dim as f64) * local
+                (a.heads as f64 * (8.0 * qk + 4.0 * a.v_dim as f64) + self.working_scores(c, a.heads)) * local
             }
             Mixer::Mamba2(a) => 8.0 * a.inner as f64 * local,
             Mixer::None => 0.0,
         };
         feed_forward.max(mixer) + 2.0 * h * shared
+    }
+
+    /// Bytes per token of gradients of scores in memory, of so many heads.
+    fn working_scores(&self, c: &Cell, heads: u64) -> f64 {
+        let of_a_head = |scores: EagerScores| scores.working * f64::from(self.job.sequence_length) / c.cp;
+        self.device.scores().map_or(0.0, of_a_head) * heads as f64
     }
 
     /// Norms whose output goes to the host with what attention keeps; a parallel feed-forward part reads the same one.

@@ -61,6 +61,9 @@ pub const ITEM_NAMES: [&str; STEP_ITEMS] = [
     "stragglers",
 ];
 
+/// What trains: the rest of a step is overhead.
+const USEFUL: [Item; 4] = [Item::Gemm, Item::Attention, Item::Experts, Item::ElementWise];
+
 /// A step's time by item; the items sum to the step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StepTimes(pub [Picos; STEP_ITEMS]);
@@ -75,17 +78,19 @@ impl StepTimes {
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, Picos)> + '_ {
         ITEM_NAMES.into_iter().zip(self.0)
     }
+    /// Useful computation: the same whatever a plan spends beside it.
+    #[must_use]
+    pub fn useful(&self) -> Picos {
+        USEFUL.iter().map(|&item| self.0[item as usize]).sum()
+    }
     /// The largest item that is not useful computation: what limits the plan.
     #[must_use]
     pub fn limiting(&self) -> &'static str {
-        let compute =
-            [Item::Gemm, Item::Attention, Item::Experts, Item::ElementWise].map(|item| item as usize);
-        let overhead =
-            (0..STEP_ITEMS).filter(|i| !compute.contains(i)).max_by_key(|&i| (self.0[i], STEP_ITEMS - i));
-        let useful: Picos = compute.iter().map(|&i| self.0[i]).sum();
+        let useful = |i: &usize| USEFUL.iter().any(|&item| item as usize == *i);
+        let overhead = (0..STEP_ITEMS).filter(|i| !useful(i)).max_by_key(|&i| (self.0[i], STEP_ITEMS - i));
         match overhead {
             // An overhead of less than a tenth of the useful work does not limit anything.
-            Some(i) if self.0[i].0 * 10 > useful.0 => ITEM_NAMES[i],
+            Some(i) if self.0[i].0 * 10 > self.useful().0 => ITEM_NAMES[i],
             _ => "compute",
         }
     }

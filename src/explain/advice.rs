@@ -71,8 +71,10 @@ pub struct Advice {
     pub products: OnRoofline,
     /// A step against the network cards, through the gradients' all-reduce alone.
     pub gradients: Option<OnRoofline>,
-    /// Against a utilisation of [`ACHIEVABLE_MFU`]: of the run, or of one step where no tokens are given.
+    /// Against a utilisation of [`ACHIEVABLE_MFU`].
     pub waste: Waste,
+    /// Whether that is of the whole run, or of one step: no tokens are given, or it never ends.
+    pub waste_of_run: bool,
     /// Number ranges.
     pub precision: PrecisionAdvice,
     /// The changed batch; none without a reference.
@@ -295,6 +297,7 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
         })
     });
     Advice {
+        waste_of_run: whole.is_some(),
         walls: Walls {
             least_gpus: least_gpus(Bytes::from_f64(state), prepared.cost().memory_limit()),
             petaflop_days: training.map(petaflop_days),

@@ -25,10 +25,11 @@ pub struct HfModel {
     eager: bool,
 }
 
-/// Whether Transformers computes attention eagerly: biases of ALiBi and sinks go through no fused kernel of PyTorch.
+/// Whether Transformers computes attention eagerly: sinks in some layers, and the biases of ALiBi in BLOOM's and MPT's
+/// classes, go through no fused kernel of PyTorch. Falcon's hands them to one (transformers modeling_falcon.py).
 #[must_use]
-pub fn eager_attention(model: &Model, sinks: bool) -> bool {
-    sinks || matches!(model.position, Position::Alibi)
+pub fn eager_attention(model: &Model, layers: &Layers) -> bool {
+    layers.have_sinks() || matches!(model.position, Position::Alibi) && !is_falcon(model, layers)
 }
 
 impl HfModel {
@@ -79,13 +80,6 @@ impl HfModel {
         Some(json!({"use_default_specs": false, "layer_specs": layers}))
     }
 
-    /// Whether Ulysses takes its attention: it refuses the eager one, and GPT-2's class shapes the heads' output by
-    /// the sequence that it was given (runtime/sequence_parallel/ulysses_sp.py; transformers modeling_gpt2.py).
-    #[must_use]
-    pub fn sequence_splits(&self) -> bool {
-        self.attention() == "sdpa" && self.family() != "gpt2"
-    }
-
     /// The family that has exactly this model's layers, if any. Multi-token prediction is not trained
     /// by Hugging Face models.
     #[must_use]
@@ -118,9 +112,16 @@ impl HfModel {
         config.insert("vocab_size".into(), json!(model.vocabulary));
         config.insert("tie_word_embeddings".into(), json!(model.tied_embeddings));
         config.insert("use_cache".into(), json!(false));
-        let eager = eager_attention(model, layers.have_sinks());
+        let eager = eager_attention(model, layers);
         Some(Self { config, layer_class: family.layer_class, expert_preset: family.expert_preset, eager })
     }
+}
+
+/// Whether Ulysses takes the attention of a model's class: it refuses the eager one, and GPT-2's class shapes the heads'
+/// output by the sequence that it was given (runtime/sequence_parallel/ulysses_sp.py; transformers modeling_gpt2.py).
+#[must_use]
+pub fn splits_sequences(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool {
+    !eager_attention(model, layers) && hf.is_none_or(|hf| hf.family() != "gpt2")
 }
 
 /// What whoever builds a model beside the files has to bring, as a comment's line.
@@ -139,10 +140,11 @@ pub fn brought(model: &Model) -> &'static str {
 /// GPT-2, GPT-NeoX and Falcon are not; positions that are looked up would be those of a part.
 #[must_use]
 pub fn masks_drop(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> bool {
-    match hf {
-        Some(hf) => hf.attention() == "sdpa" && !matches!(hf.family(), "gpt2" | "gpt_neox"),
+    let named_so = match hf {
+        Some(hf) => !matches!(hf.family(), "gpt2" | "gpt_neox"),
         None => !is_falcon(model, layers) && !matches!(model.position, Position::Learned(_)),
-    }
+    };
+    named_so && !eager_attention(model, layers)
 }
 
 /// Whether DeepSpeed's AutoTP takes the Transformers class of a model: not GPT-2 (module_inject/auto_tp.py
@@ -190,10 +192,13 @@ pub fn has_tensor_plan(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> 
 }
 
 /// Whether layers are Falcon's: attention and a plain feed-forward part side by side, without biases (Phi's have some).
+/// Parallel layers without biases, or those of the first ones with ALiBi: of the classes with it none else has biases and no
+/// norm behind the embedding.
 fn is_falcon(model: &Model, layers: &Layers) -> bool {
+    let biased = matches!(model.position, Position::Alibi) && !model.embedding_norm;
     let falcon = |block: &Block| match (&block.mixer, &block.feed_forward) {
         (Mixer::Attention(a), FeedForward::Dense(d)) => {
-            block.parallel && !a.qkv_bias && !d.activation.gated()
+            (block.parallel && !a.qkv_bias || biased && a.qkv_bias) && !d.activation.gated()
         }
         _ => false,
     };

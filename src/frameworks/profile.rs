@@ -208,7 +208,8 @@ pub struct Kernels {
     pub attention_kernel: PerArchitecture<AttentionKernel>,
     /// Factor on their rate.
     pub attention: PerArchitecture,
-    /// What attention that Transformers computes eagerly does with its scores ([`super::hf::eager_attention`]).
+    /// What attention that is not fused does with its scores: any, or that which Transformers computes eagerly
+    /// ([`super::hf::eager_attention`]).
     #[serde(default)]
     pub eager_scores: Option<EagerScores>,
     /// Factor on the traffic of norms and residuals (1: fused).
@@ -235,12 +236,9 @@ pub struct EagerScores {
     pub moved: (f64, f64),
     /// Bytes per score that are kept for the backward pass.
     pub kept: f64,
-}
-
-impl EagerScores {
-    /// What Megatron's of 2021 move and keep: scale, mask, softmax and dropout with their gradients in FP16; scores,
-    /// probabilities and a mask.
-    pub const MEGATRON: Self = Self { moved: (13.0, 17.0), kept: 5.0 };
+    /// Bytes per score that the backward pass of a layer holds beyond these at its peak.
+    #[serde(default)]
+    pub working: f64,
 }
 
 impl Kernels {
@@ -248,10 +246,8 @@ impl Kernels {
     /// are fused.
     #[must_use]
     pub fn scores(&self, architecture: Architecture, eager: bool) -> Option<EagerScores> {
-        match self.attention_kernel.get(architecture) {
-            AttentionKernel::Unfused => Some(EagerScores::MEGATRON),
-            AttentionKernel::Flash2 | AttentionKernel::Vendor => self.eager_scores.filter(|_| eager),
-        }
+        let fused = self.attention_kernel.get(architecture) != AttentionKernel::Unfused;
+        self.eager_scores.filter(|_| eager || !fused)
     }
 }
 
@@ -511,6 +507,10 @@ pub struct Memory {
     /// The same beside that for every trained parameter where no states are sharded (stage 0).
     #[serde(default)]
     pub replicated_staging: f64,
+    /// Bytes that norms of queries and keys, or of what latent attention compresses, keep per element beyond input and output;
+    /// of those of the residual stream [`Memory::extra_kept`] has them.
+    #[serde(default)]
+    pub norm_kept: f64,
     /// Copies of trained weights that are computed with and last for a step, where weights are not sharded (below stage 3).
     #[serde(default)]
     pub cached_weights: f64,
@@ -521,13 +521,6 @@ pub struct Memory {
     /// Runs report the peak of their first rank, on the first pipeline stage, not that of the fullest.
     #[serde(default)]
     pub first_rank_reports: bool,
-}
-
-impl Memory {
-    /// Of [`Memory::extra_kept`], what one of a layer's two norms keeps per element.
-    pub(crate) fn extra_per_norm(&self) -> f64 {
-        self.extra_kept.0 / 2.0
-    }
 }
 
 /// First releases, as year and month, whose dummy weight gradients are cached per shape and for good.

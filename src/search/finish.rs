@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::balance::{Balancing, RecomputeFamily, TablesOf, Ways, traffic};
 use super::best::Settled;
-use super::polish::WORTH;
+use super::polish::{Better, WORTH};
 #[cfg(feature = "milp")]
 use super::verify;
 use super::{Found, Observer, OtherSplit, Request, Scratch, Search};
@@ -28,8 +28,7 @@ use crate::units::Picos;
 /// A split that no other is faster than by more is good enough to stop proving.
 #[cfg(feature = "milp")]
 const CERTIFIED: f64 = 0.02;
-/// More is worth some tenths of a second more of proving.
-#[cfg(feature = "milp")]
+/// More is worth some tenths of a second more of proving, and what is open beyond a second of looking for a faster one.
 const TOLERATED: f64 = 0.049;
 /// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
 #[cfg(feature = "milp")]
@@ -45,7 +44,6 @@ const DEEP: u32 = 64;
 
 /// How closely a split is looked at.
 #[derive(Debug, Clone, Copy)]
-#[cfg_attr(not(feature = "milp"), expect(dead_code, reason = "there is nothing to prove with"))]
 struct Closely {
     /// Whether the plan is the best.
     best: bool,
@@ -232,6 +230,18 @@ impl Search<'_> {
             let step = better.as_ref().map_or(settled.time, |better| better.step);
             bound = bound.max(proof.closely(judged(step, moved.as_ref().unwrap_or(&own), closely)));
         }
+        let present = better.as_ref().map_or(settled.time, |better| better.step);
+        let thorough = verify.is_some_and(|closely| closely.best || closely.effort > 1);
+        let better = if moves && thorough && gap(present, bound) > TOLERATED {
+            let from = better.as_ref().map_or(&settled.plan, |better| &better.plan);
+            let annealed = self.annealed(from, present, &balancing, tables, &stop, &mut scratch);
+            let nearest = |found: Better, scratch: &mut Scratch| {
+                self.better(&found.plan, found.step, &balancing, tables, scratch).unwrap_or(found)
+            };
+            annealed.map(|found| nearest(found, &mut scratch)).or(better)
+        } else {
+            better
+        };
         let mut even_bound = None;
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
             evaluate_into(problem, &assignment, &mut scratch.evaluation).ok()?;

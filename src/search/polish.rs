@@ -1,5 +1,6 @@
-//! Better splits of plans that are printed: layers are moved as long as the simulated step gets shorter. It comes after the
-//! ranking, which it leaves alone, and only where the certificate leaves something open.
+//! Better splits of plans that are printed: layers are moved as long as the simulated step gets shorter, and where much is
+//! open after that, at random, longer steps less and less likely. It comes after the ranking, which it leaves alone, and only
+//! where the certificate leaves something open.
 
 use super::balance::{Balancing, TablesOf};
 use super::{Scratch, Search};
@@ -24,6 +25,14 @@ const TRIALS: usize = 64;
 /// Moves that are made at most, and passes that are simulated for one plan: about a tenth of a second.
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
+
+/// Splits that are tried at random, a second's work at most; and of how much longer ones than the present one every third is
+/// taken in the beginning and in the end, as shares of a step.
+const ANNEALED: u32 = 40_000;
+const WARM: f64 = 0.01;
+const COLD: f64 = 2e-5;
+/// Layers moved at once there.
+const MOST_MOVED: u64 = 3;
 
 /// A plan with a faster split, and what its step takes.
 pub(super) struct Better {
@@ -82,6 +91,80 @@ impl Search<'_> {
         }
         let (step, _, plan) = best;
         Some(Better { step, plan: plan? })
+    }
+
+    /// The best split that simulated annealing (Kirkpatrick, Gelatt and Vecchi 1983) comes by from that of a plan, if it is
+    /// better. The random numbers are the same every time.
+    pub(super) fn annealed(
+        &self,
+        plan: &Plan,
+        step: Picos,
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        stop: &dyn Fn() -> bool,
+        scratch: &mut Scratch,
+    ) -> Option<Better> {
+        let (layout, chunks, problem) = (plan.layout(), plan.chunks(), &balancing.problem);
+        let mut present = Assignment {
+            layers: chunks.iter().map(|chunk| chunk.layers).collect(),
+            recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
+        };
+        let (mut time, mut best) = (step, None);
+        let mut random = Random(1);
+        let fewer = (COLD / WARM).powf(1.0 / f64::from(ANNEALED));
+        let mut warmth = step.0 as f64 * WARM;
+        for _ in 0..ANNEALED {
+            if stop() {
+                break;
+            }
+            warmth *= fewer;
+            let mut trial = present.clone();
+            for _ in 0..=random.below(MOST_MOVED) {
+                let count = trial.layers.len() as u64;
+                let (less, more) = (random.below(count) as usize, random.below(count) as usize);
+                if trial.layers[less] > problem.least(less) && !problem.fixed[more].closed {
+                    trial.layers[less] -= 1;
+                    trial.layers[more] += 1;
+                }
+            }
+            // Drawn before it is known how long the trial takes: what its bound rules out is not simulated.
+            let slack = -libm::log(random.share()) * warmth;
+            let most = Picos(time.0.saturating_add(slack as u64));
+            if trial.layers == present.layers {
+                continue;
+            }
+            scratch.known.clear();
+            let open = |least: Picos| least <= most;
+            let Some(plan) = self.completion(layout, balancing, &trial, tables, open, scratch) else {
+                continue;
+            };
+            let taken = self.time(layout, &trial, &plan, tables, scratch);
+            if taken > most {
+                continue;
+            }
+            (time, present) = (taken, trial);
+            if time < best.as_ref().map_or(step, |best: &Better| best.step) {
+                best = Some(Better { step: time, plan });
+            }
+        }
+        best
+    }
+}
+
+/// Random numbers, those of Knuth's MMIX.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+    fn below(&mut self, n: u64) -> u64 {
+        self.next() % n
+    }
+    /// Above 0, up to 1.
+    fn share(&mut self) -> f64 {
+        (self.next() + 1) as f64 / (1_u64 << 31) as f64
     }
 }
 

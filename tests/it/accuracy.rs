@@ -134,7 +134,10 @@ impl Own {
             let old_steps = errors(rows().map(|row| Some([old(row)[0], row.measured_step_s?])).collect());
             let old_memory = errors(rows().map(|row| Some([old(row)[1], row.measured_mem_gb?])).collect());
             assert_eq!([steps.len(), memory.len()], readings, "{title}");
-            let line = printed.lines().rfind(|line| line.starts_with(&format!("| {title}, "))).unwrap();
+            let [timed, read] = readings;
+            let begin = format!("| {title}, {timed} and {read} |");
+            let line = printed.lines().rfind(|line| line.starts_with(&begin));
+            let line = line.unwrap_or_else(|| panic!("no line begins with {begin}"));
             let cells: Vec<&str> = line.split('|').map(str::trim).collect();
             let found = [old_steps, steps, old_memory, memory].map(said);
             assert_eq!(cells[2..6], found, "{title}");

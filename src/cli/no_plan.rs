@@ -35,13 +35,23 @@ impl<'a> NoPlan<'a> {
 
     /// What the search has shown.
     fn known(report: &Report<'a>) -> Self {
+        // Of what was hardly searched, what fell to which rule says nothing.
+        let unseen =
+            |section: &Section| section.answer.stop == Stop::Interrupted && section.answer.found.is_empty();
         let reasons_of = |section: &Section| match section.answer.found.is_empty() {
             true => reasons(section.prepared, &section.answer),
             false => out_of_bounds(section, report.bounds).into_iter().collect(),
         };
+        let seen = report.sections.iter().filter(|section| report.sections.len() == 1 || !unseen(section));
+        let mut reasons: Vec<String> = seen.flat_map(reasons_of).collect();
+        let count = report.sections.iter().filter(|section| unseen(section)).count();
+        if report.sections.len() > 1 && count > 0 {
+            let all = report.sections.len();
+            reasons.push(format!("{count} of {all} choices of GPUs were not searched before it was stopped"));
+        }
         Self {
             nearest: Vec::new(),
-            reasons: report.sections.iter().flat_map(reasons_of).collect(),
+            reasons,
             remedies: Vec::new(),
             stopped: report.sections.iter().any(|section| section.answer.stop == Stop::Interrupted),
         }
@@ -170,6 +180,10 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
                 found.extend(some.map(|one| Remedy { what: format!("{}, {missed}", one.what), ..one }));
             }
         }
+        let several = report.sections.iter().any(|other| other.cluster != section.cluster);
+        if several {
+            found.iter_mut().for_each(|one| one.what += &format!(" on {}", section.cluster));
+        }
         return found;
     }
     let largest = report.sections.iter().max_by_key(|section| section.prepared.task.job.gpus);
@@ -188,7 +202,11 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
         lines.push(format!("the --fix and --max options leave no value for {}", contradictions.join(", ")));
     } else if let Some((refusal, others)) = prepared.refusal() {
         let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
-        lines.push(format!("{refusal}; --framework of those that can: {}", names.join(", ")));
+        let others = match names.as_slice() {
+            [] => "no framework can".to_owned(),
+            names => format!("--framework of those that can: {}", names.join(", ")),
+        };
+        lines.push(format!("{refusal}; {others}"));
     } else if let absent = unavailable(prepared)
         && !absent.is_empty()
     {

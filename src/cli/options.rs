@@ -157,6 +157,16 @@ impl JobArgs {
         if let Some(lack) = machine.accelerator.lacks(job.precision) {
             return Err(Failure::Usage(lack));
         }
+        let of_experts = [
+            (self.expert_capacity.is_some(), "--expert-capacity"),
+            (self.routing != Routing::Balanced, "--routing"),
+        ];
+        if let Some((_, option)) = of_experts.iter().find(|(given, _)| *given && !model.has_experts()) {
+            return Err(Failure::Usage(format!(
+                "{option} is of models with experts, and {} has none",
+                model.name
+            )));
+        }
         if u64::from(seq_len) > model.max_sequence * 64 {
             return Err(Failure::Usage(format!(
                 "--seq-len {} is far beyond the {} tokens that {} was made for",

@@ -24,6 +24,7 @@ use crate::search::{Answer, Counters, Found, OtherSplit, Stop};
 use crate::spec::job::{ExpertCapacity, Phase, Routing};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
+use crate::spec::{load_accelerator, shipped};
 use crate::units::{Dollars, Picos, Seconds};
 
 /// Output format.
@@ -343,7 +344,42 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
 fn notes(report: &Report) -> Vec<String> {
     let several = report.sections.len() > 1;
     let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
-    beyond_memory(report).into_iter().chain(beyond_positions(report)).chain(offload).collect()
+    let blocks = blocks(report).into_iter().chain(below_memory(report));
+    beyond_memory(report).into_iter().chain(beyond_positions(report)).chain(blocks).chain(offload).collect()
+}
+
+/// Where jobs get a part of every domain.
+fn blocks(report: &Report) -> BTreeSet<String> {
+    let of = |section: &Section| {
+        let (cluster, gpus) = (&section.prepared.task.machine.cluster, section.prepared.task.job.gpus);
+        let (block, domain) = (cluster.block_of(gpus)?, cluster.scale_up.domain);
+        (block < domain).then(|| {
+            let domains = gpus / block;
+            format!(
+                "{gpus} GPUs are {block} of the {domain} of each NVLink domain: {domains} domains, of which {} GPUs are not used, nor in its dollars (`allocation` in the cluster's file)",
+                domains * (domain - block)
+            )
+        })
+    };
+    report.sections.iter().filter_map(of).collect()
+}
+
+/// Which GPUs' own files leave much of their memory out.
+fn below_memory(report: &Report) -> BTreeSet<String> {
+    /// What is left out for the sake of other programs is less.
+    const MUCH: f64 = 0.9;
+    let of = |section: &Section| {
+        let (task, most) = (section.prepared.task, section.prepared.cost().device_limit());
+        let accelerator = &task.machine.accelerator;
+        let limit = accelerator.memory_limit.filter(|limit| limit.0 as f64 <= MUCH * most.0 as f64)?;
+        task.job.memory_limit.is_none().then(|| {
+            format!(
+                "{limit} of the {most} that {} has for tensors may be allocated, by `memory_limit` in its file",
+                accelerator.name
+            )
+        })
+    };
+    report.sections.iter().filter_map(of).collect()
 }
 
 /// Whether sequences are longer than the model was made for.
@@ -363,10 +399,12 @@ fn beyond_memory(report: &Report) -> BTreeSet<String> {
     let of = |section: &Section| {
         let limit = section.prepared.cost().memory_limit();
         let accelerator = &section.prepared.task.machine.accelerator;
-        (limit > accelerator.memory).then(|| {
+        let most = section.prepared.cost().device_limit();
+        (limit > most).then(|| {
             format!(
-                "--memory-limit {:.1} GB is more than the {:.1} GB of {}: plans may not run there",
+                "{:.1} GB may be allocated, more than the {:.1} of {:.1} GB that {} has for tensors: plans may not run there",
                 limit.gigabytes(),
+                most.gigabytes(),
                 accelerator.memory.gigabytes(),
                 accelerator.name
             )
@@ -486,7 +524,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         let used = best.section.prepared.task.job.gpus;
         writeln!(
             out,
-            "the best plan uses {used} of {asked} GPUs and leaves {} idle",
+            "the best plan uses {used} of {asked} GPUs and leaves {} idle, which are not in its dollars",
             asked.saturating_sub(used)
         )?;
     }
@@ -567,6 +605,23 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
         writeln!(out, "± : nobody measured plans with states off the GPU: what that may hide is in the bar")?;
+    }
+    let ships = |name: &str| {
+        let known = shipped::accelerators();
+        known.iter().filter_map(|one| load_accelerator(one.name).ok()).any(|one| one.name == name)
+    };
+    let strangers: BTreeSet<&str> = rows
+        .iter()
+        .map(|row| row.section.prepared)
+        .filter(|prepared| prepared.cost().own_runs().is_none())
+        .map(|prepared| prepared.task.machine.accelerator.name.as_str())
+        .filter(|name| !ships(name))
+        .collect();
+    for name in strangers {
+        writeln!(
+            out,
+            "± : {name} is no accelerator that ships: its rates are as good as its file, and the bar is that of others of its generation"
+        )?;
     }
     if rows.iter().any(|row| row.section.prepared.has_unmeasured_attention()) {
         writeln!(

@@ -283,7 +283,11 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     if interrupted {
         anstream::eprintln!(
             "note: the search was stopped{}",
-            if empty { " before it found a plan" } else { "; the plans above are the best so far" }
+            match (empty, printed) {
+                (true, _) => " before it found a plan",
+                (false, false) => " before it found a plan that keeps the deadline and the budget",
+                (false, true) => "; the plans above are the best so far",
+            }
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {

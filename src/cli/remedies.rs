@@ -1,7 +1,7 @@
 //! Ways out where there is no plan, each confirmed by a search of its own.
 
 use crate::candidates::{Axis, OFFLOADS, Restrictions, divisors};
-use crate::cost::money::{RunCost, run_cost};
+use crate::cost::money::{Pricing, RunCost, run_cost};
 use crate::planner::{Prepared, Task};
 use crate::search::{Found, Observer, Request, Stop};
 use crate::spec::job::MOST_SEQUENCES;
@@ -251,66 +251,64 @@ fn leave_idle(task: &Task, nearest: Option<Seconds>, out: &mut Remedies) {
 }
 
 /// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer, the nearest number of a
-/// few that keeps it. `fastest` is the run that comes nearest, and the plan that it is of.
+/// few that keeps it, or a reserved price. `fastest` is the run that comes nearest, and the plan that it is of.
 pub(crate) fn within(
     task: &Task,
     bounds: Bounds,
     (fastest, plan): (&RunCost, &Found),
     observer: &dyn Observer,
 ) -> Vec<Remedy> {
-    // Each number tried is so many times the one before, up to so many times as many or as few.
-    const STEP: f64 = 1.3;
-    const FURTHEST: f64 = 64.0;
-    /// Numbers tried between one that keeps the limits and one that does not.
-    const NEARER: usize = 6;
     /// How much faster GPUs are expected to compute at most where they are more, on larger products.
     const BETTER: f64 = 1.1;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
-    let (gpus, per_node) = (task.job.gpus, task.machine.cluster.gpus_per_node);
+    let gpus = task.job.gpus;
     // What would not be enough without any overhead is not searched.
     let times = &plan.prediction.times;
     let useful = times.useful().0 as f64 / times.total().0.max(1) as f64;
     let share = bounds.deadline.map_or(0.0, |deadline| fastest.time.total.0 / deadline.0);
     let enough = (f64::from(gpus) * share * useful / BETTER) as u32;
-    let counts = |more: bool| {
-        let steps = (1..).map(|n| STEP.powi(n)).take_while(|&by| by <= FURTHEST);
-        let count = move |by: f64| {
-            let near = f64::from(gpus) * if more { by } else { 1.0 / by };
-            let unit = if near >= f64::from(per_node) { f64::from(per_node) } else { 1.0 };
-            let nodes = (near / unit) as u32;
-            // The next number below that divides well.
-            (1..=nodes).rev().find(|&n| super::plan::smooth(n)).map_or(0, |n| n * unit as u32)
-        };
-        let mut counts: Vec<u32> = steps.map(count).filter(|&n| n != gpus && possible(task, n)).collect();
-        counts.dedup();
-        counts.retain(|&n| !more || n >= enough);
-        counts
-    };
+    let usable = |n: &u32| *n != gpus && possible(task, *n);
     for (wanted, more) in [(bounds.deadline.is_some(), true), (bounds.budget.is_some(), false)] {
+        if !wanted {
+            continue;
+        }
         let what = if more { "more" } else { "fewer" };
-        if wanted {
-            let mut attempt = |gpus: u32| {
-                out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
-            };
-            let counts = counts(more);
-            let Some(at) = counts.iter().position(|&gpus| attempt(gpus)) else { continue };
-            // Between that number and the last that does not keep it, some may be nearer.
-            let last = if at == 0 { gpus } else { counts[at - 1] };
-            let (low, high) = (last.min(counts[at]) + 1, last.max(counts[at]));
-            let low = if more { low.max(enough) } else { low };
-            let smooth =
-                |n: &u32| n % per_node == 0 && super::plan::smooth(n / per_node) && possible(task, *n);
-            let mut between: Vec<u32> = (low..high).filter(smooth).collect();
-            if !more {
-                between.reverse();
-            }
-            let step = between.len().div_ceil(NEARER).max(1);
-            if between.into_iter().step_by(step).any(&mut attempt) {
-                // What was found first is further away.
-                let first = out.found.len() - 2;
-                out.found.remove(first);
-            }
+        let mut attempt = |gpus: u32| {
+            out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
+        };
+        let counts: Vec<u32> =
+            multiples(gpus, more).filter(usable).filter(|&n| !more || n >= enough).collect();
+        let Some(at) = counts.iter().position(|&gpus| attempt(gpus)) else { continue };
+        // Between that number and the last that does not keep it, some may be nearer.
+        let last = if at == 0 { gpus } else { counts[at - 1] };
+        let quarter = |n: u32| {
+            let apart = i64::from(counts[at]) - i64::from(last);
+            (apart * i64::from(n) % 4 == 0).then_some((i64::from(last) + apart * i64::from(n) / 4) as u32)
+        };
+        let nearer = (1..4).filter_map(quarter).filter(usable).filter(|&n| !more || n >= enough);
+        if nearer.collect::<Vec<u32>>().into_iter().any(&mut attempt) {
+            // What was found first is further away.
+            let first = out.found.len() - 2;
+            out.found.remove(first);
         }
     }
+    if bounds.budget.is_some()
+        && task.pricing == Pricing::OnDemand
+        && task.machine.cluster.price.reserved.0 > 0.0
+    {
+        let reserved = changed(task, |t| t.pricing = Pricing::Reserved);
+        out.attempt("another price: --price reserved".into(), &reserved);
+    }
     out.found
+}
+
+/// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few: what divides batch and layers of a job
+/// well mostly does so as well.
+fn multiples(gpus: u32, more: bool) -> impl Iterator<Item = u32> {
+    let factors = (0..6).flat_map(|doubled| [5, 6, 7, 8].map(|quarters: u64| quarters << doubled));
+    factors.filter_map(move |by| {
+        let (up, down) = if more { (by, 4) } else { (4, by) };
+        let all = u64::from(gpus) * up;
+        u32::try_from(all / down).ok().filter(|_| all % down == 0)
+    })
 }

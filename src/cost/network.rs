@@ -123,11 +123,7 @@ impl Fabric {
     pub fn new(cluster: &Cluster, gpus: u32, network_share: f64) -> Self {
         let up = &cluster.scale_up;
         let out = &cluster.scale_out;
-        // A block scheduler hands out `allocation` GPUs of each domain once a job outgrows one.
-        let domain = match up.allocation {
-            Some(block) if gpus > up.domain && gpus % block == 0 => block,
-            _ => up.domain,
-        };
+        let domain = cluster.block_of(gpus).unwrap_or(up.domain);
         Self {
             gpus,
             domain: domain.max(1),

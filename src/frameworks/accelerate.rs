@@ -350,9 +350,20 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
     } else {
         ""
     };
-    let attention = hf.attention();
+    let attention = hf.attention(request.job.sequence_length);
     let model =
         format!("model = AutoModelForCausalLM.from_config(config, attn_implementation=\"{attention}\")\n");
+    let accumulates = l.gradient_accumulation_steps > 1;
+    let (accumulate, plugin) = if l.zero_stage > 0 && accumulates {
+        // Without it, the gradients of whole weights would pile up on every rank until the last micro-batch.
+        let plugin = "gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=ACCUMULATION, sync_each_batch=True)";
+        let indented = format!(
+            "\n        # Every micro-batch's gradients go to the shards: whole ones would not fit beside what else there is.\n        {plugin}\n    "
+        );
+        (indented, "\nfrom accelerate.utils import GradientAccumulationPlugin")
+    } else {
+        ("gradient_accumulation_steps=ACCUMULATION".to_owned(), "")
+    };
     let (empty_import, build) = if l.zero_stage > 0 {
         let build = format!(
             "    # The first rank holds the model in its host's memory; the others receive their shards from it. Their own\n    # weights are never touched, so that they take no memory.\n    whole = nullcontext() if accelerator.is_main_process else init_empty_weights()\n    with whole:\n        {model}    for module in model.modules():\n        for name, weight in list(module.named_parameters(recurse=False)):\n            if weight.is_meta:\n                untouched = torch.empty_like(weight, device=\"cpu\")\n                module.register_parameter(name, torch.nn.Parameter(untouched))\n    model.tie_weights()\n"
@@ -370,11 +381,11 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
     format!(
         r#"#!/usr/bin/env python3
 {header}#
-# Trains the model on synthetic tokens; put a data loader in the place of batches().
+# Trains the model on synthetic tokens; put a data loader in the place of batches().{needs}
 import json
 {context}
 import torch
-from accelerate import Accelerator{empty_import}
+from accelerate import Accelerator{imports}
 from transformers import AutoConfig, AutoModelForCausalLM
 
 MODEL = json.loads({literal})
@@ -404,7 +415,7 @@ def loss_of(model, tokens, positions, targets):
 
 
 def main():
-    accelerator = Accelerator(gradient_accumulation_steps=ACCUMULATION)
+    accelerator = Accelerator({accumulate})
     config = AutoConfig.for_model(**MODEL)
 {build}{recompute}    # FSDP2 takes a model and its optimizer together.
     model, optimizer = accelerator.prepare(model, {optimizer})
@@ -424,6 +435,8 @@ def main():
 if __name__ == "__main__":
     main()
 "#,
+        imports = format!("{empty_import}{plugin}"),
+        needs = hf::needs(attention),
         header = request.header("#", written_for),
         literal = python_literal(&config),
         sequence = request.job.sequence_length,

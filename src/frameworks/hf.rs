@@ -23,6 +23,8 @@ pub struct HfModel {
     pub expert_preset: Option<&'static str>,
     /// Whether it has [`eager_attention`].
     eager: bool,
+    /// The shortest window of its layers' attention.
+    window: Option<u64>,
 }
 
 /// Whether Transformers computes attention eagerly: sinks in some layers, and the biases of ALiBi in BLOOM's and MPT's
@@ -33,10 +35,15 @@ pub fn eager_attention(model: &Model, layers: &Layers) -> bool {
 }
 
 impl HfModel {
-    /// The attention that `from_config` takes: `sdpa` where the class has it.
+    /// The attention that `from_config` is asked for, for sequences of such a length: `sdpa` where the class has it. Windows that
+    /// cut it are a mask there, for which every kernel computes whole squares; flash-attn's skip what they leave out.
     #[must_use]
-    pub fn attention(&self) -> &'static str {
-        if self.eager { "eager" } else { "sdpa" }
+    pub fn attention(&self, sequence: u32) -> &'static str {
+        match self.window {
+            _ if self.eager => "eager",
+            Some(window) if window < u64::from(sequence) => "flash_attention_2",
+            _ => "sdpa",
+        }
     }
 
     /// Its `model_type`.
@@ -113,7 +120,29 @@ impl HfModel {
         config.insert("tie_word_embeddings".into(), json!(model.tied_embeddings));
         config.insert("use_cache".into(), json!(false));
         let eager = eager_attention(model, layers);
-        Some(Self { config, layer_class: family.layer_class, expert_preset: family.expert_preset, eager })
+        let windows = layers.kinds.iter().filter_map(|kind| match &kind.block.mixer {
+            Mixer::Attention(a) => a.window,
+            _ => None,
+        });
+        let window = windows.min();
+        Some(Self {
+            config,
+            layer_class: family.layer_class,
+            expert_preset: family.expert_preset,
+            eager,
+            window,
+        })
+    }
+}
+
+/// What a kind of attention needs beside Transformers, as a comment's line.
+#[must_use]
+pub fn needs(attention: &str) -> &'static str {
+    match attention {
+        "flash_attention_2" => {
+            "\n# Attention has windows: it needs the package flash-attn, without which whole squares are computed."
+        }
+        _ => "",
     }
 }
 

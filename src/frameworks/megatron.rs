@@ -183,6 +183,20 @@ pub const CORE_RULES: &[Rule] = &[
         },
     },
     Rule {
+        name: "head-size",
+        source: "TE attention/dot_product_attention/utils.py get_attention_backend: FlashAttention and cuDNN take multiples of 8",
+        judge: Judge::Nobody,
+        reach: Reach::Job,
+        check: |_, c, _| {
+            let odd = c.attention.iter().find(|a| a.head_dim % 8 != 0);
+            ensure(
+                odd.is_none(),
+                "heads of {0} have no fused attention in Transformer Engine, which takes multiples of 8, and scores in memory are not modelled",
+                numbers([odd.map_or(0, |a| a.head_dim)]),
+            )
+        },
+    },
+    Rule {
         name: "context-windows",
         source: "TE attention/dot_product_attention/context_parallel.py, sliding windows",
         judge: Judge::Run,

@@ -511,6 +511,13 @@ impl Accelerator {
 }
 
 impl Cluster {
+    /// GPUs that a job of so many gets of each domain, where that is not all of them: a block scheduler hands out blocks once
+    /// a job outgrows a domain.
+    #[must_use]
+    pub fn block_of(&self, gpus: u32) -> Option<u32> {
+        self.scale_up.allocation.filter(|&block| gpus > self.scale_up.domain && gpus % block == 0)
+    }
+
     /// Whether there are so many GPUs on whole nodes, or on a part of one.
     #[must_use]
     pub fn gives(&self, gpus: u32) -> bool {

@@ -48,6 +48,15 @@ pub const EXPERTS: &str = r#"(
     layers: [(repeat: 32, of: ["layer"])],
 )"#;
 
+/// Heads of 100, which are no multiple of 8.
+pub const ODD_HEADS: &str = r#"(
+    schema: 1, name: "Odd heads 3B", hidden: 3200, vocabulary: 32000, max_sequence: 8192,
+    blocks: { "layer": (
+        mixer: Attention(heads: 32, kv_heads: 8, head_dim: 100),
+        feed_forward: Dense(width: 8704)) },
+    layers: [(repeat: 32, of: ["layer"])],
+)"#;
+
 /// Windows, sinks and biases, as in gpt-oss.
 pub const WINDOWS: &str = r#"(
     schema: 1, name: "Windows MoE", hidden: 2880, vocabulary: 201088, max_sequence: 131072,
@@ -312,6 +321,7 @@ static CASES: &[Case] = &[
         l.context_parallel = 2;
         l.context_comm = ContextComm::AllToAll;
     }),
+    case(Target::Megatron, "head-size", ODD_HEADS, same, |_| {}),
     case(Target::Megatron, "context-windows", WINDOWS, same, |l| {
         moe(l);
         l.context_parallel = 2;

@@ -21,7 +21,7 @@ use autoplan::spec::{ron_options, shipped};
 use autoplan::units::{Bytes, Seconds};
 use serde_json::{Map, Value, json};
 
-use crate::frameworks::{DENSE, HYBRID, LATENT_MOE, WINDOWS, cases_by_hand, model};
+use crate::frameworks::{DENSE, HYBRID, LATENT_MOE, ODD_HEADS, WINDOWS, cases_by_hand, model};
 use crate::frameworks_export::site;
 
 /// A small generator of numbers: the same cases on every run.
@@ -87,7 +87,7 @@ pub fn models() -> Vec<Model> {
         let model: Model = ron_options().from_str(file.text).unwrap();
         model
     });
-    [DENSE, LATENT_MOE, WINDOWS, HYBRID].into_iter().map(model).chain(shipped).collect()
+    [DENSE, ODD_HEADS, LATENT_MOE, WINDOWS, HYBRID].into_iter().map(model).chain(shipped).collect()
 }
 
 /// How wild a question is: percentages of unlikely choices.

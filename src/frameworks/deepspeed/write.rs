@@ -504,7 +504,7 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
     format!(
         r#"#!/usr/bin/env python3
 {header}#
-# Trains the model on synthetic tokens; put a data loader in the place of batches().
+# Trains the model on synthetic tokens; put a data loader in the place of batches().{needs}
 import argparse
 import json
 import os
@@ -603,7 +603,8 @@ if __name__ == "__main__":
         micro_batch = l.micro_batch_size,
         steps = request.steps(),
         sequence_parallel = l.context_parallel,
-        attention = hf.attention(),
+        attention = hf.attention(request.job.sequence_length),
+        needs = hf::needs(hf.attention(request.job.sequence_length)),
         recompute = if recomputes(request) { "True" } else { "False" },
         indent = if l.zero_stage == 3 { "    " } else { "        " },
         dtype = if request.job.precision == Precision::Fp16 { "float16" } else { "bfloat16" },

@@ -146,13 +146,16 @@ exec torchrun "${{LAUNCHER[@]}}" "$MEGATRON_LM/{entry}" \
 pub fn slurm(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
     let arguments = arguments(request)?;
     let (nodes, per_node) = request.nodes();
+    // Nodes of one fast domain each: without it neighbouring ranks may be of two.
+    let segment = request.cluster.block_of(request.job.gpus).filter(|block| block % per_node == 0);
+    let segment = segment.map_or(String::new(), |block| format!("#SBATCH --segment={}\n", block / per_node));
     let text = format!(
         r#"#!/usr/bin/env bash
 #SBATCH --job-name={slug}
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node={per_node}
-#SBATCH --exclusive
+{segment}#SBATCH --exclusive
 #SBATCH --output=%x-%j.out
 {header}#
 # Submit with sbatch, from the Megatron-LM checkout or with MEGATRON_LM set to it. Partition, account,

@@ -3,7 +3,7 @@
 pub mod advice;
 
 use crate::candidates::{Axis, Restrictions};
-use crate::plan::{Layout, Plan};
+use crate::plan::{Layout, Offload, Plan};
 use crate::planner::{Prepared, Task};
 use crate::search::{Found, Observer, Request};
 use crate::units::Picos;
@@ -91,6 +91,10 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
         // Experts are cut no finer than all else.
         "tp" => r.expert_tensor_parallel.only = Some(vec![layout.expert_tensor_parallel.min(to), to]),
         _ => {}
+    }
+    // What had to leave the GPU need not once memory is another.
+    if layout.offload != Offload::NONE {
+        r.offload = Some(vec![Offload::NONE, layout.offload]);
     }
     // Nothing is sharded over a single rank: its stage is no choice.
     let ranks = layout.data_parallel.saturating_mul(layout.context_parallel);

@@ -691,8 +691,10 @@ fn place_text(
     if place.changes.is_empty() {
         return Ok(());
     }
-    let mut table =
-        plain_table(&["one change, the other degrees held", "step", "against this", "best plan with it"], 1);
+    let mut table = plain_table(
+        &["one change, other degrees and ZeRO stage held", "step", "against this", "best plan with it"],
+        1,
+    );
     for change in &place.changes {
         let what = format!("  {} {} -> {}", change.axis, change.from, change.to);
         match &change.outcome {

@@ -69,7 +69,8 @@ pub struct Advice {
     pub walls: Walls,
     /// The matrix products of a layer against memory.
     pub products: OnRoofline,
-    /// A step against the network cards, through the gradients' all-reduce alone.
+    /// A step against the network cards, through the gradients' all-reduce alone, where that leaves a fast domain: what binds
+    /// if nothing else stops both from going on at once.
     pub gradients: Option<OnRoofline>,
     /// Against a utilisation of [`ACHIEVABLE_MFU`].
     pub waste: Waste,
@@ -265,7 +266,9 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let flops = 6.0 * prepared.parameters.active as f64 * prepared.tokens_per_step().0 as f64;
     let own =
         prepared.parameters.total / (u64::from(layout.tensor_parallel) * u64::from(layout.pipeline_parallel));
-    let gradients = (ranks > 1).then(|| {
+    // Inside one fast domain they do not see the network.
+    let leave = job.gpus > task.machine.cluster.scale_up.domain;
+    let gradients = (ranks > 1 && leave).then(|| {
         let bytes = ring_all_reduce_volume(ranks, Bytes(2 * own));
         on(flops / f64::from(job.gpus), None, Some(bytes.0 as f64))
     });

@@ -385,7 +385,7 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
 import json
 {context}
 import torch
-from accelerate import Accelerator{imports}
+from accelerate import Accelerator{empty_import}{plugin}
 from transformers import AutoConfig, AutoModelForCausalLM
 
 MODEL = json.loads({literal})
@@ -435,7 +435,6 @@ def main():
 if __name__ == "__main__":
     main()
 "#,
-        imports = format!("{empty_import}{plugin}"),
         needs = hf::needs(attention),
         header = request.header("#", written_for),
         literal = python_literal(&config),

@@ -14,6 +14,7 @@ use super::plan::{Objective, VERIFIED};
 use super::progress::Bar;
 use super::remedies::Bounds;
 use super::{Failure, stages};
+use crate::candidates::OFFLOADS;
 use crate::cost::goodput::NoProgress;
 use crate::cost::money::{PhasedCost, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
@@ -1152,8 +1153,25 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "gradient_accumulation_steps",
         "zero_stage",
         "recompute",
+        "framework",
+        "precision",
+        "offload",
     ];
-    writer.write_record(header).map_err(io)?;
+    /// Further fields of a layout, by the names that JSON has.
+    const CHOICES: [&str; 11] = [
+        "schedule",
+        "shard_group",
+        "sequence_parallel",
+        "context_comm",
+        "dispatcher",
+        "tensor_overlap",
+        "data_overlap",
+        "expert_overlap",
+        "shared_overlap",
+        "cuda_graphs",
+        "mtp_standalone",
+    ];
+    writer.write_record(header.iter().chain(&CHOICES)).map_err(io)?;
     for (i, row) in rows.iter().enumerate() {
         let p = &row.found.prediction;
         let [low, high] = p.step_range();
@@ -1193,8 +1211,18 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             degrees.gradient_accumulation_steps.to_string(),
             degrees.zero_stage.to_string(),
             row.found.plan.common_recompute().map_or_else(|| "mixed".to_owned(), |mode| mode.to_string()),
+            row.section.prepared.task.target.name().to_owned(),
+            row.section.prepared.task.job.precision.name().to_owned(),
+            OFFLOADS.iter().find(|(_, one)| *one == degrees.offload).map_or("", |(name, _)| name).to_owned(),
         ];
-        writer.write_record(&record).map_err(io)?;
+        let layout = layout_json(degrees);
+        let choice = |name: &str| match layout.get(name) {
+            Some(Value::String(text)) => text.clone(),
+            None | Some(Value::Null) => String::new(),
+            Some(value) => value.to_string(),
+        };
+        let choices = CHOICES.map(choice);
+        writer.write_record(record.iter().chain(&choices)).map_err(io)?;
     }
     writer.flush()?;
     Ok(())

@@ -2050,3 +2050,32 @@ fn what_is_not_known_or_used_is_told() {
         assert!(stderr(&output).contains("is of models with experts"), "{}", stderr(&output));
     }
 }
+
+/// A spreadsheet has every choice of a plan that JSON has.
+#[test]
+fn spreadsheets_hold_every_choice() {
+    let job = "plan mixtral-8x7b dgx-h100 -g 16 -b 64 -s 4096 --top 3 --format";
+    let run = |format: &str| stdout(&autoplan(&format!("{job} {format}").split(' ').collect::<Vec<&str>>()));
+    let value: serde_json::Value = serde_json::from_str(&run("json")).unwrap();
+    let mut rows = csv::Reader::from_reader(std::io::Cursor::new(run("csv")));
+    let header = rows.headers().unwrap().clone();
+    let rows: Vec<csv::StringRecord> = rows.records().map(Result::unwrap).collect();
+    assert_eq!(rows.len(), 3);
+    for (row, plan) in rows.iter().zip(value["plans"].as_array().unwrap()) {
+        let cell =
+            |name: &str| &row[header.iter().position(|own| own == name).unwrap_or_else(|| panic!("{name}"))];
+        for (name, value) in plan["plan"].as_object().unwrap() {
+            let said = match value {
+                serde_json::Value::String(text) => text.clone(),
+                serde_json::Value::Null => String::new(),
+                // A batch is the job's; places of states have names of their own.
+                _ if name == "global_batch_size" || name == "offload" => continue,
+                other => other.to_string(),
+            };
+            assert_eq!(cell(name), said, "{name}");
+        }
+        assert_eq!([cell("framework"), cell("precision"), cell("offload")], ["megatron", "bf16", "none"]);
+        let chance = plan["memory"]["chance_to_fit"].as_f64().unwrap();
+        assert_eq!(cell("chance_to_fit").parse::<f64>().unwrap(), chance);
+    }
+}

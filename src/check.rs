@@ -281,7 +281,8 @@ pub fn check(given: &Given<'_>, plan: &Plan, prediction: &Prediction) -> Report 
     let layers = Layers::new(given.model);
     let machine = given.machine;
     let context =
-        Context::new(given.model, &layers, given.job, Hardware::of(&machine.cluster, &machine.accelerator));
+        Context::new(given.model, &layers, given.job, Hardware::of(&machine.cluster, &machine.accelerator))
+            .of_profile(given.profile);
     match legal_plan(given.target, &context, plan) {
         Ok(()) => ledger.put("framework-rules", Outcome::Passed),
         Err(refusal) => ledger.hold(

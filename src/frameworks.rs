@@ -22,12 +22,13 @@ mod yaml;
 use std::fmt;
 
 use hf::HfModel;
+use profile::Profile;
 
 use crate::layers::{LayerKind, Layers};
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Modules, Offload, Place, Plan, Recompute, Schedule,
 };
-use crate::spec::cluster::{Accelerator, Architecture, Cluster};
+use crate::spec::cluster::{Accelerator, Architecture, AttentionKernel, Cluster};
 use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{
     FeedForward, LatentAttention, Mamba2, Mixer, Model, Norm, Position, PositionScaling, RouterGroups,
@@ -384,6 +385,8 @@ pub struct Context {
     pub windows: bool,
     /// Some attention layer has sink logits.
     pub sinks: bool,
+    /// Attention runs in fused kernels, and scores are never in memory.
+    pub fused_attention: bool,
     /// Some layer is dense although others have experts.
     pub dense_beside_moe: bool,
     /// Input embedding and output head share one matrix.
@@ -467,6 +470,7 @@ impl Context {
             moe: Vec::new(),
             windows: false,
             sinks: false,
+            fused_attention: true,
             dense_beside_moe: false,
             tied_embeddings: model.tied_embeddings,
             dropout: model.dropout,
@@ -524,6 +528,14 @@ impl Context {
         context.plain_attention = !cut && hf::masks_drop(model, layers, hf.as_ref());
         context.tensor_plan = hf::has_tensor_plan(model, layers, hf.as_ref());
         context
+    }
+
+    /// The same for jobs of a profile.
+    #[must_use]
+    pub fn of_profile(mut self, profile: &Profile) -> Self {
+        let kernel = profile.kernels.attention_kernel.get(self.hardware.architecture);
+        self.fused_attention = kernel != AttentionKernel::Unfused;
+        self
     }
 
     /// Whether the model has routed experts.

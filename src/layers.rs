@@ -76,6 +76,16 @@ impl Layers {
         self.kinds.iter().any(|kind| matches!(&kind.block.mixer, Mixer::Attention(a) if a.sinks))
     }
 
+    /// The shortest window or chunk that attention of any layer sees no further than.
+    #[must_use]
+    pub fn shortest_window(&self) -> Option<u64> {
+        let of = |kind: &LayerKind| match &kind.block.mixer {
+            Mixer::Attention(a) => a.window.into_iter().chain(a.chunk).min(),
+            _ => None,
+        };
+        self.kinds.iter().filter_map(of).min()
+    }
+
     /// Flattens a validated model.
     #[must_use]
     pub fn new(model: &Model) -> Self {

@@ -10,6 +10,7 @@ use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
 use crate::frameworks::export::inexpressible;
+use crate::frameworks::export::needs_own_dispatcher;
 use crate::frameworks::hf::eager_attention;
 use crate::frameworks::profile::Profile;
 use crate::frameworks::{Context, Hardware, Refusal, Target};
@@ -17,7 +18,7 @@ use crate::layers::{
     AttentionCount, Layers, ParameterCount, embedding_parameters, head_parameters, packed_model_flops,
     parameter_count,
 };
-use crate::plan::{Dispatcher, Layout, Offload, Plan, Recompute};
+use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::search::{Answer, Found, Observer, Request, Search, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
@@ -193,7 +194,8 @@ impl Task {
             &layers,
             &self.job,
             Hardware::of(&self.machine.cluster, &self.machine.accelerator),
-        );
+        )
+        .of_profile(self.profile);
         let parameters = parameter_count(&self.model);
         Prepared { task: self, layers, context, parameters }
     }
@@ -298,10 +300,7 @@ impl Prepared<'_> {
     /// Whether tokens go to the experts of a plan by a library whose released builds do not run over the cluster's network.
     #[must_use]
     pub fn needs_own_dispatcher(&self, plan: &Plan) -> bool {
-        let (layout, cluster) = (plan.layout(), &self.task.machine.cluster);
-        let library = matches!(layout.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
-        let ranks = layout.expert_parallel * layout.expert_tensor_parallel;
-        library && cluster.scale_out.host_initiated && ranks > cluster.scale_up.domain
+        needs_own_dispatcher(plan.layout(), &self.task.machine.cluster)
     }
 
     /// Whether GPUs and batch divide into any degrees that the framework and the user allow.

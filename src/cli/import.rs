@@ -133,7 +133,7 @@ struct FileArgs {
     #[arg(long, short = 'g', value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     gpus: Option<u32>,
     /// Tokens per sequence, for a DeepSpeed configuration.
-    #[arg(long, short = 's', value_name = "N", value_parser = whole)]
+    #[arg(long, short = 's', aliases = ["seq-length", "sequence-length"], value_name = "N", value_parser = whole)]
     seq_len: Option<u32>,
     #[command(flatten)]
     launch: LaunchArgs,

@@ -167,7 +167,13 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
     };
     if let Some((section, run, plan)) = nearest {
         let task = section.prepared.task;
-        let mut found = within(task, report.bounds, (&run, plan), report.bar);
+        let several = report.sections.iter().any(|other| other.cluster != section.cluster);
+        let place = if several { format!(" on {}", section.cluster) } else { String::new() };
+        let within = |bounds| {
+            let found = within(task, bounds, (&run, plan), report.bar).into_iter();
+            found.map(|one| Remedy { what: format!("{}{place}", one.what), ..one }).collect::<Vec<_>>()
+        };
+        let mut found = within(report.bounds);
         let Bounds { deadline, budget } = report.bounds;
         if found.is_empty() && deadline.is_some() && budget.is_some() {
             // No number of GPUs keeps both: one of them is better than none.
@@ -176,13 +182,9 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
                 (Bounds { deadline: None, budget }, "after the deadline"),
             ];
             for (bounds, missed) in alone {
-                let some = within(task, bounds, (&run, plan), report.bar).into_iter();
+                let some = within(bounds).into_iter();
                 found.extend(some.map(|one| Remedy { what: format!("{}, {missed}", one.what), ..one }));
             }
-        }
-        let several = report.sections.iter().any(|other| other.cluster != section.cluster);
-        if several {
-            found.iter_mut().for_each(|one| one.what += &format!(" on {}", section.cluster));
         }
         return found;
     }

@@ -19,10 +19,10 @@ use crate::units::{Bytes, Tokens};
 #[derive(Debug, Clone, Args)]
 pub(crate) struct JobArgs {
     /// Sequences per optimizer step.
-    #[arg(long, short = 'b', value_name = "N", value_parser = whole)]
+    #[arg(long, short = 'b', alias = "global-batch-size", value_name = "N", value_parser = whole)]
     pub global_batch: Option<u32>,
     /// Tokens per sequence.
-    #[arg(long, short = 's', value_name = "N", value_parser = whole)]
+    #[arg(long, short = 's', aliases = ["seq-length", "sequence-length"], value_name = "N", value_parser = whole)]
     pub seq_len: Option<u32>,
     /// Framework whose rules and behaviour hold: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan,
     /// accelerate, nanotron, llm-foundry, internevo, hai-llm, or the name of a run-time profile; megatron unless

@@ -212,9 +212,10 @@ fn surer(best: &Row) -> Option<String> {
     let known = cost.memory_limit() <= cost.device_limit();
     (known && chance < SURE.0).then(|| {
         format!(
-            "fits: of runs like the first {:.0} of 100 run out of memory, by how far measured ones were off; --memory-limit {:.1}GB is for plans that fit in {:.0}",
+            "fits: of runs like the first {:.0} of 100 may run out of memory, by how far measured ones were off; --memory-limit {:.1}GB leaves plans of which {:.0} fit, if any is known as well",
             (1.0 - chance) * 100.0,
-            room.gigabytes(),
+            // Rounded up it would leave a little too many.
+            (room.gigabytes() * 10.0).floor() / 10.0,
             SURE.0 * 100.0
         )
     })
@@ -345,7 +346,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
 fn notes(report: &Report) -> Vec<String> {
     let several = report.sections.len() > 1;
     let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
-    let blocks = blocks(report).into_iter().chain(below_memory(report));
+    let blocks = blocks(report).into_iter().chain(below_memory(report)).chain(own_dispatchers(report));
     beyond_memory(report).into_iter().chain(beyond_positions(report)).chain(blocks).chain(offload).collect()
 }
 
@@ -363,6 +364,20 @@ fn blocks(report: &Report) -> BTreeSet<String> {
         })
     };
     report.sections.iter().filter_map(of).collect()
+}
+
+/// Where plans send tokens to experts by libraries whose released builds do not run.
+fn own_dispatchers(report: &Report) -> BTreeSet<String> {
+    let needs = |section: &&Section| {
+        section.answer.found.iter().any(|found| section.prepared.needs_own_dispatcher(&found.plan))
+    };
+    let of = |section: &Section| {
+        format!(
+            "deepep, hybridep: released builds do not run over the network of {}, where GPUs tell no network card to send; one that goes through hosts is needed (--fix dispatcher=all-to-all is without)",
+            section.cluster
+        )
+    };
+    report.sections.iter().filter(needs).map(of).collect()
 }
 
 /// Which GPUs' own files leave much of their memory out.
@@ -634,15 +649,6 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         writeln!(
             out,
             "mtp-standalone: further tokens are predicted on the stage before the last, and the last has nothing but the losses; no measured run has it, and what its messages cost follows from the framework's code (--fix mtp=head is without)"
-        )?;
-    }
-    let needs_build = |row: &&Row| row.section.prepared.needs_own_dispatcher(&row.found.plan);
-    for cluster in
-        rows.iter().filter(needs_build).map(|row| row.section.cluster.as_str()).collect::<BTreeSet<_>>()
-    {
-        writeln!(
-            out,
-            "deepep, hybridep: released builds do not run over the network of {cluster}, where GPUs tell no network card to send; one that goes through hosts is needed (--fix dispatcher=all-to-all is without)"
         )?;
     }
     let mut told: Vec<(&str, u32)> = Vec::new();
@@ -948,6 +954,7 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "sequence_length": task.job.sequence_length,
         "packed": task.job.packed,
         "expert_capacity": task.job.expert_capacity,
+        "notes": notes(report),
         "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
     });
     if let [only] = searches.as_slice() {

@@ -276,8 +276,9 @@ pub(crate) fn within(
         let mut attempt = |gpus: u32| {
             out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
         };
-        let counts: Vec<u32> =
-            multiples(gpus, more).filter(usable).filter(|&n| !more || n >= enough).collect();
+        let counts = multiples(gpus, task.machine.cluster.gpus_per_node, more).filter(usable);
+        let mut counts: Vec<u32> = counts.filter(|&n| !more || n >= enough).collect();
+        counts.dedup();
         let Some(at) = counts.iter().position(|&gpus| attempt(gpus)) else { continue };
         // Between that number and the last that does not keep it, some may be nearer.
         let last = if at == 0 { gpus } else { counts[at - 1] };
@@ -303,12 +304,49 @@ pub(crate) fn within(
 }
 
 /// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few: what divides batch and layers of a job
-/// well mostly does so as well.
-fn multiples(gpus: u32, more: bool) -> impl Iterator<Item = u32> {
+/// well mostly does so as well. Where that is no number of whole nodes, one nearby of small factors: further away, five to
+/// eight times a power of two.
+fn multiples(gpus: u32, per_node: u32, more: bool) -> impl Iterator<Item = u32> {
     let factors = (0..6).flat_map(|doubled| [5, 6, 7, 8].map(|quarters: u64| quarters << doubled));
     factors.filter_map(move |by| {
         let (up, down) = if more { (by, 4) } else { (4, by) };
         let all = u64::from(gpus) * up;
-        u32::try_from(all / down).ok().filter(|_| all % down == 0)
+        let unit = if all / down < u64::from(per_node) { 1 } else { u64::from(per_node) };
+        let near = if all % (down * unit) == 0 {
+            all / down
+        } else {
+            let units = if more { all.div_ceil(down * unit) } else { all / (down * unit) };
+            let step = 1 << units.max(1).ilog2().saturating_sub(2);
+            unit * if more { units.next_multiple_of(step) } else { units / step * step }
+        };
+        u32::try_from(near).ok()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whole nodes, in order, and near what was meant: exact where that is possible, of small factors where not.
+    #[test]
+    fn multiples_are_whole_nodes() {
+        for (gpus, exact) in [(512, true), (96, true), (488, false), (8, true), (1_000, false), (24, false)] {
+            for more in [false, true] {
+                let all: Vec<u32> = multiples(gpus, 8, more).collect();
+                assert_eq!(all.len(), 24);
+                assert!(if more { all.is_sorted() } else { all.is_sorted_by(|a, b| a >= b) }, "{all:?}");
+                assert!(all.iter().all(|&n| n < 8 || n % 8 == 0), "{all:?}");
+                let by = [5.0, 6.0, 7.0, 8.0].map(|n| if more { n / 4.0 } else { 4.0 / n });
+                for (&n, by) in all.iter().zip(by) {
+                    let ratio = f64::from(n) / f64::from(gpus) / by;
+                    let near = if gpus > 64 { 0.75..1.34 } else { 0.5..2.0 };
+                    assert!(near.contains(&ratio), "{gpus}: {n}");
+                }
+                let twice = if more { 2 * gpus } else { gpus / 2 };
+                assert!(!exact || all[3] == twice, "{gpus}: {all:?}");
+            }
+        }
+        // 61 nodes have no halves.
+        assert!(multiples(488, 8, false).any(|n| n == 128));
+    }
 }

@@ -10,7 +10,7 @@ use crate::cost::{
     ModuleCost, OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, own_runs};
-use crate::frameworks::hf::eager_attention;
+use crate::frameworks::hf::{eager_attention, windows_cut};
 use crate::frameworks::profile::{DataMode, EagerScores, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
     AttentionCount, LayerKind, Layers, attention_extent, embedding_parameters, embedding_width,
@@ -414,7 +414,7 @@ impl<'a> CostModel<'a> {
             accelerator,
             job.precision.format(),
             k.gemm.get(a),
-            k.attention_kernel.get(a),
+            k.attention_kernel(a, windows_cut(layers.shortest_window(), job.sequence_length)),
             k.scores(a, eager_attention(model, layers)),
             k.attention.get(a),
         );

@@ -266,8 +266,10 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let flops = 6.0 * prepared.parameters.active as f64 * prepared.tokens_per_step().0 as f64;
     let own =
         prepared.parameters.total / (u64::from(layout.tensor_parallel) * u64::from(layout.pipeline_parallel));
-    // Inside one fast domain they do not see the network.
-    let leave = job.gpus > task.machine.cluster.scale_up.domain;
+    // Inside one fast domain they do not see the network; ranks of other stages are further apart.
+    let cluster = &task.machine.cluster;
+    let domain = cluster.block_of(job.gpus).unwrap_or(cluster.scale_up.domain);
+    let leave = ranks * u64::from(layout.tensor_parallel) > u64::from(domain);
     let gradients = (ranks > 1 && leave).then(|| {
         let bytes = ring_all_reduce_volume(ranks, Bytes(2 * own));
         on(flops / f64::from(job.gpus), None, Some(bytes.0 as f64))

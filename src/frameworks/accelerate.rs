@@ -331,7 +331,11 @@ exec accelerate launch --config_file "$HERE/accelerate.yaml" \
     "${{TRAIN_SCRIPT:{default}}}" "$@"
 "#,
         header = request.header("#", written_for),
-        brought = hf::brought(request.model),
+        brought = if with_script {
+            String::new()
+        } else {
+            hf::brought(request.model, &Layers::new(request.model), request.job.sequence_length)
+        },
         gpus = request.job.gpus,
     )
 }
@@ -358,7 +362,7 @@ fn training_script(request: &ExportRequest, hf: &HfModel, written_for: &WrittenF
         // Without it, the gradients of whole weights would pile up on every rank until the last micro-batch.
         let plugin = "gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=ACCUMULATION, sync_each_batch=True)";
         let indented = format!(
-            "\n        # Every micro-batch's gradients go to the shards: whole ones would not fit beside what else there is.\n        {plugin}\n    "
+            "\n        # Every micro-batch's gradients go to the shards, as is predicted; else whole ones would be kept.\n        {plugin}\n    "
         );
         (indented, "\nfrom accelerate.utils import GradientAccumulationPlugin")
     } else {

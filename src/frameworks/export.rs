@@ -8,7 +8,7 @@ use super::{
     legal_within, megatron, torchtitan,
 };
 use crate::layers::Layers;
-use crate::plan::{Chunk, Layout, Plan, Recompute};
+use crate::plan::{Chunk, Dispatcher, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
 use crate::spec::job::{Job, Routing};
 use crate::spec::model::Model;
@@ -415,7 +415,10 @@ impl ExportRequest<'_> {
         });
         let natural = self.job.routing == Routing::Natural && self.context().has_experts();
         let natural = natural.then(|| "experts chosen as unevenly as in practice".to_owned());
-        let all: Vec<String> = packed.into_iter().chain(natural).collect();
+        let dispatcher = needs_own_dispatcher(self.plan.layout(), self.cluster).then(|| {
+            "a build of the experts' dispatcher that sends through hosts: released ones do not run over this network".to_owned()
+        });
+        let all: Vec<String> = packed.into_iter().chain(natural).chain(dispatcher).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 
@@ -424,6 +427,14 @@ impl ExportRequest<'_> {
     pub fn slug(&self) -> String {
         slug(&self.model.name)
     }
+}
+
+/// Whether tokens go to the experts of a layout by a library whose released builds do not run over a cluster's network.
+#[must_use]
+pub fn needs_own_dispatcher(layout: &Layout, cluster: &Cluster) -> bool {
+    let library = matches!(layout.dispatcher, Some(Dispatcher::DeepEp | Dispatcher::HybridEp));
+    let ranks = layout.expert_parallel * layout.expert_tensor_parallel;
+    library && cluster.scale_out.host_initiated && ranks > cluster.scale_up.domain
 }
 
 /// A name reduced to ASCII letters, digits, dots and dashes; never empty, never starting with a dash.

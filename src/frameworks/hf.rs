@@ -23,8 +23,15 @@ pub struct HfModel {
     pub expert_preset: Option<&'static str>,
     /// Whether it has [`eager_attention`].
     eager: bool,
-    /// The shortest window of its layers' attention.
+    /// [`Layers::shortest_window`].
     window: Option<u64>,
+}
+
+/// Whether sequences of such a length go beyond the shortest window. For Transformers' SDPA windows are masks, and every
+/// kernel computes whole squares; flash-attn skips what they leave out, and is what is predicted and asked for.
+#[must_use]
+pub fn windows_cut(window: Option<u64>, sequence: u32) -> bool {
+    window.is_some_and(|window| window < u64::from(sequence))
 }
 
 /// Whether Transformers computes attention eagerly: sinks in some layers, and the biases of ALiBi in BLOOM's and MPT's
@@ -35,14 +42,14 @@ pub fn eager_attention(model: &Model, layers: &Layers) -> bool {
 }
 
 impl HfModel {
-    /// The attention that `from_config` is asked for, for sequences of such a length: `sdpa` where the class has it. Windows that
-    /// cut it are a mask there, for which every kernel computes whole squares; flash-attn's skip what they leave out.
+    /// The attention that `from_config` is asked for, for sequences of such a length: `sdpa` where the class has it and
+    /// computes nothing in vain.
     #[must_use]
     pub fn attention(&self, sequence: u32) -> &'static str {
-        match self.window {
-            _ if self.eager => "eager",
-            Some(window) if window < u64::from(sequence) => "flash_attention_2",
-            _ => "sdpa",
+        match (self.eager, windows_cut(self.window, sequence)) {
+            (true, _) => "eager",
+            (false, true) => "flash_attention_2",
+            (false, false) => "sdpa",
         }
     }
 
@@ -120,17 +127,12 @@ impl HfModel {
         config.insert("tie_word_embeddings".into(), json!(model.tied_embeddings));
         config.insert("use_cache".into(), json!(false));
         let eager = eager_attention(model, layers);
-        let windows = layers.kinds.iter().filter_map(|kind| match &kind.block.mixer {
-            Mixer::Attention(a) => a.window,
-            _ => None,
-        });
-        let window = windows.min();
         Some(Self {
             config,
             layer_class: family.layer_class,
             expert_preset: family.expert_preset,
             eager,
-            window,
+            window: layers.shortest_window(),
         })
     }
 }
@@ -140,7 +142,7 @@ impl HfModel {
 pub fn needs(attention: &str) -> &'static str {
     match attention {
         "flash_attention_2" => {
-            "\n# Attention has windows: it needs the package flash-attn, without which whole squares are computed."
+            "\n# Attention has windows: it needs the package flash-attn (or kernels), without which transformers refuses it."
         }
         _ => "",
     }
@@ -153,15 +155,25 @@ pub fn splits_sequences(model: &Model, layers: &Layers, hf: Option<&HfModel>) ->
     !eager_attention(model, layers) && hf.is_none_or(|hf| hf.family() != "gpt2")
 }
 
-/// What whoever builds a model beside the files has to bring, as a comment's line.
+/// What whoever builds a model beside the files has to bring, as lines of a comment.
 #[must_use]
-pub fn brought(model: &Model) -> &'static str {
-    match model.mtp {
-        Some(_) => {
-            "\n# The prediction counts layers that predict further tokens, which no class of transformers has: the script brings them."
-        }
-        None => "",
+pub fn brought(model: &Model, layers: &Layers, sequence: u32) -> String {
+    let mut lines = String::new();
+    if model.mtp.is_some() {
+        lines.push_str(
+            "\n# The prediction counts layers that predict further tokens, which no class of transformers has: the script brings them.",
+        );
     }
+    lines.push_str(match (eager_attention(model, layers), windows_cut(layers.shortest_window(), sequence)) {
+        (true, _) => "\n# The prediction counts attention that is computed eagerly.",
+        (false, true) => {
+            "\n# The prediction counts attention as by flash-attn, which skips what windows and chunks leave out; with `sdpa` and\n# `eager` whole squares are computed."
+        }
+        (false, false) => {
+            "\n# The prediction counts attention by a fused kernel: `sdpa`, or flash-attn where the class has no other (Gemma 2)."
+        }
+    });
+    lines
 }
 
 /// Whether Accelerate's context parallelism finds the masks of a model's class and drops them: its attention goes through
@@ -220,9 +232,8 @@ pub fn has_tensor_plan(model: &Model, layers: &Layers, hf: Option<&HfModel>) -> 
     !learned && !is_falcon(model, layers) && !layers.kinds.iter().any(|kind| whole(&kind.block))
 }
 
-/// Whether layers are Falcon's: attention and a plain feed-forward part side by side, without biases (Phi's have some).
-/// Parallel layers without biases, or those of the first ones with ALiBi: of the classes with it none else has biases and no
-/// norm behind the embedding.
+/// Whether layers are Falcon's: attention and a plain feed-forward part side by side without biases (Phi's have some), or,
+/// of the first ones with ALiBi, with biases and without a norm behind the embedding, as no other class with it has them.
 fn is_falcon(model: &Model, layers: &Layers) -> bool {
     let biased = matches!(model.position, Position::Alibi) && !model.embedding_norm;
     let falcon = |block: &Block| match (&block.mixer, &block.feed_forward) {

@@ -188,7 +188,7 @@ pub const CORE_RULES: &[Rule] = &[
         judge: Judge::Nobody,
         reach: Reach::Job,
         check: |_, c, _| {
-            let odd = c.attention.iter().find(|a| a.head_dim % 8 != 0);
+            let odd = c.attention.iter().find(|a| c.fused_attention && a.head_dim % 8 != 0);
             ensure(
                 odd.is_none(),
                 "heads of {0} have no fused attention in Transformer Engine, which takes multiples of 8, and scores in memory are not modelled",

@@ -83,6 +83,11 @@ impl PerArchitecture {
 }
 
 impl<T: Copy> PerArchitecture<T> {
+    /// What holds for any generation.
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        std::iter::once(&self.any).chain(self.on.values())
+    }
+
     /// What holds for a generation.
     #[must_use]
     pub fn get(&self, architecture: Architecture) -> T {
@@ -206,6 +211,9 @@ pub struct Kernels {
     pub gemm: PerArchitecture,
     /// Attention kernels.
     pub attention_kernel: PerArchitecture<AttentionKernel>,
+    /// The same where windows or chunks cut sequences, if they are others'.
+    #[serde(default)]
+    pub windowed_kernel: Option<AttentionKernel>,
     /// Factor on their rate.
     pub attention: PerArchitecture,
     /// What attention that is not fused does with its scores: any, or that which Transformers computes eagerly
@@ -242,6 +250,13 @@ pub struct EagerScores {
 }
 
 impl Kernels {
+    /// The attention kernel, where windows or chunks cut sequences or not.
+    #[must_use]
+    pub fn attention_kernel(&self, architecture: Architecture, windowed: bool) -> AttentionKernel {
+        let own = self.attention_kernel.get(architecture);
+        self.windowed_kernel.filter(|_| windowed).unwrap_or(own)
+    }
+
     /// The scores that attention computes in memory, where Transformers would do so eagerly or not; none where its kernels
     /// are fused.
     #[must_use]
@@ -646,6 +661,12 @@ impl Profile {
             if !(value.is_finite() && value > 0.0) {
                 return Err(fault(field, format!("expected a positive number, found {value}")));
             }
+        }
+        let kernels = &self.kernels;
+        let unfused = kernels.attention_kernel.values().any(|kernel| *kernel == AttentionKernel::Unfused);
+        if unfused && kernels.eager_scores.is_none() {
+            let message = "missing: attention that is not fused computes scores in memory".to_owned();
+            return Err(fault("eager_scores", message));
         }
         Ok(())
     }

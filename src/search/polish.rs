@@ -26,9 +26,10 @@ const TRIALS: usize = 64;
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
 
-/// Splits that are tried at random, a second's work at most; and of how much longer ones than the present one every third is
-/// taken in the beginning and in the end, as shares of a step.
+/// Splits that are tried at random at most, and passes that are simulated of them: a second's work. Of how much longer ones
+/// than the present one every third is taken in the beginning and in the end, as shares of a step.
 const ANNEALED: u32 = 40_000;
+const ANNEALED_PASSES: u64 = 120_000_000;
 const WARM: f64 = 0.01;
 const COLD: f64 = 2e-5;
 /// Layers moved at once there.
@@ -111,13 +112,14 @@ impl Search<'_> {
         };
         let (mut time, mut best) = (step, None);
         let mut random = Random(1);
-        let fewer = (COLD / WARM).powf(1.0 / f64::from(ANNEALED));
-        let mut warmth = step.0 as f64 * WARM;
-        for _ in 0..ANNEALED {
-            if stop() {
+        let (passes, mut simulated) = (problem.pipeline.passes(), 0);
+        for tried in 0..ANNEALED {
+            let done = f64::from(tried) / f64::from(ANNEALED);
+            let done = done.max(simulated as f64 / ANNEALED_PASSES as f64);
+            if done >= 1.0 || stop() {
                 break;
             }
-            warmth *= fewer;
+            let warmth = step.0 as f64 * WARM * libm::pow(COLD / WARM, done);
             let mut trial = present.clone();
             for _ in 0..=random.below(MOST_MOVED) {
                 let count = trial.layers.len() as u64;
@@ -138,6 +140,7 @@ impl Search<'_> {
             let Some(plan) = self.completion(layout, balancing, &trial, tables, open, scratch) else {
                 continue;
             };
+            simulated += passes;
             let taken = self.time(layout, &trial, &plan, tables, scratch);
             if taken > most {
                 continue;

@@ -831,17 +831,33 @@ impl<'a> Relief<'a> {
 /// ones in the middle.
 fn spread(total: u32, chunks: &[u32], ends: &[u64], problem: &Problem, counts: &mut [u32]) {
     let v = chunks.len() as u32;
-    let mut placed = 0;
+    let mut left = total;
     for &k in chunks {
         counts[k as usize] = problem.least(k as usize);
-        placed += counts[k as usize];
+        left = left.saturating_sub(counts[k as usize]);
     }
-    let from_middle = |at: usize| (2 * at as u32 + 1).abs_diff(v);
-    for _ in placed..total {
-        let time = |k: u32| ends[k as usize] + u64::from(counts[k as usize]);
-        let open = (0..chunks.len()).filter(|&at| !problem.fixed[chunks[at] as usize].closed);
-        if let Some(at) = open.min_by_key(|&at| (time(chunks[at]), from_middle(at), at)) {
-            counts[chunks[at] as usize] += 1;
+    let open = || (0..chunks.len()).filter(|&at| !problem.fixed[chunks[at] as usize].closed);
+    let time = |at: usize, counts: &[u32]| ends[chunks[at] as usize] + u64::from(counts[chunks[at] as usize]);
+    // One more for each of the shortest, round by round, as long as there are enough for all of them.
+    while left > 0
+        && let Some(shortest) = open().map(|at| time(at, counts)).min()
+    {
+        let level = open().filter(|&at| time(at, counts) == shortest).count() as u32;
+        if level > left {
+            let from_middle = |at: usize| (2 * at as u32 + 1).abs_diff(v);
+            for _ in 0..left {
+                let next = open().min_by_key(|&at| (time(at, counts), from_middle(at), at));
+                next.into_iter().for_each(|at| counts[chunks[at] as usize] += 1);
+            }
+            return;
+        }
+        let above = open().map(|at| time(at, counts)).filter(|&time| time > shortest).min();
+        let rounds = above.map_or(u64::MAX, |above| above - shortest).min(u64::from(left / level)) as u32;
+        left -= rounds * level;
+        for at in open() {
+            if time(at, counts) == shortest {
+                counts[chunks[at] as usize] += rounds;
+            }
         }
     }
 }

@@ -1821,7 +1821,7 @@ fn surer_plans_can_be_asked_for() {
     let usual = plans(&[]);
     // The table rounds to a hundredth.
     let first = 1.0 - chance(&usual[0]);
-    assert!(note.contains(&format!("the first {:.0} of 100 run out of memory", first * 100.0)), "{note}");
+    assert!(note.contains(&format!("the first {:.0} of 100 may run out of memory", first * 100.0)), "{note}");
     assert!(usual.iter().all(|plan| chance(plan) >= 0.5), "what is predicted fits");
     let surer = plans(&["--memory-limit", limit]);
     assert!(surer.iter().all(|plan| chance(plan) > 0.949), "{surer:?}");
@@ -1829,6 +1829,24 @@ fn surer_plans_can_be_asked_for() {
     // More memory than the GPU has is another's, of which it says how likely plans fit there.
     let more = plans(&["--memory-limit", "160GB"]);
     assert!(more.iter().all(|plan| chance(plan) >= 0.5));
+    let explained = ["explain", "llama3.1-8b", "dgx-h100", "-g", "8", "-b", "64", "-s", "4096", "--alone"];
+    let of_another = |limit: &str| {
+        let output = autoplan(&[&explained[..], &["--memory-limit", limit]].concat());
+        stdout(&output).contains("of runs like it fit a GPU with room for as much as the limit")
+    };
+    assert!(of_another("160GB") && !of_another("70GB"));
+}
+
+/// A limit that is rounded for people is still one below which plans fit so surely.
+#[test]
+fn advised_limits_are_rounded_down() {
+    let job = "plan qwen2.5-32b dgx-h200 -g 32 -b 64 -s 4096 --framework megatron --fix offload=none";
+    let table = stdout(&autoplan_says(job));
+    let (_, limit) =
+        table.split_once("fits: ").and_then(|(_, note)| note.split_once("--memory-limit ")).unwrap();
+    let limit = limit.split(' ').next().unwrap();
+    let again = stdout(&autoplan_says(&format!("{job} --memory-limit {limit}")));
+    assert!(!again.contains("fits: "), "{again}");
 }
 
 /// What a job needs more of is searched for from where it could be enough, whatever the plan that is too slow loses time to.
@@ -1890,7 +1908,9 @@ fn eager_attention_is_that_of_a_whole_model() {
         let whole = attention("gpt-oss-20b");
         assert!((attention(&some) / whole - 1.0).abs() < 1e-9);
         assert!(attention(&none) < 0.3 * whole);
-        for model in [&some, &mpt, &"bloom-176b".to_owned()] {
+        // Accelerate splits the sequences of no model with experts.
+        let some = (framework == "deepspeed").then_some(&some);
+        for model in some.into_iter().chain([&mpt, &"bloom-176b".to_owned()]) {
             let split = |plan: &serde_json::Value| plan["plan"]["context_parallel"].as_u64() > Some(1);
             assert!(!plans(model, framework).iter().any(split), "{framework} {model}");
         }
@@ -1970,7 +1990,28 @@ fn what_models_and_networks_are_not_made_for_is_noted() {
         let table = experts(cluster, ep);
         assert!(table.contains("balanced routing") && table.contains(" deepep "), "{table}");
         assert_eq!(table.contains("released builds do not run"), noted, "{table}");
+        let job = format!(
+            "plan mixtral-8x7b {cluster} -g 32 -b 64 -s 4096 --top 1 --fix ep={ep},dispatcher=deepep,etp=4"
+        );
+        let value = stdout(&autoplan_says(&format!("{job} --format json")));
+        assert_eq!(value.contains("released builds do not run"), noted, "{value}");
+        assert_eq!(
+            exported(&job, "slurm", "mixtral-8x7b.sbatch").contains("that sends through hosts"),
+            noted
+        );
     }
+}
+
+/// Heads that no fused kernel takes are refused only where attention is fused.
+#[test]
+fn odd_heads_are_for_attention_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("odd.ron");
+    std::fs::write(&path, crate::frameworks::ODD_HEADS).unwrap();
+    let job = format!("plan {} dgx-a100 -g 8 -b 16 -s 1024 --top 1 --framework", path.display());
+    let plan = |framework: &str| autoplan_says(&format!("{job} {framework}"));
+    assert!(stdout(&plan("megatron")).contains("no fused attention"));
+    assert!(plan("megatron-2021").status.success(), "{}", stderr(&plan("megatron-2021")));
 }
 
 /// What a file exports for a plan, by name.
@@ -2002,14 +2043,35 @@ fn accelerate_shards_gradients_of_every_micro_batch() {
 #[test]
 fn windows_ask_for_kernels_that_skip() {
     for (framework, file) in [("accelerate", "train.py"), ("deepspeed", "train.py")] {
-        let script = |length: u32| {
-            let job = format!("plan mistral-7b dgx-h100 -g 8 -b 16 -s {length} --framework {framework}");
-            exported(&job, framework, file)
-        };
+        let job =
+            |length: u32| format!("plan mistral-7b dgx-h100 -g 8 -b 16 -s {length} --framework {framework}");
+        let script = |length: u32| exported(&job(length), framework, file);
         let cut = script(8192);
         assert!(cut.contains("flash_attention_2") && cut.contains("package flash-attn"), "{cut}");
         assert!(script(4096).contains("sdpa"));
+        // They are predicted too: without windows, attention of twice the length has a faster kernel.
+        let folder = tempfile::tempdir().unwrap();
+        let (with, without) = (include_str!("../../models/mistral-7b.ron"), folder.path().join("whole.ron"));
+        let whole = with.replace("window: 4096", "window: 8192");
+        assert_ne!(whole, with);
+        std::fs::write(&without, whole).unwrap();
+        let attention = |model: &str| {
+            let job = job(8192).replace("mistral-7b", model);
+            let value = stdout(&autoplan_says(&format!("{job} --top 1 --fix tp=1,cp=1,mb=1 --format json")));
+            let value: serde_json::Value = serde_json::from_str(&value).unwrap();
+            value["plans"][0]["time"]["attention"].as_f64().unwrap()
+        };
+        // The window leaves three quarters of the scores, but H100's own kernel is 1.5 times as fast as flash-attn 2.
+        let ratio = attention("mistral-7b") / attention(without.to_str().unwrap());
+        assert!((1.0..1.3).contains(&ratio), "{ratio}");
     }
+    // Where no script is written, the launcher says what attention is predicted.
+    let launcher = |model: &str| {
+        let job = format!("plan {model} dgx-h100 -g 8 -b 16 -s 16384 --framework accelerate");
+        exported(&job, "accelerate", "launch.sh")
+    };
+    assert!(launcher("gemma3-27b").contains("as by flash-attn, which skips"));
+    assert!(!launcher("mistral-7b").contains("The prediction counts"));
 }
 
 /// A scheduler that hands out 64 of a rack's 72 GPUs: the answer says how many racks that takes, and the job asks for them.
@@ -2021,8 +2083,11 @@ fn parts_of_racks_are_told_and_asked_for() {
         table.contains("128 GPUs are 64 of the 72 of each NVLink domain: 2 domains, of which 16"),
         "{table}"
     );
-    let script = exported(job, "slurm", "llama-3.1-70b.sbatch");
-    assert!(script.contains("\n#SBATCH --segment=16\n"), "{script}");
+    // As many in one domain, of which 64 are predicted too.
+    for job in [job, &job.replace("-g 128", "-g 64")] {
+        let script = exported(job, "slurm", "llama-3.1-70b.sbatch");
+        assert!(script.contains("\n#SBATCH --segment=16\n"), "{script}");
+    }
     let whole =
         stdout(&autoplan(&["plan", "llama3.1-70b", "gb200-nvl72", "-g", "72", "-b", "72", "-s", "4096"]));
     assert!(!whole.contains("NVLink domain"), "{whole}");

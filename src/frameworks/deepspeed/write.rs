@@ -281,7 +281,7 @@ fn launcher(
     } else if with_script {
         notes.push_str("# TRAIN_SCRIPT may name a training script other than the one beside this file.\n");
     } else {
-        let brought = hf::brought(request.model);
+        let brought = hf::brought(request.model, &Layers::new(request.model), request.job.sequence_length);
         let _ = writeln!(
             notes,
             "# No training script is written for this model: TRAIN_SCRIPT must name yours.{brought}"

@@ -147,7 +147,9 @@ pub fn slurm(request: &ExportRequest) -> Result<Vec<ExportedFile>, Broken> {
     let arguments = arguments(request)?;
     let (nodes, per_node) = request.nodes();
     // Nodes of one fast domain each: without it neighbouring ranks may be of two.
-    let segment = request.cluster.block_of(request.job.gpus).filter(|block| block % per_node == 0);
+    let (cluster, gpus) = (request.cluster, request.job.gpus);
+    let within = (nodes > 1 && gpus <= cluster.scale_up.domain).then_some(gpus);
+    let segment = within.or_else(|| cluster.block_of(gpus)).filter(|block| block % per_node == 0);
     let segment = segment.map_or(String::new(), |block| format!("#SBATCH --segment={}\n", block / per_node));
     let text = format!(
         r#"#!/usr/bin/env bash

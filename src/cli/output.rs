@@ -734,7 +734,14 @@ fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
         let gain = 1.0 - after.0 as f64 / before.0 as f64;
         let layout = |plan| stages::layout(row.section.prepared, plan);
         let times = format!("{} instead of {}", seconds(after.seconds()), seconds(before.seconds()));
-        format!("  {}: {times} ({} less): {} instead of {}", at + 1, percent(gain), layout(is), layout(was))
+        let (gain, at) = (percent(gain), at + 1);
+        let recompute = |plan: &Plan| plan.common_recompute().map_or("several".into(), |way| way.to_string());
+        let otherwise = if recompute(is) == recompute(was) {
+            String::new()
+        } else {
+            format!(", with rc-{} instead of rc-{}", recompute(is), recompute(was))
+        };
+        format!("  {at}: {times} ({gain} less): {} instead of {}{otherwise}", layout(is), layout(was))
     };
     let (mut taken, mut left) = (Vec::new(), Vec::new());
     for (at, row) in rows.iter().enumerate() {
@@ -901,6 +908,7 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
         json!({
             "stages": split.plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>(),
             "layout": stages::layout(row.section.prepared, &split.plan),
+            "recompute": split.plan.common_recompute().map(|way| way.to_string()),
             "step_time_s": split.prediction.step().seconds().0,
             "split_gap": split.split_gap,
         })

@@ -189,10 +189,10 @@ impl Search<'_> {
         #[cfg(feature = "milp")]
         let own = layers_of(&settled.plan);
         #[cfg(feature = "milp")]
-        let judged = |step: Picos, layers, closely: Closely| Judged {
+        let judged = |step: Picos, layers, recompute, closely: Closely| Judged {
             shape: shape(&layout),
             layers,
-            recompute: balancing.choice(chunks[0].recompute),
+            recompute: balancing.choice(recompute),
             traffic: much.then(|| &*traffic),
             passes: floor.passes(step),
             enough: within(
@@ -209,9 +209,9 @@ impl Search<'_> {
             || layout.pipeline_parallel > 1
                 && (layout.schedule.splits_backward() || much && bound < within(settled.time, TOLERATED));
         #[cfg(feature = "milp")]
-        let mut proof = verify
-            .filter(|_| chained && problem.check().is_ok())
-            .map(|closely| Proof::new(problem, judged(settled.time, &own, closely), known, &stop));
+        let mut proof = verify.filter(|_| chained && problem.check().is_ok()).map(|closely| {
+            Proof::new(problem, judged(settled.time, &own, chunks[0].recompute, closely), known, &stop)
+        });
         #[cfg(feature = "milp")]
         if let Some(proof) = &mut proof {
             let (least, shows) = proof.quickly();
@@ -223,12 +223,20 @@ impl Search<'_> {
         let better =
             moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
         let better = better.flatten();
+        let present = better.as_ref().map_or(settled.time, |better| better.step);
+        let otherwise = moves.then(|| {
+            let most = floor.passes(present);
+            self.otherwise(&settled.plan, present, &balancing, tables, most, &mut scratch)
+        });
+        let better = otherwise.flatten().or(better);
         #[cfg(feature = "milp")]
         let moved = better.as_ref().map(|better| layers_of(&better.plan));
         #[cfg(feature = "milp")]
         if let (Some(proof), Some(closely)) = (&mut proof, verify) {
             let step = better.as_ref().map_or(settled.time, |better| better.step);
-            bound = bound.max(proof.closely(judged(step, moved.as_ref().unwrap_or(&own), closely)));
+            let recompute = better.as_ref().map_or(chunks, |better| better.plan.chunks())[0].recompute;
+            bound =
+                bound.max(proof.closely(judged(step, moved.as_ref().unwrap_or(&own), recompute, closely)));
         }
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let thorough = verify.is_some_and(|closely| closely.best || closely.effort > 1);

@@ -26,6 +26,11 @@ const TRIALS: usize = 64;
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
 
+/// Other ways to recompute that splits are sought for, and how much longer than the present split the fastest of these may
+/// take before its layers are moved.
+const OTHERWISE: usize = 8;
+const NEAR: f64 = 0.06;
+
 /// Splits that are tried at random at most, and passes that are simulated of them: a second's work. Of how much longer ones
 /// than the present one every third is taken in the beginning and in the end, as shares of a step.
 const ANNEALED: u32 = 40_000;
@@ -92,6 +97,39 @@ impl Search<'_> {
         }
         let (step, _, plan) = best;
         Some(Better { step, plan: plan? })
+    }
+
+    /// A better split than that of a plan, with another way to recompute: one in which ranks that lack memory hold fewer layers,
+    /// which rules do not list where some split fits without, and whose layers are moved like any other's.
+    pub(super) fn otherwise(
+        &self,
+        plan: &Plan,
+        step: Picos,
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        most: Picos,
+        scratch: &mut Scratch,
+    ) -> Option<Better> {
+        let (layout, chunks) = (plan.layout(), plan.chunks());
+        if layout.virtual_stages == 1 {
+            // Those are optima whatever is recomputed.
+            return None;
+        }
+        let own = balancing.choice(chunks[0].recompute);
+        let splits = scratch.balancer.relieved_otherwise(&balancing.problem, (own, most), OTHERWISE);
+        let mut best: Option<Better> = None;
+        for split in splits {
+            scratch.known.clear();
+            let plan = self.completion(layout, balancing, &split, tables, |_| true, scratch);
+            let Some(plan) = plan else { continue };
+            let taken = self.time(layout, &split, &plan, tables, scratch);
+            if best.as_ref().is_none_or(|best| taken < best.step) {
+                best = Some(Better { step: taken, plan });
+            }
+        }
+        let best = best.filter(|best| best.step <= step + step.scale(NEAR))?;
+        let moved = self.better(&best.plan, best.step, balancing, tables, scratch);
+        Some(moved.unwrap_or(best)).filter(|best| best.step < step)
     }
 
     /// The best split that simulated annealing (Kirkpatrick, Gelatt and Vecchi 1983) comes by from that of a plan, if it is

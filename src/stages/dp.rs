@@ -16,7 +16,7 @@
 
 use super::chunked::{self, ChunkWork};
 use super::pipeline::{Form, Weights};
-use super::splits::{Makespan, Splits, Spread};
+use super::splits::{Makespan, Splits, Spread, relieved_otherwise};
 use super::tables::{Interval, ModeCost, Tables};
 use super::{
     Assignment, Block, Choice, Counts, Evaluation, Fixed, Freedom, Kind, MAX_KINDS, Objective, Problem,
@@ -209,6 +209,18 @@ impl Balancer {
     pub fn completions(&mut self, problem: &Problem, splits: &mut Splits, most: Picos) -> Vec<Assignment> {
         self.work.tables.load(problem);
         splits.completions(problem, &self.work.tables, &mut self.chunks, most)
+    }
+
+    /// Splits over several chunks per rank in which ranks that lack memory hold fewer layers, each with another way to recompute
+    /// than `but`: of those in which some assignment may take `most` or less, as many as are `tries`d.
+    pub fn relieved_otherwise(
+        &mut self,
+        problem: &Problem,
+        (but, most): (Choice, Picos),
+        tries: usize,
+    ) -> Vec<Assignment> {
+        self.work.tables.load(problem);
+        relieved_otherwise(problem, &self.work.tables, &mut self.chunks, (but, most), tries)
     }
 
     /// Whether any of the splits by rules fits in memory, so that none is relieved.

@@ -368,6 +368,35 @@ impl Splits {
     }
 }
 
+/// Splits in which ranks that lack memory hold fewer layers, each with another policy than `but`: of those whose relaxed
+/// bounds are `most` or less, the first `tries`, least bounds first.
+pub(super) fn relieved_otherwise(
+    problem: &Problem,
+    tables: &Tables,
+    work: &mut ChunkWork,
+    (but, most): (Choice, Picos),
+    tries: usize,
+) -> Vec<Assignment> {
+    let relief = Relief::new(problem, tables, false);
+    let longest = problem.even_layers().into_iter().max().unwrap_or(0) + 1;
+    let mut relaxation = std::mem::take(&mut work.relaxation);
+    relaxation.prepare(problem);
+    let mut bounds: Vec<(Picos, PricedPolicy)> = Vec::new();
+    for priced in policies(problem, tables, longest) {
+        if priced.busy <= most
+            && priced.policy != Policy::All(but)
+            && let Some(way) = priced.policy.way()
+            && let Some(bound) = relaxation.bound_of(problem, way, most).filter(|bound| *bound <= most)
+        {
+            bounds.push((bound, priced));
+        }
+    }
+    work.relaxation = relaxation;
+    bounds.sort_unstable();
+    let policies = bounds.into_iter().take(tries).map(|(_, priced)| priced.policy);
+    policies.filter_map(|policy| relief.split(work, policy)).collect()
+}
+
 /// Every policy that a problem offers, the least recomputation first.
 fn policies(problem: &Problem, tables: &Tables, longest: u32) -> Vec<PricedPolicy> {
     let pipeline = &*problem.pipeline;

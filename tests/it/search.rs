@@ -712,6 +712,25 @@ fn splits_that_may_be_far_from_the_best_are_polished() {
     assert!(prepared.search(&even, &Silent).found.iter().all(|found| found.polished.is_none()));
 }
 
+/// They recompute less where ranks that lack memory for that can do with fewer layers.
+#[test]
+fn polished_splits_may_recompute_otherwise() {
+    let mut task = Task::shipped("llama3.1-70b", "dgx-h100", 256, 256, 8192).unwrap();
+    task.restrictions.pipeline_parallel.only = Some(vec![16]);
+    task.restrictions.virtual_stages.only = Some(vec![4]);
+    let prepared = task.prepare();
+    let found = prepared.search(&Request { top: 5, verified: 5, ..Request::default() }, &Silent).found;
+    let mut others = 0;
+    for one in &found {
+        let Some(better) = one.polished.as_deref() else { continue };
+        let way = |plan: &Plan| plan.common_recompute().unwrap();
+        others += usize::from(way(&one.plan) != way(&better.plan));
+        assert!(better.prediction.step() < one.prediction.step());
+        assert!(prepared.check(&better.plan, &better.prediction).passed(), "{}", better.plan);
+    }
+    assert!(others > 0, "{found:?}");
+}
+
 /// DeepSpeed copies gradients in the optimizer step where nothing is sharded: those of frozen weights are none.
 #[test]
 fn frozen_weights_are_not_staged() {

@@ -3,8 +3,8 @@
 //! `T(layout)` is the predicted step time of the best of a short, fixed list of completions (placements
 //! of layers with recomputation). With one chunk per rank: the optimum of the chain bound, the optimum of
 //! the closed form, and the even split. With several: the even split, a few near it that spread the load
-//! of the ends, in some cases one more that simulation finds from those, or where none of the others fits one
-//! that relieves ranks without memory ([`crate::stages::Splits`]). Layouts are visited
+//! of the ends, in some cases one more that simulation finds from those, or where none of the others fits two
+//! that relieve ranks without memory ([`crate::stages::Splits`]). Layouts are visited
 //! group by group in the order of an admissible lower bound and dropped as soon as a bound reaches the
 //! k-th best `T`; what is printed is exact, and the gap says so. Groups are opened in waves whose size
 //! depends on nothing but the wave's number, with the threshold frozen per wave: the answer and all

@@ -1185,10 +1185,9 @@ impl Holdings<'_> {
         ledger.near("memory-total", || "device".into(), device as u64, prediction.device.0, 1);
 
         let accelerator = &self.given.machine.accelerator;
-        let limit = match self.given.job.memory_limit.or(accelerator.memory_limit) {
-            Some(limit) => limit.0,
-            None => ((accelerator.memory.0 as f64 - m.fixed).max(0.0) / FRAGMENTATION_AT_LIMIT) as u64,
-        };
+        let device = ((accelerator.memory.0 as f64 - m.fixed).max(0.0) / FRAGMENTATION_AT_LIMIT) as u64;
+        let usual = accelerator.memory_limit.map_or(device, |limit| limit.0.min(device));
+        let limit = self.given.job.memory_limit.map_or(usual, |limit| limit.0);
         let most = allocated.max(fullest.ceil() as u64);
         let excess = most.saturating_sub(limit) > slack(fullest);
         let fits = allocated <= limit && !excess;

@@ -486,7 +486,7 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         limit.gigabytes(),
         p.reserved.gigabytes(),
         p.device.gigabytes(),
-        if prepared.cost().fits(p) { "fits" } else { "DOES NOT FIT" },
+        if prepared.cost().fits(p) { "fits as predicted" } else { "DOES NOT FIT" },
         if p.allocated <= limit && p.allocated > prepared.cost().device_limit() {
             " the limit, but not the GPU"
         } else if p.allocated <= limit && p.device > prepared.task.machine.accelerator.memory {

@@ -93,8 +93,9 @@ pub(crate) struct Report<'a> {
     pub(crate) objective: Objective,
     /// Latest end and most dollars of the run.
     pub(crate) bounds: Bounds,
-    /// Rows.
+    /// Rows, and which of them is printed alone.
     pub(crate) top: usize,
+    pub(crate) pick: Option<usize>,
     /// Whether the stages of every plan are printed.
     pub(crate) stages: bool,
     /// How many times the usual work is done to prove how little other splits gain.
@@ -300,7 +301,16 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
 ///
 /// Returns whether it holds a plan.
 pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
-    let rows = rows(report);
+    let mut rows = rows(report);
+    if let Some(pick) = report.pick.filter(|_| !rows.is_empty()) {
+        if pick > rows.len() {
+            let found = rows.len();
+            return Err(Failure::Usage(format!(
+                "--pick {pick}: there are {found} plans (--top, --per-layout)"
+            )));
+        }
+        rows = vec![rows.swap_remove(pick - 1)];
+    }
     let mut out = std::io::stdout().lock();
     if matches!(format, Format::Csv | Format::Ron) {
         for note in notes(report) {
@@ -316,7 +326,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
         Format::Csv => csv(&rows, &mut out)?,
         Format::Ron => {
             if rows.len() > 1 {
-                anstream::eprintln!("note: RON holds the best plan only");
+                anstream::eprintln!("note: RON holds the best plan only; --pick 2 is for the second");
             }
             if let Some(row) = rows.first() {
                 let task = row.section.prepared.task;
@@ -536,8 +546,8 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     writeln!(out, "{}", table_of_plans(rows, several, width()))?;
     let best = &rows[0];
-    if let Some(asked) = report.asked {
-        let used = best.section.prepared.task.job.gpus;
+    let used = best.section.prepared.task.job.gpus;
+    if let Some(asked) = report.asked.filter(|&asked| asked > used) {
         writeln!(
             out,
             "the best plan uses {used} of {asked} GPUs and leaves {} idle, which are not in its dollars",
@@ -757,6 +767,15 @@ fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
         {
             left.push(line(at, row, (step, plan), (polished.prediction.step(), &polished.plan)));
         }
+    }
+    // What is best is decided by what was ranked.
+    let step = |row: &Row| row.found.prediction.step();
+    let alike = |row: &&(usize, &Row)| row.1.section.cluster == rows[0].section.cluster;
+    let fastest = rows.iter().enumerate().filter(|row| alike(&row)).min_by_key(|(_, row)| step(row));
+    if let Some((at, _)) =
+        fastest.filter(|(at, row)| *at > 0 && !taken.is_empty() && step(row) < step(&rows[0]))
+    {
+        taken.push(format!("  with that, {} is faster than the first (--pick {0} is for it)", at + 1));
     }
     let title = "layers moved between chunks after the ranking, which is without (--as-ranked leaves them):";
     for (title, lines) in

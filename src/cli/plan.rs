@@ -33,7 +33,7 @@ pub(crate) struct PlanArgs {
     /// One phase of the run as SEQUENCE:BATCH:TOKENS, such as 8192:2048:14T; several for a run that changes its
     /// context. Each phase is planned for itself; --seq-len, --global-batch and --tokens do not apply.
     #[arg(long, value_name = "PHASE", conflicts_with_all = [
-        "global_batch", "seq_len", "tokens", "deadline", "budget_usd", "gpus_at_most", "top", "per_layout",
+        "global_batch", "seq_len", "tokens", "deadline", "budget_usd", "gpus_at_most", "top", "per_layout", "pick",
         "time_limit", "objective", "timings",
     ])]
     phase: Vec<Phase>,
@@ -46,6 +46,9 @@ pub(crate) struct PlanArgs {
     /// How many layouts of one kind to print.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     per_layout: u32,
+    /// Print or save the N-th of these plans alone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pick: Option<u32>,
     /// The run must end within this time: 30d. Needs --tokens.
     #[arg(long, requires = "tokens")]
     deadline: Option<Seconds>,
@@ -268,6 +271,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         objective: args.objective,
         bounds: Bounds { deadline: args.deadline, budget: args.budget_usd },
         top: args.top as usize * args.per_layout as usize,
+        pick: args.pick.map(|pick| pick as usize),
         stages: args.stages,
         effort: args.effort(),
         even_stages: args.even_stages,

@@ -112,8 +112,18 @@ pub(crate) fn remedies(task: &Task, memory: bool, bounds: Bounds, observer: &dyn
         other_batches(task, 16, &mut out);
         other_gpus(task, 256, &mut out);
     }
+    if out.found.is_empty() && bounds.deadline.is_some() {
+        // What is close by may be too slow.
+        let mut more = multiples(task.job.gpus, task.machine.cluster.gpus_per_node, true);
+        more.retain(|&gpus| possible(task, gpus));
+        let task = |gpus| changed(task, |t| t.job.gpus = gpus);
+        more.iter().take(FURTHER).any(|&gpus| out.attempt(format!("more GPUs: --gpus {gpus}"), &task(gpus)));
+    }
     out.found
 }
+
+/// Numbers of GPUs beyond the nearest that are tried for a deadline.
+const FURTHER: usize = 12;
 
 /// Where a degree that was asked for does not divide the GPUs: the nearest that do, one smaller and one larger; whether
 /// one leads to a plan.
@@ -260,6 +270,8 @@ pub(crate) fn within(
 ) -> Vec<Remedy> {
     /// How much faster GPUs are expected to compute at most where they are more, on larger products.
     const BETTER: f64 = 1.1;
+    /// Share of GPUs that is no reason for more searches.
+    const CLOSE: f64 = 0.25;
     let mut out = Remedies { observer, bounds, found: Vec::new() };
     let gpus = task.job.gpus;
     // What would not be enough without any overhead is not searched.
@@ -276,12 +288,14 @@ pub(crate) fn within(
         let mut attempt = |gpus: u32| {
             out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
         };
-        let counts = multiples(gpus, task.machine.cluster.gpus_per_node, more).filter(usable);
-        let mut counts: Vec<u32> = counts.filter(|&n| !more || n >= enough).collect();
-        counts.dedup();
+        let mut counts = multiples(gpus, task.machine.cluster.gpus_per_node, more);
+        counts.retain(|n| usable(n) && (!more || *n >= enough));
         let Some(at) = counts.iter().position(|&gpus| attempt(gpus)) else { continue };
         // Between that number and the last that does not keep it, some may be nearer.
         let last = if at == 0 { gpus } else { counts[at - 1] };
+        if f64::from(counts[at].abs_diff(last)) <= CLOSE * f64::from(counts[at]) {
+            continue;
+        }
         let quarter = |n: u32| {
             let apart = i64::from(counts[at]) - i64::from(last);
             (apart * i64::from(n) % 4 == 0).then_some((i64::from(last) + apart * i64::from(n) / 4) as u32)
@@ -303,50 +317,50 @@ pub(crate) fn within(
     out.found
 }
 
-/// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few: what divides batch and layers of a job
-/// well mostly does so as well. Where that is no number of whole nodes, one nearby of small factors: further away, five to
-/// eight times a power of two.
-fn multiples(gpus: u32, per_node: u32, more: bool) -> impl Iterator<Item = u32> {
+/// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few, where these are whole nodes: what
+/// divides batch and layers of a job well mostly does so as well. Between them, where a job divides badly, are four to seven
+/// times powers of two of nodes.
+fn multiples(gpus: u32, per_node: u32, more: bool) -> Vec<u32> {
+    let all = u64::from(gpus);
     let factors = (0..6).flat_map(|doubled| [5, 6, 7, 8].map(|quarters: u64| quarters << doubled));
-    factors.filter_map(move |by| {
+    let exact = factors.filter_map(|by| {
         let (up, down) = if more { (by, 4) } else { (4, by) };
-        let all = u64::from(gpus) * up;
-        let unit = if all / down < u64::from(per_node) { 1 } else { u64::from(per_node) };
-        let near = if all % (down * unit) == 0 {
-            all / down
-        } else {
-            let units = if more { all.div_ceil(down * unit) } else { all / (down * unit) };
-            let step = 1 << units.max(1).ilog2().saturating_sub(2);
-            unit * if more { units.next_multiple_of(step) } else { units / step * step }
-        };
-        u32::try_from(near).ok()
-    })
+        (all * up % down == 0).then(|| all * up / down)
+    });
+    let powers = (0..20)
+        .flat_map(|doubled| [4, 5, 6, 7].map(|nodes: u64| (nodes << doubled) * u64::from(per_node) / 4));
+    let near = powers.filter(|&n| if more { n > all && n <= 64 * all } else { n < all && 64 * n >= all });
+    let mut counts: Vec<u32> =
+        exact.chain(near).filter_map(|n| u32::try_from(n).ok()).filter(|&n| n > 0).collect();
+    counts.sort_unstable();
+    counts.dedup();
+    if !more {
+        counts.reverse();
+    }
+    counts
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Whole nodes, in order, and near what was meant: exact where that is possible, of small factors where not.
+    /// In order; quarters and halves among them where they are whole, and others nearby.
     #[test]
-    fn multiples_are_whole_nodes() {
-        for (gpus, exact) in [(512, true), (96, true), (488, false), (8, true), (1_000, false), (24, false)] {
+    fn multiples_are_close_to_one_another() {
+        for gpus in [512_u32, 96, 488, 8, 1_000, 24, 5_376] {
             for more in [false, true] {
-                let all: Vec<u32> = multiples(gpus, 8, more).collect();
-                assert_eq!(all.len(), 24);
+                let all = multiples(gpus, 8, more);
                 assert!(if more { all.is_sorted() } else { all.is_sorted_by(|a, b| a >= b) }, "{all:?}");
-                assert!(all.iter().all(|&n| n < 8 || n % 8 == 0), "{all:?}");
-                let by = [5.0, 6.0, 7.0, 8.0].map(|n| if more { n / 4.0 } else { 4.0 / n });
-                for (&n, by) in all.iter().zip(by) {
-                    let ratio = f64::from(n) / f64::from(gpus) / by;
-                    let near = if gpus > 64 { 0.75..1.34 } else { 0.5..2.0 };
-                    assert!(near.contains(&ratio), "{gpus}: {n}");
-                }
-                let twice = if more { 2 * gpus } else { gpus / 2 };
-                assert!(!exact || all[3] == twice, "{gpus}: {all:?}");
+                assert!(all.iter().all(|&n| if more { n > gpus } else { n < gpus }), "{all:?}");
+                assert!(all.contains(&if more { 2 * gpus } else { gpus / 2 }), "{gpus}: {all:?}");
+                let whole: Vec<u32> = all.into_iter().filter(|n| *n < 8 || n % 8 == 0).collect();
+                let apart = |pair: &[u32]| f64::from(pair[0].max(pair[1])) / f64::from(pair[0].min(pair[1]));
+                let nodes = whole.iter().position(|&n| n <= 64).filter(|_| !more).unwrap_or(whole.len());
+                assert!(whole[..nodes].windows(2).all(|pair| apart(pair) <= 2.0), "{gpus}: {whole:?}");
             }
         }
+        assert!(multiples(5_376, 8, true).contains(&6_144));
         // 61 nodes have no halves.
-        assert!(multiples(488, 8, false).any(|n| n == 128));
+        assert!(multiples(488, 8, false).contains(&128));
     }
 }

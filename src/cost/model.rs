@@ -502,11 +502,14 @@ impl<'a> CostModel<'a> {
         self.profile
     }
 
-    /// Limit on allocated bytes per GPU: the job's, else the accelerator's, else what the reserve of
-    /// the framework leaves of the visible memory.
+    /// Limit on allocated bytes per GPU: the job's, else what the reserve of the framework leaves of the visible memory, and
+    /// no more than the accelerator's.
     #[must_use]
     pub fn memory_limit(&self) -> Bytes {
-        self.job.memory_limit.or(self.accelerator.memory_limit).unwrap_or_else(|| self.device_limit())
+        let device = self.device_limit();
+        self.job
+            .memory_limit
+            .unwrap_or_else(|| self.accelerator.memory_limit.map_or(device, |limit| limit.min(device)))
     }
 
     /// Allocated bytes that the device can hold: `(visible - fixed) / 1.02`. The allocator returns its

@@ -57,9 +57,11 @@ const MOST_WEIGHTS: usize = 4;
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk takes in the schedules that show chains through each.
 const LONGER: f64 = 1.5;
-/// Steps of walks per problem: some tenths of a second; and passes that are simulated in the time of one.
-const STEPS: u64 = 2_000_000;
+/// Steps of walks per problem, three quarters of a second; and passes that are simulated in the time of one.
+const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
+/// How many times as many a walk may take that is expected to end within them.
+const BEGUN: u64 = 3;
 /// Weights of rows that are summed up in that time before a walk begins.
 const WEIGHTS_PER_STEP: u64 = 128;
 /// Bytes of a rank that are not told apart, in ten-thousandths of its limit: far more than rounding.
@@ -466,12 +468,14 @@ impl<'a> Search<'a> {
         // The latest say most, and there may not be room for all.
         rows.extend(self.chains.iter().rev().map(|chain| row(chain, ceiling)));
         // Simulated once, and once more for its chain.
-        let each = (2 * problem.pipeline.passes() / PASSES_PER_STEP).max(32);
+        let each = (2 * super::descent::simulated(&problem.pipeline) / PASSES_PER_STEP).max(32);
         let Self { simulator, known, chains, steps, .. } = self;
         let mut walk = Walk::new(chunks, &rows, each);
         if walk.expected_steps(steps) > *steps as f64 {
             return None;
         }
+        // What is expected says little of the splits that are seen, and mostly too little: what is begun should end.
+        *steps *= BEGUN;
         let end = walk.run(steps, &mut |split| {
             let least = programme.passes_of(split);
             let [mut forward, mut backward, weight, after] =
@@ -500,6 +504,7 @@ impl<'a> Search<'a> {
             chains.push(chain.clone());
             Shown::Row(row(&chain, lowest))
         });
+        *steps /= BEGUN;
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 

@@ -144,7 +144,7 @@ pub(super) fn descend_among(
 }
 
 /// Passes that a simulation takes: steady rounds of whole backward passes are skipped.
-fn simulated(pipeline: &Pipeline) -> u64 {
+pub(super) fn simulated(pipeline: &Pipeline) -> u64 {
     if pipeline.split_backward {
         return pipeline.passes();
     }

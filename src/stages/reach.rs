@@ -14,38 +14,49 @@ const SLACK: f64 = 1e-6;
 /// What chunks and ranks can take.
 pub(super) struct Reach {
     layers: usize,
-    /// By chunk: the rows that its layers fill; none of those that take no layers.
-    chunks: Vec<Option<Vec<Narrow>>>,
-    /// Ranks with chunks that take layers.
-    ranks: Vec<Rank>,
+    /// By chunk: the rows that its layers fill; none of chunks that take no layers.
+    chunks: Vec<Option<Filling>>,
+    /// Ranks with chunks that take layers: which those are, and the rows that their layers fill.
+    ranks: Vec<(Vec<usize>, Filling)>,
 }
 
-/// A row that the layers of a chunk fill.
-struct Narrow {
-    row: usize,
-    /// By layer: what those before it weigh on the chunk.
-    before: Vec<f64>,
-    /// [`Chunks::beside`] the chunk.
-    beside: Vec<f64>,
-    /// Where the chunk ended last.
-    last: Cell<usize>,
-}
+/// A number for each of some rows.
+type Each = [f64; ROWS];
 
-struct Rank {
-    /// Those that take layers.
-    chunks: Vec<usize>,
-    full: Vec<Full>,
-}
-
-/// A row that the layers of a rank fill.
-struct Full {
-    row: usize,
-    /// [`Chunks::lightest_of`] the rank's chunks.
-    lightest: Vec<Vec<f64>>,
-    /// [`Chunks::beside`] them.
-    beside: Vec<f64>,
+/// Rows that layers of a chunk or of a rank fill: several at once, of which the fullest counts.
+struct Filling {
+    /// The same row several times where there are fewer; none at all where none is filled.
+    rows: Option<[usize; ROWS]>,
+    /// What layers weigh. By layer, those before it, on a chunk; by number of a rank's chunks that are left, and of layers, at
+    /// least so many on those.
+    weights: Vec<Each>,
+    /// [`Chunks::beside`] these chunks.
+    beside: Vec<Each>,
     /// What fitted last.
     last: Cell<usize>,
+}
+
+impl Filling {
+    /// `of` a row: what its layers weigh, and what others weigh beside.
+    fn new(rows: &[(usize, &Row)], of: impl Fn(&Row) -> (Vec<f64>, Vec<f64>)) -> Self {
+        let (weights, beside): (Vec<_>, Vec<_>) = rows.iter().map(|(_, row)| of(row)).unzip();
+        let at = |lane: usize| lane % rows.len().max(1);
+        let each = |lists: Vec<Vec<f64>>| -> Vec<Each> {
+            let count = lists.first().map_or(0, Vec::len);
+            (0..count).map(|n| std::array::from_fn(|lane| lists[at(lane)][n])).collect()
+        };
+        Self {
+            rows: (!rows.is_empty()).then(|| std::array::from_fn(|lane| rows[at(lane)].0)),
+            weights: each(weights),
+            beside: each(beside),
+            last: Cell::new(0),
+        }
+    }
+
+    /// What rows leave for layers, before some chunk.
+    fn left(&self, rows: &[usize; ROWS], k: usize, left: &impl Fn(usize) -> f64) -> Each {
+        std::array::from_fn(|lane| left(rows[lane]) - self.beside[k][lane] + SLACK)
+    }
 }
 
 impl Reach {
@@ -65,32 +76,25 @@ impl Reach {
             let mut fullest: Vec<(f64, usize, &Row)> = shares.filter(|(share, ..)| *share > 1.0).collect();
             fullest.sort_by(|(a, at, _), (b, other, _)| b.total_cmp(a).then(at.cmp(other)));
             fullest.truncate(ROWS);
-            fullest.into_iter().map(|(_, at, row)| (at, row))
+            fullest.into_iter().map(|(_, at, row)| (at, row)).collect::<Vec<_>>()
         };
-        let narrow = |k: usize| {
-            let own = fullest(&[k]).map(|(row, weights)| {
-                let before = chunks.before(weights, k);
-                Narrow { row, before, beside: chunks.beside(weights, &[k]), last: Cell::new(0) }
-            });
-            chunks.least[k].1.then(|| own.collect())
+        let of_chunk = |k: usize| {
+            let filling =
+                || Filling::new(&fullest(&[k]), |row| (chunks.before(row, k), chunks.beside(row, &[k])));
+            chunks.least[k].1.then(filling)
         };
         let ranks = chunks.ranks.iter().max().map_or(0, |&last| last + 1);
-        let rank = |rank: u32| {
+        let of_rank = |rank: u32| {
             let own = |&k: &usize| chunks.ranks[k] == rank && chunks.least[k].1;
             let own: Vec<usize> = (0..count).filter(own).collect();
-            let full = fullest(&own).map(|(row, weights)| Full {
-                row,
-                lightest: chunks.lightest_of(weights, &own),
-                beside: chunks.beside(weights, &own),
-                last: Cell::new(0),
-            });
-            let full = full.collect();
-            Rank { full, chunks: own }
+            let lightest = |row: &Row| (chunks.lightest_of(row, &own).concat(), chunks.beside(row, &own));
+            let filling = Filling::new(&fullest(&own), lightest);
+            (own, filling)
         };
         Self {
             layers: chunks.order.len(),
-            chunks: (0..count).map(narrow).collect(),
-            ranks: (0..ranks).map(rank).filter(|rank| !rank.chunks.is_empty()).collect(),
+            chunks: (0..count).map(of_chunk).collect(),
+            ranks: (0..ranks).map(of_rank).filter(|(own, _)| !own.is_empty()).collect(),
         }
     }
 
@@ -99,14 +103,16 @@ impl Reach {
     /// after the other end before the last.
     pub fn takes_all(&self, k: usize, from: usize, left: impl Fn(usize) -> f64) -> bool {
         let mut all = 0;
-        for rank in &self.ranks {
-            let open = rank.chunks.len() - rank.chunks.partition_point(|&own| own < k);
-            let mut most = if open > 0 { self.layers } else { 0 };
-            for full in &rank.full {
-                let left = left(full.row) - full.beside[k] + SLACK;
-                most = fitting(&full.lightest[open][..=most], left, &full.last);
-            }
-            all += most;
+        for (chunks, filling) in &self.ranks {
+            let open = chunks.len() - chunks.partition_point(|&own| own < k);
+            all += match &filling.rows {
+                _ if open == 0 => 0,
+                None => self.layers,
+                Some(rows) => {
+                    let own = &filling.weights[open * (self.layers + 1)..][..=self.layers];
+                    fitting(own, &filling.left(rows, k, &left), &filling.last)
+                }
+            };
             if all >= self.layers - from {
                 break;
             }
@@ -115,16 +121,14 @@ impl Reach {
             return false;
         }
         let mut to = from;
-        for narrow in self.chunks.iter().skip(k).flatten() {
+        for filling in self.chunks.iter().skip(k).flatten() {
             if to == self.layers {
                 break;
             }
-            let mut end = self.layers;
-            for narrow in narrow {
-                let left = left(narrow.row) - narrow.beside[k] + SLACK;
-                end = fitting(&narrow.before[..=end], left + narrow.before[to], &narrow.last);
-            }
-            to = to.max(end);
+            let Some(rows) = &filling.rows else { return true };
+            let mut most = filling.left(rows, k, &left);
+            most.iter_mut().zip(&filling.weights[to]).for_each(|(most, before)| *most += before);
+            to = to.max(fitting(&filling.weights, &most, &filling.last));
         }
         to == self.layers
     }
@@ -132,14 +136,18 @@ impl Reach {
 
 /// The last that fits of weights that grow with the number of layers; the first where none does. It is near the one that
 /// was last found there, as a walk takes small steps.
-fn fitting(weights: &[f64], most: f64, last: &Cell<usize>) -> usize {
+fn fitting(weights: &[Each], most: &Each, last: &Cell<usize>) -> usize {
+    let fits = |at: usize| {
+        let over = weights[at].iter().zip(most).fold(false, |over, (weight, most)| over | (weight > most));
+        !over
+    };
     let mut at = last.get().min(weights.len() - 1);
-    if weights[at] <= most {
-        while weights.get(at + 1).is_some_and(|&more| more <= most) {
+    if fits(at) {
+        while at + 1 < weights.len() && fits(at + 1) {
             at += 1;
         }
     } else {
-        while at > 0 && weights[at] > most {
+        while at > 0 && !fits(at) {
             at -= 1;
         }
     }

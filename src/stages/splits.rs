@@ -15,7 +15,8 @@
 //! fits: that it alone does is rare.
 //!
 //! Each split takes the recomputation with which it fits and has the least lower bound on the makespan.
-//! Where none by these rules fits with any, another is listed, in which ranks that lack memory hold fewer layers; and where
+//! Where none by these rules fits with any, others are listed: one in which ranks that lack memory hold fewer layers, and one in
+//! which they first hold fewer of them in the chunk of which most micro-batches are in flight; and where
 //! nothing at all fits so, one that moving cuts finds ([`super::fitting`]).
 
 use super::chunked::{ChunkWork, Chunked, PassTimes, Policy};
@@ -313,7 +314,7 @@ impl Splits {
         tables: &Tables,
         work: &mut ChunkWork,
         most: Picos,
-    ) -> Option<Assignment> {
+    ) -> Vec<Assignment> {
         let relief = Relief::new(problem, tables, self.spread == Spread::Any);
         // Whether another split was sought for a leaner problem must not show.
         let longest = Self::longest(&self.list[..self.ruled]);
@@ -348,9 +349,10 @@ impl Splits {
         let mut bounds: Vec<(Picos, Policy)> = Vec::new();
         bounds.extend(hopeful.find_map(|priced| bounded(priced.policy)));
         // Where the leanest does not fit, neither do others that keep no less, and hardly any other.
-        let lean = leanest.filter(|_| !bounds.is_empty()).and_then(|leanest| relief.split(work, leanest));
+        let lean =
+            leanest.filter(|_| !bounds.is_empty()).map_or(Vec::new(), |leanest| relief.splits(work, leanest));
         let hopeless = |&policy: &Policy| {
-            lean.is_none()
+            lean.is_empty()
                 && (self.spread < Spread::Any
                     || leanest.is_none_or(|leanest| tables.keeps_no_less(problem, policy, leanest)))
         };
@@ -361,10 +363,10 @@ impl Splits {
         bounds.sort_unstable();
         work.relaxation = relaxation;
         let first = bounds.into_iter().find_map(|(_, policy)| {
-            let split = if Some(policy) == leanest { lean.clone() } else { relief.split(work, policy) };
-            Some((policy, split?))
+            let splits = if Some(policy) == leanest { lean.clone() } else { relief.splits(work, policy) };
+            (!splits.is_empty()).then_some((policy, splits))
         });
-        first.filter(|(policy, _)| !self.hopeless.contains(policy)).map(|(_, split)| split)
+        first.filter(|(policy, _)| !self.hopeless.contains(policy)).map_or(Vec::new(), |(_, splits)| splits)
     }
 }
 
@@ -394,7 +396,7 @@ pub(super) fn relieved_otherwise(
     work.relaxation = relaxation;
     bounds.sort_unstable();
     let policies = bounds.into_iter().take(tries).map(|(_, priced)| priced.policy);
-    policies.filter_map(|policy| relief.split(work, policy)).collect()
+    policies.flat_map(|policy| relief.splits(work, policy)).collect()
 }
 
 /// Every policy that a problem offers, the least recomputation first.
@@ -605,6 +607,9 @@ fn banded(problem: &Problem, tables: &Tables) -> Vec<Vec<u32>> {
     picks.into_iter().flat_map(Pick::into_list).map(split).collect()
 }
 
+/// Layers of a rank that are moved to another chunk of it at most.
+const MOST_SHIFTED: u32 = 4;
+
 /// Splits in which ranks that lack memory hold fewer layers, all layers taken for average ones.
 struct Relief<'a> {
     problem: &'a Problem,
@@ -759,12 +764,23 @@ impl<'a> Relief<'a> {
         (self.problem.limit.0 + excess).saturating_sub(self.problem.rank_bytes.0 + ends)
     }
 
-    /// A split that fits under a policy, if one is found.
-    fn split(&self, work: &mut ChunkWork, policy: Policy) -> Option<Assignment> {
+    /// Splits that fit under a policy, if any is found: ranks that lack memory hold fewer layers, or fewer of them in the chunk
+    /// of which most micro-batches are in flight.
+    fn splits(&self, work: &mut ChunkWork, policy: Policy) -> Vec<Assignment> {
         let (problem, tables) = (self.problem, self.tables);
-        let levelled = self.levelled(work, policy);
-        let layers = if self.moves_cuts { levelled.or_else(|| self.fitted(work, policy)) } else { levelled };
-        Some(Chunked::new(problem, tables, work).assignment(layers?, policy))
+        let mut layers: Vec<Vec<u32>> = self.levelled(work, policy, 0).into_iter().collect();
+        if problem.pipeline.chunks_per_rank > 1 {
+            layers.extend(
+                self.levelled(work, policy, MOST_SHIFTED).filter(|shifted| !layers.contains(shifted)),
+            );
+        }
+        if self.moves_cuts && layers.is_empty() {
+            layers.extend(self.fitted(work, policy));
+        }
+        layers
+            .into_iter()
+            .map(|layers| Chunked::new(problem, tables, work).assignment(layers, policy))
+            .collect()
     }
 
     /// A split that fits, found by moving cuts: the fastest of those that moving them further reaches.
@@ -787,8 +803,9 @@ impl<'a> Relief<'a> {
         descent::descend_among(&recomputing, splits, simulator, &mut fits)
     }
 
-    /// A split that fits in which ranks are filled up to one level, if one is found.
-    fn levelled(&self, work: &mut ChunkWork, policy: Policy) -> Option<Vec<u32>> {
+    /// A split that fits in which ranks are filled up to one level, if one is found. A rank that lacks memory first has so
+    /// many of its layers moved to a chunk of which fewer micro-batches are in flight.
+    fn levelled(&self, work: &mut ChunkWork, policy: Policy, most_shifted: u32) -> Option<Vec<u32>> {
         let (problem, tables) = (self.problem, self.tables);
         let (pipeline, layer, ends) = (&*problem.pipeline, self.layer, &self.ends);
         let mut caps: Vec<u32> = self.caps(policy).collect();
@@ -796,8 +813,9 @@ impl<'a> Relief<'a> {
         let mut counts = vec![0; problem.chunks()];
         let mut loads = vec![0; ranks];
         let mut totals = vec![0; ranks];
+        let mut shifted = vec![0; ranks];
         // Every round lowers a ceiling by what a rank lacks.
-        for _ in 0..8 {
+        for _ in 0..8 + most_shifted {
             if caps.iter().map(|&cap| u64::from(cap)).sum::<u64>() < u64::from(tables.layers) {
                 return None;
             }
@@ -835,13 +853,22 @@ impl<'a> Relief<'a> {
             }
             for (rank, order) in pipeline.orders.iter().enumerate() {
                 spread(totals[rank], order.chunks.as_slice(), &self.ends_in_layers, problem, &mut counts);
+                let (from, to) = (order.chunks[0] as usize, order.chunks[order.chunks.len() - 1] as usize);
+                if shifted[rank] > 0 && !problem.fixed[to].closed {
+                    let most = counts[from].saturating_sub(problem.least(from)).min(shifted[rank]);
+                    counts[from] -= most;
+                    counts[to] += most;
+                }
             }
             work.loads.place(problem, tables, &counts);
             work.loads.hold(problem);
             let mut fits = true;
             for rank in 0..ranks {
                 let excess = work.loads.rank(problem, tables, rank, policy).excess;
-                if excess > 0 {
+                if excess > 0 && shifted[rank] < most_shifted {
+                    fits = false;
+                    shifted[rank] += 1;
+                } else if excess > 0 {
                     fits = false;
                     let share = self.need(rank, excess) / u64::from(totals[rank].max(1));
                     let fewer = (excess / share.max(1)).clamp(1, u64::from(tables.layers));

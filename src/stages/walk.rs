@@ -45,7 +45,7 @@ const MORE_ROWS: usize = 192;
 /// Numbers of the table of lightest splits, 8 MB of them: there is no room for more rows.
 const MOST_NUMBERS: usize = 2 << 20;
 /// Steps that it takes to see how far chunks reach: with so many, two million steps of 24 to 32 chunks took .5 to .7 s.
-const REACH_STEPS: u64 = 2;
+const REACH_STEPS: u64 = 1;
 /// How often it is tried how long a walk takes: a hundredth of the steps that walks have.
 #[cfg(feature = "milp")]
 const PROBES: u32 = 64;
@@ -113,14 +113,13 @@ pub(super) struct Walk<'a> {
     /// Rows, and how many there is room for.
     rows: usize,
     room: usize,
-    most: Vec<f64>,
     lowers: Vec<f64>,
     /// By chunk, sort and row: what a layer weighs there.
     each: Vec<f64>,
     /// By chunk, layer and row: [`Chunks::lightest`], or a little less: half the memory.
     rest: Vec<f32>,
-    /// By chunk and row: what the layers before it weigh.
-    before: Vec<f64>,
+    /// By chunk and row: what the layers before it leave of the number; infinite where there is no row yet.
+    left: Vec<f64>,
     reach: Reach,
     /// By chunk: the row that ruled it out last.
     recent: Vec<usize>,
@@ -153,11 +152,10 @@ impl<'a> Walk<'a> {
             reserved,
             rows: 0,
             room,
-            most: vec![f64::INFINITY; room],
             lowers: vec![0.0; room],
             each: vec![0.0; count * sorts * room],
             rest: vec![0.0; splits * room],
-            before: vec![0.0; (count + 1) * room],
+            left: vec![f64::INFINITY; (count + 1) * room],
             reach: Reach::new(chunks, rows),
             recent: vec![0; count + 1],
             split: vec![0; count],
@@ -191,7 +189,6 @@ impl<'a> Walk<'a> {
         }
         let (r, room, Chunks { order, sorts, least, .. }) = (self.rows, self.room, self.chunks);
         self.rows += 1;
-        self.most[r] = row.most;
         self.lowers[r] = f64::from(u8::from(row.lowers));
         for (at, &weight) in row.each.iter().enumerate() {
             self.each[at * room + r] = weight;
@@ -200,20 +197,21 @@ impl<'a> Walk<'a> {
             self.rest[at * room + r] = at_most(weight);
         }
         // In the middle of a walk: what is placed so far.
+        self.left[r] = row.most;
         let mut order = order.iter();
         for k in 0..least.len() {
             let own = order.by_ref().take(self.split[k] as usize);
             let own: f64 = own.map(|&sort| row.each[k * sorts + usize::from(sort)]).sum();
-            self.before[(k + 1) * room + r] = self.before[k * room + r] + own;
+            self.left[(k + 1) * room + r] = self.left[k * room + r] - own;
         }
     }
 
     /// A row that is broken however the chunks from `k` on are filled with the layers from `from` on.
     fn rules_out(&mut self, k: usize, from: usize) -> Option<usize> {
         let room = self.room;
-        let before = &self.before[k * room..][..room];
+        let left = &self.left[k * room..][..room];
         let rest = &self.rest[(k * (self.chunks.order.len() + 1) + from) * room..][..room];
-        let over = |r: usize| before[r] + f64::from(rest[r]) > self.most[r];
+        let over = |r: usize| f64::from(rest[r]) > left[r];
         if over(self.recent[k]) {
             return Some(self.recent[k]);
         }
@@ -241,15 +239,15 @@ impl<'a> Walk<'a> {
     /// No layers on a chunk.
     fn empty(&mut self, k: usize) {
         let room = self.room;
-        self.before.copy_within(k * room..(k + 1) * room, (k + 1) * room);
+        self.left.copy_within(k * room..(k + 1) * room, (k + 1) * room);
     }
 
     /// One more layer on a chunk.
     fn put(&mut self, k: usize, layer: usize) {
         let (room, Chunks { order, sorts, .. }) = (self.room, self.chunks);
         let own = &self.each[(k * sorts + usize::from(order[layer])) * room..][..self.rows];
-        let before = &mut self.before[(k + 1) * room..][..self.rows];
-        before.iter_mut().zip(own).for_each(|(before, own)| *before += own);
+        let left = &mut self.left[(k + 1) * room..][..self.rows];
+        left.iter_mut().zip(own).for_each(|(left, own)| *left -= own);
     }
 
     /// Whether a chunk can hold so many layers.
@@ -271,8 +269,8 @@ impl<'a> Walk<'a> {
             return Next::Open;
         }
         self.steps = self.steps.saturating_sub(REACH_STEPS);
-        let left = |row: usize| self.most[row] - self.before[(k + 1) * room + row];
-        if self.reach.takes_all(k + 1, to, left) { Next::Open } else { Next::Closed }
+        let left = &self.left[(k + 1) * room..][..room];
+        if self.reach.takes_all(k + 1, to, |row| left[row]) { Next::Open } else { Next::Closed }
     }
 
     /// Fills the chunks from `k` on with the layers from `from` on; false if it was stopped.
@@ -293,8 +291,11 @@ impl<'a> Walk<'a> {
                         Shown::Enough => return false,
                         Shown::Row(row) => self.add(&row),
                         Shown::Lower(by) => {
-                            let lowers = self.most.iter_mut().zip(&self.lowers);
-                            lowers.for_each(|(most, lowers)| *most -= lowers * by);
+                            for left in self.left.chunks_exact_mut(self.room) {
+                                left.iter_mut()
+                                    .zip(&self.lowers)
+                                    .for_each(|(left, lowers)| *left -= lowers * by);
+                            }
                         }
                     }
                 }

@@ -511,7 +511,7 @@ fn relaxed_bounds_know_what_chunks_must_hold() {
 }
 
 /// Many chunks of alternating kinds, with 2 % more memory than a known split needs that is far from even: nearly always one
-/// that fits is found, and at first sight hardly ever.
+/// that fits is found, and at first sight in a third of cases.
 #[test]
 fn moved_cuts_find_what_fits() {
     let mut balancer = Balancer::new();
@@ -558,7 +558,7 @@ fn moved_cuts_find_what_fits() {
         found += u32::from(!listed.is_empty());
     }
     println!("{at_first_sight} at first sight, {found} found");
-    assert!(found >= 116 && at_first_sight < 20, "{at_first_sight} {found}");
+    assert!(found >= 116 && (20..60).contains(&at_first_sight), "{at_first_sight} {found}");
 }
 
 /// A small pipeline with memory for any split and nothing to recompute, whose micro-batches do not divide among its

@@ -2002,6 +2002,24 @@ fn what_models_and_networks_are_not_made_for_is_noted() {
     }
 }
 
+/// A plan further down the table can be had alone, and saved.
+#[test]
+fn plans_are_picked_from_the_table() {
+    let job = "plan llama3.2-1b dgx-h100 -g 8 -b 32 -s 2048 --top 3";
+    let value = |more: &str| -> serde_json::Value {
+        serde_json::from_str(&stdout(&autoplan_says(&format!("{job} --format json {more}")))).unwrap()
+    };
+    let (all, second) = (value(""), value("--pick 2"));
+    assert_eq!(second["plans"].as_array().unwrap().len(), 1);
+    assert_eq!(second["plans"][0]["name"], all["plans"][1]["name"]);
+    let saved = stdout(&autoplan_says(&format!("{job} --format ron --pick 2")));
+    let other = stdout(&autoplan_says(&format!("{job} --format ron")));
+    assert_ne!(saved.split_once("layout").unwrap().1, other.split_once("layout").unwrap().1);
+    let refused = autoplan_says(&format!("{job} --pick 4"));
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("there are 3 plans"), "{}", stderr(&refused));
+}
+
 /// Heads that no fused kernel takes are refused only where attention is fused.
 #[test]
 fn odd_heads_are_for_attention_in_memory() {

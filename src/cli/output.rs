@@ -546,15 +546,16 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     }
     writeln!(out, "{}", table_of_plans(rows, several, width()))?;
     let best = &rows[0];
+    let which = if report.pick.is_some() { "the plan" } else { "the best plan" };
     let used = best.section.prepared.task.job.gpus;
     if let Some(asked) = report.asked.filter(|&asked| asked > used) {
         writeln!(
             out,
-            "the best plan uses {used} of {asked} GPUs and leaves {} idle, which are not in its dollars",
+            "{which} uses {used} of {asked} GPUs and leaves {} idle, which are not in its dollars",
             asked.saturating_sub(used)
         )?;
     }
-    writeln!(out, "stages of the best plan: {}", stages::layout(best.section.prepared, &best.found.plan))?;
+    writeln!(out, "stages of {which}: {}", stages::layout(best.section.prepared, &best.found.plan))?;
     if best.found.plan.layout().pipeline_parallel > 1 {
         writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
     }
@@ -768,10 +769,12 @@ fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
             left.push(line(at, row, (step, plan), (polished.prediction.step(), &polished.plan)));
         }
     }
-    // What is best is decided by what was ranked.
+    // What is best is decided by what was ranked: moves may have made another faster.
     let step = |row: &Row| row.found.prediction.step();
-    let alike = |row: &&(usize, &Row)| row.1.section.cluster == rows[0].section.cluster;
-    let fastest = rows.iter().enumerate().filter(|row| alike(&row)).min_by_key(|(_, row)| step(row));
+    let place = |row: &Row| (row.section.cluster.clone(), row.section.prepared.task.job.gpus);
+    let behind =
+        |row: &Row| row.found.ranked_step() >= rows[0].found.ranked_step() && place(row) == place(&rows[0]);
+    let fastest = rows.iter().enumerate().filter(|(_, row)| behind(row)).min_by_key(|(_, row)| step(row));
     if let Some((at, _)) =
         fastest.filter(|(at, row)| *at > 0 && !taken.is_empty() && step(row) < step(&rows[0]))
     {

@@ -23,6 +23,7 @@ use super::chunked::{ChunkWork, Chunked, PassTimes, Policy};
 use super::descent;
 use super::fitting::Fitting;
 use super::loads::Loads;
+use super::relax::Relaxation;
 use super::tables::{ModeCost, Tables};
 use super::{Assignment, Block, Choice, Counts, Freedom, Kind, Problem, Way, measure};
 use crate::units::Picos;
@@ -325,15 +326,7 @@ impl Splits {
         let not_offered = self.hopeless.iter().copied().filter(short);
         let mut relaxation = std::mem::take(&mut work.relaxation);
         relaxation.prepare(problem);
-        // Of whole layers all counts share a bound.
-        let mut block = None;
-        let mut bound = |policy: Policy| match policy {
-            Policy::All(Choice::Mode(mode)) => relaxation.bound_of(problem, Way::Mode(mode), most),
-            Policy::All(Choice::Block(_)) => {
-                *block.get_or_insert_with(|| relaxation.bound_of(problem, Way::Block, most))
-            }
-            Policy::Cheapest => relaxation.bound_of(problem, Way::PerRank, most),
-        };
+        let mut bound = relaxed_bounds(&mut relaxation, problem, most);
         let mut bounded = |policy: Policy| {
             let roomy = relief.has_room(policy);
             let bound = Some(policy).filter(|_| roomy).and_then(&mut bound).filter(|bound| *bound <= most);
@@ -361,12 +354,27 @@ impl Splits {
         bounds.retain(|(_, policy)| !hopeless(policy));
         bounds.extend(others.filter(|policy| !hopeless(policy)).filter_map(bounded));
         bounds.sort_unstable();
+        drop(bound);
         work.relaxation = relaxation;
         let first = bounds.into_iter().find_map(|(_, policy)| {
             let splits = if Some(policy) == leanest { lean.clone() } else { relief.splits(work, policy) };
             (!splits.is_empty()).then_some((policy, splits))
         });
         first.filter(|(policy, _)| !self.hopeless.contains(policy)).map_or(Vec::new(), |(_, splits)| splits)
+    }
+}
+
+/// What assignments under a policy take at least by a relaxation that is prepared for their problem; of whole layers all
+/// counts share a bound.
+fn relaxed_bounds<'a>(
+    relaxation: &'a mut Relaxation,
+    problem: &'a Problem,
+    most: Picos,
+) -> impl FnMut(Policy) -> Option<Picos> + 'a {
+    let mut block = None;
+    move |policy| match policy.way() {
+        Some(Way::Block) => *block.get_or_insert_with(|| relaxation.bound_of(problem, Way::Block, most)),
+        way => relaxation.bound_of(problem, way.unwrap_or(Way::PerRank), most),
     }
 }
 
@@ -383,16 +391,13 @@ pub(super) fn relieved_otherwise(
     let longest = problem.even_layers().into_iter().max().unwrap_or(0) + 1;
     let mut relaxation = std::mem::take(&mut work.relaxation);
     relaxation.prepare(problem);
-    let mut bounds: Vec<(Picos, PricedPolicy)> = Vec::new();
-    for priced in policies(problem, tables, longest) {
-        if priced.busy <= most
-            && priced.policy != Policy::All(but)
-            && let Some(way) = priced.policy.way()
-            && let Some(bound) = relaxation.bound_of(problem, way, most).filter(|bound| *bound <= most)
-        {
-            bounds.push((bound, priced));
-        }
-    }
+    let mut bound = relaxed_bounds(&mut relaxation, problem, most);
+    let others = policies(problem, tables, longest).into_iter();
+    let others = others.filter(|priced| priced.busy <= most && priced.policy != Policy::All(but));
+    let bounds =
+        others.filter_map(|priced| Some((bound(priced.policy).filter(|bound| *bound <= most)?, priced)));
+    let mut bounds: Vec<(Picos, PricedPolicy)> = bounds.collect();
+    drop(bound);
     work.relaxation = relaxation;
     bounds.sort_unstable();
     let policies = bounds.into_iter().take(tries).map(|(_, priced)| priced.policy);

@@ -44,7 +44,7 @@ pub(super) enum End {
 const MORE_ROWS: usize = 192;
 /// Numbers of the table of lightest splits, 8 MB of them: there is no room for more rows.
 const MOST_NUMBERS: usize = 2 << 20;
-/// Steps that it takes to see how far chunks reach: with so many, two million steps of 24 to 32 chunks took .5 to .7 s.
+/// Steps that it takes to see how far chunks reach: with so many, three million steps of 32 chunks took .6 to .9 s.
 const REACH_STEPS: u64 = 1;
 /// How often it is tried how long a walk takes: a hundredth of the steps that walks have.
 #[cfg(feature = "milp")]

@@ -1293,8 +1293,15 @@ static GENERIC_RULES: &[Rule] = &[
         name: "sequence",
         source: "splitting sequences over ranks",
         judge: Judge::SetUp,
-        reach: Reach::Cell,
+        reach: Reach::Group,
         check: sequence_divides,
+    },
+    Rule {
+        name: "sequence-parallel",
+        source: "splitting sequences over ranks",
+        judge: Judge::SetUp,
+        reach: Reach::Cell,
+        check: tokens_divide,
     },
     Rule {
         name: "interleaving",
@@ -1419,21 +1426,22 @@ pub(crate) fn sequence_divides(_: &Capabilities, c: &Context, l: &Layout) -> Res
         cp == 1 || s % (2 * cp) == 0,
         "a sequence of {0} tokens is no multiple of 2 x cp {1}",
         numbers([s, cp]),
-    )?;
-    tokens_divide(c, l)
+    )
 }
 
 /// The same where an exchange of heads gives every rank whole sequences, which need no balance.
 fn pieces_divide(k: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
     if l.context_comm != ContextComm::AllToAll {
-        return sequence_divides(k, c, l);
+        sequence_divides(k, c, l)?;
+        return tokens_divide(k, c, l);
     }
     let (cp, s) = (u64::from(l.context_parallel), c.sequence_length);
     ensure(s % cp == 0, "a sequence of {0} tokens is no multiple of cp {1}", numbers([s, cp]))?;
-    tokens_divide(c, l)
+    tokens_divide(k, c, l)
 }
 
-fn tokens_divide(c: &Context, l: &Layout) -> Result<(), Broken> {
+/// Sequence parallelism cuts what a context-parallel rank has among tensor ranks.
+pub(crate) fn tokens_divide(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
     let (tp, cp, s) = (u64::from(l.tensor_parallel), u64::from(l.context_parallel), c.sequence_length);
     ensure(
         !l.sequence_parallel || (s / cp) % tp == 0,

@@ -95,7 +95,7 @@ pub static RULES: &[Rule] = &[
         source: "torch distributed/tensor/experimental/_context_parallel/_load_balancer.py _create_default_load_balancer: \
                  other lengths are cut unevenly or without balance",
         judge: Judge::Nobody,
-        reach: Reach::Cell,
+        reach: Reach::Group,
         check: sequence_divides,
     },
     Rule {

@@ -22,7 +22,7 @@ pub mod write;
 use super::{
     Broken, Capabilities, Context, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule,
     SequenceParallel, ShardGroups, ensure, heads_divide, joined, mamba_divides, numbers, overlap_in_domain,
-    sequence_divides, widths_divide,
+    sequence_divides, tokens_divide, widths_divide,
 };
 use crate::cost::schedule::interleave_group;
 use crate::plan::{
@@ -127,10 +127,17 @@ pub const CORE_RULES: &[Rule] = &[
     },
     Rule {
         name: "sequence",
-        source: "training/arguments.py validate_args; core/tensor_parallel/mappings.py",
+        source: "training/arguments.py validate_args",
+        judge: Judge::SetUp,
+        reach: Reach::Group,
+        check: sequence_divides,
+    },
+    Rule {
+        name: "sequence-parallel",
+        source: "core/tensor_parallel/mappings.py",
         judge: Judge::SetUp,
         reach: Reach::Cell,
-        check: sequence_divides,
+        check: tokens_divide,
     },
     Rule {
         name: "yarn-context",

@@ -287,7 +287,7 @@ static CASES: &[Case] = &[
     case(Target::Megatron, "sequence", DENSE, |j| j.sequence_length = 4095, |l| l.context_parallel = 2),
     case(
         Target::Megatron,
-        "sequence",
+        "sequence-parallel",
         DENSE,
         |j| j.sequence_length = 4090,
         |l| {
@@ -897,6 +897,16 @@ static CASES: &[Case] = &[
     case(Target::Nanotron, "heads", DENSE, same, |l| l.tensor_parallel = 16),
     case(Target::Nanotron, "widths", ODD_WIDTH, same, |l| l.tensor_parallel = 4),
     case(Target::Nanotron, "sequence", DENSE, |j| j.sequence_length = 4095, |l| l.context_parallel = 2),
+    case(
+        Target::Nanotron,
+        "sequence-parallel",
+        DENSE,
+        |j| j.sequence_length = 4090,
+        |l| {
+            l.tensor_parallel = 4;
+            l.sequence_parallel = true;
+        },
+    ),
     case(
         Target::InternEvo,
         "interleaving",

@@ -359,7 +359,8 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
             &["--tensor-model-parallel-size", "--expert-tensor-parallel-size", "--num-attention-heads"]
         }
         "yarn-context" => &["--context-parallel-size"],
-        "sequence" => &["--context-parallel-size", "--tensor-model-parallel-size", "--seq-length"],
+        "sequence" => &["--context-parallel-size", "--seq-length"],
+        "sequence-parallel" => &["--tensor-model-parallel-size", "--seq-length"],
         "interleaving" => &["--global-batch-size", "--micro-batch-size"],
         "context-all-to-all-heads" => &["--cp-comm-type"],
         "moe-tensor-needs-sequence" => &["--tensor-model-parallel-size"],

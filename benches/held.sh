@@ -1,0 +1,49 @@
+#!/bin/sh
+# Jobs held to chunks that nobody would choose: how far a printed split is at most from the fastest.
+#
+#   benches/held.sh           75 jobs, five plans each (ten minutes); further words go to autoplan, such as --prove 10
+#
+# A line is the seconds of a job, how many of its plans may be more than 5 % slower than with another split, by how much the
+# worst may be, and the job. Needs the release build (./x build --release) and GNU time (the package `time`).
+set -eu
+cd "$(dirname "$0")/.."
+autoplan=${AUTOPLAN:-target/release/autoplan}
+
+jobs() {
+    cat <<'JOBS'
+deepseek-v3 h800-ib --gpus 2048 --global-batch 15360 --seq-len 4096
+gemma3-27b dgx-h100 --gpus 64 --global-batch 512 --seq-len 8192
+glm4.5 dgx-h200 --gpus 512 --global-batch 2048 --seq-len 4096
+gpt-oss-120b dgx-h100 --gpus 128 --global-batch 1024 --seq-len 4096
+llama3.1-405b dgx-h100 --gpus 1024 --global-batch 512 --seq-len 8192
+llama3.1-70b dgx-h100 --gpus 512 --global-batch 1024 --seq-len 8192
+llama4-maverick-17b-128e dgx-h100 --gpus 768 --global-batch 768 --seq-len 8192
+llama4-scout-17b-16e dgx-h100 --gpus 256 --global-batch 1024 --seq-len 8192
+mixtral-8x22b dgx-h100 --gpus 128 --global-batch 1024 --seq-len 4096
+nemotron-h-56b dgx-h100 --gpus 256 --global-batch 1024 --seq-len 8192
+nemotron-h-8b dgx-h100 --gpus 64 --global-batch 512 --seq-len 8192
+nemotron3-nano-30b-a3b dgx-h100 --gpus 128 --global-batch 1024 --seq-len 8192
+nemotron4-340b dgx-h100 --gpus 768 --global-batch 768 --seq-len 4096
+qwen3-235b-a22b dgx-h100 --gpus 512 --global-batch 2048 --seq-len 4096
+qwen3-30b-a3b dgx-h100 --gpus 64 --global-batch 1024 --seq-len 4096
+JOBS
+}
+
+measure() {
+    started=$(date +%s.%N)
+    # shellcheck disable=SC2086 # a job is several words
+    gaps=$("$autoplan" plan $job --top 5 --format json "$@" 2>/dev/null | awk '/^      "split_gap"/ { print $2 + 0 }') || true
+    ended=$(date +%s.%N)
+    printf '%s\n' "$gaps" | awk -v job="$job" -v s="$started" -v e="$ended" '
+        NF { plans++; if ($1 > 0.05) open++; if ($1 > worst) worst = $1 }
+        END { printf "%.1f s\t%d of %d\t%.1f %%\t%s\n", e - s, open, plans, 100 * worst, job }'
+}
+
+jobs | while read -r of; do
+    for chunks in 4,vpp=3 8,vpp=2 8,vpp=4 16,vpp=2 16,vpp=4; do
+        job="$of --fix pp=$chunks"
+        measure "$@"
+    done
+done | awk '
+    { print; fflush(); open += $3; plans += $5 }
+    END { printf "%d of %d plans may be more than 5 %% slower than with another split\n", open, plans }'

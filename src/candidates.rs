@@ -174,6 +174,18 @@ impl Restrictions {
         names.extend(lists.iter().filter(|list| list.1 == Some(0)).map(|list| list.0));
         names
     }
+
+    /// Names of the flags of which something is asked that only a model with experts can have.
+    #[must_use]
+    pub fn of_experts(&self) -> Vec<&'static str> {
+        let on = |only: &Option<Vec<bool>>| only.as_ref().is_some_and(|only| !only.contains(&false));
+        let flags = [
+            ("dispatcher", self.dispatcher.is_some()),
+            ("ep-overlap", on(&self.expert_overlap)),
+            ("shared-overlap", on(&self.shared_overlap)),
+        ];
+        flags.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
+    }
 }
 
 /// Whether a restriction on a flag admits a value; where the flag has no effect it says nothing.

@@ -120,12 +120,25 @@ pub fn run() -> ExitCode {
     std::panic::catch_unwind(command).unwrap_or(ExitCode::from(70))
 }
 
+/// Why options of one job do not go with phases, where that is what was asked.
+fn of_phases(error: &clap::Error) -> Option<&'static str> {
+    use clap::error::{ContextKind, ErrorKind};
+    let named = |kind| error.get(kind).is_some_and(|named| named.to_string().contains("--phase"));
+    let phases = named(ContextKind::InvalidArg) || named(ContextKind::PriorArg);
+    (error.kind() == ErrorKind::ArgumentConflict && phases).then_some(
+        "of each phase the fastest plan alone is printed, by its own sequence, batch and tokens; plan a phase alone for more",
+    )
+}
+
 fn command() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
             let asked = !error.use_stderr();
             let _ = error.print();
+            if let Some(reason) = of_phases(&error) {
+                anstream::eprintln!("note: {reason}");
+            }
             return if asked { ExitCode::SUCCESS } else { ExitCode::from(2) };
         }
     };

@@ -208,8 +208,15 @@ fn unknown(kind: Kind, argument: &str) -> SpecError {
     if argument.trim().is_empty() {
         return SpecError::new("", format!("the name of the {word} is empty"));
     }
-    let error = SpecError::new("", format!("no {word} `{argument}` ships, and no file has that name"))
-        .nearest(argument, kind.all().iter().map(|shipped| shipped.name));
+    let error = SpecError::new("", format!("no {word} `{argument}` ships, and no file has that name"));
+    let others = [Kind::Model, Kind::Cluster].into_iter().filter(|&other| other != kind);
+    if let Some(other) =
+        others.filter(|_| kind != Kind::Accelerator).find(|other| other.find(argument).is_some())
+    {
+        let what = other.word();
+        return error.help(format!("`{argument}` is a {what}; the model comes first, then the cluster"));
+    }
+    let error = error.nearest(argument, kind.all().iter().map(|shipped| shipped.name));
     match kind {
         Kind::Accelerator => error.note(format!("shipped accelerators are {}", names(kind))),
         _ => error

@@ -71,22 +71,22 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "AXIS=VALUE")]
     pub fix: Vec<String>,
     /// Largest tensor-parallel degree.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pub max_tp: Option<u32>,
     /// Largest pipeline-parallel degree.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pub max_pp: Option<u32>,
     /// Largest number of virtual stages per rank.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pub max_vpp: Option<u32>,
     /// Largest context-parallel degree.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pub max_cp: Option<u32>,
     /// Largest expert-parallel degree.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pub max_ep: Option<u32>,
     /// Largest micro-batch.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = degree)]
     pub max_mb: Option<u32>,
     /// Highest ZeRO stage.
     #[arg(long, value_name = "STAGE", value_parser = clap::value_parser!(u32).range(0..=3))]
@@ -167,6 +167,22 @@ impl JobArgs {
                 model.name
             )));
         }
+        let per_step = u64::from(global_batch) * u64::from(seq_len);
+        if let Some(Tokens(few)) = self.tokens.filter(|tokens| tokens.0 < per_step) {
+            // A unit that was left out, where there is hardly a number.
+            let meant = if few < 1000 { format!("; did you mean {few}B or {few}T?") } else { String::new() };
+            return Err(Failure::Usage(format!(
+                "a run of {few} tokens is shorter than one step, of {global_batch} x {seq_len} tokens{meant}"
+            )));
+        }
+        let restrictions = self.restrictions()?;
+        let unused = restrictions.of_experts();
+        if let Some(axis) = unused.first().filter(|_| !model.has_experts()) {
+            return Err(Failure::Usage(format!(
+                "--fix {axis} is of models with experts, and {} has none",
+                model.name
+            )));
+        }
         if u64::from(seq_len) > model.max_sequence * 64 {
             return Err(Failure::Usage(format!(
                 "--seq-len {} is far beyond the {} tokens that {} was made for",
@@ -180,7 +196,7 @@ impl JobArgs {
             target,
             profile,
             profile_name,
-            restrictions: self.restrictions()?,
+            restrictions,
             pricing: self.price,
         };
         // A run-time profile says how a framework behaves, not that its files are wanted; nor are there files for adapters.
@@ -214,6 +230,12 @@ impl JobArgs {
         }
         Ok(r)
     }
+}
+
+/// The largest value of an axis.
+fn degree(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|&n: &u32| n > 0);
+    number.ok_or_else(|| "expected a whole number of 1 or more".to_owned())
 }
 
 /// Tokens of a run: more than none.
@@ -332,7 +354,17 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure
         });
         return Ok(GpuCounts { counts, note });
     }
-    let mut counts = text.split(',').map(number).collect::<Result<Vec<u32>, Failure>>()?;
+    let parts: Vec<&str> = text.split(',').map(str::trim).collect();
+    if let Some(part) = parts.iter().find(|part| part.len() > 1 && part.starts_with('0')) {
+        // One number with commas between its thousands.
+        let thousands = parts[1..].iter().all(|part| part.len() == 3);
+        let whole = number(&parts.concat()).ok().filter(|_| thousands);
+        let meant = whole.map_or(String::new(), |whole| format!("; did you mean {whole}?"));
+        return Err(Failure::Usage(format!(
+            "--gpus {text}: commas stand between several numbers, and {part} begins with 0{meant}"
+        )));
+    }
+    let mut counts = parts.into_iter().map(number).collect::<Result<Vec<u32>, Failure>>()?;
     counts.sort_unstable();
     counts.dedup();
     Ok(GpuCounts { counts, note: None })

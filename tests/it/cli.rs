@@ -160,6 +160,27 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "0", "-b", "32", "-s", "2048"], "--gpus"),
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "12", "-b", "32", "-s", "2048"], "8 and 16"),
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "64..8", "-b", "32", "-s", "2048"], "8..64"),
+        (&["plan", "llama3.1-8b", "dgx-a100", "-g", "2,048", "-b", "32", "-s", "2048"], "did you mean 2048?"),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "-g", "8,016,32", "-b", "32", "-s", "2048"],
+            "016 begins with 0",
+        ),
+        (
+            &["plan", "dgx-a100", "llama3.1-8b", "-g", "8", "-b", "32", "-s", "2048"],
+            "`llama3.1-8b` is a model",
+        ),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--tokens", "15"],
+            "a run of 15 tokens is shorter than one step, of 32 x 2048 tokens; did you mean 15B or 15T?",
+        ),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--max-tp", "0"],
+            "a whole number of 1 or more",
+        ),
+        (
+            &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "--phase", "2048:32:1B", "--top", "2"],
+            "of each phase the fastest plan alone is printed",
+        ),
         (&["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "0", "-s", "2048"], "global-batch"),
         (
             &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--fix", "tq=4"],
@@ -2127,7 +2148,12 @@ fn what_is_not_known_or_used_is_told() {
     assert!(table.contains("Rubin X is no accelerator that ships"), "{table} {}", stderr(&output));
     assert!(table.contains("has for tensors may be allocated, by `memory_limit` in its file"), "{table}");
     assert!(!stdout(&small(&[])).contains("no accelerator that ships"));
-    for option in [&["--routing", "natural"][..], &["--expert-capacity", "1.25"]] {
+    for option in [
+        &["--routing", "natural"][..],
+        &["--expert-capacity", "1.25"],
+        &["--fix", "dispatcher=deepep"],
+        &["--fix", "ep-overlap=on"],
+    ] {
         let output = small(option);
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("is of models with experts"), "{}", stderr(&output));

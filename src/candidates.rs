@@ -14,8 +14,8 @@ use crate::cost::CellKey;
 use crate::cost::model::Flags;
 use crate::cost::schedule::interleave_group;
 use crate::frameworks::{
-    Capabilities, Context, ExpertTensor, Reach, Refusal, SequenceParallel, ShardGroups, Target, legal,
-    legal_within, mtp_stands_alone,
+    COMMON_RULES, Capabilities, Context, ExpertTensor, Reach, Refusal, SequenceParallel, ShardGroups, Target,
+    legal, legal_within, mtp_stands_alone,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Recompute, Schedule};
 
@@ -373,6 +373,34 @@ impl<'a> Space<'a> {
         let mut rules: Vec<(&'static str, u64)> = count.into_iter().collect();
         rules.sort_by_key(|(rule, count)| (Reverse(*count), *rule));
         rules
+    }
+
+    /// How one of the layouts breaks a rule, in words; none where none of those that are looked at does.
+    #[must_use]
+    pub fn example_of(&self, rule: &str) -> Option<String> {
+        /// Layouts after which no further degrees are tried: what many layouts break is found long before.
+        const LOOKED_AT: u64 = 1_000_000;
+        let rule = COMMON_RULES.iter().chain(self.target.rules()).find(|one| one.name == rule)?;
+        let broken = |layout: &Layout| (rule.check)(self.capabilities, self.context, layout).err();
+        let (mut seen, mut example) = (0, None);
+        for g in &self.degrees() {
+            if rule.reach == Reach::Group {
+                example = broken(&layout_of(g, &self.plain_cell(g), Order::PLAIN, UNSHARDED));
+            } else if self.degrees_rule(g).is_none() {
+                seen += self.count(g);
+                self.cells(g, |cell| {
+                    self.orders(g, |order| {
+                        let mut layouts =
+                            self.shardings(g).iter().map(|&shards| layout_of(g, &cell, order, shards));
+                        example = example.or_else(|| layouts.find_map(|layout| broken(&layout)));
+                    });
+                });
+            }
+            if example.is_some() || seen > LOOKED_AT {
+                break;
+            }
+        }
+        example.map(|broken| broken.in_words())
     }
 
     /// All ways to split the job's GPUs over tensor, context and pipeline ranks and replicas that lead to no layout, by

@@ -282,6 +282,16 @@ impl Prepared<'_> {
         self.space(self.task.target).forbidden_degrees()
     }
 
+    /// How a layout of the job breaks a rule of the framework, in words.
+    #[must_use]
+    pub fn example_of(&self, rule: &str) -> Option<String> {
+        let target = self.task.target;
+        let offload = self.task.restrictions.offload.clone().or_else(|| Some(self.ways_to_offload()));
+        let open = Restrictions { offload, ..self.task.restrictions.clone() };
+        let own = self.space(target).example_of(rule);
+        own.or_else(|| Space::new(target, &self.context, &open).example_of(rule))
+    }
+
     /// Whether the model has routed experts.
     #[must_use]
     pub fn has_experts(&self) -> bool {

@@ -10,7 +10,7 @@ use super::progress::Bar;
 use super::remedies::{Bounds, Remedy, remedies, run_of, within};
 use crate::candidates::SplitLost;
 use crate::cost::money::{RunCost, run_cost};
-use crate::planner::{NearestMiss, Prepared};
+use crate::planner::{NearestMiss, Offloading, Prepared};
 use crate::search::{Answer, Found, Observer, Stop};
 
 /// What is to be said where there is no plan.
@@ -38,12 +38,11 @@ impl<'a> NoPlan<'a> {
         // Of what was hardly searched, what fell to which rule says nothing.
         let unseen =
             |section: &Section| section.answer.stop == Stop::Interrupted && section.answer.found.is_empty();
-        let reasons_of = |section: &Section| match section.answer.found.is_empty() {
-            true => reasons(section.prepared, &section.answer),
-            false => out_of_bounds(section, report.bounds).into_iter().collect(),
-        };
         let seen = report.sections.iter().filter(|section| report.sections.len() == 1 || !unseen(section));
-        let mut reasons: Vec<String> = seen.flat_map(reasons_of).collect();
+        let (empty, found): (Vec<&Section>, Vec<&Section>) =
+            seen.partition(|section| section.answer.found.is_empty());
+        let mut reasons = reasons_of(&empty, report.sections.len() > 1);
+        reasons.extend(found.into_iter().filter_map(|section| out_of_bounds(section, report.bounds)));
         let count = report.sections.iter().filter(|section| unseen(section)).count();
         if report.sections.len() > 1 && count > 0 {
             let all = report.sections.len();
@@ -74,7 +73,8 @@ impl<'a> NoPlan<'a> {
 pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure> {
     let mut no_plan = NoPlan::known(report);
     report.bar.clear();
-    writeln!(out, "no plan")?;
+    let offload = report.sections.iter().all(|section| matches!(section.offloading, Offloading::Needed));
+    writeln!(out, "no plan{}", if offload { ", without offload or with it" } else { "" })?;
     for reason in &no_plan.reasons {
         writeln!(out, "  {reason}")?;
     }
@@ -83,8 +83,9 @@ pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure>
     for (section, miss) in &no_plan.nearest {
         writeln!(
             out,
-            "  nearest miss{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU{}",
+            "  nearest miss{}{}: {} needs {:.1} GB of {:.1} GB on its fullest GPU{}",
             if section.offloading.is_open() { " without offload" } else { "" },
+            if report.sections.len() > 1 { format!(" of {}", choice(section)) } else { String::new() },
             miss.plan,
             miss.allocated.gigabytes(),
             section.prepared.cost().memory_limit().gigabytes(),
@@ -195,6 +196,29 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
     })
 }
 
+/// GPUs of a section, of several.
+fn choice(section: &Section) -> String {
+    format!("{} x {}", section.prepared.task.job.gpus, section.cluster)
+}
+
+/// What binds where searches found nothing: of each, unless it is the same for all.
+fn reasons_of(empty: &[&Section], several: bool) -> Vec<String> {
+    let each: Vec<_> = empty.iter().map(|section| reasons(section.prepared, &section.answer)).collect();
+    let alike = each.windows(2).all(|pair| pair[0] == pair[1]) && each.len() > 1;
+    if alike || !several {
+        return each.into_iter().next().unwrap_or_default();
+    }
+    let lines = empty.iter().zip(each);
+    lines
+        .flat_map(|(section, lines)| lines.into_iter().map(|line| format!("{}: {line}", choice(section))))
+        .collect()
+}
+
+/// What a rule is about, by how a layout breaks it.
+fn in_words(prepared: &Prepared, rule: &str) -> String {
+    prepared.example_of(rule).map_or(String::new(), |example| format!("; for example: {example}"))
+}
+
 /// What binds where a search found nothing, in words.
 pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
     let c = &answer.counters;
@@ -216,11 +240,10 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
     } else if c.candidates == 0 {
         lines.push(undivided(prepared));
         let forbidden = prepared.forbidden_degrees();
-        lines.extend(
-            forbidden.iter().take(5).map(|(rule, count)| {
-                format!("{} combinations of degrees fell to rule: {rule}", group(*count))
-            }),
-        );
+        lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
+            let example = in_words(prepared, rule);
+            format!("{} combinations of degrees fell to rule: {rule}{example}", group(*count))
+        }));
     }
     let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
     reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
@@ -237,7 +260,11 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
                     "{binds}{count} layouts{filled} need more than the {limit} of a GPU that may be allocated"
                 )
             }
-            (_, reason) => format!("{count} layouts fell to {reason}"),
+            (_, reason) => {
+                let rule = reason.strip_prefix("rule: ");
+                let example = rule.map_or(String::new(), |rule| in_words(prepared, rule));
+                format!("{count} layouts fell to {reason}{example}")
+            }
         });
     }
     lines
@@ -258,6 +285,9 @@ fn undivided(prepared: &Prepared) -> String {
             let values: Vec<String> = only.iter().map(u32::to_string).collect();
             return format!("{divide}: {name}={} does not divide the GPUs", values.join("|"));
         }
+    }
+    if let Some(experts) = undivided_experts(prepared) {
+        return format!("{divide}: {experts}");
     }
     let lost = prepared.splits_lost();
     let mut ways: Vec<String> = Vec::new();
@@ -299,6 +329,22 @@ fn undivided(prepared: &Prepared) -> String {
         job.gpus,
         ways.join(", ")
     )
+}
+
+/// Which degrees of experts that are asked for divide not what they must.
+fn undivided_experts(prepared: &Prepared) -> Option<String> {
+    let only = prepared.task.restrictions.expert_parallel.only.as_ref().filter(|only| !only.is_empty())?;
+    let experts = prepared.context.moe.first()?.experts;
+    let gpus = u64::from(prepared.task.job.gpus);
+    let none_divides = |whole: u64| only.iter().all(|&n| whole % u64::from(n) != 0);
+    let values: Vec<String> = only.iter().map(u32::to_string).collect();
+    let values = format!("ep={}", values.join("|"));
+    Some(match (none_divides(experts), none_divides(gpus)) {
+        (true, true) => format!("{values} divides neither the {experts} experts nor the GPUs"),
+        (true, false) => format!("{values} does not divide the {experts} experts"),
+        (false, true) => format!("{values} does not divide the GPUs"),
+        (false, false) => return None,
+    })
 }
 
 /// What comes nearest to fitting, where memory binds.

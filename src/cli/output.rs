@@ -56,10 +56,6 @@ pub(crate) struct Section<'a> {
 impl Section<'_> {
     /// What is to be said about offload, if the search opened it.
     fn offload_note(&self, several: bool) -> Option<String> {
-        if matches!(self.offloading, Offloading::Needed) && self.answer.found.is_empty() {
-            // Of several, those without a plan are named together.
-            return (!several).then(|| "no plan without offload, nor with it".into());
-        }
         let gpus = self.prepared.task.job.gpus;
         let which = if several { format!("{gpus} x {}: ", self.cluster) } else { String::new() };
         let best = self.answer.found.first()?.prediction.step();

@@ -624,6 +624,16 @@ fn empty_intersections_are_answered() {
         assert!(text.contains(&remedy), "{text}");
     }
     assert!(text.contains("remedy: drop the --fix and --max restrictions (confirmed"), "{text}");
+    // Degrees of experts have another number to divide.
+    for (gpus, ep, reason) in [
+        (16, 7, "ep=7 divides neither the 8 experts nor the GPUs"),
+        (24, 3, "ep=3 does not divide the 8 experts"),
+        (2, 8, "ep=8 does not divide the GPUs"),
+    ] {
+        let job = format!("plan mixtral-8x7b dgx-h100 -g {gpus} -b 48 -s 4096 --fix ep={ep} --format json");
+        let text = stdout(&autoplan_says(&job));
+        assert!(text.contains(reason), "{text}");
+    }
 }
 
 #[test]
@@ -2039,6 +2049,29 @@ fn plans_are_picked_from_the_table() {
     let refused = autoplan_says(&format!("{job} --pick 4"));
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("there are 3 plans"), "{}", stderr(&refused));
+}
+
+/// What binds is said in words, with numbers of the job, and of several choices of GPUs of which.
+#[test]
+fn rules_are_told_by_example() {
+    let job = |more: &str| stdout(&autoplan_says(&format!("plan {more}")));
+    let heads = job("llama3.1-8b dgx-h100 -g 24 -b 24 -s 4096 --fix tp=3");
+    assert!(heads.contains("rule: heads; for example: 32 heads do not divide among tp 3"), "{heads}");
+    let odd = job("llama3.2-1b dgx-h100 -g 8,16 -b 32 -s 8193 --fix tp=8,sp=on");
+    for gpus in [8, 16] {
+        let begin = format!("\n  {gpus} x dgx-h100: ");
+        let line = odd.split_once(&begin).unwrap_or_else(|| panic!("{odd}")).1;
+        let line = line.lines().next().unwrap();
+        assert!(
+            line.ends_with("; for example: 8193 tokens per context-parallel rank do not divide among tp 8")
+        );
+    }
+    // A rule that only plans off the GPU break.
+    let offload =
+        job("mixtral-8x7b dgx-h100 -g 8 -b 24 -s 4096 --framework deepspeed --fix tp=2,ep=4,zero=3");
+    assert!(offload.contains("rule: experts-tensor-offload; for example: "), "{offload}");
+    let first = "\nno plan, without offload or with it\n";
+    assert!(offload.contains(first) && offload.matches("no plan").count() == 1, "{offload}");
 }
 
 /// Heads that no fused kernel takes are refused only where attention is fused.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::calibrate::{kind_of, runs_of};
 use super::export::command_line;
 use super::no_plan::{self, NoPlan};
-use super::plan::{Objective, VERIFIED};
+use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
 use super::{Failure, stages};
@@ -26,7 +26,7 @@ use crate::spec::job::{ExpertCapacity, Phase, Routing};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
 use crate::spec::{load_accelerator, shipped};
-use crate::units::{Dollars, Picos, Seconds};
+use crate::units::{Dollars, Seconds};
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -92,6 +92,8 @@ pub(crate) struct Report<'a> {
     /// Rows, and which of them is printed alone.
     pub(crate) top: usize,
     pub(crate) pick: Option<usize>,
+    /// Layers of so many plans were moved between chunks.
+    pub(crate) verified: usize,
     /// Whether the stages of every plan are printed.
     pub(crate) stages: bool,
     /// How many times the usual work is done to prove how little other splits gain.
@@ -121,6 +123,9 @@ struct Row<'a> {
     order: (f64, f64),
     /// No other row is both faster and cheaper.
     pareto: bool,
+    /// Its place among all rows, from 0, and whether it ties with the first of them: one that is picked keeps both.
+    place: usize,
+    ties_with_first: bool,
 }
 
 impl Row<'_> {
@@ -132,6 +137,10 @@ impl Row<'_> {
     fn ties(&self, other: &Row) -> bool {
         let ratio = (self.step().0 / other.step().0).ln().abs();
         std::ptr::eq(self.section, other.section) && ratio < self.found.prediction.interval.difference
+    }
+    /// What people know it by.
+    fn number(&self) -> usize {
+        self.place + 1
     }
     /// [`crate::cost::model::CostModel::chance_to_fit`].
     fn chance_to_fit(&self) -> f64 {
@@ -166,50 +175,56 @@ impl Row<'_> {
 fn ties(rows: &[Row]) -> Option<String> {
     /// Less memory to spare than this makes no difference.
     const ROOM: f64 = 0.05;
-    let best = &rows[0];
-    let tied: Vec<(usize, &Row)> =
-        rows.iter().enumerate().skip(1).filter(|(_, row)| row.ties(best)).collect();
+    let tied: Vec<&Row> = rows.iter().filter(|row| row.ties_with_first).collect();
     if tied.is_empty() {
         return None;
     }
     let mut line = "= : inside the error of the prediction, a tie with the first".to_owned();
+    let Some(best) = rows.iter().find(|row| row.place == 0) else { return Some(line) };
     // The first of equals.
-    let roomiest = tied.iter().rev().max_by(|a, b| a.1.free().total_cmp(&b.1.free()));
-    let simplest = tied.iter().min_by_key(|(_, row)| row.kinds());
-    let roomier = roomiest.filter(|(_, row)| row.free() > best.free() + ROOM);
-    let simpler = simplest.filter(|(_, row)| row.kinds() < best.kinds());
+    let roomiest = tied.iter().rev().max_by(|a, b| a.free().total_cmp(&b.free()));
+    let simplest = tied.iter().min_by_key(|row| row.kinds());
+    let roomier = roomiest.filter(|row| row.free() > best.free() + ROOM);
+    let simpler = simplest.filter(|row| row.kinds() < best.kinds());
     match (roomier, simpler) {
-        (Some((one, _)), Some((other, _))) if one == other => {
+        (Some(one), Some(other)) if one.place == other.place => {
             line += &format!(
                 "; {} leaves more memory and uses fewer kinds of parallelism or recomputation",
-                one + 1
+                one.number()
             );
         }
         (roomier, simpler) => {
-            if let Some((at, _)) = roomier {
-                line += &format!("; {} leaves most memory", at + 1);
+            if let Some(row) = roomier {
+                line += &format!("; {} leaves most memory", row.number());
             }
-            if let Some((at, _)) = simpler {
-                line += &format!("; {} uses the fewest kinds of parallelism and recomputation", at + 1);
+            if let Some(row) = simpler {
+                line += &format!("; {} uses the fewest kinds of parallelism and recomputation", row.number());
             }
         }
     }
     Some(line)
 }
 
-/// What to ask for where the best plan may well run out of memory.
-fn surer(best: &Row) -> Option<String> {
+/// What to ask for where the best plan, or the one that was picked, may well run out of memory.
+fn surer(rows: &[Row], picked: bool) -> Option<String> {
     /// A chance below which it is worth a word, and how many standard deviations stand for it.
     const SURE: (f64, f64) = (0.95, 1.645);
+    let best = rows.first()?;
     let cost = best.section.prepared.cost();
     let prediction = &best.found.prediction;
     let chance = best.chance_to_fit();
     let room = cost.device_limit().scale(1.0 / prediction.memory_interval.factor_at(SURE.1));
     // What another GPU would hold says nothing of this one.
     let known = cost.memory_limit() <= cost.device_limit();
+    // One that costs nothing is better than another search.
+    let tied = rows.iter().find(|row| row.ties_with_first && row.chance_to_fit() >= SURE.0);
+    let tied = tied.filter(|_| !picked).map_or(String::new(), |row| {
+        format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
+    });
     (known && chance < SURE.0).then(|| {
         format!(
-            "fits: of runs like the first {:.0} of 100 may run out of memory, by how far measured ones were off; --memory-limit {:.1}GB leaves plans of which {:.0} fit, if any is known as well",
+            "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{tied}; --memory-limit {:.1}GB leaves plans of which {:.0} of 100 fit, if their error bars are no wider",
+            if picked { "this plan" } else { "the first" },
             (1.0 - chance) * 100.0,
             // Rounded up it would leave a little too many.
             (room.gigabytes() * 10.0).floor() / 10.0,
@@ -254,6 +269,8 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
                     never,
                     order,
                     pareto: true,
+                    place: 0,
+                    ties_with_first: false,
                 }
             })
         })
@@ -290,6 +307,11 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
         });
     }
     rows.truncate(report.top);
+    let ties: Vec<bool> =
+        rows.iter().enumerate().map(|(place, row)| place > 0 && row.ties(&rows[0])).collect();
+    for ((place, row), ties) in rows.iter_mut().enumerate().zip(ties) {
+        (row.place, row.ties_with_first) = (place, ties);
+    }
     rows
 }
 
@@ -297,32 +319,37 @@ fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
 ///
 /// Returns whether it holds a plan.
 pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
-    let mut rows = rows(report);
-    if let Some(pick) = report.pick.filter(|_| !rows.is_empty()) {
-        if pick > rows.len() {
-            let found = rows.len();
-            return Err(Failure::Usage(format!(
-                "--pick {pick}: there are {found} plans (--top, --per-layout)"
-            )));
-        }
-        rows = vec![rows.swap_remove(pick - 1)];
+    let all = rows(report);
+    if let Some(pick) = report.pick.filter(|&pick| !all.is_empty() && pick > all.len()) {
+        let there = match all.len() {
+            1 => "there is 1 plan".to_owned(),
+            several => format!("there are {several} plans"),
+        };
+        return Err(Failure::Usage(format!(
+            "--pick {pick}: {there}; --per-layout is for more of every kind"
+        )));
     }
+    let picked = report.pick.and_then(|pick| all.get(pick - 1..pick));
+    let rows = picked.unwrap_or(&all);
     let mut out = std::io::stdout().lock();
     if matches!(format, Format::Csv | Format::Ron) {
-        for note in notes(report) {
+        for note in notes(report, rows) {
             anstream::eprintln!("note: {note}");
         }
     }
     match format {
-        Format::Table => table(report, &rows, &mut out)?,
+        Format::Table => table(report, rows, &mut out)?,
         Format::Json => {
-            let value = json(report, &rows);
+            let value = json(report, rows, &all);
             writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         }
-        Format::Csv => csv(&rows, &mut out)?,
+        Format::Csv => csv(rows, &mut out)?,
         Format::Ron => {
             if rows.len() > 1 {
                 anstream::eprintln!("note: RON holds the best plan only; --pick 2 is for the second");
+            }
+            if let Some(faster) = faster_when_moved(rows) {
+                anstream::eprintln!("note: with layers moved between chunks after the ranking, {faster}");
             }
             if let Some(row) = rows.first() {
                 let task = row.section.prepared.task;
@@ -349,10 +376,10 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
 }
 
 /// Where memory may be allocated that GPUs do not have, and where the searches opened offload.
-fn notes(report: &Report) -> Vec<String> {
+fn notes(report: &Report, rows: &[Row]) -> Vec<String> {
     let several = report.sections.len() > 1;
     let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
-    let blocks = blocks(report).into_iter().chain(below_memory(report)).chain(own_dispatchers(report));
+    let blocks = blocks(report).into_iter().chain(below_memory(report)).chain(own_dispatchers(rows));
     beyond_memory(report).into_iter().chain(beyond_positions(report)).chain(blocks).chain(offload).collect()
 }
 
@@ -372,18 +399,16 @@ fn blocks(report: &Report) -> BTreeSet<String> {
     report.sections.iter().filter_map(of).collect()
 }
 
-/// Where plans send tokens to experts by libraries whose released builds do not run.
-fn own_dispatchers(report: &Report) -> BTreeSet<String> {
-    let needs = |section: &&Section| {
-        section.answer.found.iter().any(|found| section.prepared.needs_own_dispatcher(&found.plan))
-    };
-    let of = |section: &Section| {
+/// Where plans that are printed send tokens to experts by libraries whose released builds do not run.
+fn own_dispatchers(rows: &[Row]) -> BTreeSet<String> {
+    let needs = |row: &&Row| row.section.prepared.needs_own_dispatcher(&row.found.plan);
+    let of = |row: &Row| {
         format!(
             "deepep, hybridep: released builds do not run over the network of {}, where GPUs tell no network card to send; one that goes through hosts is needed (--fix dispatcher=all-to-all is without)",
-            section.cluster
+            row.section.cluster
         )
     };
-    report.sections.iter().filter(needs).map(of).collect()
+    rows.iter().filter(needs).map(of).collect()
 }
 
 /// Which GPUs' own files leave much of their memory out.
@@ -466,9 +491,8 @@ fn table_of_plans(rows: &[Row], several: bool, width: Option<u16>) -> String {
         header.extend(["days", "$ total"]);
     }
     header.push("limited by");
-    let cells_of = |(i, row): (usize, &Row)| {
-        let tie = i > 0 && row.ties(&rows[0]);
-        let mut cells = vec![format!("{}{}", i + 1, if tie { "=" } else { "" })];
+    let cells_of = |row: &Row| {
+        let mut cells = vec![format!("{}{}", row.number(), if row.ties_with_first { "=" } else { "" })];
         if several {
             cells.push(row.section.prepared.task.job.gpus.to_string());
             cells.push(format!("{}{}", row.section.cluster, if row.pareto { " *" } else { "" }));
@@ -497,8 +521,8 @@ fn table_of_plans(rows: &[Row], several: bool, width: Option<u16>) -> String {
         if let Some(column) = table.column_mut(header.len() - 1) {
             column.set_cell_alignment(CellAlignment::Left);
         }
-        for (i, row) in rows.iter().enumerate() {
-            let mut cells = cells_of((i, row));
+        for row in rows {
+            let mut cells = cells_of(row);
             if wide {
                 cells.insert(1, row.found.plan.to_string());
             }
@@ -534,7 +558,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
         job.sequence_length,
     )?;
     writeln!(out, "{}", assumptions(prepared.task))?;
-    for note in notes(report) {
+    for note in notes(report, rows) {
         writeln!(out, "{note}")?;
     }
     if rows.is_empty() {
@@ -555,9 +579,9 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if best.found.plan.layout().pipeline_parallel > 1 {
         writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
     }
-    let open = rows.iter().enumerate().filter(|(_, row)| row.found.split_gap > MUCH);
+    let open = rows.iter().filter(|row| row.found.split_gap > MUCH);
     let (open, looked_at): (Vec<String>, Vec<bool>) =
-        open.map(|(at, row)| ((at + 1).to_string(), row.found.looked_at)).unzip();
+        open.map(|row| (row.number().to_string(), row.found.looked_at)).unzip();
     if !open.is_empty() {
         let usual = report.effort == 1 && !report.even_stages;
         let could = cfg!(feature = "milp") && usual && looked_at.contains(&true);
@@ -568,13 +592,15 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     moved_layers(out, rows)?;
     let moved = rows.iter().any(|row| row.found.ranked.is_some());
     let pipelined = |row: &Row| row.found.plan.layout().pipeline_parallel > 1;
-    if report.sections.len() == 1 && moved && rows.iter().skip(VERIFIED).any(pipelined) {
-        writeln!(out, "plans after the first {VERIFIED} have the splits that they were ranked with")?;
+    let beyond = |row: &Row| row.place >= report.verified && pipelined(row);
+    if report.sections.len() == 1 && moved && rows.iter().any(beyond) {
+        let verified = report.verified;
+        writeln!(out, "plans after the first {verified} have the splits that they were ranked with")?;
     }
     if report.stages {
-        for (at, row) in rows.iter().enumerate() {
+        for row in rows {
             let (prepared, found) = (row.section.prepared, row.found);
-            writeln!(out, "\n{}: {}", at + 1, stages::layout(prepared, &found.plan))?;
+            writeln!(out, "\n{}: {}", row.number(), stages::layout(prepared, &found.plan))?;
             if found.plan.layout().pipeline_parallel > 1 {
                 writeln!(out, "   {}", stages::balance(prepared, found))?;
             }
@@ -589,7 +615,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
     }
-    if let Some(line) = surer(best) {
+    if let Some(line) = surer(rows, report.pick.is_some()) {
         writeln!(out, "{line}")?;
     }
     for (i, row) in rows.iter().enumerate() {
@@ -625,6 +651,11 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
                 prepared.task.profile_name, row.section.cluster
             )?;
         }
+    }
+    let unsure = rows.iter().filter(|row| row.found.prediction.interval.sigma > UNSURE);
+    let unsure: Vec<String> = unsure.map(|row| row.number().to_string()).collect();
+    if !unsure.is_empty() {
+        writeln!(out, "± : beyond {:.0}% a prediction says little: {}", UNSURE * 100.0, unsure.join(", "))?;
     }
     if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
         writeln!(out, "± : nobody measured plans with states off the GPU: what that may hide is in the bar")?;
@@ -737,46 +768,20 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
 
 /// What moving layers between chunks gained, plan by plan, or would gain.
 fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
-    let line = |at: usize, row: &Row, (before, was): (Picos, &Plan), (after, is): (Picos, &Plan)| {
-        let gain = 1.0 - after.0 as f64 / before.0 as f64;
-        let layout = |plan| stages::layout(row.section.prepared, plan);
-        let times = format!("{} instead of {}", seconds(after.seconds()), seconds(before.seconds()));
-        let (gain, at) = (percent(gain), at + 1);
-        let recompute = |plan: &Plan| plan.common_recompute().map_or("several".into(), |way| way.to_string());
-        let otherwise = if recompute(is) == recompute(was) {
-            String::new()
-        } else {
-            format!(", with rc-{} instead of rc-{}", recompute(is), recompute(was))
-        };
-        format!("  {at}: {times} ({gain} less): {} instead of {}{otherwise}", layout(is), layout(was))
-    };
     let (mut taken, mut left) = (Vec::new(), Vec::new());
-    for (at, row) in rows.iter().enumerate() {
+    for row in rows {
         let Found { plan, prediction, polished, ranked, .. } = row.found;
-        let (step, worth) = (prediction.step(), |gain: f64| gain >= SHOWN);
-        if let Some(ranked) = ranked.as_deref()
-            && worth(1.0 - step.0 as f64 / ranked.prediction.step().0 as f64)
-        {
-            taken.push(line(at, row, (ranked.prediction.step(), &ranked.plan), (step, plan)));
+        if let Some(ranked) = ranked.as_deref() {
+            taken.extend(moved(row, (&ranked.plan, &ranked.prediction), (plan, prediction)));
         }
-        if let Some(polished) = polished.as_deref()
-            && worth(1.0 - polished.prediction.step().0 as f64 / step.0 as f64)
-        {
-            left.push(line(at, row, (step, plan), (polished.prediction.step(), &polished.plan)));
+        if let Some(polished) = polished.as_deref() {
+            left.extend(moved(row, (plan, prediction), (&polished.plan, &polished.prediction)));
         }
     }
-    // What is best is decided by what was ranked: moves may have made another faster.
-    let step = |row: &Row| row.found.prediction.step();
-    let place = |row: &Row| (row.section.cluster.clone(), row.section.prepared.task.job.gpus);
-    let behind =
-        |row: &Row| row.found.ranked_step() >= rows[0].found.ranked_step() && place(row) == place(&rows[0]);
-    let fastest = rows.iter().enumerate().filter(|(_, row)| behind(row)).min_by_key(|(_, row)| step(row));
-    if let Some((at, _)) =
-        fastest.filter(|(at, row)| *at > 0 && !taken.is_empty() && step(row) < step(&rows[0]))
-    {
-        taken.push(format!("  with that, {} is faster than the first (--pick {0} is for it)", at + 1));
+    if let Some(faster) = faster_when_moved(rows).filter(|_| !taken.is_empty()) {
+        taken.push(format!("  with that, {faster}"));
     }
-    let title = "layers moved between chunks after the ranking, which is without (--as-ranked leaves them):";
+    let title = "layers moved between chunks after the ranking, which is without; what is recomputed may change with them (--as-ranked leaves both):";
     for (title, lines) in
         [(title, taken), ("layers moved between chunks would give (without --as-ranked):", left)]
     {
@@ -787,6 +792,49 @@ fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
     Ok(())
 }
 
+/// A plan before and after its layers were moved, where that is worth a line.
+fn moved(row: &Row, before: (&Plan, &Prediction), after: (&Plan, &Prediction)) -> Option<String> {
+    /// Share of the memory from which on another need for it is told.
+    const MORE: f64 = 0.02;
+    let [(was, ranked), (is, now)] = [before, after];
+    let gain = 1.0 - now.step().0 as f64 / ranked.step().0 as f64;
+    let layout = |plan| stages::layout(row.section.prepared, plan);
+    let times = format!("{} instead of {}", seconds(now.step().seconds()), seconds(ranked.step().seconds()));
+    let recompute = |plan: &Plan| plan.common_recompute().map_or("several".into(), |way| way.to_string());
+    let otherwise = if recompute(is) == recompute(was) {
+        String::new()
+    } else {
+        format!(", with rc-{} instead of rc-{}", recompute(is), recompute(was))
+    };
+    let [needs, needed] = [now, ranked].map(|prediction| prediction.allocated.gigabytes());
+    let memory = if (needs / needed - 1.0).abs() < MORE {
+        String::new()
+    } else {
+        format!("; {needs:.1} GB instead of {needed:.1} GB")
+    };
+    (gain >= SHOWN).then(|| {
+        format!(
+            "  {}: {times} ({} less): {} instead of {}{otherwise}{memory}",
+            row.number(),
+            percent(gain),
+            layout(is),
+            layout(was)
+        )
+    })
+}
+
+/// Which plan is faster than the first since layers were moved: what is best is decided by what was ranked.
+fn faster_when_moved(rows: &[Row]) -> Option<String> {
+    let first = rows.first()?;
+    let step = |row: &Row| row.found.prediction.step();
+    let place = |row: &Row| (row.section.cluster.clone(), row.section.prepared.task.job.gpus);
+    let behind =
+        |row: &&Row| row.found.ranked_step() >= first.found.ranked_step() && place(row) == place(first);
+    let fastest = rows.iter().filter(behind).min_by_key(|row| step(row))?;
+    (fastest.place > first.place && step(fastest) < step(first))
+        .then(|| format!("{0} is faster than the first (--pick {0} is for it)", fastest.number()))
+}
+
 /// Share of a step that moving layers must gain to be told of: less is not to be seen in the numbers.
 const SHOWN: f64 = 5e-4;
 
@@ -795,6 +843,8 @@ pub(super) const WITHOUT_OFFLOAD: &str = "(without offload, which --fix offload=
 
 /// Searches of which each has a line of its own.
 const FEW_SEARCHES: usize = 8;
+/// An error bar beyond which a prediction says little.
+const UNSURE: f64 = 0.5;
 /// What another split may gain that is worth a line.
 const MUCH: f64 = 0.05;
 
@@ -909,12 +959,14 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
     value
 }
 
-fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
+fn plan_json(row: &Row, all: &[Row]) -> Value {
     let found = row.found;
-    let tied: Vec<usize> =
-        rows.iter().enumerate().filter(|(j, other)| *j != index && row.ties(other)).map(|(j, _)| j).collect();
+    let others = all.iter().filter(|other| other.place != row.place);
+    let tied: Vec<usize> = others.filter(|other| row.ties(other)).map(|other| other.place).collect();
     let mut value = prediction_json(row.section.prepared, &found.plan, &found.prediction);
     value["cluster"] = json!(row.section.cluster);
+    value["rank"] = json!(row.number());
+    // From 0, of all plans where one is picked.
     value["tied_with"] = json!(tied);
     value["pareto"] = json!(row.pareto);
     if let Some(never) = &row.never {
@@ -946,7 +998,7 @@ fn plan_json(row: &Row, rows: &[Row], index: usize) -> Value {
     value
 }
 
-fn json(report: &Report, rows: &[Row]) -> Value {
+fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
     let Some(first) = report.sections.first() else { return Value::Null };
     let prepared = first.prepared;
     let task = prepared.task;
@@ -980,8 +1032,8 @@ fn json(report: &Report, rows: &[Row]) -> Value {
         "sequence_length": task.job.sequence_length,
         "packed": task.job.packed,
         "expert_capacity": task.job.expert_capacity,
-        "notes": notes(report),
-        "plans": rows.iter().enumerate().map(|(i, row)| plan_json(row, rows, i)).collect::<Vec<_>>(),
+        "notes": notes(report, rows),
+        "plans": rows.iter().map(|row| plan_json(row, all)).collect::<Vec<_>>(),
     });
     if let [only] = searches.as_slice() {
         value["search"] = only.clone();
@@ -1205,13 +1257,13 @@ fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "mtp_standalone",
     ];
     writer.write_record(header.iter().chain(&CHOICES)).map_err(io)?;
-    for (i, row) in rows.iter().enumerate() {
+    for row in rows {
         let p = &row.found.prediction;
         let [low, high] = p.step_range();
         let [least, most] = p.allocated_range();
         let degrees = row.found.plan.layout();
         let record = [
-            (i + 1).to_string(),
+            row.number().to_string(),
             row.found.plan.to_string(),
             row.section.cluster.clone(),
             row.section.prepared.task.job.gpus.to_string(),

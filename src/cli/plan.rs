@@ -65,7 +65,8 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     even_stages: bool,
     /// Print and save splits as they were ranked. Else layers of the first ten plans are moved between chunks where that
-    /// makes them faster; which plans those are, and their order, is decided, and proved, without.
+    /// makes them faster, and may be recomputed in another way; which plans those are, and their order, is decided, and
+    /// proved, without.
     #[arg(long)]
     as_ranked: bool,
     /// Do up to so many times the usual work to prove how little another split of the layers could gain: as far as 2%, where
@@ -103,6 +104,24 @@ impl PlanArgs {
         return self.prove;
         #[cfg(not(feature = "milp"))]
         return 1;
+    }
+
+    /// The plan that is picked, if one is that the search can bring.
+    fn pick(&self) -> Result<Option<usize>, Failure> {
+        let Some(pick) = self.pick else { return Ok(None) };
+        let (top, each) = (self.top, self.per_layout);
+        if pick > top.saturating_mul(each) {
+            let brought = if each == 1 {
+                format!("--top {top}")
+            } else {
+                format!("--top {top} with --per-layout {each}")
+            };
+            return Err(Failure::Usage(format!(
+                "--pick {pick}: {brought} brings fewer plans; --top {} brings enough",
+                pick.div_ceil(each)
+            )));
+        }
+        Ok(Some(pick as usize))
     }
 
     /// Who asks for long proofs waits from the beginning.
@@ -212,8 +231,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     if args.deadline.is_some_and(|deadline| deadline.0 <= 0.0) {
         return Err(Failure::Usage("--deadline must be positive".into()));
     }
+    let pick = args.pick()?;
     let bar = args.bar(limit);
-    let request = Request {
+    let mut request = Request {
         top: args.top as usize,
         per_class: args.per_layout as usize,
         exhaustive: args.exhaustive,
@@ -252,6 +272,10 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     for reason in notes.iter().chain(&unable) {
         anstream::eprintln!("note: {reason}");
     }
+    if tasks.len() == 1 {
+        // A plan that is picked is printed as the first ones are.
+        request.verified = request.verified.max(pick.unwrap_or(0));
+    }
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();
     for (cluster, prepared) in &prepared {
@@ -271,7 +295,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         objective: args.objective,
         bounds: Bounds { deadline: args.deadline, budget: args.budget_usd },
         top: args.top as usize * args.per_layout as usize,
-        pick: args.pick.map(|pick| pick as usize),
+        pick,
+        verified: request.verified,
         stages: args.stages,
         effort: args.effort(),
         even_stages: args.even_stages,

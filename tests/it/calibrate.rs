@@ -612,6 +612,8 @@ fn nothing_is_written_from_runs_that_make_no_sense() {
         )),
         "{own}"
     );
+    // One of eight that is ten times off makes them wide.
+    assert!(own.contains("± : beyond 50% a prediction says little: 1, "), "{own}");
     // Of several clusters, each search tells whose runs its bars are from.
     let clusters = format!("dgx-a100,{}", site.display());
     let job = [

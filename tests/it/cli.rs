@@ -502,7 +502,8 @@ fn stages_of_every_plan_are_printed() {
     }
 }
 
-/// Layers of the first ten plans are moved, and that those of the others are not is said where there are any.
+/// Layers of the first ten plans are moved, and of one that is picked; that those of the others are not is said where
+/// there are any. Where memory is another with them, it is told.
 #[test]
 fn plans_whose_layers_are_not_moved_are_told() {
     let said = |more: &[&str]| {
@@ -510,11 +511,19 @@ fn plans_whose_layers_are_not_moved_are_told() {
             --fix tp=1,cp=2,pp=8,vpp=3,ep=64,zero=1,mb=1,mtp=head --per-layout";
         let args: Vec<&str> = job.split_whitespace().chain(more.iter().copied()).collect();
         let text = stdout(&autoplan(&args));
-        let tenth = text.lines().any(|line| line.starts_with("  10: ") && line.contains(" instead of "));
-        (tenth, text.contains("plans after the first 10 have the splits"))
+        let moved = |number: usize| {
+            let begin = format!("  {number}: ");
+            text.lines().any(|line| {
+                line.starts_with(&begin)
+                    && line.contains(" s instead of ")
+                    && line.contains(" GB instead of ")
+            })
+        };
+        ([moved(10), moved(12)], text.contains("plans after the first"))
     };
-    assert_eq!(said(&["12"]), (true, true));
-    assert_eq!(said(&["10"]), (true, false));
+    assert_eq!(said(&["12"]), ([true, false], true));
+    assert_eq!(said(&["10"]), ([true, false], false));
+    assert_eq!(said(&["12", "--pick", "12"]), ([false, true], false));
     assert!(!said(&["12", "--as-ranked"]).1);
 }
 
@@ -2046,9 +2055,69 @@ fn plans_are_picked_from_the_table() {
     let saved = stdout(&autoplan_says(&format!("{job} --format ron --pick 2")));
     let other = stdout(&autoplan_says(&format!("{job} --format ron")));
     assert_ne!(saved.split_once("layout").unwrap().1, other.split_once("layout").unwrap().1);
-    let refused = autoplan_says(&format!("{job} --pick 4"));
-    assert_eq!(refused.status.code(), Some(2));
-    assert!(stderr(&refused).contains("there are 3 plans"), "{}", stderr(&refused));
+    // It keeps its number, and what it ties with.
+    assert_eq!(second["plans"][0]["rank"], 2);
+    assert_eq!(second["plans"][0]["tied_with"], all["plans"][1]["tied_with"]);
+    assert_eq!(second["plans"][0]["tied_with"][0], 0);
+    let table = stdout(&autoplan_says(&format!("{job} --pick 2")));
+    assert!(table.contains("\n 2=  tp") && table.contains("a tie with the first"), "{table}");
+    let sheet = stdout(&autoplan_says(&format!("{job} --pick 2 --format csv")));
+    assert!(sheet.lines().nth(1).unwrap().starts_with("2,"), "{sheet}");
+    // What cannot be there is refused before the search, and what is not there after it.
+    for (more, said) in [
+        ("--pick 4", "--top 3 brings fewer plans; --top 4 brings enough"),
+        ("--per-layout 2 --pick 8", "--top 3 with --per-layout 2 brings fewer plans; --top 4 brings enough"),
+        ("--fix tp=1,cp=1,pp=1 --pick 2", "there is 1 plan;"),
+    ] {
+        let refused = autoplan_says(&format!("{job} {more}"));
+        assert_eq!(refused.status.code(), Some(2), "{more}");
+        assert!(stderr(&refused).contains(said), "{more}: {}", stderr(&refused));
+    }
+}
+
+/// What may run out of memory, or needs a library of its own, is said of the plans that are printed.
+#[test]
+fn notes_are_of_the_plans_that_are_printed() {
+    let job = "plan mixtral-8x7b h100-efa -g 32 -b 64 -s 4096 --top 1 --per-layout 6 \
+        --fix tp=4,pp=1,cp=1,ep=4,etp=4,mb=4,graphs=none,tp-overlap=on,dispatcher=deepep|all-to-all";
+    let mut dispatchers = [0, 0];
+    for pick in 1..=6 {
+        let table = stdout(&autoplan_says(&format!("{job} --pick {pick}")));
+        let own = table.contains(" deepep ");
+        assert_eq!(table.contains("released builds do not run"), own, "{table}");
+        dispatchers[usize::from(own)] += 1;
+    }
+    assert!(!dispatchers.contains(&0), "{dispatchers:?}");
+    let job = "plan llama3.1-8b dgx-h100 -g 8 -b 128 -s 4096";
+    let picked = stdout(&autoplan_says(&format!("{job} --pick 2")));
+    assert!(picked.contains("fits: of runs like this plan ") && !picked.contains("--pick"), "{picked}");
+}
+
+/// A plan of fewer runs that run out of memory may cost nothing.
+#[test]
+fn ties_that_fit_more_surely_are_named() {
+    let job = "plan llama3.1-8b dgx-h100 -g 8 -b 128 -s 4096";
+    let table = stdout(&autoplan_says(job));
+    let (_, pick) = table.split_once(" of 100 (--pick ").unwrap_or_else(|| panic!("{table}"));
+    let pick = pick.split(')').next().unwrap();
+    let picked = stdout(&autoplan_says(&format!("{job} --pick {pick} --format json")));
+    let value: serde_json::Value = serde_json::from_str(&picked).unwrap();
+    let plan = &value["plans"][0];
+    assert!(plan["memory"]["chance_to_fit"].as_f64().unwrap() >= 0.95, "{picked}");
+    assert!(plan["tied_with"].as_array().unwrap().contains(&serde_json::json!(0)), "{picked}");
+}
+
+/// Who saves one plan learns of one that moved layers made faster.
+#[test]
+fn a_faster_plan_is_told_where_the_best_is_saved() {
+    let job = "plan gpt-oss-120b dgx-h100 -g 64 -b 256 -s 4096";
+    let table = stdout(&autoplan_says(job));
+    let (_, faster) = table.split_once("  with that, ").unwrap_or_else(|| panic!("{table}"));
+    let faster = faster.lines().next().unwrap();
+    let saved = autoplan_says(&format!("{job} --format ron"));
+    assert!(stderr(&saved).contains(faster), "{}", stderr(&saved));
+    let alone = autoplan_says(&format!("{job} --format ron --as-ranked"));
+    assert!(!stderr(&alone).contains("is faster than the first"), "{}", stderr(&alone));
 }
 
 /// What binds is said in words, with numbers of the job, and of several choices of GPUs of which.

@@ -7,6 +7,7 @@ mod export;
 mod files;
 mod fix;
 mod import;
+mod lines;
 mod models;
 mod no_plan;
 mod options;

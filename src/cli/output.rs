@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::calibrate::{kind_of, runs_of};
 use super::export::command_line;
+use super::lines::Lines;
 use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
 use super::progress::Bar;
@@ -338,7 +339,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
         }
     }
     match format {
-        Format::Table => table(report, rows, &mut out)?,
+        Format::Table => table(report, rows, &mut Lines::new(out, width()))?,
         Format::Json => {
             let value = json(report, rows, &all);
             writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
@@ -541,7 +542,7 @@ fn table_of_plans(rows: &[Row], several: bool, width: Option<u16>) -> String {
     drawn(false).into_iter().zip(below).map(|(line, plan)| line + &plan).collect::<Vec<String>>().join("\n")
 }
 
-fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
+fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(), Failure> {
     let Some(first) = report.sections.first() else { return Ok(()) };
     let prepared = first.prepared;
     let job = &prepared.task.job;
@@ -564,7 +565,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
     if rows.is_empty() {
         return no_plan::print(report, out);
     }
-    writeln!(out, "{}", table_of_plans(rows, several, width()))?;
+    out.table(&table_of_plans(rows, several, width()))?;
     let best = &rows[0];
     let which = if report.pick.is_some() { "the plan" } else { "the best plan" };
     let used = best.section.prepared.task.job.gpus;
@@ -605,7 +606,7 @@ fn table(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fail
                 writeln!(out, "   {}", stages::balance(prepared, found))?;
             }
             let limit = prepared.cost().memory_limit();
-            writeln!(out, "{}", stages::table(prepared, &found.plan, &found.prediction, Some(limit)))?;
+            out.table(&stages::table(prepared, &found.plan, &found.prediction, Some(limit)).to_string())?;
             if let Some(memory) = stages::memory(&found.plan, &found.prediction, limit) {
                 writeln!(out, "{memory}")?;
             }

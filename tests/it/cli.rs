@@ -2143,6 +2143,31 @@ fn rules_are_told_by_example() {
     assert!(offload.contains(first) && offload.matches("no plan").count() == 1, "{offload}");
 }
 
+/// Long lines are broken between words where a terminal is narrow, and nothing else of them changes.
+#[test]
+fn notes_are_no_longer_than_the_terminal() {
+    let said = |columns: Option<&str>, job: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_autoplan"));
+        columns.map(|columns| command.env("COLUMNS", columns));
+        stdout(&command.args(job.split(' ')).env("NO_COLOR", "1").output().unwrap())
+    };
+    for job in [
+        "plan llama3.1-8b dgx-h100 -g 8 -b 128 -s 4096 --framework deepspeed --top 2",
+        "plan llama3.1-8b dgx-h100 -g 24 -b 24 -s 4096 --fix tp=3",
+    ] {
+        let (wide, narrow) = (said(None, job), said(Some("80"), job));
+        let notes = |text: &str| {
+            let (_, notes) = text.split_once("\nstages of").or_else(|| text.split_once("\nno plan")).unwrap();
+            notes.to_owned()
+        };
+        let (wide, narrow) = (notes(&wide), notes(&narrow));
+        assert!(wide.lines().any(|line| line.chars().count() > 80), "{wide}");
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<String>>();
+        assert_eq!(words(&wide), words(&narrow));
+    }
+}
+
 /// Heads that no fused kernel takes are refused only where attention is fused.
 #[test]
 fn odd_heads_are_for_attention_in_memory() {

@@ -35,6 +35,8 @@ pub enum Outcome {
 pub struct Standing {
     /// The best plan of the whole space, if the space has any.
     pub best: Option<Found>,
+    /// The best plan with the same degrees and ZeRO stage, where that is faster: what every change below may gain without it.
+    pub same: Option<(Box<Plan>, Picos)>,
     /// Single changes.
     pub changes: Vec<Change>,
 }
@@ -107,7 +109,7 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
     r
 }
 
-/// Places a plan among the others: the best of all, and what each halving and doubling of an axis
+/// Places a plan among the others: the best of all, the best with its degrees, and what each halving and doubling of an axis
 /// would give. Layers of the best are moved where that makes it faster; those of the others stay as they are ranked.
 #[must_use]
 pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -> Standing {
@@ -116,6 +118,11 @@ pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -
     let mut solution = free.prepare().solve(&Request { verified: 1, ..request.clone() }, observer);
     solution.take_polished();
     let best = solution.answer.found.into_iter().next();
+    let own = prepared.predict(plan).step();
+    let task = Task { restrictions: fixed_to(plan.layout()), ..prepared.task.clone() };
+    let same = task.prepare().search(&request, observer).found.into_iter().next();
+    let same = same.map(|found| (Box::new(found.plan), found.prediction.step()));
+    let same = same.filter(|(other, time)| **other != *plan && *time < own);
     let experts = prepared.context.has_experts();
     let mut changes = Vec::new();
     for (axis, from) in axes(plan.layout()) {
@@ -142,5 +149,5 @@ pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -
             changes.push(Change { axis, from, to, outcome });
         }
     }
-    Standing { best, changes }
+    Standing { best, same, changes }
 }

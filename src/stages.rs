@@ -43,7 +43,7 @@ mod walk;
 
 use crate::units::{Bytes, Picos};
 
-pub(crate) use descent::{Move, shortening};
+pub(crate) use descent::{Move, shortening, simulated_passes};
 pub use dp::{Balancer, Outcome};
 pub use modes::Modes;
 pub use pipeline::{Pipeline, RankOrder, Weights, in_flight, steady};

@@ -29,7 +29,7 @@ use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
 use crate::spec;
 use crate::spec::saved::SavedPlan;
-use crate::units::{Bytes, Seconds};
+use crate::units::{Bytes, Picos, Seconds};
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -696,17 +696,18 @@ fn place_text(
         &["one change, other degrees and ZeRO stage held", "step", "against this", "best plan with it"],
         1,
     );
+    let row = |what: String, plan: &Plan, time: Picos| {
+        let ratio = time.0 as f64 / own.0 as f64 - 1.0;
+        [what, seconds(time.seconds()), format!("{:+.1}%", ratio * 100.0), plan.to_string()]
+    };
+    if let Some((plan, time)) = &place.same {
+        table.add_row(row("  none: its degrees, other settings".into(), plan, *time));
+    }
     for change in &place.changes {
         let what = format!("  {} {} -> {}", change.axis, change.from, change.to);
         match &change.outcome {
             Outcome::Plan(plan, time) => {
-                let ratio = time.0 as f64 / own.0 as f64 - 1.0;
-                table.add_row([
-                    what,
-                    seconds(time.seconds()),
-                    format!("{:+.1}%", ratio * 100.0),
-                    plan.to_string(),
-                ]);
+                table.add_row(row(what, plan, *time));
             }
             Outcome::Nothing(reasons) => {
                 let why = reasons.first().map_or("no such layout exists".to_owned(), |(reason, n)| {
@@ -780,6 +781,10 @@ fn breakdown_json(
                 "faster_by": p.step().0 as f64 / best.prediction.step().0 as f64 - 1.0,
             })
         });
+        value["same_degrees"] = place.same.as_ref().map_or(
+            serde_json::Value::Null,
+            |(plan, time)| json!({ "name": plan.to_string(), "step_time_s": time.seconds().0 }),
+        );
         value["changes"] = place
             .changes
             .iter()

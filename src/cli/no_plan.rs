@@ -60,6 +60,7 @@ impl<'a> NoPlan<'a> {
     fn look_further(&mut self, report: &Report<'a>) {
         let bar = report.bar;
         if !self.stopped {
+            bar.ways_out();
             let empty = report.sections.iter().filter(|section| section.answer.found.is_empty());
             self.nearest = empty.filter_map(|section| Some((section, nearest_miss(section, bar)?))).collect();
             self.remedies = ways_out(report);

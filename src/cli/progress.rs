@@ -31,6 +31,7 @@ const WAIT: Duration = Duration::from_secs(1);
 enum Phase {
     Search,
     Proof,
+    WaysOut,
 }
 
 impl Phase {
@@ -41,6 +42,10 @@ impl Phase {
             Self::Proof => {
                 ProgressStyle::with_template(proof).unwrap_or_else(|_| ProgressStyle::default_bar())
             }
+            Self::WaysOut => {
+                let looking = "looking for ways out, {elapsed}; Ctrl-C ends that";
+                ProgressStyle::with_template(looking).unwrap_or_else(|_| ProgressStyle::default_bar())
+            }
         }
     }
 }
@@ -50,6 +55,8 @@ pub(crate) struct Bar {
     begun: Instant,
     wait: Duration,
     limit: Option<Duration>,
+    /// Whether what is searched are ways out.
+    ways_out: AtomicBool,
     bar: Mutex<Option<(Phase, ProgressBar)>>,
 }
 
@@ -62,7 +69,12 @@ impl Bar {
                 std::process::exit(130);
             }
         });
-        Self { begun: Instant::now(), wait: WAIT, limit, bar: Mutex::new(None) }
+        let ways_out = AtomicBool::new(false);
+        Self { begun: Instant::now(), wait: WAIT, limit, ways_out, bar: Mutex::new(None) }
+    }
+    /// From here on searches are for ways out.
+    pub(crate) fn ways_out(&self) {
+        self.ways_out.store(true, Ordering::Relaxed);
     }
     /// Draws from the beginning: it will take long.
     pub(crate) fn at_once(self) -> Self {
@@ -103,6 +115,9 @@ impl Bar {
 
 impl Observer for Bar {
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
+        if self.ways_out.load(Ordering::Relaxed) {
+            return self.draw(Phase::WaysOut, candidates, |_| {});
+        }
         self.draw(Phase::Search, candidates, |bar| {
             bar.set_position(settled);
             if let (Some(best), Some(open)) = (best, open) {

@@ -42,9 +42,17 @@ struct Remedies<'a> {
     observer: &'a dyn Observer,
     bounds: Bounds,
     found: Vec<Remedy>,
+    /// The most GPUs with which there is a plan that is late, and how many more may keep the deadline.
+    late: Option<(u32, u32)>,
+    /// Whether the latest plan that keeps not all bounds is late, and whether it is beyond the budget.
+    missed: [bool; 2],
 }
 
-impl Remedies<'_> {
+impl<'a> Remedies<'a> {
+    fn new(bounds: Bounds, observer: &'a dyn Observer) -> Self {
+        Self { observer, bounds, found: Vec::new(), late: None, missed: [false; 2] }
+    }
+
     /// Looks for a plan of a changed task; whether there is one.
     fn attempt(&mut self, what: String, task: &Task) -> bool {
         if self.observer.stop() {
@@ -62,6 +70,11 @@ impl Remedies<'_> {
         }
         let run = run_of(&prepared, best);
         if !self.bounds.admit(run.as_ref()) {
+            let Bounds { deadline, budget } = self.bounds;
+            let alone = [Bounds { deadline, budget: None }, Bounds { deadline: None, budget }];
+            self.missed = alone.map(|bounds| !bounds.admit(run.as_ref()));
+            let enough = run.and_then(|run| enough(task.job.gpus, self.bounds, &run, best));
+            self.late = self.late.max(enough.map(|enough| (task.job.gpus, enough)));
             return false;
         }
         let step = best.prediction.step().seconds();
@@ -84,7 +97,7 @@ fn changed(task: &Task, change: impl FnOnce(&mut Task)) -> Task {
 /// Ways out when nothing fits, those that change least first; what needs less memory only where `memory` leaves layouts out.
 /// Ends early when the observer says so.
 pub(crate) fn remedies(task: &Task, memory: bool, bounds: Bounds, observer: &dyn Observer) -> Vec<Remedy> {
-    let mut out = Remedies { observer, bounds, found: Vec::new() };
+    let mut out = Remedies::new(bounds, observer);
     let prepared = task.prepare();
     if prepared.refusal().is_some() {
         return out.found;
@@ -114,8 +127,9 @@ pub(crate) fn remedies(task: &Task, memory: bool, bounds: Bounds, observer: &dyn
     }
     if out.found.is_empty() && bounds.deadline.is_some() {
         // What is close by may be too slow.
-        let mut more = multiples(task.job.gpus, task.machine.cluster.gpus_per_node, true);
-        more.retain(|&gpus| possible(task, gpus));
+        let (from, enough) = out.late.unwrap_or((task.job.gpus, 0));
+        let mut more = multiples(from, task.machine.cluster.gpus_per_node, true);
+        more.retain(|&gpus| gpus >= enough && possible(task, gpus));
         let task = |gpus| changed(task, |t| t.job.gpus = gpus);
         more.iter().take(FURTHER).any(|&gpus| out.attempt(format!("more GPUs: --gpus {gpus}"), &task(gpus)));
     }
@@ -260,6 +274,16 @@ fn leave_idle(task: &Task, nearest: Option<Seconds>, out: &mut Remedies) {
     }
 }
 
+/// How many GPUs it takes at least to keep a deadline that the run of a plan on so many does not: without any overhead.
+fn enough(gpus: u32, bounds: Bounds, run: &RunCost, plan: &Found) -> Option<u32> {
+    /// How much faster GPUs are expected to compute at most where they are more, on larger products.
+    const BETTER: f64 = 1.1;
+    let times = &plan.prediction.times;
+    let useful = times.useful().0 as f64 / times.total().0.max(1) as f64;
+    let share = run.time.total.0 / bounds.deadline?.0;
+    Some((f64::from(gpus) * share * useful / BETTER) as u32)
+}
+
 /// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer, the nearest number of a
 /// few that keeps it, or a reserved price. `fastest` is the run that comes nearest, and the plan that it is of.
 pub(crate) fn within(
@@ -268,29 +292,40 @@ pub(crate) fn within(
     (fastest, plan): (&RunCost, &Found),
     observer: &dyn Observer,
 ) -> Vec<Remedy> {
-    /// How much faster GPUs are expected to compute at most where they are more, on larger products.
-    const BETTER: f64 = 1.1;
     /// Share of GPUs that is no reason for more searches.
     const CLOSE: f64 = 0.25;
-    let mut out = Remedies { observer, bounds, found: Vec::new() };
+    /// How many times fewer GPUs are tried next: dollars fall slowly.
+    const FEWER: f64 = 1.5;
+    let mut out = Remedies::new(bounds, observer);
     let gpus = task.job.gpus;
     // What would not be enough without any overhead is not searched.
-    let times = &plan.prediction.times;
-    let useful = times.useful().0 as f64 / times.total().0.max(1) as f64;
-    let share = bounds.deadline.map_or(0.0, |deadline| fastest.time.total.0 / deadline.0);
-    let enough = (f64::from(gpus) * share * useful / BETTER) as u32;
+    let enough = enough(gpus, bounds, fastest, plan).unwrap_or(0);
     let usable = |n: &u32| *n != gpus && possible(task, *n);
-    for (wanted, more) in [(bounds.deadline.is_some(), true), (bounds.budget.is_some(), false)] {
+    // Fewer GPUs are no way out for what is late with more.
+    let late = bounds.deadline.is_some_and(|deadline| fastest.time.total.0 > deadline.0);
+    for (wanted, more) in [(late, true), (bounds.budget.is_some() && !late, false)] {
         if !wanted {
             continue;
         }
         let what = if more { "more" } else { "fewer" };
-        let mut attempt = |gpus: u32| {
+        let attempt = |out: &mut Remedies, gpus: u32| {
             out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
         };
         let mut counts = multiples(gpus, task.machine.cluster.gpus_per_node, more);
         counts.retain(|n| usable(n) && (!more || *n >= enough));
-        let Some(at) = counts.iter().position(|&gpus| attempt(gpus)) else { continue };
+        if !more {
+            let mut last = f64::from(gpus);
+            counts.retain(|&n| {
+                let far = f64::from(n) * FEWER <= last;
+                last = if far { f64::from(n) } else { last };
+                far
+            });
+        }
+        // More of them take more dollars, fewer more time: what misses nothing else goes no further.
+        let beyond = if more { [false, true] } else { [true, false] };
+        out.missed = [false; 2];
+        let end = counts.iter().position(|&gpus| attempt(&mut out, gpus) || out.missed == beyond);
+        let Some(at) = end.filter(|_| out.missed != beyond) else { continue };
         // Between that number and the last that does not keep it, some may be nearer.
         let last = if at == 0 { gpus } else { counts[at - 1] };
         if f64::from(counts[at].abs_diff(last)) <= CLOSE * f64::from(counts[at]) {
@@ -301,7 +336,7 @@ pub(crate) fn within(
             (apart * i64::from(n) % 4 == 0).then_some((i64::from(last) + apart * i64::from(n) / 4) as u32)
         };
         let nearer = (1..4).filter_map(quarter).filter(usable).filter(|&n| !more || n >= enough);
-        if nearer.collect::<Vec<u32>>().into_iter().any(&mut attempt) {
+        if nearer.collect::<Vec<u32>>().into_iter().any(|gpus| attempt(&mut out, gpus)) {
             // What was found first is further away.
             let first = out.found.len() - 2;
             out.found.remove(first);
@@ -317,7 +352,7 @@ pub(crate) fn within(
     out.found
 }
 
-/// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few, where these are whole nodes: what
+/// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few, whole nodes or not: what
 /// divides batch and layers of a job well mostly does so as well. Between them, where a job divides badly, are four to seven
 /// times powers of two of nodes.
 fn multiples(gpus: u32, per_node: u32, more: bool) -> Vec<u32> {

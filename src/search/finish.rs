@@ -30,6 +30,10 @@ use crate::units::Picos;
 const CERTIFIED: f64 = 0.02;
 /// More is worth some tenths of a second more of proving, and what is open beyond a second of looking for a faster one.
 const TOLERATED: f64 = 0.049;
+/// The least share of a step that another split is worth, and what it is to gain for every chance to fit that it loses:
+/// steps are known to several per cent, and a run that does not fit is none.
+const LEAST_GAIN: f64 = 5e-4;
+const GAIN_PER_CHANCE: f64 = 0.1;
 /// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
 #[cfg(feature = "milp")]
 const MANY_CHUNKS: u32 = 64;
@@ -222,13 +226,20 @@ impl Search<'_> {
         let moves = moves && capabilities.uneven_stages && !stop() && gap(settled.time, bound) > WORTH;
         let better =
             moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
-        let better = better.flatten();
+        // Another split is worth what it gains in time, less what it loses in room.
+        let chance = self.cost.chance_to_fit(&prediction);
+        let worth = |better: &Better| {
+            let gain = 1.0 - better.step.0 as f64 / settled.time.0.max(1) as f64;
+            let chance_then = self.cost.chance_to_fit(&predict(self.cost, self.layers, &better.plan));
+            gain >= LEAST_GAIN && gain >= (chance - chance_then) * GAIN_PER_CHANCE
+        };
+        let better = better.flatten().filter(worth);
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let otherwise = moves.then(|| {
             let most = floor.passes(present);
             self.otherwise(&settled.plan, present, &balancing, tables, most, &mut scratch)
         });
-        let better = otherwise.flatten().or(better);
+        let better = otherwise.flatten().filter(worth).or(better);
         #[cfg(feature = "milp")]
         let moved = better.as_ref().map(|better| layers_of(&better.plan));
         #[cfg(feature = "milp")]
@@ -246,7 +257,7 @@ impl Search<'_> {
             let nearest = |found: Better, scratch: &mut Scratch| {
                 self.better(&found.plan, found.step, &balancing, tables, scratch).unwrap_or(found)
             };
-            annealed.map(|found| nearest(found, &mut scratch)).or(better)
+            annealed.map(|found| nearest(found, &mut scratch)).filter(worth).or(better)
         } else {
             better
         };

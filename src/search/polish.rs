@@ -7,7 +7,7 @@ use super::{Scratch, Search};
 use crate::cost::schedule::Load;
 use crate::cost::step::shape;
 use crate::plan::{Layout, Plan, Schedule};
-use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening};
+use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening, simulated_passes};
 use crate::units::Picos;
 
 /// Which moves are tried.
@@ -61,7 +61,7 @@ impl Search<'_> {
             layers: chunks.iter().map(|chunk| chunk.layers).collect(),
             recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
         };
-        let mut left = PASSES / balancing.problem.pipeline.passes().max(1);
+        let mut left = PASSES / simulated_passes(&balancing.problem.pipeline).max(1);
         let mut best: (Picos, Assignment, Option<Plan>) = (step, own, None);
         // Where no move that the longest chain suggests helps, all are tried: several chains may be as long.
         let mut tries = Tries::Chain;
@@ -150,10 +150,10 @@ impl Search<'_> {
         };
         let (mut time, mut best) = (step, None);
         let mut random = Random(1);
-        let (passes, mut simulated) = (problem.pipeline.passes(), 0);
+        let (passes, mut all) = (simulated_passes(&problem.pipeline), 0);
         for tried in 0..ANNEALED {
             let done = f64::from(tried) / f64::from(ANNEALED);
-            let done = done.max(simulated as f64 / ANNEALED_PASSES as f64);
+            let done = done.max(all as f64 / ANNEALED_PASSES as f64);
             if done >= 1.0 || stop() {
                 break;
             }
@@ -178,7 +178,7 @@ impl Search<'_> {
             let Some(plan) = self.completion(layout, balancing, &trial, tables, open, scratch) else {
                 continue;
             };
-            simulated += passes;
+            all += passes;
             let taken = self.time(layout, &trial, &plan, tables, scratch);
             if taken > most {
                 continue;

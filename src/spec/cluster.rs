@@ -31,7 +31,7 @@ pub struct Accelerator {
     pub architecture: Architecture,
     /// Memory that the framework can see.
     pub memory: Bytes,
-    /// Default limit on allocated bytes; without it `(memory - 2.5 GB) / 1.02`.
+    /// Default limit on allocated bytes, where it is below `(memory - 2.5 GB) / 1.02`.
     #[serde(default)]
     pub memory_limit: Option<Bytes>,
     /// Memory bandwidth of the data sheet.

@@ -60,7 +60,7 @@ const LONGER: f64 = 1.5;
 /// Steps of walks per problem, three quarters of a second; and passes that are simulated in the time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
-/// How many times as many a walk may take that is expected to end within them.
+/// How many times as many a walk may take that is expected to end within them, unless more work is asked for anyway.
 const BEGUN: u64 = 3;
 /// Weights of rows that are summed up in that time before a walk begins.
 const WEIGHTS_PER_STEP: u64 = 128;
@@ -70,6 +70,8 @@ pub(super) const BYTE_SLACK: f64 = 1e-6;
 /// share of what is tolerable: of 44 plans of 14 to 32 chunks, of the scenarios and of DeepSeek-V3 and Maverick, none was
 /// proved from below .907, and more chunks take longer.
 const WORTH_A_TRY: f64 = 0.88;
+/// Parts of a family in which memory is not short are tried from this share of what is tolerable on.
+const WORTH_PARTS: f64 = 0.96;
 /// What lacks less than this share of what is tolerable is worth [`MORE`] times the usual work unasked: few plans do, and
 /// that is mostly enough for them.
 const NEARLY: f64 = 0.985;
@@ -255,6 +257,8 @@ struct Search<'a> {
     steps: u64,
     /// How many times the usual work is done.
     effort: u32,
+    /// Whether whole layers showed no more than parts of them for the latest programme, in which memory is not short.
+    stuck: bool,
     stop: &'a dyn Fn() -> bool,
 }
 
@@ -284,6 +288,7 @@ impl<'a> Search<'a> {
             work: 0,
             steps: STEPS,
             effort: 1,
+            stuck: false,
             stop,
         }
     }
@@ -315,7 +320,9 @@ impl<'a> Search<'a> {
         // Where nothing fits, nothing is below.
         let bound = self.least(&Programme::new(self.problem, self.judged, &ways), floor, enough);
         let bound = bound.map_or(least, |bound| bound.min(least));
-        if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 {
+        // Parts of a family differ from it in memory; what they show beside is no more than further rounds would.
+        let hopeless = self.stuck && self.effort == 1 && bound < enough.scale(WORTH_PARTS);
+        if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 || hopeless {
             return bound;
         }
         let together = if self.effort > 1 { 1 } else { open.len().div_ceil(2) };
@@ -356,8 +363,11 @@ impl<'a> Search<'a> {
         }
         let (mut model, columns) = programme.model(&self.chains, None)?;
         let (first, mut rows) = (self.chains.len(), 0);
+        let (margins, memory) = (programme.margin_rows().len(), programme.memory().len());
         let mut stated = first;
         let mut weights = None;
+        let mut roomy = true;
+        self.stuck = false;
         for round in 0..=rounds {
             let solved = solve(model)?;
             match solved.status() {
@@ -372,6 +382,7 @@ impl<'a> Search<'a> {
             if round == 0 {
                 rows = duals.len();
             }
+            roomy = duals[first + margins..][..memory].iter().all(|dual| dual.abs() < TOLERANCE);
             let shown = programme.weights(duals, first, &duals[rows..]);
             // Whole layers in order take no less than fractions of them.
             bound = bound.max(programme.weighted(&self.chains, &shown));
@@ -407,6 +418,7 @@ impl<'a> Search<'a> {
         {
             return Some(bound.max(least));
         }
+        let parts = bound;
         let nodes = if many && programme.several() { FEW_NODES } else { NODES };
         let few = self.effort == 1 && (many || programme.several());
         for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS * self.effort as usize } {
@@ -419,6 +431,7 @@ impl<'a> Search<'a> {
                 Solved::Failed => break,
             };
             bound = bound.max(least);
+            self.stuck = roomy && bound == parts;
             if bound >= enough || !self.looks_for_chains() || answer.len() < columns.len() {
                 break;
             }
@@ -468,15 +481,16 @@ impl<'a> Search<'a> {
         // The latest say most, and there may not be room for all.
         rows.extend(self.chains.iter().rev().map(|chain| row(chain, ceiling)));
         // Simulated once, and once more for its chain.
-        let each = (2 * super::descent::simulated(&problem.pipeline) / PASSES_PER_STEP).max(32);
-        let Self { simulator, known, chains, steps, .. } = self;
-        let mut walk = Walk::new(chunks, &rows, each);
+        let each = (2 * super::descent::simulated_passes(&problem.pipeline) / PASSES_PER_STEP).max(32);
+        let most = STEPS * BEGUN.max(u64::from(self.effort));
+        let Self { simulator, known, chains, steps, stop, .. } = self;
+        let mut walk = Walk::new(chunks, &rows, each, *stop);
         if walk.expected_steps(steps) > *steps as f64 {
             return None;
         }
         // What is expected says little of the splits that are seen, and mostly too little: what is begun should end.
-        *steps *= BEGUN;
-        let end = walk.run(steps, &mut |split| {
+        let mut begun = (*steps * BEGUN).min(most);
+        let end = walk.run(&mut begun, &mut |split| {
             let least = programme.passes_of(split);
             let [mut forward, mut backward, weight, after] =
                 least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
@@ -504,7 +518,7 @@ impl<'a> Search<'a> {
             chains.push(chain.clone());
             Shown::Row(row(&chain, lowest))
         });
-        *steps /= BEGUN;
+        *steps = begun.min(*steps);
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 

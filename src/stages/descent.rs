@@ -144,7 +144,7 @@ pub(super) fn descend_among(
 }
 
 /// Passes that a simulation takes: steady rounds of whole backward passes are skipped.
-pub(super) fn simulated(pipeline: &Pipeline) -> u64 {
+pub(crate) fn simulated_passes(pipeline: &Pipeline) -> u64 {
     if pipeline.split_backward {
         return pipeline.passes();
     }
@@ -167,7 +167,7 @@ fn in_lanes(problem: &Problem, shape: Shape) -> bool {
 
 /// How many moves can be tried.
 fn moves(problem: &Problem) -> u64 {
-    PASSES / simulated(&problem.pipeline).max(1)
+    PASSES / simulated_passes(&problem.pipeline).max(1)
 }
 
 /// Pairs of chunks: the first of each gives a layer to the second.
@@ -257,7 +257,7 @@ impl<'a> Passes<'a> {
         let problem = self.problem;
         // A chain takes about as long as two simulations, and all pairs of chunks are looked at.
         let chunks = best.len() as u64;
-        let look = 2 + chunks * chunks / (4 * simulated(&problem.pipeline)).max(1);
+        let look = 2 + chunks * chunks / (4 * simulated_passes(&problem.pipeline)).max(1);
         while left > 0 {
             left = left.saturating_sub(look);
             let from = &best;

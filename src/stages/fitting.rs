@@ -166,7 +166,7 @@ impl<'a> Fitting<'a> {
             Shown::Enough
         };
         let mut steps = STEPS;
-        Walk::new(chunks, &rows, 8).run(&mut steps, &mut seen);
+        Walk::new(chunks, &rows, 8, &|| false).run(&mut steps, &mut seen);
         found
     }
 

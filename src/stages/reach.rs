@@ -98,6 +98,11 @@ impl Reach {
         }
     }
 
+    /// Chunks and ranks that are looked at.
+    pub fn places(&self) -> usize {
+        self.chunks.len() + self.ranks.len()
+    }
+
     /// False only if no split of the layers from `from` on over the chunks from `k` on keeps all rows, of which so much is
     /// `left`: they are more than all ranks can take, whichever layers those are, or chunks that take what they can one
     /// after the other end before the last.

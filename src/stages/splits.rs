@@ -37,7 +37,7 @@ pub enum Spread {
     /// The even one alone.
     #[default]
     Even,
-    /// Others that may be fast; where none by rules fits, one in which ranks that lack memory hold fewer layers.
+    /// Others that may be fast; where none by rules fits, some in which ranks that lack memory hold fewer layers.
     Uneven,
     /// Where rules on averages find none of those either, whatever moving cuts finds: it takes milliseconds.
     Any,
@@ -138,7 +138,7 @@ impl Splits {
     }
 
     /// The completions of one problem whose lower bounds are `most` or less: every split with the
-    /// recomputation that fits and has the least bound, or a split relieved if none by rules fits.
+    /// recomputation that fits and has the least bound, or splits relieved if none by rules fits.
     pub(super) fn completions(
         &mut self,
         problem: &Problem,
@@ -306,7 +306,7 @@ impl Splits {
         list[..*ruled].iter_mut().any(fits)
     }
 
-    /// A split in which ranks that lack memory hold fewer layers, if what keeps least can be made to fit: of
+    /// Splits in which ranks that lack memory hold fewer layers, if what keeps least can be made to fit: of
     /// all policies, in the order of their relaxed bounds, the first that can. None if its bound is
     /// certainly above `most`.
     fn relieved(

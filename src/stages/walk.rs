@@ -36,7 +36,7 @@ pub(super) enum Shown {
 pub(super) enum End {
     /// All splits were seen or ruled out.
     Complete,
-    /// It took too many steps, or what was seen was enough.
+    /// It took too many steps, what was seen was enough, or it was told to.
     Stopped,
 }
 
@@ -44,8 +44,10 @@ pub(super) enum End {
 const MORE_ROWS: usize = 192;
 /// Numbers of the table of lightest splits, 8 MB of them: there is no room for more rows.
 const MOST_NUMBERS: usize = 2 << 20;
-/// Steps that it takes to see how far chunks reach: with so many, three million steps of 32 chunks took .6 to .9 s.
-const REACH_STEPS: u64 = 1;
+/// Chunks and ranks of which it takes a step to see how far they reach: so counted, three million steps took .6 to .9 s.
+const REACHED_PER_STEP: usize = 48;
+/// Looks at a chunk between two questions whether to stop.
+const LOOKS: u64 = 1 << 16;
 /// How often it is tried how long a walk takes: a hundredth of the steps that walks have.
 #[cfg(feature = "milp")]
 const PROBES: u32 = 64;
@@ -125,14 +127,17 @@ pub(super) struct Walk<'a> {
     recent: Vec<usize>,
     split: Vec<u32>,
     steps: u64,
-    /// Steps that a complete split counts as.
+    /// Steps that a look at a chunk counts as, beside one, and a complete split.
+    each_reach: u64,
     each_split: u64,
+    stop: &'a dyn Fn() -> bool,
+    looks: u64,
 }
 
 impl<'a> Walk<'a> {
     /// Splits of layers into chunks; rows hold for all of them, the first of them where there is no room for all. To see a
-    /// complete split takes as long as `each_split` steps.
-    pub fn new(chunks: Chunks<'a>, rows: &[Row], each_split: u64) -> Self {
+    /// complete split takes as long as `each_split` steps. It ends early when it is told to stop.
+    pub fn new(chunks: Chunks<'a>, rows: &[Row], each_split: u64, stop: &'a dyn Fn() -> bool) -> Self {
         let (count, sorts, layers) = (chunks.least.len(), chunks.sorts, chunks.order.len());
         let splits = (count + 1) * (layers + 1);
         let room = (rows.len() + MORE_ROWS).min(MOST_NUMBERS / splits).max(1).next_multiple_of(LANES);
@@ -146,6 +151,7 @@ impl<'a> Walk<'a> {
         }
         let stated = room.saturating_sub(MORE_ROWS / 2).max(LANES);
         let rows = &rows[..stated.min(rows.len())];
+        let reach = Reach::new(chunks, rows);
         let mut walk = Self {
             chunks,
             next_open,
@@ -156,11 +162,14 @@ impl<'a> Walk<'a> {
             each: vec![0.0; count * sorts * room],
             rest: vec![0.0; splits * room],
             left: vec![f64::INFINITY; (count + 1) * room],
-            reach: Reach::new(chunks, rows),
             recent: vec![0; count + 1],
             split: vec![0; count],
             steps: 0,
+            each_reach: reach.places().div_ceil(REACHED_PER_STEP) as u64,
             each_split,
+            stop,
+            looks: 0,
+            reach,
         };
         rows.iter().for_each(|row| walk.add(row));
         walk
@@ -268,7 +277,7 @@ impl<'a> Walk<'a> {
         if last {
             return Next::Open;
         }
-        self.steps = self.steps.saturating_sub(REACH_STEPS);
+        self.steps = self.steps.saturating_sub(self.each_reach);
         let left = &self.left[(k + 1) * room..][..room];
         if self.reach.takes_all(k + 1, to, |row| left[row]) { Next::Open } else { Next::Closed }
     }
@@ -280,7 +289,8 @@ impl<'a> Walk<'a> {
         self.empty(k);
         for n in 0..=most {
             self.split[k] = n;
-            if self.steps == 0 {
+            self.looks += 1;
+            if self.steps == 0 || self.looks.is_multiple_of(LOOKS) && (self.stop)() {
                 return false;
             }
             match self.next(k, from, n) {
@@ -343,7 +353,7 @@ impl Walk<'_> {
             }
         }
         *steps = self.steps;
-        all / f64::from(PROBES) * (1 + REACH_STEPS) as f64
+        all / f64::from(PROBES) * (1 + self.each_reach) as f64
     }
 
     /// Numbers of layers of a chunk, of those from `from` on, that leave others open.
@@ -444,7 +454,7 @@ pub(super) mod tests {
                 sum(row, &order, sorts, split) <= most
             };
             let mut seen = Vec::new();
-            let end = Walk::new(whole, &rows, 1).run(&mut 1_000_000, &mut |split| {
+            let end = Walk::new(whole, &rows, 1, &|| false).run(&mut 1_000_000, &mut |split| {
                 seen.push(split.to_vec());
                 Shown::Nothing
             });
@@ -457,7 +467,7 @@ pub(super) mod tests {
 
             // On the way: rows that the split breaks, and numbers that fall.
             let (mut some, mut added, mut less) = (Vec::new(), Vec::new(), 0.0);
-            let end = Walk::new(whole, &rows, 1).run(&mut 1_000_000, &mut |split| {
+            let end = Walk::new(whole, &rows, 1, &|| false).run(&mut 1_000_000, &mut |split| {
                 some.push(split.to_vec());
                 if random.below(2) == 0 {
                     less += 1.0;
@@ -496,7 +506,7 @@ pub(super) mod tests {
     fn a_walk_stops_after_its_steps() {
         let chunks = Chunks { order: &[0; 12], sorts: 1, least: &[(0, true); 10], ranks: &[0; 10] };
         let (mut steps, mut seen) = (1_000, 0);
-        let end = Walk::new(chunks, &[], 32).run(&mut steps, &mut |_| {
+        let end = Walk::new(chunks, &[], 32, &|| false).run(&mut steps, &mut |_| {
             seen += 1;
             Shown::Nothing
         });
@@ -515,8 +525,8 @@ pub(super) mod tests {
         for most in [66.0, 72.0, 90.0, 200.0] {
             let rows: Vec<Row> = (0..3).map(row(most)).collect();
             let (mut left, mut steps) = (10_000_000, 10_000_000);
-            let expected = Walk::new(chunks, &rows, 1).expected_steps(&mut left);
-            let end = Walk::new(chunks, &rows, 1).run(&mut steps, &mut |_| Shown::Nothing);
+            let expected = Walk::new(chunks, &rows, 1, &|| false).expected_steps(&mut left);
+            let end = Walk::new(chunks, &rows, 1, &|| false).run(&mut steps, &mut |_| Shown::Nothing);
             let taken = (10_000_000 - steps) as f64;
             assert_eq!(end, End::Complete);
             assert!(10_000_000 - left < 100_000, "{left}");

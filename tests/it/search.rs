@@ -14,7 +14,7 @@ use autoplan::frameworks::{
     Capabilities, Context, ExpertTensor, Hardware, SequenceParallel, ShardGroups, Target, legal, legal_plan,
 };
 use autoplan::layers::Layers;
-use autoplan::plan::{ContextComm, Dispatcher, Layout, Offload, Place, Plan, Schedule};
+use autoplan::plan::{ContextComm, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Found, Observer, Request, SMALL_SPACE, Search, Silent, Stop};
@@ -712,23 +712,54 @@ fn splits_that_may_be_far_from_the_best_are_polished() {
     assert!(prepared.search(&even, &Silent).found.iter().all(|found| found.polished.is_none()));
 }
 
-/// They recompute less where ranks that lack memory for that can do with fewer layers.
+/// They recompute less where ranks that lack memory for that can do with fewer layers, and more where that leaves room for
+/// faster splits.
 #[test]
 fn polished_splits_may_recompute_otherwise() {
+    let held = |task: &mut Task| {
+        task.restrictions.pipeline_parallel.only = Some(vec![8]);
+        task.restrictions.virtual_stages.only = Some(vec![2]);
+    };
+    let free = |_: &mut Task| {};
+    type Hold = fn(&mut Task);
+    let jobs: [(&str, u32, Hold, bool); 2] =
+        [("llama3.1-405b", 1024, held, true), ("llama3.1-70b", 1024, free, false)];
+    for (model, gpus, hold, less) in jobs {
+        let mut task = Task::shipped(model, "dgx-h100", gpus, 512, 8192).unwrap();
+        hold(&mut task);
+        let prepared = task.prepare();
+        let found = prepared.search(&Request { top: 5, verified: 5, ..Request::default() }, &Silent).found;
+        let mut others = 0;
+        for one in &found {
+            let Some(better) = one.polished.as_deref() else { continue };
+            let none = |plan: &Plan| plan.common_recompute().unwrap() == Recompute::None;
+            let (before, now) = (none(&one.plan), none(&better.plan));
+            others += usize::from(before != now && now == less);
+            assert!(better.prediction.step() < one.prediction.step());
+            assert!(prepared.check(&better.plan, &better.prediction).passed(), "{}", better.plan);
+        }
+        assert!(others > 0, "{model}: {found:?}");
+    }
+}
+
+/// What is moved after the ranking gains something that can be seen, and costs no more of the chance to fit than that is worth:
+/// plans of 70B on 256 would take 1.3 % less where 58 of 100 fit, not all.
+#[test]
+fn room_is_not_given_away_for_next_to_nothing() {
     let mut task = Task::shipped("llama3.1-70b", "dgx-h100", 256, 256, 8192).unwrap();
     task.restrictions.pipeline_parallel.only = Some(vec![16]);
     task.restrictions.virtual_stages.only = Some(vec![4]);
     let prepared = task.prepare();
     let found = prepared.search(&Request { top: 5, verified: 5, ..Request::default() }, &Silent).found;
-    let mut others = 0;
     for one in &found {
         let Some(better) = one.polished.as_deref() else { continue };
-        let way = |plan: &Plan| plan.common_recompute().unwrap();
-        others += usize::from(way(&one.plan) != way(&better.plan));
-        assert!(better.prediction.step() < one.prediction.step());
-        assert!(prepared.check(&better.plan, &better.prediction).passed(), "{}", better.plan);
+        let (step, then) = (one.prediction.step().0 as f64, better.prediction.step().0 as f64);
+        let [chance, chance_then] =
+            [&one.prediction, &better.prediction].map(|p| prepared.cost().chance_to_fit(p));
+        assert!(1.0 - then / step >= 5e-4, "{} {}", one.plan, better.plan);
+        assert!(chance - chance_then < 0.2, "{} {chance} {chance_then}", one.plan);
     }
-    assert!(others > 0, "{found:?}");
+    assert!(found.len() == 5 && prepared.cost().chance_to_fit(&found[3].prediction) > 0.99);
 }
 
 /// DeepSpeed copies gradients in the optimizer step where nothing is sharded: those of frozen weights are none.

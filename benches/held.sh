@@ -4,7 +4,7 @@
 #   benches/held.sh           75 jobs, five plans each (ten minutes); further words go to autoplan, such as --prove 10
 #
 # A line is the seconds of a job, how many of its plans may be more than 5 % slower than with another split, by how much the
-# worst may be, and the job. Needs the release build (./x build --release) and GNU time (the package `time`).
+# worst may be, and the job. Needs the release build (./x build --release).
 set -eu
 cd "$(dirname "$0")/.."
 autoplan=${AUTOPLAN:-target/release/autoplan}

@@ -2110,7 +2110,7 @@ fn ties_that_fit_more_surely_are_named() {
 /// Who saves one plan learns of one that moved layers made faster.
 #[test]
 fn a_faster_plan_is_told_where_the_best_is_saved() {
-    let job = "plan gpt-oss-120b dgx-h100 -g 64 -b 256 -s 4096";
+    let job = "plan gemma3-27b dgx-h100 -g 64 -b 512 -s 8192 --fix pp=8,vpp=2";
     let table = stdout(&autoplan_says(job));
     let (_, faster) = table.split_once("  with that, ").unwrap_or_else(|| panic!("{table}"));
     let faster = faster.lines().next().unwrap();

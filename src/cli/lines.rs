@@ -2,6 +2,8 @@
 
 use std::io::{self, Write};
 
+use textwrap::{Options, WordSplitter};
+
 /// Breaks lines between words; tables go through as they are.
 pub(crate) struct Lines<W> {
     to: W,
@@ -44,24 +46,13 @@ impl<W: Write> Write for Lines<W> {
 
 /// A line broken between words, what follows further in; a word that is longer than that stays whole.
 fn broken(line: &str, width: usize) -> String {
-    const FURTHER: usize = 2;
-    let length = |text: &str| text.chars().count();
-    if length(line) <= width {
-        return line.to_owned();
-    }
-    let indent = line.len() - line.trim_start().len();
-    let mut text = " ".repeat(indent);
-    let mut column = indent;
-    for (at, word) in line.trim_start().split(' ').enumerate() {
-        if at > 0 && column + 1 + length(word) > width {
-            text += &format!("\n{}", " ".repeat(indent + FURTHER));
-            column = indent + FURTHER;
-        } else if at > 0 {
-            text.push(' ');
-            column += 1;
-        }
-        text += word;
-        column += length(word);
-    }
-    text
+    let text = line.trim_start();
+    let indent = &line[..line.len() - text.len()];
+    let further = format!("{indent}  ");
+    let options = Options::new(width)
+        .initial_indent(indent)
+        .subsequent_indent(&further)
+        .word_splitter(WordSplitter::NoHyphenation)
+        .break_words(false);
+    textwrap::fill(text, options)
 }

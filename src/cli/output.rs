@@ -773,10 +773,10 @@ fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
     for row in rows {
         let Found { plan, prediction, polished, ranked, .. } = row.found;
         if let Some(ranked) = ranked.as_deref() {
-            taken.extend(moved(row, (&ranked.plan, &ranked.prediction), (plan, prediction)));
+            taken.push(moved(row, (&ranked.plan, &ranked.prediction), (plan, prediction)));
         }
         if let Some(polished) = polished.as_deref() {
-            left.extend(moved(row, (plan, prediction), (&polished.plan, &polished.prediction)));
+            left.push(moved(row, (plan, prediction), (&polished.plan, &polished.prediction)));
         }
     }
     if let Some(faster) = faster_when_moved(rows).filter(|_| !taken.is_empty()) {
@@ -793,8 +793,8 @@ fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A plan before and after its layers were moved, where that is worth a line.
-fn moved(row: &Row, before: (&Plan, &Prediction), after: (&Plan, &Prediction)) -> Option<String> {
+/// A plan before and after its layers were moved.
+fn moved(row: &Row, before: (&Plan, &Prediction), after: (&Plan, &Prediction)) -> String {
     /// Share of the memory from which on another need for it is told.
     const MORE: f64 = 0.02;
     let [(was, ranked), (is, now)] = [before, after];
@@ -813,15 +813,13 @@ fn moved(row: &Row, before: (&Plan, &Prediction), after: (&Plan, &Prediction)) -
     } else {
         format!("; {needs:.1} GB instead of {needed:.1} GB")
     };
-    (gain >= SHOWN).then(|| {
-        format!(
-            "  {}: {times} ({} less): {} instead of {}{otherwise}{memory}",
-            row.number(),
-            percent(gain),
-            layout(is),
-            layout(was)
-        )
-    })
+    format!(
+        "  {}: {times} ({} less): {} instead of {}{otherwise}{memory}",
+        row.number(),
+        percent(gain),
+        layout(is),
+        layout(was)
+    )
 }
 
 /// Which plan is faster than the first since layers were moved: what is best is decided by what was ranked.
@@ -835,9 +833,6 @@ fn faster_when_moved(rows: &[Row]) -> Option<String> {
     (fastest.place > first.place && step(fastest) < step(first))
         .then(|| format!("{0} is faster than the first (--pick {0} is for it)", fastest.number()))
 }
-
-/// Share of a step that moving layers must gain to be told of: less is not to be seen in the numbers.
-const SHOWN: f64 = 5e-4;
 
 /// What is said of searches that did not try it.
 pub(super) const WITHOUT_OFFLOAD: &str = "(without offload, which --fix offload=any opens)";

@@ -30,8 +30,9 @@ use crate::units::Picos;
 const CERTIFIED: f64 = 0.02;
 /// More is worth some tenths of a second more of proving, and what is open beyond a second of looking for a faster one.
 const TOLERATED: f64 = 0.049;
-/// The least share of a step that another split is worth, and what it is to gain for every chance to fit that it loses:
-/// steps are known to several per cent, and a run that does not fit is none.
+/// The least share of a step that another split is worth, as less is not to be seen in printed numbers; and what share it is to
+/// gain where it fits in none of the runs that it fitted in before. That is a judgement: steps are known to several per cent,
+/// and a run that does not fit is none.
 const LEAST_GAIN: f64 = 5e-4;
 const GAIN_PER_CHANCE: f64 = 0.1;
 /// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.

@@ -57,7 +57,8 @@ const MOST_WEIGHTS: usize = 4;
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk takes in the schedules that show chains through each.
 const LONGER: f64 = 1.5;
-/// Steps of walks per problem, three quarters of a second; and passes that are simulated in the time of one.
+/// Steps that walks of a problem may be expected to take, three quarters of a second; and passes that are simulated in the
+/// time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
 /// How many times as many a walk may take that is expected to end within them, unless more work is asked for anyway.
@@ -70,7 +71,8 @@ pub(super) const BYTE_SLACK: f64 = 1e-6;
 /// share of what is tolerable: of 44 plans of 14 to 32 chunks, of the scenarios and of DeepSeek-V3 and Maverick, none was
 /// proved from below .907, and more chunks take longer.
 const WORTH_A_TRY: f64 = 0.88;
-/// Parts of a family in which memory is not short are tried from this share of what is tolerable on.
+/// Parts of a family in which memory is not short are tried from this share of what is tolerable on: of nine plans of 70B on
+/// 5,376 that were at .915 to .967 none was proved by parts from below, and trying them took two thirds of the time.
 const WORTH_PARTS: f64 = 0.96;
 /// What lacks less than this share of what is tolerable is worth [`MORE`] times the usual work unasked: few plans do, and
 /// that is mostly enough for them.

@@ -207,6 +207,11 @@ fn padded(j: &mut Job) {
     j.expert_capacity = Some(ExpertCapacity { factor: 1.0, padded: true });
 }
 
+fn in_sequence(l: &mut Layout) {
+    l.tensor_parallel = 4;
+    l.sequence_parallel = true;
+}
+
 fn moe(l: &mut Layout) {
     l.dispatcher = Some(Dispatcher::AllToAll);
 }
@@ -285,16 +290,7 @@ static CASES: &[Case] = &[
         l.expert_tensor_parallel = 3;
     }),
     case(Target::Megatron, "sequence", DENSE, |j| j.sequence_length = 4095, |l| l.context_parallel = 2),
-    case(
-        Target::Megatron,
-        "sequence-parallel",
-        DENSE,
-        |j| j.sequence_length = 4090,
-        |l| {
-            l.tensor_parallel = 4;
-            l.sequence_parallel = true;
-        },
-    ),
+    case(Target::Megatron, "sequence-parallel", DENSE, |j| j.sequence_length = 4090, in_sequence),
     case(
         Target::Megatron,
         "yarn-context",
@@ -897,16 +893,7 @@ static CASES: &[Case] = &[
     case(Target::Nanotron, "heads", DENSE, same, |l| l.tensor_parallel = 16),
     case(Target::Nanotron, "widths", ODD_WIDTH, same, |l| l.tensor_parallel = 4),
     case(Target::Nanotron, "sequence", DENSE, |j| j.sequence_length = 4095, |l| l.context_parallel = 2),
-    case(
-        Target::Nanotron,
-        "sequence-parallel",
-        DENSE,
-        |j| j.sequence_length = 4090,
-        |l| {
-            l.tensor_parallel = 4;
-            l.sequence_parallel = true;
-        },
-    ),
+    case(Target::Nanotron, "sequence-parallel", DENSE, |j| j.sequence_length = 4090, in_sequence),
     case(
         Target::InternEvo,
         "interleaving",

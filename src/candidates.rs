@@ -175,16 +175,17 @@ impl Restrictions {
         names
     }
 
-    /// Names of the flags of which something is asked that only a model with experts can have.
+    /// Names of the flags of which something is asked that only a model with experts can have, each with whether it takes
+    /// shared ones.
     #[must_use]
-    pub fn of_experts(&self) -> Vec<&'static str> {
+    pub fn of_experts(&self) -> Vec<(&'static str, bool)> {
         let on = |only: &Option<Vec<bool>>| only.as_ref().is_some_and(|only| !only.contains(&false));
         let flags = [
-            ("dispatcher", self.dispatcher.is_some()),
-            ("ep-overlap", on(&self.expert_overlap)),
-            ("shared-overlap", on(&self.shared_overlap)),
+            ("dispatcher", false, self.dispatcher.is_some()),
+            ("ep-overlap", false, on(&self.expert_overlap)),
+            ("shared-overlap", true, on(&self.shared_overlap)),
         ];
-        flags.into_iter().filter(|(_, asked)| *asked).map(|(name, _)| name).collect()
+        flags.into_iter().filter(|flag| flag.2).map(|(name, of_shared, _)| (name, of_shared)).collect()
     }
 }
 
@@ -389,11 +390,13 @@ impl<'a> Space<'a> {
             } else if self.degrees_rule(g).is_none() {
                 seen += self.count(g);
                 self.cells(g, |cell| {
-                    self.orders(g, |order| {
-                        let mut layouts =
-                            self.shardings(g).iter().map(|&shards| layout_of(g, &cell, order, shards));
-                        example = example.or_else(|| layouts.find_map(|layout| broken(&layout)));
-                    });
+                    if example.is_none() {
+                        self.orders(g, |order| {
+                            let mut layouts =
+                                self.shardings(g).iter().map(|&shards| layout_of(g, &cell, order, shards));
+                            example = example.or_else(|| layouts.find_map(|layout| broken(&layout)));
+                        });
+                    }
                 });
             }
             if example.is_some() || seen > LOOKED_AT {

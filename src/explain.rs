@@ -35,7 +35,8 @@ pub enum Outcome {
 pub struct Standing {
     /// The best plan of the whole space, if the space has any.
     pub best: Option<Found>,
-    /// The best plan with the same degrees and ZeRO stage, where that is faster: what every change below may gain without it.
+    /// The best plan with the same degrees and ZeRO stage, where that is faster: so much every change below gains by its
+    /// settings, if it does.
     pub same: Option<(Box<Plan>, Picos)>,
     /// Single changes.
     pub changes: Vec<Change>,
@@ -122,7 +123,7 @@ pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -
     let task = Task { restrictions: fixed_to(plan.layout()), ..prepared.task.clone() };
     let same = task.prepare().search(&request, observer).found.into_iter().next();
     let same = same.map(|found| (Box::new(found.plan), found.prediction.step()));
-    let same = same.filter(|(other, time)| **other != *plan && *time < own);
+    let same = same.filter(|(_, time)| *time < own);
     let experts = prepared.context.has_experts();
     let mut changes = Vec::new();
     for (axis, from) in axes(plan.layout()) {

@@ -1418,8 +1418,7 @@ fn experts_divide(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broke
     Ok(())
 }
 
-/// Sequences divide among context-parallel ranks (two pieces each, for a causal mask), and what is
-/// left among tensor-parallel ranks where sequence parallelism splits it again.
+/// Sequences divide among context-parallel ranks, two pieces each, for a causal mask.
 pub(crate) fn sequence_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
     let (cp, s) = (u64::from(l.context_parallel), c.sequence_length);
     ensure(

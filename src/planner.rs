@@ -286,10 +286,13 @@ impl Prepared<'_> {
     #[must_use]
     pub fn example_of(&self, rule: &str) -> Option<String> {
         let target = self.task.target;
-        let offload = self.task.restrictions.offload.clone().or_else(|| Some(self.ways_to_offload()));
-        let open = Restrictions { offload, ..self.task.restrictions.clone() };
+        let restrictions = &self.task.restrictions;
+        let open = Restrictions { offload: Some(self.ways_to_offload()), ..restrictions.clone() };
         let own = self.space(target).example_of(rule);
-        own.or_else(|| Space::new(target, &self.context, &open).example_of(rule))
+        own.or_else(|| {
+            let opened = restrictions.offload.is_none().then(|| Space::new(target, &self.context, &open));
+            opened?.example_of(rule)
+        })
     }
 
     /// Whether the model has routed experts.

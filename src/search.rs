@@ -69,6 +69,8 @@ pub struct Request {
     /// How many of the best plans are looked at closely. With one chunk per rank the integer programme checks the
     /// split, of deep pipelines only if they are the best; with several, chains of passes bound all others.
     pub verified: usize,
+    /// Which other plan is looked at as closely, counted from 0.
+    pub picked: Option<usize>,
     /// How many times the usual work the certificates of these are worth, at least 1.
     pub effort: u32,
 }
@@ -85,6 +87,7 @@ impl Default for Request {
             even_stages: false,
             insist: true,
             verified: 0,
+            picked: None,
             effort: 1,
         }
     }

@@ -209,12 +209,13 @@ fn unknown(kind: Kind, argument: &str) -> SpecError {
         return SpecError::new("", format!("the name of the {word} is empty"));
     }
     let error = SpecError::new("", format!("no {word} `{argument}` ships, and no file has that name"));
-    let others = [Kind::Model, Kind::Cluster].into_iter().filter(|&other| other != kind);
-    if let Some(other) =
-        others.filter(|_| kind != Kind::Accelerator).find(|other| other.find(argument).is_some())
-    {
-        let what = other.word();
-        return error.help(format!("`{argument}` is a {what}; the model comes first, then the cluster"));
+    let other = match kind {
+        Kind::Model => Some(Kind::Cluster),
+        Kind::Cluster => Some(Kind::Model),
+        Kind::Accelerator => None,
+    };
+    if let Some(other) = other.filter(|other| other.find(argument).is_some()) {
+        return error.help(format!("`{argument}` is a {}, no {word}", other.word()));
     }
     let error = error.nearest(argument, kind.all().iter().map(|shipped| shipped.name));
     match kind {

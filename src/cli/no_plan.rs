@@ -41,7 +41,12 @@ impl<'a> NoPlan<'a> {
         let seen = report.sections.iter().filter(|section| report.sections.len() == 1 || !unseen(section));
         let (empty, found): (Vec<&Section>, Vec<&Section>) =
             seen.partition(|section| section.answer.found.is_empty());
-        let mut reasons = reasons_of(&empty, report.sections.len() > 1);
+        let mut reasons = Vec::new();
+        let tried = |section: &&Section| matches!(section.offloading, Offloading::Needed);
+        if !empty.is_empty() && empty.iter().all(tried) {
+            reasons.push("nothing fits without offload, nor with it".to_owned());
+        }
+        reasons.extend(reasons_of(&empty, report.sections.len() > 1));
         reasons.extend(found.into_iter().filter_map(|section| out_of_bounds(section, report.bounds)));
         let count = report.sections.iter().filter(|section| unseen(section)).count();
         if report.sections.len() > 1 && count > 0 {
@@ -74,8 +79,7 @@ impl<'a> NoPlan<'a> {
 pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure> {
     let mut no_plan = NoPlan::known(report);
     report.bar.clear();
-    let offload = report.sections.iter().all(|section| matches!(section.offloading, Offloading::Needed));
-    writeln!(out, "no plan{}", if offload { ", without offload or with it" } else { "" })?;
+    writeln!(out, "no plan")?;
     for reason in &no_plan.reasons {
         writeln!(out, "  {reason}")?;
     }
@@ -287,8 +291,9 @@ fn undivided(prepared: &Prepared) -> String {
             return format!("{divide}: {name}={} does not divide the GPUs", values.join("|"));
         }
     }
+    const NO_LAYOUT: &str = "no layout is left";
     if let Some(experts) = undivided_experts(prepared) {
-        return format!("{divide}: {experts}");
+        return format!("{NO_LAYOUT}: {experts}");
     }
     let lost = prepared.splits_lost();
     let mut ways: Vec<String> = Vec::new();
@@ -320,11 +325,8 @@ fn undivided(prepared: &Prepared) -> String {
         ways.push(format!("{count} have {which} replicas, which do not divide the batch"));
     }
     let beyond = [SplitLost::Experts, SplitLost::Rules, SplitLost::Chunks, SplitLost::Layouts];
-    let begin = if beyond.iter().any(|reason| lost.contains_key(reason)) {
-        "no layout is left".to_owned()
-    } else {
-        divide
-    };
+    let begin =
+        if beyond.iter().any(|reason| lost.contains_key(reason)) { NO_LAYOUT.to_owned() } else { divide };
     format!(
         "{begin}: of the ways to split {} GPUs over tensor, context and pipeline ranks and replicas, {}",
         job.gpus,

@@ -176,12 +176,17 @@ impl JobArgs {
             )));
         }
         let restrictions = self.restrictions()?;
-        let unused = restrictions.of_experts();
-        if let Some(axis) = unused.first().filter(|_| !model.has_experts()) {
-            return Err(Failure::Usage(format!(
-                "--fix {axis} is of models with experts, and {} has none",
-                model.name
-            )));
+        for (axis, of_shared) in restrictions.of_experts() {
+            let (has, which) = match of_shared {
+                true => (model.has_shared_experts(), "shared experts"),
+                false => (model.has_experts(), "experts"),
+            };
+            if !has {
+                return Err(Failure::Usage(format!(
+                    "--fix {axis} is of models with {which}, and {} has none",
+                    model.name
+                )));
+            }
         }
         if u64::from(seq_len) > model.max_sequence * 64 {
             return Err(Failure::Usage(format!(
@@ -235,7 +240,7 @@ impl JobArgs {
 /// The largest value of an axis.
 fn degree(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|&n: &u32| n > 0);
-    number.ok_or_else(|| "expected a whole number of 1 or more".to_owned())
+    number.ok_or_else(|| format!("expected a whole number from 1 to {}", u32::MAX))
 }
 
 /// Tokens of a run: more than none.
@@ -355,17 +360,22 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure
         return Ok(GpuCounts { counts, note });
     }
     let parts: Vec<&str> = text.split(',').map(str::trim).collect();
-    if let Some(part) = parts.iter().find(|part| part.len() > 1 && part.starts_with('0')) {
-        // One number with commas between its thousands.
-        let thousands = parts[1..].iter().all(|part| part.len() == 3);
-        let whole = number(&parts.concat()).ok().filter(|_| thousands);
+    // Perhaps one number with commas between its thousands.
+    let thousands = parts.len() > 1 && parts[1..].iter().all(|part| part.len() == 3);
+    let whole = number(&parts.concat()).ok().filter(|_| thousands);
+    let zeros = |part: &&&str| part.len() > 1 && part.starts_with('0');
+    if let Some(part) = parts[1..].iter().find(zeros) {
         let meant = whole.map_or(String::new(), |whole| format!("; did you mean {whole}?"));
         return Err(Failure::Usage(format!(
             "--gpus {text}: commas stand between several numbers, and {part} begins with 0{meant}"
         )));
     }
+    let count = parts.len();
     let mut counts = parts.into_iter().map(number).collect::<Result<Vec<u32>, Failure>>()?;
     counts.sort_unstable();
     counts.dedup();
-    Ok(GpuCounts { counts, note: None })
+    // Few lists make one number that splits well: 64,128 does not.
+    let whole = whole.filter(|&whole| super::plan::smooth(whole));
+    let note = whole.map(|whole| format!("--gpus {text}: taken as {count} numbers; one is written {whole}"));
+    Ok(GpuCounts { counts, note })
 }

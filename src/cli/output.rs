@@ -477,7 +477,8 @@ pub(crate) fn percent(share: f64) -> String {
 /// Columns of the terminal, or as many as the environment says; none where a file is written.
 fn width() -> Option<u16> {
     let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    said.or_else(|| Table::new().width())
+    // Some terminals do not know.
+    said.or_else(|| Table::new().width()).filter(|&columns| columns > 0)
 }
 
 /// Plans with what is predicted of them, a line each; where a terminal is narrower than that, every plan has a line of its own.
@@ -593,7 +594,8 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
     moved_layers(out, rows)?;
     let moved = rows.iter().any(|row| row.found.ranked.is_some());
     let pipelined = |row: &Row| row.found.plan.layout().pipeline_parallel > 1;
-    let beyond = |row: &Row| row.place >= report.verified && pipelined(row);
+    let beyond =
+        |row: &Row| row.place >= report.verified && report.pick != Some(row.number()) && pipelined(row);
     if report.sections.len() == 1 && moved && rows.iter().any(beyond) {
         let verified = report.verified;
         writeln!(out, "plans after the first {verified} have the splits that they were ranked with")?;
@@ -958,11 +960,11 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
 fn plan_json(row: &Row, all: &[Row]) -> Value {
     let found = row.found;
     let others = all.iter().filter(|other| other.place != row.place);
-    let tied: Vec<usize> = others.filter(|other| row.ties(other)).map(|other| other.place).collect();
+    let tied: Vec<usize> = others.filter(|other| row.ties(other)).map(Row::number).collect();
     let mut value = prediction_json(row.section.prepared, &found.plan, &found.prediction);
     value["cluster"] = json!(row.section.cluster);
     value["rank"] = json!(row.number());
-    // From 0, of all plans where one is picked.
+    // By rank, of all plans where one is picked.
     value["tied_with"] = json!(tied);
     value["pareto"] = json!(row.pareto);
     if let Some(never) = &row.never {

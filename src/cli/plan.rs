@@ -64,7 +64,7 @@ pub(crate) struct PlanArgs {
     /// Compare even splits of the layers over the stages only.
     #[arg(long)]
     even_stages: bool,
-    /// Print and save splits as they were ranked. Else layers of the first ten plans are moved between chunks where that
+    /// Print and save splits as they were ranked. Else layers of the first ten plans and of a picked one are moved between chunks where that
     /// makes them faster, and may be recomputed in another way; which plans those are, and their order, is decided, and
     /// proved, without.
     #[arg(long)]
@@ -274,7 +274,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     }
     if tasks.len() == 1 {
         // A plan that is picked is printed as the first ones are.
-        request.verified = request.verified.max(pick.unwrap_or(0));
+        request.picked = pick.map(|number| number - 1);
     }
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
     let mut sections = Vec::new();

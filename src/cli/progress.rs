@@ -127,6 +127,9 @@ impl Observer for Bar {
         });
     }
     fn certified(&self, done: usize, plans: usize) {
+        if self.ways_out.load(Ordering::Relaxed) {
+            return;
+        }
         // Threads may tell in another order than they count.
         self.draw(Phase::Proof, plans as u64, |bar| {
             let before = if done == 0 { 0 } else { bar.position() };

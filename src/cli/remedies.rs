@@ -1,5 +1,7 @@
 //! Ways out where there is no plan, each confirmed by a search of its own.
 
+use std::cmp::Reverse;
+
 use crate::candidates::{Axis, OFFLOADS, Restrictions, divisors};
 use crate::cost::money::{Pricing, RunCost, run_cost};
 use crate::planner::{Prepared, Task};
@@ -35,6 +37,17 @@ impl Bounds {
         self.deadline.is_none_or(|limit| run.is_some_and(|run| run.time.total.0 <= limit.0))
             && self.budget.is_none_or(|limit| run.is_some_and(|run| run.dollars.total.0 <= limit.0))
     }
+
+    /// How many times the deadline, and the budget, a run takes; one without a cost infinitely many.
+    fn share_taken(self, run: Option<&RunCost>) -> [f64; 2] {
+        let share = |limit: Option<f64>, taken: fn(&RunCost) -> f64| {
+            limit.map_or(0.0, |limit| run.map_or(f64::INFINITY, |run| taken(run) / limit))
+        };
+        [
+            share(self.deadline.map(|limit| limit.0), |run| run.time.total.0),
+            share(self.budget.map(|limit| limit.0), |run| run.dollars.total.0),
+        ]
+    }
 }
 
 /// The ways out that were found so far.
@@ -42,15 +55,24 @@ struct Remedies<'a> {
     observer: &'a dyn Observer,
     bounds: Bounds,
     found: Vec<Remedy>,
-    /// The most GPUs with which there is a plan that is late, and how many more may keep the deadline.
-    late: Option<(u32, u32)>,
-    /// Whether the latest plan that keeps not all bounds is late, and whether it is beyond the budget.
-    missed: [bool; 2],
+    /// The late plan of the most GPUs.
+    late: Option<Late>,
+    /// How many times the deadline, and the budget, the latest plan that does not keep both takes.
+    missed: [f64; 2],
+}
+
+/// A plan that misses the deadline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Late {
+    /// Of how many GPUs it is.
+    gpus: u32,
+    /// How many it takes at least to keep the deadline.
+    enough: u32,
 }
 
 impl<'a> Remedies<'a> {
     fn new(bounds: Bounds, observer: &'a dyn Observer) -> Self {
-        Self { observer, bounds, found: Vec::new(), late: None, missed: [false; 2] }
+        Self { observer, bounds, found: Vec::new(), late: None, missed: [0.0; 2] }
     }
 
     /// Looks for a plan of a changed task; whether there is one.
@@ -70,11 +92,12 @@ impl<'a> Remedies<'a> {
         }
         let run = run_of(&prepared, best);
         if !self.bounds.admit(run.as_ref()) {
-            let Bounds { deadline, budget } = self.bounds;
-            let alone = [Bounds { deadline, budget: None }, Bounds { deadline: None, budget }];
-            self.missed = alone.map(|bounds| !bounds.admit(run.as_ref()));
-            let enough = run.and_then(|run| enough(task.job.gpus, self.bounds, &run, best));
-            self.late = self.late.max(enough.map(|enough| (task.job.gpus, enough)));
+            self.missed = self.bounds.share_taken(run.as_ref());
+            if let Some(run) = run.filter(|_| self.missed[0] > 1.0) {
+                let gpus = task.job.gpus;
+                let enough = enough(gpus, self.bounds, &run, best);
+                self.late = self.late.max(enough.map(|enough| Late { gpus, enough }));
+            }
             return false;
         }
         let step = best.prediction.step().seconds();
@@ -127,8 +150,8 @@ pub(crate) fn remedies(task: &Task, memory: bool, bounds: Bounds, observer: &dyn
     }
     if out.found.is_empty() && bounds.deadline.is_some() {
         // What is close by may be too slow.
-        let (from, enough) = out.late.unwrap_or((task.job.gpus, 0));
-        let mut more = multiples(from, task.machine.cluster.gpus_per_node, true);
+        let Late { gpus, enough } = out.late.unwrap_or(Late { gpus: task.job.gpus, enough: 0 });
+        let mut more = multiples(gpus, task.machine.cluster.gpus_per_node, true);
         more.retain(|&gpus| gpus >= enough && possible(task, gpus));
         let task = |gpus| changed(task, |t| t.job.gpus = gpus);
         more.iter().take(FURTHER).any(|&gpus| out.attempt(format!("more GPUs: --gpus {gpus}"), &task(gpus)));
@@ -284,63 +307,29 @@ fn enough(gpus: u32, bounds: Bounds, run: &RunCost, plan: &Found) -> Option<u32>
     Some((f64::from(gpus) * share * useful / BETTER) as u32)
 }
 
-/// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs, or fewer, the nearest number of a
-/// few that keeps it, or a reserved price. `fastest` is the run that comes nearest, and the plan that it is of.
+/// Ways to keep a deadline or a budget that no plan of a task keeps: more GPUs where it is late, else fewer, or a reserved
+/// price. `fastest` is the run that comes nearest, and the plan that it is of.
 pub(crate) fn within(
     task: &Task,
     bounds: Bounds,
     (fastest, plan): (&RunCost, &Found),
     observer: &dyn Observer,
 ) -> Vec<Remedy> {
-    /// Share of GPUs that is no reason for more searches.
-    const CLOSE: f64 = 0.25;
-    /// How many times fewer GPUs are tried next: dollars fall slowly.
-    const FEWER: f64 = 1.5;
     let mut out = Remedies::new(bounds, observer);
-    let gpus = task.job.gpus;
-    // What would not be enough without any overhead is not searched.
-    let enough = enough(gpus, bounds, fastest, plan).unwrap_or(0);
-    let usable = |n: &u32| *n != gpus && possible(task, *n);
-    // Fewer GPUs are no way out for what is late with more.
-    let late = bounds.deadline.is_some_and(|deadline| fastest.time.total.0 > deadline.0);
-    for (wanted, more) in [(late, true), (bounds.budget.is_some() && !late, false)] {
-        if !wanted {
-            continue;
+    if bounds.deadline.is_some_and(|deadline| fastest.time.total.0 > deadline.0) {
+        let gpus = task.job.gpus;
+        let evens = |n: u32| n.trailing_zeros() > gpus.trailing_zeros();
+        // What would not be enough without any overhead is not searched, unless it is near and divides better.
+        let enough = enough(gpus, bounds, fastest, plan).unwrap_or(0);
+        let hopeful = |n: u32| n >= enough || evens(n) && f64::from(n) <= NEAR * f64::from(gpus);
+        nearest_number(task, true, hopeful, &mut out);
+        // Nor are fewer GPUs a way out for what is late with more.
+        if out.found.is_empty() {
+            let near = |n: u32| evens(n) && f64::from(n) * NEAR >= f64::from(gpus);
+            nearest_number(task, false, near, &mut out);
         }
-        let what = if more { "more" } else { "fewer" };
-        let attempt = |out: &mut Remedies, gpus: u32| {
-            out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
-        };
-        let mut counts = multiples(gpus, task.machine.cluster.gpus_per_node, more);
-        counts.retain(|n| usable(n) && (!more || *n >= enough));
-        if !more {
-            let mut last = f64::from(gpus);
-            counts.retain(|&n| {
-                let far = f64::from(n) * FEWER <= last;
-                last = if far { f64::from(n) } else { last };
-                far
-            });
-        }
-        // More of them take more dollars, fewer more time: what misses nothing else goes no further.
-        let beyond = if more { [false, true] } else { [true, false] };
-        out.missed = [false; 2];
-        let end = counts.iter().position(|&gpus| attempt(&mut out, gpus) || out.missed == beyond);
-        let Some(at) = end.filter(|_| out.missed != beyond) else { continue };
-        // Between that number and the last that does not keep it, some may be nearer.
-        let last = if at == 0 { gpus } else { counts[at - 1] };
-        if f64::from(counts[at].abs_diff(last)) <= CLOSE * f64::from(counts[at]) {
-            continue;
-        }
-        let quarter = |n: u32| {
-            let apart = i64::from(counts[at]) - i64::from(last);
-            (apart * i64::from(n) % 4 == 0).then_some((i64::from(last) + apart * i64::from(n) / 4) as u32)
-        };
-        let nearer = (1..4).filter_map(quarter).filter(usable).filter(|&n| !more || n >= enough);
-        if nearer.collect::<Vec<u32>>().into_iter().any(|gpus| attempt(&mut out, gpus)) {
-            // What was found first is further away.
-            let first = out.found.len() - 2;
-            out.found.remove(first);
-        }
+    } else if bounds.budget.is_some() {
+        nearest_number(task, false, |_| true, &mut out);
     }
     if bounds.budget.is_some()
         && task.pricing == Pricing::OnDemand
@@ -350,6 +339,77 @@ pub(crate) fn within(
         out.attempt("another price: --price reserved".into(), &reserved);
     }
     out.found
+}
+
+/// How many times as many GPUs, or as few, may be faster or cheaper only because they divide better.
+const NEAR: f64 = 1.4;
+
+/// The nearest number of `more` or fewer GPUs that keeps all bounds, of a few of those that are `hopeful`.
+fn nearest_number(task: &Task, more: bool, hopeful: impl Fn(u32) -> bool, out: &mut Remedies) {
+    /// Share of GPUs that is no reason for more searches.
+    const CLOSE: f64 = 0.25;
+    /// What takes so many times as much as another bound allows does not do so for want of divisors, nor do so many numbers
+    /// in a row that keep this one.
+    const BEYOND: f64 = 2.0;
+    const IN_A_ROW: u32 = 3;
+    /// Numbers between two that are tried, those that divide best.
+    const BETWEEN: usize = 3;
+    let gpus = task.job.gpus;
+    let attempt = |out: &mut Remedies, gpus: u32| {
+        let what = if more { "more" } else { "fewer" };
+        out.attempt(format!("{what} GPUs: --gpus {gpus}"), &changed(task, |t| t.job.gpus = gpus))
+    };
+    let usable = |n: &u32| *n != gpus && possible(task, *n) && hopeful(*n);
+    let mut all = multiples(gpus, task.machine.cluster.gpus_per_node, more);
+    all.retain(usable);
+    let counts = if more || all.len() <= BETWEEN { all.clone() } else { far_apart(gpus, &all) };
+    // More of them take more dollars, fewer more time: those further away miss the other bound by more.
+    let mut beyond = 0;
+    // The last that keeps the other bound, and the last.
+    let (mut kept, mut last) = (gpus, gpus);
+    for &at in &counts {
+        out.missed = [0.0; 2];
+        let found = attempt(out, at);
+        let [late, dear] = out.missed;
+        let (own, other) = if more { (late, dear) } else { (dear, late) };
+        beyond = if own <= 1.0 && other > 1.0 { beyond + 1 } else { 0 };
+        if !found && beyond < IN_A_ROW && other <= BEYOND {
+            kept = if other > 1.0 { kept } else { at };
+            last = at;
+            continue;
+        }
+        // On the way there some may be nearer, or keep both.
+        let last = if found { last } else { kept };
+        if f64::from(at.abs_diff(last)) > CLOSE * f64::from(at) {
+            let (from, apart) = (i64::from(last), i64::from(at) - i64::from(last));
+            let quarters = (1..4).filter(|n| apart * n % 4 == 0).map(|n| (from + apart * n / 4) as u32);
+            let between = |n: &u32| *n > at.min(last) && *n < at.max(last) && !counts.contains(n);
+            let mut nearer: Vec<u32> = all.iter().copied().chain(quarters.filter(usable)).collect();
+            nearer.retain(between);
+            nearer.sort_unstable_by_key(|n| (Reverse(n.trailing_zeros()), n.abs_diff(last)));
+            nearer.dedup();
+            nearer.truncate(BETWEEN);
+            nearer.sort_unstable_by_key(|n| n.abs_diff(last));
+            let known = out.found.len();
+            if nearer.into_iter().any(|gpus| attempt(out, gpus)) && found {
+                // What was found first is further away.
+                out.found.remove(known - 1);
+            }
+        }
+        return;
+    }
+}
+
+/// Of numbers below `gpus`, in falling order, some that are by half to twice apart, as dollars fall slowly: of those in
+/// reach the one that can be halved most often.
+fn far_apart(gpus: u32, counts: &[u32]) -> Vec<u32> {
+    let next = |&last: &u32| {
+        let (last, counts) = (u64::from(last), counts.iter().copied());
+        let far = counts.filter(|&n| 3 * u64::from(n) <= 2 * last);
+        let near = far.clone().filter(|&n| 2 * u64::from(n) >= last);
+        near.max_by_key(|n| (n.trailing_zeros(), *n)).or_else(|| far.max())
+    };
+    std::iter::successors(Some(gpus), next).skip(1).collect()
 }
 
 /// Quarters of so many GPUs, then halves, and so on, up to 64 times as many or as few, whole nodes or not: what
@@ -397,5 +457,7 @@ mod tests {
         assert!(multiples(5_376, 8, true).contains(&6_144));
         // 61 nodes have no halves.
         assert!(multiples(488, 8, false).contains(&128));
+        assert_eq!(far_apart(64, &multiples(64, 8, false)), [32, 16, 8, 4, 2, 1]);
+        assert_eq!(far_apart(1_000, &multiples(1_000, 8, false))[..3], [512, 256, 128]);
     }
 }

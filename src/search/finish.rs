@@ -30,14 +30,14 @@ use crate::units::Picos;
 const CERTIFIED: f64 = 0.02;
 /// More is worth some tenths of a second more of proving, and what is open beyond a second of looking for a faster one.
 const TOLERATED: f64 = 0.049;
+/// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
+#[cfg(feature = "milp")]
+const MANY_CHUNKS: u32 = 64;
 /// The least share of a step that another split is worth, as less is not to be seen in printed numbers; and what share it is to
 /// gain where it fits in none of the runs that it fitted in before. That is a judgement: steps are known to several per cent,
 /// and a run that does not fit is none.
 const LEAST_GAIN: f64 = 5e-4;
 const GAIN_PER_CHANCE: f64 = 0.1;
-/// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
-#[cfg(feature = "milp")]
-const MANY_CHUNKS: u32 = 64;
 
 /// Share of a step up to which data-parallel traffic outside of passes does not make certificates better.
 #[cfg(feature = "milp")]
@@ -84,8 +84,9 @@ impl Search<'_> {
             let layout = *settled.plan.layout();
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
             let shape = shape(&layout);
-            let looked_at = at < request.verified && (at == 0 || quick);
-            let moves = at < request.verified && !request.even_stages;
+            let closely = at < request.verified || request.picked == Some(at);
+            let looked_at = closely && (at == 0 || quick);
+            let moves = closely && !request.even_stages;
             let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
             let (found, shown) = self.finish(settled, verify, moves, known.get(&shape), observer);
             observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);

@@ -150,10 +150,10 @@ impl Search<'_> {
         };
         let (mut time, mut best) = (step, None);
         let mut random = Random(1);
-        let (passes, mut all) = (simulated_passes(&problem.pipeline), 0);
+        let (passes, mut simulated) = (simulated_passes(&problem.pipeline), 0);
         for tried in 0..ANNEALED {
             let done = f64::from(tried) / f64::from(ANNEALED);
-            let done = done.max(all as f64 / ANNEALED_PASSES as f64);
+            let done = done.max(simulated as f64 / ANNEALED_PASSES as f64);
             if done >= 1.0 || stop() {
                 break;
             }
@@ -178,7 +178,7 @@ impl Search<'_> {
             let Some(plan) = self.completion(layout, balancing, &trial, tables, open, scratch) else {
                 continue;
             };
-            all += passes;
+            simulated += passes;
             let taken = self.time(layout, &trial, &plan, tables, scratch);
             if taken > most {
                 continue;

@@ -607,6 +607,16 @@ impl Model {
         self.blocks.values().any(|block| matches!(block.feed_forward, FeedForward::Moe(_)))
     }
 
+    /// Whether some block has shared experts beside routed ones.
+    #[must_use]
+    pub fn has_shared_experts(&self) -> bool {
+        let shared = |feed_forward: &FeedForward| match feed_forward {
+            FeedForward::Moe(moe) => moe.shared_width > 0,
+            _ => false,
+        };
+        self.blocks.values().any(|block| shared(&block.feed_forward))
+    }
+
     /// Checks everything that types alone cannot: positive sizes, known blocks, heads that divide.
     ///
     /// # Errors

@@ -61,7 +61,8 @@ const LONGER: f64 = 1.5;
 /// time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
-/// How many times as many a walk may take that is expected to end within them, unless more work is asked for anyway.
+/// How many times as many they may take that were expected to end within them, one walk no more than that of the usual work
+/// or all that was asked for.
 const BEGUN: u64 = 3;
 /// Weights of rows that are summed up in that time before a walk begins.
 const WEIGHTS_PER_STEP: u64 = 128;
@@ -71,8 +72,8 @@ pub(super) const BYTE_SLACK: f64 = 1e-6;
 /// share of what is tolerable: of 44 plans of 14 to 32 chunks, of the scenarios and of DeepSeek-V3 and Maverick, none was
 /// proved from below .907, and more chunks take longer.
 const WORTH_A_TRY: f64 = 0.88;
-/// Parts of a family in which memory is not short are tried from this share of what is tolerable on: of nine plans of 70B on
-/// 5,376 that were at .915 to .967 none was proved by parts from below, and trying them took two thirds of the time.
+/// Parts of a family whose programme no row of memory binds are tried from this share of what is tolerable on: of nine plans
+/// of 70B on 5,376 that were at .915 to .967 none was proved by parts from below, and trying them took two thirds of the time.
 const WORTH_PARTS: f64 = 0.96;
 /// What lacks less than this share of what is tolerable is worth [`MORE`] times the usual work unasked: few plans do, and
 /// that is mostly enough for them.
@@ -255,11 +256,11 @@ struct Search<'a> {
     whole: usize,
     /// Pivots of such programmes times chains times chunks.
     work: u64,
-    /// Steps of walks that are left.
+    /// Steps that further walks may be expected to take.
     steps: u64,
     /// How many times the usual work is done.
     effort: u32,
-    /// Whether whole layers showed no more than parts of them for the latest programme, in which memory is not short.
+    /// Whether whole layers showed no more than parts of them for the latest programme, and no row of memory bound those.
     stuck: bool,
     stop: &'a dyn Fn() -> bool,
 }
@@ -322,7 +323,7 @@ impl<'a> Search<'a> {
         // Where nothing fits, nothing is below.
         let bound = self.least(&Programme::new(self.problem, self.judged, &ways), floor, enough);
         let bound = bound.map_or(least, |bound| bound.min(least));
-        // Parts of a family differ from it in memory; what they show beside is no more than further rounds would.
+        // Parts of a family may differ from it in memory alone.
         let hopeless = self.stuck && self.effort == 1 && bound < enough.scale(WORTH_PARTS);
         if bound >= enough.scale(SHRINK) || ways.len() == 1 || self.whole == 0 || hopeless {
             return bound;
@@ -424,7 +425,7 @@ impl<'a> Search<'a> {
         let nodes = if many && programme.several() { FEW_NODES } else { NODES };
         let few = self.effort == 1 && (many || programme.several());
         for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS * self.effort as usize } {
-            if self.whole == 0 {
+            if self.whole == 0 || (self.stop)() {
                 break;
             }
             let (least, answer) = match self.solve_whole(programme, enough, nodes) {
@@ -491,8 +492,9 @@ impl<'a> Search<'a> {
             return None;
         }
         // What is expected says little of the splits that are seen, and mostly too little: what is begun should end.
-        let mut begun = (*steps * BEGUN).min(most);
-        let end = walk.run(&mut begun, &mut |split| {
+        let allowed = (*steps * BEGUN).min(most);
+        let mut left = allowed;
+        let end = walk.run(&mut left, &mut |split| {
             let least = programme.passes_of(split);
             let [mut forward, mut backward, weight, after] =
                 least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
@@ -520,7 +522,7 @@ impl<'a> Search<'a> {
             chains.push(chain.clone());
             Shown::Row(row(&chain, lowest))
         });
-        *steps = begun.min(*steps);
+        *steps -= (allowed - left).div_ceil(BEGUN).min(*steps);
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 

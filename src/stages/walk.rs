@@ -46,8 +46,8 @@ const MORE_ROWS: usize = 192;
 const MOST_NUMBERS: usize = 2 << 20;
 /// Chunks and ranks of which it takes a step to see how far they reach: so counted, three million steps took .6 to .9 s.
 const REACHED_PER_STEP: usize = 48;
-/// Looks at a chunk between two questions whether to stop.
-const LOOKS: u64 = 1 << 16;
+/// Looks at a chunk, or steps, between two questions whether to stop: some hundredths of a second.
+const UNASKED: u64 = 1 << 16;
 /// How often it is tried how long a walk takes: a hundredth of the steps that walks have.
 #[cfg(feature = "milp")]
 const PROBES: u32 = 64;
@@ -132,6 +132,8 @@ pub(super) struct Walk<'a> {
     each_split: u64,
     stop: &'a dyn Fn() -> bool,
     looks: u64,
+    /// Steps that were left when it was asked last.
+    asked: u64,
 }
 
 impl<'a> Walk<'a> {
@@ -169,6 +171,7 @@ impl<'a> Walk<'a> {
             each_split,
             stop,
             looks: 0,
+            asked: 0,
             reach,
         };
         rows.iter().for_each(|row| walk.add(row));
@@ -282,6 +285,16 @@ impl<'a> Walk<'a> {
         if self.reach.takes_all(k + 1, to, |row| left[row]) { Next::Open } else { Next::Closed }
     }
 
+    /// Asks from time to time.
+    fn told_to_stop(&mut self) -> bool {
+        self.looks += 1;
+        if !self.looks.is_multiple_of(UNASKED) && self.asked.abs_diff(self.steps) < UNASKED {
+            return false;
+        }
+        self.asked = self.steps;
+        (self.stop)()
+    }
+
     /// Fills the chunks from `k` on with the layers from `from` on; false if it was stopped.
     fn fill(&mut self, k: usize, from: usize, seen: &mut impl FnMut(&[u32]) -> Shown) -> bool {
         let last = k + 1 == self.split.len();
@@ -289,8 +302,7 @@ impl<'a> Walk<'a> {
         self.empty(k);
         for n in 0..=most {
             self.split[k] = n;
-            self.looks += 1;
-            if self.steps == 0 || self.looks.is_multiple_of(LOOKS) && (self.stop)() {
+            if self.steps == 0 || self.told_to_stop() {
                 return false;
             }
             match self.next(k, from, n) {

@@ -496,8 +496,7 @@ fn pruned_exhaustive_and_naive_searches_agree() {
             exhaustive: false,
             even_stages: random.chance(20),
             insist: random.chance(50),
-            verified: 0,
-            effort: 1,
+            ..Request::default()
         };
         let pruned = world.search(&request);
         if pruned.counters.candidates > 6000 {

@@ -360,7 +360,12 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         }
         "yarn-context" => &["--context-parallel-size"],
         "sequence" => &["--context-parallel-size", "--seq-length"],
-        "sequence-parallel" => &["--tensor-model-parallel-size", "--seq-length"],
+        "sequence-parallel" => &[
+            "--sequence-parallel",
+            "--tensor-model-parallel-size",
+            "--context-parallel-size",
+            "--seq-length",
+        ],
         "interleaving" => &["--global-batch-size", "--micro-batch-size"],
         "context-all-to-all-heads" => &["--cp-comm-type"],
         "moe-tensor-needs-sequence" => &["--tensor-model-parallel-size"],

@@ -17,6 +17,7 @@ mod progress;
 mod regress;
 mod remedies;
 mod stages;
+mod surer;
 mod survey;
 mod validate;
 
@@ -83,6 +84,9 @@ pub(crate) enum Ending {
 
 /// Exit code of a fault of the program itself (`EX_SOFTWARE` of sysexits.h).
 const INTERNAL: u8 = 70;
+
+/// Exit code of what Ctrl-C ended, as shells have it.
+const INTERRUPTED: u8 = 130;
 
 /// Why a command could not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -165,6 +169,7 @@ fn command() -> ExitCode {
         }
     };
     match ending {
+        Ok(Ending::Done | Ending::Negative) if progress::interrupted() => ExitCode::from(INTERRUPTED),
         Ok(Ending::Done) => ExitCode::SUCCESS,
         Ok(Ending::Negative) => ExitCode::from(1),
         Ok(Ending::Input) => ExitCode::from(2),

@@ -257,9 +257,27 @@ impl Prepared<'_> {
         Solution { answer, offloading: Offloading::Ties(with) }
     }
 
-    /// Whether [`Prepared::solve`] tries offload only where nothing fits without it.
+    /// What the search does not try where nothing is said of it, each with the option that opens it; `offloads`: its plans
+    /// may offload.
     #[must_use]
-    pub fn leaves_offload_out(&self) -> bool {
+    pub fn left_out(&self, offloads: bool) -> Vec<(String, String)> {
+        let mut left = Vec::new();
+        if self.leaves_offload_out() && !offloads {
+            left.push(("offload".to_owned(), "--fix offload=any".to_owned()));
+        }
+        let can = self.task.target.capabilities();
+        let unsaid = self.task.restrictions.zero_stage == Axis::default();
+        let tried = can.default_zero_stages.iter().max();
+        let beyond: Vec<String> =
+            can.zero_stages.iter().filter(|stage| Some(*stage) > tried).map(u8::to_string).collect();
+        if let Some(most) = beyond.last().filter(|_| unsaid && self.task.job.gpus > 1) {
+            left.push((format!("ZeRO {}", beyond.join(" and ")), format!("--max-zero {most}")));
+        }
+        left
+    }
+
+    /// Whether [`Prepared::solve`] tries offload only where nothing fits without it.
+    fn leaves_offload_out(&self) -> bool {
         let unsaid = self.task.restrictions.offload.is_none();
         unsaid && self.task.job.gpus > FEW_GPUS && !self.ways_to_offload().is_empty()
     }

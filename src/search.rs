@@ -200,6 +200,20 @@ pub struct Answer {
     pub insisted: bool,
 }
 
+impl Answer {
+    /// That of a search that was told to stop before it began.
+    #[must_use]
+    pub fn unsearched() -> Self {
+        Self {
+            found: Vec::new(),
+            counters: Counters::default(),
+            optimality_gap: 1.0,
+            stop: Stop::Interrupted,
+            insisted: false,
+        }
+    }
+}
+
 /// Layouts of a space that is looked at twice: it costs a second at most, and more memory never makes its answer slower
 /// only because something fits that is found at first sight.
 pub const SMALL_SPACE: u64 = 2_000;

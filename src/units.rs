@@ -168,8 +168,16 @@ macro_rules! float_quantity {
     };
 }
 
-const SECOND_UNITS: &[(&str, f64)] =
-    &[("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("min", 60.0), ("h", 3600.0), ("d", 86_400.0)];
+const SECOND_UNITS: &[(&str, f64)] = &[
+    ("s", 1.0),
+    ("ms", 1e-3),
+    ("us", 1e-6),
+    ("ns", 1e-9),
+    ("min", 60.0),
+    ("h", 3600.0),
+    ("d", 86_400.0),
+    ("days", 86_400.0),
+];
 
 float_quantity!(
     /// Seconds.

@@ -11,12 +11,12 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{WITHOUT_OFFLOAD, item_name, layout_json, money, percent, plain_table, seconds};
+use super::output::{gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
 use crate::cost::goodput::Goodput;
-use crate::cost::money::{Pricing, RunCost, goodput_of, run_cost, step_cost};
+use crate::cost::money::{RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::roofline::Ceiling;
 use crate::cost::step::Prediction;
 use crate::explain::advice::{ACHIEVABLE_MFU, Advice, RampAdvice, Reference, advice, ramp_advice};
@@ -103,7 +103,7 @@ pub(crate) fn task_of(saved: &SavedPlan) -> Result<Task, Failure> {
         profile,
         profile_name,
         restrictions: crate::candidates::Restrictions::default(),
-        pricing: Pricing::OnDemand,
+        pricing: saved.price,
     })
 }
 
@@ -256,7 +256,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             launched.job.routing = args.job.routing;
             launched.job.packed = args.job.packed.clone();
             let mut task = launched.task(machine, args.job.framework.as_deref())?;
-            task.pricing = args.job.price;
+            task.pricing = args.job.price.unwrap_or_default();
             (task, launched.plan)
         }
         Some(cluster) => {
@@ -308,7 +308,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             own_job(&args.what, "a saved plan", &given)?;
             let (saved, plan) = SavedPlan::load(&args.what)?;
             let mut task = task_of(&saved)?;
-            task.pricing = args.job.price;
+            task.pricing = args.job.price.unwrap_or(task.pricing);
             task.job.tokens = args.job.tokens.or(task.job.tokens);
             (task, plan)
         }
@@ -471,10 +471,11 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         from = r + 1;
     }
     writeln!(out, "\n{table}")?;
+    let whole = prepared.task.machine.accelerator.memory;
     let [least, most] = p.allocated_range().map(|bytes| bytes.gigabytes());
     writeln!(
         out,
-        "  {:.1} GB ± {:.0}% on the fullest rank (95% of runs: {least:.1} to {most:.1} GB); {:.0}% of runs like it fit{}",
+        "  {:.1} GB on the fullest rank: 68% of runs within {:.0}%, 95% from {least:.1} to {most:.1} GB; {:.0}% of runs like it fit{}",
         p.allocated.gigabytes(),
         p.memory_interval.sigma * 100.0,
         prepared.cost().chance_to_fit(p) * 100.0,
@@ -482,17 +483,20 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     )?;
     writeln!(
         out,
-        "  limit {:.1} GB allocated; the allocator usually holds {:.1} GB, nvidia-smi shows {:.1} GB; the plan {}{}",
+        "  limit {:.1} GB allocated; the allocator usually holds {:.1} GB, nvidia-smi shows {:.1} GB; the plan {}",
         limit.gigabytes(),
         p.reserved.gigabytes(),
         p.device.gigabytes(),
-        if prepared.cost().fits(p) { "fits as predicted" } else { "DOES NOT FIT" },
-        if p.allocated <= limit && p.allocated > prepared.cost().device_limit() {
-            " the limit, but not the GPU"
-        } else if p.allocated <= limit && p.device > prepared.task.machine.accelerator.memory {
-            ", if the allocator returns cached blocks in time (expandable segments)"
-        } else {
-            ""
+        match (prepared.cost().fits(p), p.allocated <= limit) {
+            (true, _) if p.device > whole => format!(
+                "fits only if the allocator returns cached blocks in time (expandable segments), as the GPU has {:.1} GB",
+                whole.gigabytes()
+            ),
+            (true, _) => "fits as predicted".to_owned(),
+            (false, true) if p.allocated > prepared.cost().device_limit() => {
+                "DOES NOT FIT: within the limit, but not the GPU".to_owned()
+            }
+            (false, _) => "DOES NOT FIT".to_owned(),
         },
     )?;
 
@@ -532,11 +536,11 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
             Ok(c) => {
                 writeln!(
                     out,
-                    "the run: {tokens} tokens in {} steps, {:.1} days, {}, {:.2}M GPU-hours",
+                    "the run: {tokens} tokens in {} steps, {:.1} days, {}, {} GPU-hours",
                     c.steps,
                     c.days,
                     money(c.dollars.total),
-                    c.gpu_hours / 1e6,
+                    gpu_hours(c.gpu_hours),
                 )?;
                 run_items(out, &c)?;
             }
@@ -682,10 +686,11 @@ fn place_text(
                 }
             }
         }
-        Some(best) if prepared.leaves_offload_out() && best.plan.layout().offload == Offload::NONE => {
-            writeln!(out, "\nnothing in the space is faster {WITHOUT_OFFLOAD}")?;
+        Some(best) => {
+            let left = left_out(prepared, best.plan.layout().offload != Offload::NONE);
+            let left = if left.is_empty() { left } else { format!(" ({left})") };
+            writeln!(out, "\nnothing in the space is faster{left}")?;
         }
-        Some(_) => writeln!(out, "\nnothing in the space is faster")?,
         None if !fits => writeln!(out, "\nno plan of this job fits; `autoplan plan` says what would help")?,
         None => {}
     }
@@ -736,6 +741,12 @@ fn job_differences(a: &Task, b: &Task) -> Vec<String> {
             ("global_batch", job.global_batch_size.to_string()),
             ("seq_len", job.sequence_length.to_string()),
             ("precision", job.precision.name().to_owned()),
+            (
+                "memory_limit",
+                job.memory_limit.map_or_else(|| "default".to_owned(), |limit| limit.to_string()),
+            ),
+            ("tokens", job.tokens.map_or_else(|| "none".to_owned(), |tokens| tokens.to_string())),
+            ("price", task.pricing.to_string()),
         ]
     };
     let pairs = facts(a).into_iter().zip(facts(b));

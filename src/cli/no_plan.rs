@@ -12,6 +12,7 @@ use crate::candidates::SplitLost;
 use crate::cost::money::{RunCost, run_cost};
 use crate::planner::{NearestMiss, Offloading, Prepared};
 use crate::search::{Answer, Found, Observer, Stop};
+use crate::spec::job::Training;
 
 /// What is to be said where there is no plan.
 pub(crate) struct NoPlan<'a> {
@@ -237,6 +238,8 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
             [] => "no framework can".to_owned(),
             names => format!("--framework of those that can: {}", names.join(", ")),
         };
+        let adapters = prepared.task.job.training != Training::Full;
+        let others = if adapters { format!("{others}; no files are written for adapters") } else { others };
         lines.push(format!("{refusal}; {others}"));
     } else if let absent = unavailable(prepared)
         && !absent.is_empty()

@@ -53,14 +53,15 @@ pub(crate) struct JobArgs {
     #[arg(long, value_name = "HISTOGRAM")]
     pub packed: Option<PackedLengths>,
     /// Tokens of the whole run, for days and dollars: 15T, 800B.
-    #[arg(long, value_name = "TOKENS", value_parser = some_tokens)]
+    #[arg(long, value_name = "TOKENS", value_parser = some_tokens, allow_hyphen_values = true)]
     pub tokens: Option<Tokens>,
     /// Limit on allocated bytes per GPU, instead of the accelerator's: 75e9, 70GiB.
     #[arg(long, value_name = "BYTES", value_parser = some_memory)]
     pub memory_limit: Option<Bytes>,
     /// Price of a GPU-hour: on-demand, reserved, dollars such as 2.5, or 1.1+power.
-    #[arg(long, default_value = "on-demand", allow_negative_numbers = true)]
-    pub price: Pricing,
+    /// [default: on-demand, or what a saved plan was made with]
+    #[arg(long, allow_negative_numbers = true)]
+    pub price: Option<Pricing>,
     /// Fix an axis: tp=8, pp=16, vpp=4, dp=.., cp=.., ep=.., etp=.., mb=.., ga=.., zero=1,
     /// shard=8|all (ranks that share states), recompute=none|selective:a+b|full:uniform:N|full:block:N,
     /// schedule=1f1b, offload=none|optimizer|any, and the flags sp, tp-overlap, dp-overlap, ep-overlap,
@@ -202,7 +203,7 @@ impl JobArgs {
             profile,
             profile_name,
             restrictions,
-            pricing: self.price,
+            pricing: self.price.unwrap_or_default(),
         };
         // A run-time profile says how a framework behaves, not that its files are wanted; nor are there files for adapters.
         if named.is_some_and(|name| !is_mere_profile(name))
@@ -278,7 +279,13 @@ pub(crate) fn inexpressible(task: &Task) -> Option<String> {
     if task.job.training != Training::Full {
         return Some(format!("no files are written for adapters: {}", refusal.reason()));
     }
-    let reason = format!("{} cannot express {}: {}", task.target, task.model.name, refusal.reason());
+    let (target, model) = (task.target, &task.model.name);
+    let reason = match target {
+        // Recipes are written through the flags of Megatron-LM.
+        Target::Bridge => format!("no recipe of {model} is written for {target}, which may have it"),
+        _ => format!("{target} cannot express {model}"),
+    };
+    let reason = format!("{reason}: {}", refusal.reason());
     let names: Vec<&str> = others.iter().map(|target| target.name()).collect();
     Some(match names.as_slice() {
         [] => format!("{reason}; no framework that plans are exported for can"),

@@ -14,15 +14,18 @@ use super::no_plan::{self, NoPlan};
 use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
+use super::surer::{self, Surer};
 use super::{Failure, stages};
 use crate::candidates::OFFLOADS;
 use crate::cost::goodput::NoProgress;
 use crate::cost::money::{PhasedCost, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
+use crate::frameworks::Target;
 use crate::layers::Layers;
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Offloading, Prepared, Rates, Task};
 use crate::search::{Answer, Counters, Found, OtherSplit, Stop};
+use crate::spec::cluster::Architecture;
 use crate::spec::job::{ExpertCapacity, Phase, Routing};
 use crate::spec::model::Mixer;
 use crate::spec::saved::SavedPlan;
@@ -206,32 +209,19 @@ fn ties(rows: &[Row]) -> Option<String> {
     Some(line)
 }
 
-/// What to ask for where the best plan, or the one that was picked, may well run out of memory.
-fn surer(rows: &[Row], picked: bool) -> Option<String> {
-    /// A chance below which it is worth a word, and how many standard deviations stand for it.
-    const SURE: (f64, f64) = (0.95, 1.645);
+/// How surely the best plan fits, or the one that was picked, and what fits more surely.
+fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let best = rows.first()?;
-    let cost = best.section.prepared.cost();
-    let prediction = &best.found.prediction;
-    let chance = best.chance_to_fit();
-    let room = cost.device_limit().scale(1.0 / prediction.memory_interval.factor_at(SURE.1));
-    // What another GPU would hold says nothing of this one.
-    let known = cost.memory_limit() <= cost.device_limit();
     // One that costs nothing is better than another search.
-    let tied = rows.iter().find(|row| row.ties_with_first && row.chance_to_fit() >= SURE.0);
+    let tied = rows.iter().find(|row| row.ties_with_first && row.chance_to_fit() >= surer::SURE.0);
     let tied = tied.filter(|_| !picked).map_or(String::new(), |row| {
         format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
     });
-    (known && chance < SURE.0).then(|| {
-        format!(
-            "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{tied}; --memory-limit {:.1}GB leaves plans of which {:.0} of 100 fit, if their error bars are no wider",
-            if picked { "this plan" } else { "the first" },
-            (1.0 - chance) * 100.0,
-            // Rounded up it would leave a little too many.
-            (room.gigabytes() * 10.0).floor() / 10.0,
-            SURE.0 * 100.0
-        )
-    })
+    Some(format!(
+        "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{tied}\n  surer: {surer}",
+        if picked { "this plan" } else { "the first" },
+        (1.0 - best.chance_to_fit()) * 100.0,
+    ))
 }
 
 fn rows<'a>(report: &'a Report<'a>) -> Vec<Row<'a>> {
@@ -363,6 +353,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
                     &row.found.plan,
                     &row.found.prediction,
                 )
+                .priced(task.pricing)
                 .made_by(command_line());
                 let text = saved.to_text().map_err(|e| Failure::Usage(e.to_string()))?;
                 writeln!(out, "{text}")?;
@@ -618,7 +609,8 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
     }
-    if let Some(line) = surer(rows, report.pick.is_some()) {
+    let surer = rows.first().and_then(|row| Surer::of(row.section.prepared, row.found, report.bar));
+    if let Some(line) = surer.and_then(|surer| room(rows, report.pick.is_some(), &surer)) {
         writeln!(out, "{line}")?;
     }
     for (i, row) in rows.iter().enumerate() {
@@ -652,6 +644,21 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
                 out,
                 "± : no runs of `{}` {experts} experts on GPUs like those of {} inform this bar: what that may hide is in it",
                 prepared.task.profile_name, row.section.cluster
+            )?;
+        }
+        let leaning = prepared.cost().leaning().filter(|_| first && prepared.cost().own_runs().is_none());
+        if let Some(leaning) = leaning {
+            let (longer, runs) = (leaning.longer(), leaning.runs);
+            let (took, than) = if longer > 0.0 { ("longer", longer) } else { ("less", -longer) };
+            writeln!(
+                out,
+                "± : {} measured run{} of `{}` {experts} experts on GPUs like those of {} took {} {took} than predicted{}",
+                super::models::group(runs as u64),
+                if runs == 1 { "" } else { "s" },
+                prepared.task.profile_name,
+                row.section.cluster,
+                percent(than),
+                if runs == 1 { "" } else { ", in the median" }
             )?;
         }
     }
@@ -692,6 +699,19 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
             "mtp-standalone: further tokens are predicted on the stage before the last, and the last has nothing but the losses; no measured run has it, and what its messages cost follows from the framework's code (--fix mtp=head is without)"
         )?;
     }
+    let queued = |row: &Row| {
+        let (layout, task) = (row.found.plan.layout(), row.section.prepared.task);
+        let split = layout.tensor_parallel > 1 || layout.context_parallel > 1;
+        let asks = matches!(task.target, Target::Megatron | Target::Bridge);
+        let before_blackwell = task.machine.accelerator.architecture < Architecture::Blackwell;
+        asks && layout.expert_overlap && split && before_blackwell
+    };
+    if rows.first().is_some_and(queued) {
+        writeln!(
+            out,
+            "ep-ov with tp or cp: before Blackwell Megatron-LM warns of the two, as one is fast with CUDA_DEVICE_MAX_CONNECTIONS=1 and the other with 32, which is exported; what the former loses by that is not predicted: try both (--fix ep-overlap=off is without)"
+        )?;
+    }
     let mut told: Vec<(&str, u32)> = Vec::new();
     for row in rows {
         let place = (row.section.cluster.as_str(), row.section.prepared.task.job.gpus);
@@ -717,7 +737,14 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
             let counts = counts(&none);
             writeln!(out, "no plan on {cluster} with {counts} GPUs: --gpus with one of them says why")?;
         }
-        if !stopped.is_empty() {
+        if stopped.len() > FEW_SEARCHES {
+            let gpus = |section: &Section| section.prepared.task.job.gpus;
+            let (all, from, to) = (stopped.len(), gpus(stopped[0]), gpus(stopped[stopped.len() - 1]));
+            writeln!(
+                out,
+                "stopped before a plan was found on {cluster} with {all} numbers of GPUs, {from} to {to}"
+            )?;
+        } else if !stopped.is_empty() {
             writeln!(out, "stopped before a plan was found on {cluster} with {} GPUs", counts(&stopped))?;
         }
     }
@@ -742,14 +769,16 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
             continue;
         }
         let c = &section.answer.counters;
+        let moved = section.answer.found.iter().any(|found| found.ranked.is_some());
         let proof = match section.answer.stop {
-            Stop::Proved if section.prepared.leaves_offload_out() && !section.offloading.is_open() => {
-                format!("proved optimal {WITHOUT_OFFLOAD}")
-            }
-            Stop::Proved if section.answer.found.iter().any(|found| found.ranked.is_some()) => {
-                "proved optimal, before layers were moved".to_owned()
-            }
-            Stop::Proved => "proved optimal".to_owned(),
+            Stop::Proved => format!(
+                "proved optimal{}{}",
+                match left_out(section.prepared, section.offloading.is_open()) {
+                    left if left.is_empty() || several => String::new(),
+                    left => format!(" ({left})"),
+                },
+                if moved { ", before layers were moved" } else { "" }
+            ),
             Stop::Interrupted => {
                 format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap))
             }
@@ -765,6 +794,13 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
             super::models::group(c.candidates),
             super::models::group(c.evaluated)
         )?;
+    }
+    if several && let Some(section) = proved.first() {
+        // Of one framework, and mostly of clusters that are alike.
+        let left = left_out(section.prepared, section.offloading.is_open());
+        if !left.is_empty() {
+            writeln!(out, "all {left}")?;
+        }
     }
     Ok(())
 }
@@ -836,8 +872,15 @@ fn faster_when_moved(rows: &[Row]) -> Option<String> {
         .then(|| format!("{0} is faster than the first (--pick {0} is for it)", fastest.number()))
 }
 
-/// What is said of searches that did not try it.
-pub(super) const WITHOUT_OFFLOAD: &str = "(without offload, which --fix offload=any opens)";
+/// What is said of a search that did not try everything; nothing of one that did.
+pub(super) fn left_out(prepared: &Prepared, offloads: bool) -> String {
+    let (what, options): (Vec<String>, Vec<String>) = prepared.left_out(offloads).into_iter().unzip();
+    if what.is_empty() {
+        return String::new();
+    }
+    let open = if options.len() == 1 { "opens it" } else { "open it" };
+    format!("without {}: {} {open}", what.join(" and "), options.join(" and "))
+}
 
 /// Searches of which each has a line of its own.
 const FEW_SEARCHES: usize = 8;
@@ -1009,6 +1052,7 @@ fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
                 "candidates": s.answer.counters.candidates, "evaluated": s.answer.counters.evaluated,
                 "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
                 "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offloading.is_open(),
+                "left_out": s.prepared.left_out(s.offloading.is_open()).into_iter().map(|left| left.0).collect::<Vec<_>>(),
             });
             if let Some(own) = s.prepared.cost().own_runs() {
                 search["own_runs"] = json!(own);
@@ -1037,6 +1081,16 @@ fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
         value["search"] = only.clone();
     } else {
         value["searches"] = json!(searches);
+    }
+    let surer = rows.first().and_then(|row| Surer::of(row.section.prepared, row.found, report.bar));
+    if let Some(Surer { limit, plan, chance, .. }) = surer {
+        let plan = plan.map(|found| {
+            json!({
+                "name": found.plan.to_string(), "plan": layout_json(found.plan.layout()),
+                "step_time_s": found.prediction.step().seconds().0, "chance_to_fit": chance,
+            })
+        });
+        value["surer"] = json!({ "memory_limit": limit.0, "with_same_degrees": plan });
     }
     if rows.is_empty() {
         let NoPlan { nearest, reasons, remedies, stopped } = NoPlan::of(report);
@@ -1141,13 +1195,18 @@ pub(crate) fn print_phases(
     writeln!(out, "{table}")?;
     writeln!(
         out,
-        "the whole run: {} tokens, {:.1} days, {}, {:.2}M GPU-hours",
+        "the whole run: {} tokens, {:.1} days, {}, {} GPU-hours",
         total.tokens,
         total.days,
         money(total.dollars.total),
-        total.gpu_hours / 1e6
+        gpu_hours(total.gpu_hours)
     )?;
     Ok(())
+}
+
+/// Hours of one GPU for people.
+pub(super) fn gpu_hours(hours: f64) -> String {
+    if hours >= 1e6 { format!("{:.2}M", hours / 1e6) } else { super::models::group(hours.round() as u64) }
 }
 
 /// Bytes of tensors on the fullest rank.

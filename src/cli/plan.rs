@@ -1,5 +1,6 @@
 //! `autoplan plan`.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::check::verify;
@@ -9,10 +10,10 @@ use super::progress::Bar;
 use super::remedies::Bounds;
 use super::{Ending, Failure};
 use crate::cost::money::phased_cost;
-use crate::planner::{Solution, Task};
+use crate::planner::{Offloading, Solution, Task};
 #[cfg(feature = "milp")]
 use crate::search::MOST_EFFORT;
-use crate::search::{Found, Request, Stop};
+use crate::search::{Answer, Found, Observer, Request, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
@@ -50,10 +51,10 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pick: Option<u32>,
     /// The run must end within this time: 30d. Needs --tokens.
-    #[arg(long, requires = "tokens")]
+    #[arg(long, requires = "tokens", allow_hyphen_values = true)]
     deadline: Option<Seconds>,
-    /// The run may cost this many dollars: 5e6. Needs --tokens.
-    #[arg(long, value_name = "USD", requires = "tokens", value_parser = dollars)]
+    /// The run may cost this many dollars: 5e6 or 5M. Needs --tokens.
+    #[arg(long, value_name = "USD", requires = "tokens", value_parser = dollars, allow_hyphen_values = true)]
     budget_usd: Option<Dollars>,
     /// Stop searching after this time and print the best so far with its gap: 10s.
     #[arg(long)]
@@ -144,11 +145,16 @@ pub(crate) enum Objective {
 pub(super) const VERIFIED: usize = 10;
 
 fn dollars(text: &str) -> Result<Dollars, String> {
-    let number = text.strip_suffix("USD").unwrap_or(text).parse::<f64>().ok();
+    let number = text.strip_suffix("USD").unwrap_or(text).trim_end();
+    let (number, factor) = [("k", 1e3), ("M", 1e6), ("B", 1e9)]
+        .into_iter()
+        .find_map(|(unit, factor)| Some((number.strip_suffix(unit)?, factor)))
+        .unwrap_or((number, 1.0));
+    let number = number.parse::<f64>().ok().map(|number| number * factor);
     number
         .filter(|n| n.is_finite() && *n > 0.0)
         .map(Dollars)
-        .ok_or_else(|| "expected dollars, such as 5e6".into())
+        .ok_or_else(|| "expected dollars above 0, such as 5e6 or 5M".into())
 }
 
 /// Whether a number has no prime factor above 7.
@@ -275,18 +281,28 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     if tasks.len() == 1 {
         // A plan that is picked is printed as the first ones are.
         request.picked = pick.map(|number| number - 1);
+    } else if !args.job.price.unwrap_or_default().electricity_extra() {
+        // Of each choice of GPUs the fastest plan is printed; the others cost more, unless they need less power.
+        (request.top, request.per_class, request.verified) = (1, 1, 1);
     }
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
-    let mut sections = Vec::new();
-    for (cluster, prepared) in &prepared {
-        let mut solution = prepared.solve(&request, &bar);
+    let mut sections: Vec<Option<Section>> = prepared.iter().map(|_| None).collect();
+    for (done, at) in spread_out(prepared.len()).into_iter().enumerate() {
+        bar.search(done + 1, prepared.len());
+        let (cluster, prepared) = &prepared[at];
+        let mut solution = if bar.stop() {
+            Solution { answer: Answer::unsearched(), offloading: Offloading::Left }
+        } else {
+            prepared.solve(&request, &bar)
+        };
         if !args.as_ranked {
             solution.take_polished();
         }
         let Solution { answer, offloading } = solution;
         verify(prepared, &answer.found)?;
-        sections.push(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
+        sections[at] = Some(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
     }
+    let sections: Vec<Section> = sections.into_iter().flatten().collect();
     bar.clear();
     let empty = sections.iter().all(|s| s.answer.found.is_empty());
     let report = Report {
@@ -328,6 +344,22 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     }
     anstream::eprintln!("searched in {:.3} s", bar.elapsed().as_secs_f64());
     Ok(if printed { Ending::Done } else { Ending::Negative })
+}
+
+/// So many numbers from 0 in an order of which every beginning is from all over them: the first, the last, and what halves
+/// the widest gap.
+fn spread_out(count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = [Some(0), count.checked_sub(1)].into_iter().flatten().collect();
+    order.truncate(count);
+    let mut gaps: VecDeque<(usize, usize)> = VecDeque::from([(0, count.saturating_sub(1))]);
+    while let Some((from, to)) = gaps.pop_front() {
+        let middle = from.midpoint(to);
+        if middle > from {
+            order.push(middle);
+            gaps.extend([(from, middle), (middle, to)]);
+        }
+    }
+    order
 }
 
 /// Refuses what no whole nodes of a machine give.

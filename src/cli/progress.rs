@@ -1,7 +1,7 @@
 //! A progress bar for searches that take longer than a second, and Ctrl-C.
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,11 @@ static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(fals
 const WAIT: Duration = Duration::from_secs(1);
 
 /// What is waited for.
+/// Whether Ctrl-C has asked for an end.
+pub(crate) fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::Relaxed)
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Search,
@@ -57,6 +62,10 @@ pub(crate) struct Bar {
     limit: Option<Duration>,
     /// Whether what is searched are ways out.
     ways_out: AtomicBool,
+    /// Which search goes on, counted from 1.
+    search: AtomicUsize,
+    /// Of how many.
+    searches: AtomicUsize,
     bar: Mutex<Option<(Phase, ProgressBar)>>,
 }
 
@@ -69,8 +78,20 @@ impl Bar {
                 std::process::exit(130);
             }
         });
-        let ways_out = AtomicBool::new(false);
-        Self { begun: Instant::now(), wait: WAIT, limit, ways_out, bar: Mutex::new(None) }
+        Self {
+            begun: Instant::now(),
+            wait: WAIT,
+            limit,
+            ways_out: AtomicBool::new(false),
+            search: AtomicUsize::new(1),
+            searches: AtomicUsize::new(1),
+            bar: Mutex::new(None),
+        }
+    }
+    /// From here on it is search `number` of `all`.
+    pub(crate) fn search(&self, number: usize, all: usize) {
+        self.search.store(number, Ordering::Relaxed);
+        self.searches.store(all, Ordering::Relaxed);
     }
     /// From here on searches are for ways out.
     pub(crate) fn ways_out(&self) {
@@ -122,12 +143,15 @@ impl Observer for Bar {
             bar.set_position(settled);
             if let (Some(best), Some(open)) = (best, open) {
                 let gap = (1.0 - open.0 as f64 / best.0 as f64).max(0.0) * 100.0;
-                bar.set_message(format!("best {best}, gap at most {gap:.1}%"));
+                let (number, all) =
+                    (self.search.load(Ordering::Relaxed), self.searches.load(Ordering::Relaxed));
+                let which = if all > 1 { format!("search {number} of {all}, ") } else { String::new() };
+                bar.set_message(format!("{which}best {best}, gap at most {gap:.1}%"));
             }
         });
     }
     fn certified(&self, done: usize, plans: usize) {
-        if self.ways_out.load(Ordering::Relaxed) {
+        if self.ways_out.load(Ordering::Relaxed) || plans == 0 {
             return;
         }
         // Threads may tell in another order than they count.
@@ -137,6 +161,6 @@ impl Observer for Bar {
         });
     }
     fn stop(&self) -> bool {
-        INTERRUPTED.load(Ordering::Relaxed) || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+        interrupted() || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
     }
 }

@@ -14,7 +14,6 @@ use super::plan::whole_nodes;
 use super::progress::Bar;
 use super::{Ending, Failure};
 use crate::candidates::Space;
-use crate::cost::money::Pricing;
 use crate::plan::{Offload, Plan};
 use crate::planner::Prepared;
 use crate::spec;
@@ -31,7 +30,7 @@ pub(crate) struct SurveyArgs {
     /// A shipped cluster's name (see `autoplan clusters`) or a .ron file.
     cluster: String,
     /// GPUs.
-    #[arg(long, short = 'g', value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    #[arg(long, short = 'g', value_parser = one_number)]
     gpus: u32,
     #[command(flatten)]
     job: JobArgs,
@@ -103,6 +102,11 @@ fn plan_of(prepared: &Prepared, best: &Best) -> Option<Plan> {
     Plan::new(best.layout, chunks, job.gpus, job.global_batch_size, layers).ok()
 }
 
+fn one_number(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=10_000_000).contains(number));
+    number.ok_or_else(|| "expected one number of GPUs from 1 to 10000000".to_owned())
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &SurveyArgs) -> Result<Ending, Failure> {
     if let Some(threads) = args.threads {
@@ -113,7 +117,7 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<Ending, Failure> {
         Some(limit) if limit.0 <= 0.0 => return Err(Failure::Usage("--time-limit must be positive".into())),
         limit => limit.map(|l| Duration::from_secs_f64(l.0.min(1e9))),
     };
-    if args.job.tokens.is_some() || args.job.price != Pricing::OnDemand {
+    if args.job.tokens.is_some() || args.job.price.is_some() {
         return Err(Failure::Usage(
             "a survey is of steps, not of runs and their dollars: leave --tokens and --price to `autoplan plan`".into(),
         ));

@@ -79,7 +79,8 @@ pub struct BatchAdvice {
     pub learning_rate_linear: Option<f64>,
     /// Peak learning rate by the square-root rule.
     pub learning_rate_square_root: Option<f64>,
-    /// Warm-up, scaled with the batch (Goyal et al. 2017 lengthen it for large batches).
+    /// Warm-up, its steps scaled with the batch: a heuristic. Rules that keep the path of the optimizer
+    /// (Malladi et al. 2022) keep its tokens.
     pub warm_up_steps: Shift<u64>,
     /// Optimizer steps, over which a cosine decay has to be spread anew.
     pub steps: Shift<u64>,
@@ -176,8 +177,12 @@ impl fmt::Display for BatchAdvice {
         )?;
         writeln!(
             f,
-            "  warm-up: {} steps instead of {}; decay over {} steps instead of {}",
-            self.warm_up_steps.to, self.warm_up_steps.from, self.steps.to, self.steps.from
+            "  warm-up: {} steps instead of {}, a heuristic for large batches ({} are as many tokens); decay over {} steps instead of {}",
+            self.warm_up_steps.to,
+            self.warm_up_steps.from,
+            (self.warm_up_steps.from as f64 / self.ratio).round(),
+            self.steps.to,
+            self.steps.from
         )?;
         writeln!(
             f,

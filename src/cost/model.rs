@@ -9,7 +9,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Further, Hop, ITEMS, Item, LayerCost, LocalParameters, MicroOverlap,
     ModuleCost, OffloadedInput, PerParameter, Sharding, StateClass, Times,
 };
-use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Scale, own_runs};
+use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Leaning, Scale, own_runs};
 use crate::frameworks::hf::{eager_attention, windows_cut};
 use crate::frameworks::profile::{DataMode, EagerScores, GradientPool, OffloadedActivations, Profile};
 use crate::layers::{
@@ -86,6 +86,7 @@ pub struct CostModel<'a> {
     measured: bool,
     /// Whether [`ErrorBars::known_by_rates`].
     by_rates: bool,
+    leaning: Option<&'static Leaning>,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -455,6 +456,7 @@ impl<'a> CostModel<'a> {
             own_runs: own(&classes[0]),
             measured: own(&classes[0]).is_some() || ErrorBars::shipped().measured(&classes[0]),
             by_rates: ErrorBars::shipped().known_by_rates(&classes[0]),
+            leaning: ErrorBars::shipped().leaning(&classes[0]),
         }
     }
 
@@ -475,6 +477,12 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn is_known_by_rates(&self) -> bool {
         self.by_rates && !self.measured
+    }
+
+    /// How measured runs of its profile on this generation of GPUs, with or without experts, lean, if they do.
+    #[must_use]
+    pub fn leaning(&self) -> Option<&'static Leaning> {
+        self.leaning
     }
 
     /// Where activations are offloaded, those of whole layers are, of this share of them, all stages alike

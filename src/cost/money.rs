@@ -3,6 +3,7 @@
 //! Everything is itemised, and every total is the sum of its items. Money follows wall time: a GPU costs
 //! the same while it trains, waits for a checkpoint or repeats lost steps ([`super::goodput`]).
 
+use std::fmt;
 use std::iter::Sum;
 use std::ops::Add;
 use std::str::FromStr;
@@ -14,10 +15,11 @@ use crate::spec::cluster::{Accelerator, Cluster, Price};
 use crate::units::{Dollars, DollarsPerHour, Picos, Seconds, Tokens, WattHours, as_number};
 
 /// What a GPU-hour is taken to cost.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pricing {
     /// The cluster's price without commitment; electricity is in it.
+    #[default]
     OnDemand,
     /// The cluster's price with a commitment; electricity is in it.
     Reserved,
@@ -48,6 +50,9 @@ impl Pricing {
     }
 }
 
+/// A GPU-hour that costs more is a slip: no rented one has cost a thousandth.
+const MOST_DOLLARS_PER_HOUR: f64 = 1e5;
+
 /// The text is no [`Pricing`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
@@ -55,6 +60,18 @@ impl Pricing {
      with electricity on top, `1.1+power`"
 )]
 pub struct PricingError(String);
+
+impl fmt::Display for Pricing {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::OnDemand => f.write_str("on-demand"),
+            Self::Reserved => f.write_str("reserved"),
+            Self::Own { per_gpu_hour, electricity_extra } => {
+                write!(f, "{}{}", per_gpu_hour.0, if *electricity_extra { "+power" } else { "" })
+            }
+        }
+    }
+}
 
 impl FromStr for Pricing {
     type Err = PricingError;
@@ -70,7 +87,7 @@ impl FromStr for Pricing {
         };
         let figure = figure.strip_suffix("USD/h").unwrap_or(figure);
         match figure.parse::<f64>() {
-            Ok(rate) if rate.is_finite() && rate >= 0.0 => {
+            Ok(rate) if (0.0..=MOST_DOLLARS_PER_HOUR).contains(&rate) => {
                 Ok(Self::Own { per_gpu_hour: DollarsPerHour(rate), electricity_extra })
             }
             _ => Err(PricingError(text.to_owned())),

@@ -10,6 +10,7 @@ use super::diagnostic::{SpecError, parse_ron};
 use super::job::Job;
 use super::model::{Fault, Model};
 use super::{Machine, read_text};
+use crate::cost::money::Pricing;
 use crate::cost::step::Prediction;
 use crate::plan::{Chunk, Layout, Plan};
 use crate::units::Bytes;
@@ -44,12 +45,35 @@ pub struct SavedPlan {
     pub chunks: Vec<Chunk>,
     /// The job.
     pub job: Job,
+    /// What a GPU-hour is taken to cost, as `--price` has it.
+    #[serde(default, skip_serializing_if = "is_on_demand", with = "as_text")]
+    pub price: Pricing,
     /// The model.
     pub model: Model,
     /// The cluster.
     pub cluster: Cluster,
     /// Its accelerator.
     pub accelerator: Accelerator,
+}
+
+fn is_on_demand(price: &Pricing) -> bool {
+    *price == Pricing::OnDemand
+}
+
+/// A price as it is written on the command line.
+mod as_text {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::Pricing;
+
+    pub fn serialize<S: Serializer>(price: &Pricing, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(price)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Pricing, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl SavedPlan {
@@ -75,6 +99,7 @@ impl SavedPlan {
             layout: *plan.layout(),
             chunks: plan.chunks().to_vec(),
             job: job.clone(),
+            price: Pricing::default(),
             model: model.clone(),
             cluster: machine.cluster.clone(),
             accelerator: machine.accelerator.clone(),
@@ -85,6 +110,13 @@ impl SavedPlan {
     #[must_use]
     pub fn made_by(mut self, command: String) -> Self {
         self.command = command;
+        self
+    }
+
+    /// The same at another price.
+    #[must_use]
+    pub fn priced(mut self, price: Pricing) -> Self {
+        self.price = price;
         self
     }
 

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::constants::Measurand;
-use super::{Coverage, RowReport, quantile};
+use super::{Coverage, RowReport, median, quantile};
 use crate::frameworks::error_bars::{
-    Covered, ErrorBar, ErrorBars, Interval, LEAST_SIGMA, Read, Scale, Seen, SpecialBar,
+    Covered, ErrorBar, ErrorBars, Interval, LEAST_SIGMA, Leaning, Read, Scale, Seen, SpecialBar,
 };
 use crate::spec::cluster::Architecture;
 use crate::spec::special::Special;
@@ -75,6 +75,7 @@ fn coarse(row: &RowReport) -> bool {
 /// count as a measurement of what it is about.
 #[must_use]
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
+    let round = |x: f64| (x * 1e4).round() / 1e4;
     let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
     let mut seen: BTreeMap<Seen, usize> = BTreeMap::new();
     for row in distinct(rows, Measurand::StepTime).into_iter().filter(|row| !coarse(row)) {
@@ -87,11 +88,23 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
             *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
         }
     }
+    let mut leanings: BTreeMap<Covered, Vec<f64>> = BTreeMap::new();
+    for row in distinct(rows, Measurand::StepTime) {
+        let labels = &row.labels;
+        let residual = Readings::of(row, Measurand::StepTime).residual();
+        if let Some((architecture, residual)) = labels.architecture.zip(residual) {
+            let of = Covered { profile: labels.profile.to_owned(), architecture, experts: labels.experts };
+            leanings.entry(of).or_default().push(residual);
+        }
+    }
+    let leaning = |(of, residuals): (Covered, Vec<f64>)| {
+        let median = round(median(&residuals)?);
+        (median.abs() >= LEANS).then_some(Leaning { of, runs: residuals.len(), median })
+    };
     let mut read: BTreeMap<Read, usize> = BTreeMap::new();
     for row in distinct(rows, Measurand::Memory) {
         *read.entry(read_of(row)).or_default() += 1;
     }
-    let round = |x: f64| (x * 1e4).round() / 1e4;
     let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
     let read = read.into_iter().filter(|(_, readings)| *readings >= FEWEST_KNOWN).map(|(read, _)| read);
     ErrorBars {
@@ -99,6 +112,7 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
         transfer: round(transfer(rows, Measurand::StepTime)),
         read: read.collect(),
         memory_transfer: round(transfer(rows, Measurand::Memory)),
+        leanings: leanings.into_iter().filter_map(leaning).collect(),
         bars: bars_of(rows, Measurand::StepTime),
         special: special_bars(rows),
         seen: seen.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(seen, _)| seen).collect(),
@@ -186,6 +200,16 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
         }
         let round = |x: f64| (x * 1e4).round() / 1e4;
         let (sigma, two_sigma) = wider(own, apart);
+        let several = |class: &&(u8, BarKey)| {
+            let publications = sources.get(class).map_or(0, BTreeSet::len);
+            publications >= FEWEST_SOURCES
+                && residuals.get(class).is_some_and(|runs| runs[0].len() >= FEWEST_RUNS)
+        };
+        let wide =
+            widened_of_profile(class).into_iter().find(|wide| several(&wide)).filter(|_| !several(&class));
+        let floor = wide.and_then(|wide| residuals.get(&wide)).map(|[own, apart]| wider(own, apart));
+        let (floor, two_floor) = floor.unwrap_or_default();
+        let (sigma, two_sigma) = (sigma.max(floor), two_sigma.max(two_floor));
         // What the generation changes is common to the plans of a job.
         let level = ALL_SCALES.max(*level);
         let wide = (level, key.clone().widened(level));
@@ -371,19 +395,26 @@ fn inside_others(rows: &[&RowReport], what: Measurand, by_rate: bool) -> Option<
         let others = read.get(&read_of(row)).into_iter().flatten().filter(|of| **of != own).count();
         // Step times have none on top here.
         let known = what == Measurand::StepTime || others >= FEWEST_KNOWN;
-        let of_others = |key: &(u8, BarKey)| -> Option<Vec<f64>> {
+        let of_others = |key: &(u8, BarKey)| -> Option<(Vec<f64>, usize)> {
             let all = residuals.get(key)?.iter().filter(|(of, _)| *of != own);
             let numbers: Vec<f64> = all.clone().map(|(_, residual)| *residual).collect();
-            let sources = || all.map(|(of, _)| of).collect::<BTreeSet<_>>().len();
-            enough(&key.1, what, numbers.len(), sources).then_some(numbers)
+            let sources = all.map(|(of, _)| of).collect::<BTreeSet<_>>().len();
+            enough(&key.1, what, numbers.len(), || sources).then_some((numbers, sources))
         };
         let classes = match what {
             Measurand::StepTime => bar_keys(row, what),
             Measurand::Memory => memory_keys(row, known),
         };
-        let interval = classes.iter().find_map(of_others).map_or(Interval::ANYTHING, |numbers| {
+        let narrowest = classes.iter().find_map(|key| Some((key, of_others(key)?)));
+        let interval = narrowest.map_or(Interval::ANYTHING, |(key, (numbers, sources))| {
             let (sigma, two_sigma) = widths(&numbers);
-            Interval { sigma, two_sigma, difference: sigma }
+            let own = Interval { sigma, two_sigma, difference: sigma };
+            let several = |(_, sources): &(Vec<f64>, usize)| *sources >= FEWEST_SOURCES;
+            let wide = widened_of_profile(key).iter().filter_map(of_others).find(several);
+            wide.filter(|_| sources < FEWEST_SOURCES).map_or(own, |(numbers, _)| {
+                let (sigma, two_sigma) = widths(&numbers);
+                own.at_least(sigma, two_sigma)
+            })
         });
         let interval = if known { interval } else { interval.beside(*transfer) };
         let kinds = row.labels.special.iter().filter(|_| what == Measurand::StepTime);
@@ -401,9 +432,13 @@ const TWO_SIGMA: f64 = 0.954;
 /// Fewest runs after which a profile counts as measured on a generation of GPUs.
 const FEWEST_KNOWN: usize = 3;
 
+/// Runs whose median errs by less than this share do not lean.
+const LEANS: f64 = 0.05;
+
 /// Fewest runs of a class with an error bar of its own; of memory, fewest readings that repeat no other.
 const FEWEST_RUNS: usize = 12;
-/// Fewest publications of a class that speaks for all frameworks.
+/// Fewest publications of a class that speaks for all frameworks, and of one whose runs tell how far runs elsewhere are off: one
+/// of fewer is no narrower than the next wider class of its profile that has as many.
 const FEWEST_SOURCES: usize = 2;
 
 /// A class of error bars; see [`ErrorBar`].
@@ -455,6 +490,13 @@ const ALL_SCALES: u8 = 5;
 fn of_all_generations((level, key): &(u8, BarKey)) -> (u8, BarKey) {
     let level = if *level < ALL_GENERATIONS { level + ALL_GENERATIONS } else { *level };
     (level, BarKey { architecture: None, ..key.clone() })
+}
+
+/// The wider classes of the same profile.
+fn widened_of_profile((level, key): &(u8, BarKey)) -> Vec<(u8, BarKey)> {
+    let of_profile = |level: &u8| key.profile.is_some() && LEVELS[usize::from(*level)][0];
+    let wider = (level + 1..LEVELS.len() as u8).filter(of_profile);
+    wider.map(|level| (level, key.clone().widened(level))).collect()
 }
 
 /// The classes of a row, by level: the narrowest is level 0.

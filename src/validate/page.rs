@@ -103,6 +103,9 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          and what holds 95.4% of the runs. The residuals are those with a run's own source left out of the fit, since no constant was \
          fitted to the run that is to be planned, or those as fitted where these are wider. Where one source describes a framework, \
          that is what the priors alone reach, which is more than what a run on the same framework elsewhere has to expect. \
+         A class that one source describes is no narrower than the next wider class of its framework that several do. \
+         Bars know no side: `autoplan plan` says so where most runs of a framework on a generation of GPUs took longer, or less, than \
+         predicted, by 5% and more in the median. \
          Tails are heavier than a normal distribution's (weak spots and noisy sweeps make \
          them up), so that no one width holds both shares: the second is mostly wider than twice the first, and the first \
          is the geometric mean of what holds 68.3% and of half of the second, or the former where that is wider. Where constants \

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use autoplan::frameworks::error_bars::ErrorBars;
+use autoplan::frameworks::error_bars::{ErrorBar, ErrorBars, Leaning};
+use autoplan::spec::cluster::Architecture;
 use autoplan::validate::baseline::Baseline;
 use autoplan::validate::goals::Goal;
 use autoplan::validate::misses::parts;
@@ -428,17 +429,43 @@ fn error_bars_are_those_of_the_residuals() {
             }
         }
     }
-    assert_eq!((shipped.seen.clone(), shipped.special.len()), (now.seen, now.special.len()));
-    for (a, b) in shipped.special.iter().zip(now.special) {
+    assert_eq!((&shipped.seen, shipped.special.len()), (&now.seen, now.special.len()));
+    for (a, b) in shipped.special.iter().zip(&now.special) {
         assert_eq!((a.kind, a.runs), (b.kind, b.runs));
         assert!((a.sigma / b.sigma - 1.0).abs() < 0.05, "{a:?} {b:?}");
     }
+    // By hand: predictions of Megatron on A100 are too fast, as its published rates say.
+    let leans = |of: &ErrorBars| of.leanings.iter().map(|one| (one.of.clone(), one.runs)).collect::<Vec<_>>();
+    assert_eq!(leans(shipped), leans(&now));
+    let megatron =
+        |one: &&Leaning| one.of.profile == "megatron" && one.of.architecture == Architecture::Ampere;
+    let slower = now.leanings.iter().find(megatron).unwrap();
+    let rows = report.rows.iter().filter(|row| {
+        row.labels.profile == "megatron"
+            && row.labels.architecture == Some(Architecture::Ampere)
+            && row.measured_step_s.or(row.rate_step_s).is_some()
+    });
+    let mut longer: Vec<f64> = rows
+        .filter_map(|row| Some(row.measured_step_s.or(row.rate_step_s)? / row.predicted_step_s? - 1.0))
+        .collect();
+    longer.sort_by(f64::total_cmp);
+    let median = longer[(longer.len() - 1) / 2].midpoint(longer[longer.len() / 2]);
+    assert!((slower.longer() - median).abs() < 0.01 && median > 0.1, "{slower:?} {median}");
+    // Of one publication, with 1.5 % of its own: no narrower than what several say of the framework.
+    let alone = |bar: &&ErrorBar| {
+        bar.profile.as_deref() == Some("nemo") && bar.runs == 17 && bar.narrow == Some(false)
+    };
+    let wide = |bar: &&ErrorBar| {
+        bar.profile.as_deref() == Some("nemo") && !bar.experts && bar.narrow.is_none() && bar.scale.is_none()
+    };
+    let (alone, wide) = (now.bars.iter().find(alone).unwrap(), now.bars.iter().find(wide).unwrap());
+    assert!(alone.sigma >= wide.sigma && alone.sigma > 0.03, "{alone:?} {wide:?}");
     let coverage = report.summary.coverage.unwrap();
     assert!((0.70..0.88).contains(&coverage.one_sigma), "{coverage:?}");
     assert!((0.95..0.99).contains(&coverage.two_sigma), "{coverage:?}");
     // The bars that ship around predictions that no constant was fitted to.
     let apart = report.summary.left_out_inside_shipped.unwrap();
-    assert!((0.66..0.75).contains(&apart.one_sigma), "{apart:?}");
+    assert!((0.66..0.78).contains(&apart.one_sigma), "{apart:?}");
     assert!((0.945..0.985).contains(&apart.two_sigma), "{apart:?}");
     // Times that printed rates say, which no constant was fitted to.
     let rates = report.summary.rates_coverage.unwrap();

@@ -90,7 +90,7 @@ fn adapters_take_time_by_their_rank() {
     let refused = autoplan(&[&job[..9], &["--lora", "16"]].concat());
     assert_eq!(refused.status.code(), Some(1));
     let said = stdout(&refused);
-    assert!(said.contains("--framework of those that can: bridge, deepspeed, accelerate\n"), "{said}");
+    assert!(said.contains("--framework of those that can: bridge, deepspeed, accelerate; no files are written for adapters\n"), "{said}");
 }
 
 #[test]
@@ -1879,7 +1879,8 @@ fn surer_plans_can_be_asked_for() {
         ["plan", "llama3.1-8b", "dgx-h100", "-g", "8", "-b", "128", "-s", "4096", "--framework", "deepspeed"];
     let table = stdout(&autoplan(&job));
     let note = table.lines().find(|line| line.starts_with("fits: ")).unwrap_or_else(|| panic!("{table}"));
-    let (_, limit) = note.split_once("--memory-limit ").unwrap();
+    let surer = table.lines().find(|line| line.starts_with("  surer: ")).unwrap_or_else(|| panic!("{table}"));
+    let (_, limit) = surer.split_once("--memory-limit ").unwrap();
     let limit = limit.split(' ').next().unwrap();
     let plans = |more: &[&str]| -> Vec<serde_json::Value> {
         let output = autoplan(&[&job[..], &["--format", "json"], more].concat());
@@ -1892,6 +1893,19 @@ fn surer_plans_can_be_asked_for() {
     let first = 1.0 - chance(&usual[0]);
     assert!(note.contains(&format!("the first {:.0} of 100 may run out of memory", first * 100.0)), "{note}");
     assert!(usual.iter().all(|plan| chance(plan) >= 0.5), "what is predicted fits");
+    // Asked for by its degrees, the plan with these is the best.
+    let named = usual[0]["name"].as_str().unwrap();
+    let degrees: Vec<String> = ["tp", "pp", "cp"]
+        .map(|axis| {
+            named.split(' ').find_map(|word| Some(format!("{axis}={}", word.strip_prefix(axis)?))).unwrap()
+        })
+        .to_vec();
+    let same = plans(&["--memory-limit", limit, "--fix", &degrees.join(",")]);
+    assert!(surer.contains(&format!(": {}; ", same[0]["name"].as_str().unwrap())), "{surer} {same:?}");
+    assert!(
+        chance(&same[0]) > 0.949
+            && surer.contains(&format!("  surer: {:.0} of 100", chance(&same[0]) * 100.0))
+    );
     let surer = plans(&["--memory-limit", limit]);
     assert!(surer.iter().all(|plan| chance(plan) > 0.949), "{surer:?}");
     assert!(!stdout(&autoplan(&[&job[..], &["--memory-limit", limit]].concat())).contains("fits: "));
@@ -1912,7 +1926,7 @@ fn advised_limits_are_rounded_down() {
     let job = "plan qwen2.5-32b dgx-h200 -g 32 -b 64 -s 4096 --framework megatron --fix offload=none";
     let table = stdout(&autoplan_says(job));
     let (_, limit) =
-        table.split_once("fits: ").and_then(|(_, note)| note.split_once("--memory-limit ")).unwrap();
+        table.split_once("  surer: ").and_then(|(_, note)| note.split_once("--memory-limit ")).unwrap();
     let limit = limit.split(' ').next().unwrap();
     let again = stdout(&autoplan_says(&format!("{job} --memory-limit {limit}")));
     assert!(!again.contains("fits: "), "{again}");
@@ -2112,7 +2126,7 @@ fn notes_are_of_the_plans_that_are_printed() {
     let mut dispatchers = [0, 0];
     for pick in 1..=6 {
         let table = stdout(&autoplan_says(&format!("{job} --pick {pick}")));
-        let own = table.contains(" deepep ");
+        let own = table.lines().any(|line| line.contains(" deepep ") && !line.contains("surer: "));
         assert_eq!(table.contains("released builds do not run"), own, "{table}");
         dispatchers[usize::from(own)] += 1;
     }

@@ -2508,7 +2508,13 @@ fn every_rule_asked_while_reading_refuses_what_it_says() {
 /// Variables and flags that break one rule together on a Hopper cluster, the flag that is pointed at, and what is
 /// said of it.
 const BROKEN_ENVIRONMENTS: &[(&str, &str, &str, &str, &str)] = &[
-    ("connections", "", "", "--tensor-model-parallel-size", "the script does not export it"),
+    (
+        "connections",
+        "",
+        "",
+        "--tensor-model-parallel-size",
+        "the script does not export it (where the surroundings do: -- CUDA_DEVICE_MAX_CONNECTIONS=1)",
+    ),
     ("connections", "CUDA_DEVICE_MAX_CONNECTIONS=8", "", "--tensor-model", "the script sets it to 8"),
     (
         "stage-messages",

@@ -172,7 +172,9 @@ pub static FLAG_RULES: &[FlagRule] = &[
             let flag = flags.into_iter().find(|f| c.number(f).is_some_and(|n| n > 1)).unwrap_or(flags[0]);
             let said = match c.environment.get(CONNECTIONS) {
                 Some(value) => format!("the script sets it to {}", shown(value)),
-                None => "the script does not export it".to_owned(),
+                None => {
+                    format!("the script does not export it (where the surroundings do: -- {CONNECTIONS}=1)")
+                }
             };
             refuse(
                 known && c.orders_messages() && !c.may_be(CONNECTIONS, "1"),

@@ -361,8 +361,8 @@ fn flags_of_rule(rule: &str) -> &'static [&'static str] {
         "yarn-context" => &["--context-parallel-size"],
         "sequence" => &["--context-parallel-size", "--seq-length"],
         "sequence-parallel" => &[
-            "--sequence-parallel",
             "--tensor-model-parallel-size",
+            "--sequence-parallel",
             "--context-parallel-size",
             "--seq-length",
         ],

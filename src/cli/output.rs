@@ -209,6 +209,20 @@ fn ties(rows: &[Row]) -> Option<String> {
     Some(line)
 }
 
+/// How surely a plan keeps the deadline and the budget, which predictions alone decide: a step that errs moves both.
+fn kept(row: &Row, bounds: Bounds) -> Option<String> {
+    let run = row.run.as_ref()?;
+    let share = |factor: f64| row.found.prediction.interval.share_below(factor) * 100.0;
+    let deadline =
+        bounds.deadline.map(|limit| format!("{:.0} of 100 in time", share(limit.0 / run.time.total.0)));
+    let budget = bounds
+        .budget
+        .map(|limit| format!("{:.0} of 100 within the budget", share(limit.0 / run.dollars.total.0)));
+    let said: Vec<String> = [deadline, budget].into_iter().flatten().collect();
+    (!said.is_empty())
+        .then(|| format!("runs like the first, by the error bar of its step: {}", said.join(", ")))
+}
+
 /// How surely the best plan fits, or the one that was picked, and what fits more surely.
 fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let best = rows.first()?;
@@ -607,6 +621,9 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
         writeln!(out)?;
     }
     if let Some(line) = ties(rows) {
+        writeln!(out, "{line}")?;
+    }
+    if let Some(line) = rows.first().and_then(|row| kept(row, report.bounds)) {
         writeln!(out, "{line}")?;
     }
     let surer = rows.first().and_then(|row| Surer::of(row.section.prepared, row.found, report.bar));

@@ -226,8 +226,10 @@ fn possible(task: &Task, gpus: u32) -> bool {
 }
 
 /// Where GPUs and batch do not divide: the nearest batches that do, one smaller and one larger, of so many tried to
-/// either side.
+/// either side; or one nearby that divides better, where it takes less time a sequence.
 fn other_batches(task: &Task, near: usize, out: &mut Remedies) {
+    /// Share of the batch within which one that divides better is as good.
+    const CLOSE: f64 = 0.05;
     let r = &task.restrictions;
     let only = |axis: &Axis| match axis.only.as_deref() {
         Some([one]) => *one,
@@ -247,14 +249,30 @@ fn other_batches(task: &Task, near: usize, out: &mut Remedies) {
         |u: &u32| Some(u64::from(batch / u + 1) * u64::from(*u)).filter(|&b| b <= u64::from(MOST_SEQUENCES));
     let mut above: Vec<u32> = units.iter().filter_map(next).filter_map(|b| u32::try_from(b).ok()).collect();
     above.sort_unstable();
+    let attempt = |batch: u32, out: &mut Remedies| {
+        let task = changed(task, |t| t.job.global_batch_size = batch);
+        !out.observer.stop()
+            && task.prepare().divides()
+            && out.attempt(format!("another batch: --global-batch {batch}"), &task)
+    };
+    let ways = |batch: &u32| units.iter().filter(|&unit| batch % unit == 0).count();
     for mut side in [below, above] {
         side.dedup();
-        side.into_iter().take(near).find(|&batch| {
-            let task = changed(task, |t| t.job.global_batch_size = batch);
-            !out.observer.stop()
-                && task.prepare().divides()
-                && out.attempt(format!("another batch: --global-batch {batch}"), &task)
-        });
+        let Some(nearest) = side.iter().copied().take(near).find(|&batch| attempt(batch, out)) else {
+            continue;
+        };
+        // The first of those that divide best.
+        let close = side
+            .iter()
+            .copied()
+            .filter(|&other| f64::from(other.abs_diff(batch)) <= CLOSE * f64::from(batch));
+        let better = close.rev().max_by_key(ways).filter(|better| ways(better) > ways(&nearest));
+        if let Some(better) = better.filter(|&better| attempt(better, out)) {
+            let each = |remedy: &Remedy, batch: u32| remedy.step.0 / f64::from(batch);
+            let last = out.found.len() - 1;
+            let slower = each(&out.found[last], better) >= each(&out.found[last - 1], nearest);
+            out.found.remove(if slower { last } else { last - 1 });
+        }
     }
 }
 

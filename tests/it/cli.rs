@@ -750,6 +750,13 @@ fn a_deadline_or_a_budget_that_no_plan_keeps_has_a_way_out() {
         ["plan", "llama3.2-1b", "dgx-a100", "--gpus", "1,8", "-b", "32", "-s", "2048", "--tokens", "1T"];
     let output = autoplan(&[&several[..], &["--deadline", &deadline]].concat());
     assert!(stdout(&output).contains("remedy: more GPUs: --gpus 16 (confirmed"), "{}", stdout(&output));
+    // A bound that is kept by a little is kept by half of the runs, and a wide one by nearly all.
+    let kept = |factor: f64| {
+        let deadline = format!("{}d", days * factor);
+        stdout(&small(&["--tokens", "1T", "--deadline", &deadline, "--top", "1"]))
+    };
+    assert!(kept(1.0001).contains("error bar of its step: 50 of 100 in time"), "{}", kept(1.0001));
+    assert!(kept(3.0).contains("error bar of its step: 100 of 100 in time"), "{}", kept(3.0));
     // What one number keeps is found, whatever others between do: by the runs of all.
     let counts = ["8", "16", "24", "32", "40", "48", "56", "64"];
     let runs = counts.map(|gpus| {

@@ -44,7 +44,7 @@ impl<'a> NoPlan<'a> {
             seen.partition(|section| section.answer.found.is_empty());
         let mut reasons = Vec::new();
         let tried = |section: &&Section| matches!(section.offloading, Offloading::Needed);
-        if !empty.is_empty() && empty.iter().all(tried) {
+        if found.is_empty() && empty.iter().all(tried) {
             reasons.push("nothing fits without offload, nor with it".to_owned());
         }
         reasons.extend(reasons_of(&empty, report.sections.len() > 1));
@@ -190,8 +190,13 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
             ];
             for (bounds, missed) in alone {
                 let some = within(bounds).into_iter();
-                found.extend(some.map(|one| Remedy { what: format!("{}, {missed}", one.what), ..one }));
+                found.extend(some.map(|one| {
+                    // What was not tried for both may keep both.
+                    let both = report.bounds.admit(one.run.as_ref());
+                    if both { one } else { Remedy { what: format!("{}, {missed}", one.what), ..one } }
+                }));
             }
+            found.sort_by_key(|one| !report.bounds.admit(one.run.as_ref()));
         }
         return found;
     }

@@ -319,7 +319,7 @@ const EVERY: usize = 32;
 pub(crate) struct GpuCounts {
     /// Ascending, each once; none where a range has none.
     pub(crate) counts: Vec<u32>,
-    /// What a range leaves out, if anything.
+    /// What a range leaves out, or what else a list may mean, if anything.
     pub(crate) note: Option<String>,
 }
 

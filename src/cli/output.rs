@@ -1,6 +1,6 @@
 //! Plans as a table, JSON, CSV and RON.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use crate::cost::goodput::NoProgress;
 use crate::cost::money::{PhasedCost, RunCost, goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::frameworks::Target;
+use crate::frameworks::error_bars::Leaning;
 use crate::layers::Layers;
 use crate::plan::{Layout, Offload, Plan, Recompute};
 use crate::planner::{Offloading, Prepared, Rates, Task};
@@ -209,18 +210,32 @@ fn ties(rows: &[Row]) -> Option<String> {
     Some(line)
 }
 
-/// How surely a plan keeps the deadline and the budget, which predictions alone decide: a step that errs moves both.
-fn kept(row: &Row, bounds: Bounds) -> Option<String> {
+/// How runs like a plan's lean, where these inform its bar.
+fn leaning(row: &Row) -> Option<&'static Leaning> {
+    let cost = row.section.prepared.cost();
+    let informed = cost.own_runs().is_none() && (cost.is_measured() || cost.is_known_by_rates());
+    cost.leaning().filter(|_| informed)
+}
+
+/// How surely a plan keeps the deadline and the budget, which predictions alone decide: a step that errs moves both, and where
+/// measured runs lean it leans as they do.
+fn kept(row: &Row, bounds: Bounds, picked: bool) -> Option<String> {
     let run = row.run.as_ref()?;
-    let share = |factor: f64| row.found.prediction.interval.share_below(factor) * 100.0;
+    let longer = leaning(row).map_or(0.0, Leaning::longer);
+    let share = |factor: f64| {
+        let share = row.found.prediction.interval.share_below(factor / (1.0 + longer)) * 100.0;
+        if share > 99.0 { "more than 99".to_owned() } else { format!("{share:.0}") }
+    };
     let deadline =
-        bounds.deadline.map(|limit| format!("{:.0} of 100 in time", share(limit.0 / run.time.total.0)));
+        bounds.deadline.map(|limit| format!("{} of 100 in time", share(limit.0 / run.time.total.0)));
     let budget = bounds
         .budget
-        .map(|limit| format!("{:.0} of 100 within the budget", share(limit.0 / run.dollars.total.0)));
+        .map(|limit| format!("{} of 100 within the budget", share(limit.0 / run.dollars.total.0)));
     let said: Vec<String> = [deadline, budget].into_iter().flatten().collect();
-    (!said.is_empty())
-        .then(|| format!("runs like the first, by the error bar of its step: {}", said.join(", ")))
+    (!said.is_empty()).then(|| {
+        let which = if picked { "this plan" } else { "the first" };
+        format!("runs like {which}, by the error bar of its step: {}", said.join(", "))
+    })
 }
 
 /// How surely the best plan fits, or the one that was picked, and what fits more surely.
@@ -330,9 +345,11 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
             1 => "there is 1 plan".to_owned(),
             several => format!("there are {several} plans"),
         };
-        return Err(Failure::Usage(format!(
-            "--pick {pick}: {there}; --per-layout is for more of every kind"
-        )));
+        let more = match report.sections.len() {
+            1 => "--per-layout is for more of every kind",
+            _ => "of each number of GPUs and cluster the best",
+        };
+        return Err(Failure::Usage(format!("--pick {pick}: {there}; {more}")));
     }
     let picked = report.pick.and_then(|pick| all.get(pick - 1..pick));
     let rows = picked.unwrap_or(&all);
@@ -623,10 +640,12 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
     if let Some(line) = ties(rows) {
         writeln!(out, "{line}")?;
     }
-    if let Some(line) = rows.first().and_then(|row| kept(row, report.bounds)) {
+    if let Some(line) = rows.first().and_then(|row| kept(row, report.bounds, report.pick.is_some())) {
         writeln!(out, "{line}")?;
     }
-    let surer = rows.first().and_then(|row| Surer::of(row.section.prepared, row.found, report.bar));
+    let surer = rows
+        .first()
+        .and_then(|row| Surer::of(row.section.prepared, row.found, (report.even_stages, report.bar)));
     if let Some(line) = surer.and_then(|surer| room(rows, report.pick.is_some(), &surer)) {
         writeln!(out, "{line}")?;
     }
@@ -663,19 +682,14 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
                 prepared.task.profile_name, row.section.cluster
             )?;
         }
-        let leaning = prepared.cost().leaning().filter(|_| first && prepared.cost().own_runs().is_none());
-        if let Some(leaning) = leaning {
+        if let Some(leaning) = leaning(row).filter(|_| first) {
             let (longer, runs) = (leaning.longer(), leaning.runs);
             let (took, than) = if longer > 0.0 { ("longer", longer) } else { ("less", -longer) };
             writeln!(
                 out,
-                "± : {} measured run{} of `{}` {experts} experts on GPUs like those of {} took {} {took} than predicted{}",
-                super::models::group(runs as u64),
-                if runs == 1 { "" } else { "s" },
+                "± : {runs} runs of `{}` {experts} experts on such GPUs took {} {took} than predicted, in the median",
                 prepared.task.profile_name,
-                row.section.cluster,
-                percent(than),
-                if runs == 1 { "" } else { ", in the median" }
+                percent(than)
             )?;
         }
     }
@@ -812,11 +826,24 @@ fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) -> Result<(
             super::models::group(c.evaluated)
         )?;
     }
-    if several && let Some(section) = proved.first() {
-        // Of one framework, and mostly of clusters that are alike.
-        let left = left_out(section.prepared, section.offloading.is_open());
-        if !left.is_empty() {
-            writeln!(out, "all {left}")?;
+    if several {
+        let mut left: BTreeMap<String, Vec<u32>> = BTreeMap::new();
+        for section in &proved {
+            let of = left_out(section.prepared, section.offloading.is_open());
+            left.entry(of).or_default().push(section.prepared.task.job.gpus);
+        }
+        let all = left.len() == 1;
+        for (left, mut gpus) in left.into_iter().filter(|(left, _)| !left.is_empty()) {
+            gpus.sort_unstable();
+            gpus.dedup();
+            let which = match gpus.as_slice() {
+                _ if all => "all".to_owned(),
+                [from, .., to] if gpus.len() > FEW_SEARCHES => {
+                    format!("{} numbers of GPUs from {from} to {to}", gpus.len())
+                }
+                some => format!("{} GPUs", some.iter().map(u32::to_string).collect::<Vec<_>>().join(", ")),
+            };
+            writeln!(out, "{which} {left}")?;
         }
     }
     Ok(())
@@ -1099,7 +1126,9 @@ fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
     } else {
         value["searches"] = json!(searches);
     }
-    let surer = rows.first().and_then(|row| Surer::of(row.section.prepared, row.found, report.bar));
+    let surer = rows
+        .first()
+        .and_then(|row| Surer::of(row.section.prepared, row.found, (report.even_stages, report.bar)));
     if let Some(Surer { limit, plan, chance, .. }) = surer {
         let plan = plan.map(|found| {
             json!({

@@ -290,7 +290,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     for (done, at) in spread_out(prepared.len()).into_iter().enumerate() {
         bar.search(done + 1, prepared.len());
         let (cluster, prepared) = &prepared[at];
-        let mut solution = if bar.stop() {
+        let mut solution = if done > 0 && bar.stop() {
             Solution { answer: Answer::unsearched(), offloading: Offloading::Left }
         } else {
             prepared.solve(&request, &bar)
@@ -360,6 +360,25 @@ fn spread_out(count: usize) -> Vec<usize> {
         }
     }
     order
+}
+
+#[cfg(test)]
+#[test]
+fn every_beginning_is_from_all_over() {
+    for count in 0..200 {
+        let order = spread_out(count);
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert!(sorted.iter().copied().eq(0..count), "{order:?}");
+        // Nothing is further from what was searched than about twice as far as it must be.
+        for searched in 2..=count {
+            let mut some = order[..searched].to_vec();
+            some.sort_unstable();
+            let widest = some.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+            assert!(widest <= 2 * (count - 1).div_ceil(searched - 1), "{count} {some:?}");
+        }
+    }
+    assert_eq!(spread_out(5), [0, 4, 2, 1, 3]);
 }
 
 /// Refuses what no whole nodes of a machine give.

@@ -26,12 +26,12 @@ static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(fals
 /// How long nothing is drawn, and how often at least then.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// What is waited for.
 /// Whether Ctrl-C has asked for an end.
 pub(crate) fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
+/// What is waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Search,

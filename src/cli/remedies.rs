@@ -57,8 +57,8 @@ struct Remedies<'a> {
     found: Vec<Remedy>,
     /// The late plan of the most GPUs.
     late: Option<Late>,
-    /// How many times the deadline, and the budget, the latest plan that does not keep both takes.
-    missed: [f64; 2],
+    /// How many times the deadline, and the budget, the latest plan takes; none where there was none.
+    taken: Option<[f64; 2]>,
 }
 
 /// A plan that misses the deadline.
@@ -72,11 +72,12 @@ struct Late {
 
 impl<'a> Remedies<'a> {
     fn new(bounds: Bounds, observer: &'a dyn Observer) -> Self {
-        Self { observer, bounds, found: Vec::new(), late: None, missed: [0.0; 2] }
+        Self { observer, bounds, found: Vec::new(), late: None, taken: None }
     }
 
     /// Looks for a plan of a changed task; whether there is one.
     fn attempt(&mut self, what: String, task: &Task) -> bool {
+        self.taken = None;
         if self.observer.stop() {
             return false;
         }
@@ -91,9 +92,10 @@ impl<'a> Remedies<'a> {
             return false;
         }
         let run = run_of(&prepared, best);
+        let taken = self.bounds.share_taken(run.as_ref());
+        self.taken = Some(taken);
         if !self.bounds.admit(run.as_ref()) {
-            self.missed = self.bounds.share_taken(run.as_ref());
-            if let Some(run) = run.filter(|_| self.missed[0] > 1.0) {
+            if let Some(run) = run.filter(|_| taken[0] > 1.0) {
                 let gpus = task.job.gpus;
                 let enough = enough(gpus, self.bounds, &run, best);
                 self.late = self.late.max(enough.map(|enough| Late { gpus, enough }));
@@ -226,10 +228,11 @@ fn possible(task: &Task, gpus: u32) -> bool {
 }
 
 /// Where GPUs and batch do not divide: the nearest batches that do, one smaller and one larger, of so many tried to
-/// either side; or one nearby that divides better, where it takes less time a sequence.
+/// either side; or instead one nearby that divides better, where it takes clearly less time a sequence.
 fn other_batches(task: &Task, near: usize, out: &mut Remedies) {
-    /// Share of the batch within which one that divides better is as good.
+    /// Share of the batch within which one that divides better is as good, and share of the time a sequence that it is to gain.
     const CLOSE: f64 = 0.05;
+    const WORTH: f64 = 0.01;
     let r = &task.restrictions;
     let only = |axis: &Axis| match axis.only.as_deref() {
         Some([one]) => *one,
@@ -255,22 +258,23 @@ fn other_batches(task: &Task, near: usize, out: &mut Remedies) {
             && task.prepare().divides()
             && out.attempt(format!("another batch: --global-batch {batch}"), &task)
     };
-    let ways = |batch: &u32| units.iter().filter(|&unit| batch % unit == 0).count();
+    let ways = |batch: &u32| units.iter().filter(|&replicas| batch % replicas == 0).count();
     for mut side in [below, above] {
         side.dedup();
         let Some(nearest) = side.iter().copied().take(near).find(|&batch| attempt(batch, out)) else {
             continue;
         };
-        // The first of those that divide best.
-        let close = side
-            .iter()
-            .copied()
-            .filter(|&other| f64::from(other.abs_diff(batch)) <= CLOSE * f64::from(batch));
+        // The first of those that divide best; nearer ones were tried.
+        let apart = |other: u32| other.abs_diff(batch);
+        let close = side.iter().copied().filter(|&other| {
+            apart(other) > apart(nearest) && f64::from(apart(other)) <= CLOSE * f64::from(batch)
+        });
         let better = close.rev().max_by_key(ways).filter(|better| ways(better) > ways(&nearest));
         if let Some(better) = better.filter(|&better| attempt(better, out)) {
             let each = |remedy: &Remedy, batch: u32| remedy.step.0 / f64::from(batch);
             let last = out.found.len() - 1;
-            let slower = each(&out.found[last], better) >= each(&out.found[last - 1], nearest);
+            let slower =
+                each(&out.found[last], better) >= (1.0 - WORTH) * each(&out.found[last - 1], nearest);
             out.found.remove(if slower { last } else { last - 1 });
         }
     }
@@ -336,7 +340,7 @@ pub(crate) fn within(
     let mut out = Remedies::new(bounds, observer);
     if bounds.deadline.is_some_and(|deadline| fastest.time.total.0 > deadline.0) {
         let gpus = task.job.gpus;
-        let evens = |n: u32| n.trailing_zeros() > gpus.trailing_zeros();
+        let evens = |n: u32| ways_to_divide(task, n) > ways_to_divide(task, gpus);
         // What would not be enough without any overhead is not searched, unless it is near and divides better.
         let enough = enough(gpus, bounds, fastest, plan).unwrap_or(0);
         let hopeful = |n: u32| n >= enough || evens(n) && f64::from(n) <= NEAR * f64::from(gpus);
@@ -380,19 +384,23 @@ fn nearest_number(task: &Task, more: bool, hopeful: impl Fn(u32) -> bool, out: &
     let usable = |n: &u32| *n != gpus && possible(task, *n) && hopeful(*n);
     let mut all = multiples(gpus, task.machine.cluster.gpus_per_node, more);
     all.retain(usable);
-    let counts = if more || all.len() <= BETWEEN { all.clone() } else { far_apart(gpus, &all) };
+    let ways = |n: u32| ways_to_divide(task, n);
+    let counts = if more || all.len() <= BETWEEN { all.clone() } else { far_apart(gpus, &all, ways) };
     // More of them take more dollars, fewer more time: those further away miss the other bound by more.
     let mut beyond = 0;
     // The last that keeps the other bound, and the last.
     let (mut kept, mut last) = (gpus, gpus);
     for &at in &counts {
-        out.missed = [0.0; 2];
         let found = attempt(out, at);
-        let [late, dear] = out.missed;
-        let (own, other) = if more { (late, dear) } else { (dear, late) };
+        // What does not fit is no nearer to it with fewer GPUs.
+        let (own, other) = match out.taken {
+            Some([late, dear]) if more => (late, dear),
+            Some([late, dear]) => (dear, late),
+            None => (f64::INFINITY, if more { 1.0 } else { f64::INFINITY }),
+        };
         beyond = if own <= 1.0 && other > 1.0 { beyond + 1 } else { 0 };
         if !found && beyond < IN_A_ROW && other <= BEYOND {
-            kept = if other > 1.0 { kept } else { at };
+            kept = if out.taken.is_none() || other > 1.0 { kept } else { at };
             last = at;
             continue;
         }
@@ -404,7 +412,7 @@ fn nearest_number(task: &Task, more: bool, hopeful: impl Fn(u32) -> bool, out: &
             let between = |n: &u32| *n > at.min(last) && *n < at.max(last) && !counts.contains(n);
             let mut nearer: Vec<u32> = all.iter().copied().chain(quarters.filter(usable)).collect();
             nearer.retain(between);
-            nearer.sort_unstable_by_key(|n| (Reverse(n.trailing_zeros()), n.abs_diff(last)));
+            nearer.sort_unstable_by_key(|&n| (Reverse(ways(n)), n.abs_diff(last)));
             nearer.dedup();
             nearer.truncate(BETWEEN);
             nearer.sort_unstable_by_key(|n| n.abs_diff(last));
@@ -418,14 +426,20 @@ fn nearest_number(task: &Task, more: bool, hopeful: impl Fn(u32) -> bool, out: &
     }
 }
 
+/// In how many ways the batch of a task divides among replicas of so many GPUs, and how often these can be halved.
+fn ways_to_divide(task: &Task, gpus: u32) -> (usize, u32) {
+    let batch = task.job.global_batch_size;
+    (divisors(gpus).into_iter().filter(|replicas| batch % replicas == 0).count(), gpus.trailing_zeros())
+}
+
 /// Of numbers below `gpus`, in falling order, some that are by half to twice apart, as dollars fall slowly: of those in
-/// reach the one that can be halved most often.
-fn far_apart(gpus: u32, counts: &[u32]) -> Vec<u32> {
+/// reach the one that divides in most `ways`.
+fn far_apart<K: Ord>(gpus: u32, counts: &[u32], ways: impl Fn(u32) -> K) -> Vec<u32> {
     let next = |&last: &u32| {
         let (last, counts) = (u64::from(last), counts.iter().copied());
         let far = counts.filter(|&n| 3 * u64::from(n) <= 2 * last);
         let near = far.clone().filter(|&n| 2 * u64::from(n) >= last);
-        near.max_by_key(|n| (n.trailing_zeros(), *n)).or_else(|| far.max())
+        near.max_by_key(|&n| (ways(n), n)).or_else(|| far.max())
     };
     std::iter::successors(Some(gpus), next).skip(1).collect()
 }
@@ -475,7 +489,8 @@ mod tests {
         assert!(multiples(5_376, 8, true).contains(&6_144));
         // 61 nodes have no halves.
         assert!(multiples(488, 8, false).contains(&128));
-        assert_eq!(far_apart(64, &multiples(64, 8, false)), [32, 16, 8, 4, 2, 1]);
-        assert_eq!(far_apart(1_000, &multiples(1_000, 8, false))[..3], [512, 256, 128]);
+        let apart = |gpus| far_apart(gpus, &multiples(gpus, 8, false), u32::trailing_zeros);
+        assert_eq!(apart(64), [32, 16, 8, 4, 2, 1]);
+        assert_eq!(apart(1_000)[..3], [512, 256, 128]);
     }
 }

@@ -25,7 +25,11 @@ pub(crate) struct Surer {
 
 impl Surer {
     /// Looked for where a plan fits less surely; nothing to say of others, nor where another GPU is thought of.
-    pub(crate) fn of(prepared: &Prepared, found: &Found, stop: &dyn Observer) -> Option<Self> {
+    pub(crate) fn of(
+        prepared: &Prepared,
+        found: &Found,
+        (even_stages, stop): (bool, &dyn Observer),
+    ) -> Option<Self> {
         let cost = prepared.cost();
         let known = cost.memory_limit() <= cost.device_limit();
         if !known || cost.chance_to_fit(&found.prediction) >= SURE.0 {
@@ -34,17 +38,32 @@ impl Surer {
         let room = cost.device_limit().scale(1.0 / found.prediction.memory_interval.factor_at(SURE.1));
         // Rounded up it would leave a little too many.
         let limit = Bytes::from_f64((room.gigabytes() * 10.0).floor() * 1e8);
-        let plan = fastest(prepared, found, limit, stop);
+        let request = Request { top: 1, insist: false, even_stages, ..Request::default() };
+        let plan = fastest(prepared, found, limit, (&request, &Quiet(stop)));
         let chance = plan.as_ref().map_or(0.0, |plan| cost.chance_to_fit(&plan.prediction));
-        let step = |found: &Found| found.prediction.step().0 as f64;
+        let step = |found: &Found| found.ranked_step().0 as f64;
         let longer = plan.as_ref().map_or(0.0, |plan| step(plan) / step(found) - 1.0);
         Some(Self { limit, plan, chance, longer })
     }
 }
 
-/// The fastest plan with the degrees of another and less memory, by a search of its own, which is short: any schedule,
-/// micro-batch, sharding and recomputation.
-fn fastest(prepared: &Prepared, found: &Found, limit: Bytes, stop: &dyn Observer) -> Option<Found> {
+/// Shows nothing of a search that is short.
+struct Quiet<'a>(&'a dyn Observer);
+
+impl Observer for Quiet<'_> {
+    fn stop(&self) -> bool {
+        self.0.stop()
+    }
+}
+
+/// The fastest plan with the degrees and the dispatcher of another and less memory, by a search of its own, which is short: any
+/// schedule, micro-batch, sharding and recomputation.
+fn fastest(
+    prepared: &Prepared,
+    found: &Found,
+    limit: Bytes,
+    (request, observer): (&Request, &dyn Observer),
+) -> Option<Found> {
     let layout = found.plan.layout();
     let mut task = prepared.task.clone();
     task.job.memory_limit = Some(limit);
@@ -56,10 +75,11 @@ fn fastest(prepared: &Prepared, found: &Found, limit: Bytes, stop: &dyn Observer
         expert_parallel: only(layout.expert_parallel),
         expert_tensor_parallel: only(layout.expert_tensor_parallel),
         offload: Some(vec![layout.offload]),
+        dispatcher: layout.dispatcher.map(|dispatcher| vec![dispatcher]).or(task.restrictions.dispatcher),
         ..task.restrictions
     };
     let prepared = task.prepare();
-    let answer = prepared.search(&Request { top: 1, insist: false, ..Request::default() }, stop);
+    let answer = prepared.search(request, observer);
     let verified = |found: &Found| prepared.check(&found.plan, &found.prediction).passed();
     answer.found.into_iter().next().filter(|found| answer.stop == Stop::Proved && verified(found))
 }
@@ -67,9 +87,10 @@ fn fastest(prepared: &Prepared, found: &Found, limit: Bytes, stop: &dyn Observer
 impl fmt::Display for Surer {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         if let Some(Found { plan, prediction, .. }) = &self.plan {
-            let (step, longer) = (seconds(prediction.step().seconds()), percent(self.longer));
+            let (step, share) = (seconds(prediction.step().seconds()), percent(self.longer.abs()));
+            let than = if self.longer < 0.0 { "less" } else { "longer" };
             let fit = self.chance * 100.0;
-            write!(f, "{fit:.0} of 100 fit with the same degrees in {step}, {longer} longer: {plan}; ")?;
+            write!(f, "{fit:.0} of 100 fit with the same degrees in {step}, {share} {than}: {plan}; ")?;
         }
         write!(
             f,

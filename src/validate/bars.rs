@@ -89,7 +89,7 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
         }
     }
     let mut leanings: BTreeMap<Covered, Vec<f64>> = BTreeMap::new();
-    for row in distinct(rows, Measurand::StepTime) {
+    for row in distinct(rows, Measurand::StepTime).into_iter().filter(|row| !coarse(row)) {
         let labels = &row.labels;
         let residual = Readings::of(row, Measurand::StepTime).residual();
         if let Some((architecture, residual)) = labels.architecture.zip(residual) {
@@ -99,7 +99,8 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     }
     let leaning = |(of, residuals): (Covered, Vec<f64>)| {
         let median = round(median(&residuals)?);
-        (median.abs() >= LEANS).then_some(Leaning { of, runs: residuals.len(), median })
+        let runs = residuals.len();
+        (median.abs() >= LEANS && runs >= FEWEST_KNOWN).then_some(Leaning { of, runs, median })
     };
     let mut read: BTreeMap<Read, usize> = BTreeMap::new();
     for row in distinct(rows, Measurand::Memory) {
@@ -205,16 +206,16 @@ fn bars_of(rows: &[RowReport], what: Measurand) -> Vec<ErrorBar> {
             publications >= FEWEST_SOURCES
                 && residuals.get(class).is_some_and(|runs| runs[0].len() >= FEWEST_RUNS)
         };
-        let wide =
-            widened_of_profile(class).into_iter().find(|wide| several(&wide)).filter(|_| !several(&class));
-        let floor = wide.and_then(|wide| residuals.get(&wide)).map(|[own, apart]| wider(own, apart));
-        let (floor, two_floor) = floor.unwrap_or_default();
-        let (sigma, two_sigma) = (sigma.max(floor), two_sigma.max(two_floor));
+        let next = widened_of_profile(class).into_iter().find(|class| several(&class));
+        let next = next.filter(|_| !several(&class)).and_then(|class| residuals.get(&class));
+        let (floor, two_floor) = next.map(|[own, apart]| wider(own, apart)).unwrap_or_default();
+        let (own_sigma, sigma, two_sigma) = (sigma, sigma.max(floor), two_sigma.max(two_floor));
         // What the generation changes is common to the plans of a job.
         let level = ALL_SCALES.max(*level);
         let wide = (level, key.clone().widened(level));
         let pairs = differences.get(&wide).filter(|pairs| pairs.len() >= FEWEST_RUNS);
-        let fitted = timed.get(&of_all_generations(class)).map_or(sigma, |residuals| deviation(residuals));
+        let fitted =
+            timed.get(&of_all_generations(class)).map_or(own_sigma, |residuals| deviation(residuals));
         // Without pairs: half of the error is common to both plans, as in the classes that have pairs.
         let difference = pairs.map_or(fitted, |pairs| share_within(pairs, ONE_SIGMA)).max(LEAST_SIGMA);
         bars.push(ErrorBar {

@@ -340,14 +340,14 @@ pub(crate) fn within(
     let mut out = Remedies::new(bounds, observer);
     if bounds.deadline.is_some_and(|deadline| fastest.time.total.0 > deadline.0) {
         let gpus = task.job.gpus;
-        let evens = |n: u32| ways_to_divide(task, n) > ways_to_divide(task, gpus);
+        let divides_better = |n: u32| ways_to_divide(task, n) > ways_to_divide(task, gpus);
         // What would not be enough without any overhead is not searched, unless it is near and divides better.
         let enough = enough(gpus, bounds, fastest, plan).unwrap_or(0);
-        let hopeful = |n: u32| n >= enough || evens(n) && f64::from(n) <= NEAR * f64::from(gpus);
+        let hopeful = |n: u32| n >= enough || divides_better(n) && f64::from(n) <= NEAR * f64::from(gpus);
         nearest_number(task, true, hopeful, &mut out);
-        // Nor are fewer GPUs a way out for what is late with more.
+        // Fewer GPUs are faster only where they divide better.
         if out.found.is_empty() {
-            let near = |n: u32| evens(n) && f64::from(n) * NEAR >= f64::from(gpus);
+            let near = |n: u32| divides_better(n) && f64::from(n) * NEAR >= f64::from(gpus);
             nearest_number(task, false, near, &mut out);
         }
     } else if bounds.budget.is_some() {

@@ -29,6 +29,9 @@ pub struct Profile {
     pub schema: u32,
     /// What it describes, for people.
     pub title: String,
+    /// How far its predictions of the few runs that were published are off, for people, where these are too few for a class.
+    #[serde(default)]
+    pub caveat: Option<String>,
     /// Whose rules plans follow where the profile is named in the place of a framework: its own, or those of the
     /// most similar one.
     pub rules: Target,

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use autoplan::frameworks::error_bars::{ErrorBar, ErrorBars, Leaning};
+use autoplan::frameworks::profile::Profile;
 use autoplan::spec::cluster::Architecture;
 use autoplan::validate::baseline::Baseline;
 use autoplan::validate::goals::Goal;
@@ -286,6 +287,18 @@ fn the_training_of_deepseek_v3_is_predicted() {
     assert!((predicted / step - 1.0).abs() < 0.2, "{predicted} {step} {:?}", report.rows[0].skipped);
     let held = report.rows[0].predicted_allocated_gb.unwrap();
     assert!(held < 1.14 * 80.0, "{held}");
+    // What plans of these profiles are told by.
+    let caveat = |profile: &str| Profile::find(profile).unwrap().caveat.clone().unwrap();
+    let [longer, more] =
+        [predicted / step, held / 80.0].map(|ratio| format!("{:.0}%", (ratio - 1.0) * 100.0));
+    let said = caveat("hai-llm");
+    assert!(said.contains(&longer) && said.contains(&more), "{longer} {more}: {said}");
+    let all = published();
+    let deepspeed: Vec<&RowReport> =
+        all.rows.iter().filter(|row| row.labels.profile == "deepspeed").collect();
+    let [run] = deepspeed.as_slice() else { panic!("{}", deepspeed.len()) };
+    let times = run.measured_step_s.or(run.rate_step_s).unwrap() / run.predicted_step_s.unwrap();
+    assert!(caveat("deepspeed").contains(&format!("{times:.1} times")), "{times}");
     assert!(report.rows[0].plan.as_ref().is_some_and(|plan| plan.contains(" dualpipe ")));
 }
 

@@ -334,6 +334,14 @@ pub(super) fn unmeasured(rows: &[Row]) -> Vec<String> {
     if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
         say("± : nobody measured plans with states off the GPU: what that may hide is in the bar");
     }
+    let caveat = |row: &Row| {
+        let task = row.section.prepared.task;
+        let text = task.profile.caveat.as_deref()?;
+        Some(format!("± : `{}`: {text}", task.profile_name))
+    };
+    for line in rows.iter().filter_map(caveat).collect::<BTreeSet<String>>() {
+        say(&line);
+    }
     let ships = |name: &str| {
         let known = shipped::accelerators();
         known.iter().filter_map(|one| load_accelerator(one.name).ok()).any(|one| one.name == name)

@@ -323,16 +323,23 @@ pub(crate) struct GpuCounts {
     pub(crate) note: Option<String>,
 }
 
+/// The most GPUs that may be asked for.
+pub(crate) const MOST_GPUS: u32 = 10_000_000;
+
+/// One number of GPUs.
+pub(crate) fn number_of_gpus(text: &str) -> Option<u32> {
+    text.trim().parse().ok().filter(|number| (1..=MOST_GPUS).contains(number))
+}
+
 /// Numbers of GPUs: `N`, `A,B,C` or `A..B`. A range means every number of whole nodes in it, and of GPUs of one node; where
 /// those are too many, the ones that are products of 2, 3, 5 and 7, and where there are none, some from all over the range.
 pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure> {
     let bad = || {
         Failure::Usage(format!(
-            "--gpus {text}: expected a number from 1 to 10000000, a list A,B,C or a range A..B"
+            "--gpus {text}: expected a number from 1 to {MOST_GPUS}, a list A,B,C or a range A..B"
         ))
     };
-    let number =
-        |t: &str| t.trim().parse::<u32>().ok().filter(|&n| (1..=10_000_000).contains(&n)).ok_or_else(bad);
+    let number = |text: &str| number_of_gpus(text).ok_or_else(bad);
     if let Some((from, to)) = text.split_once("..") {
         let (from, to) = (number(from)?, number(to)?);
         if from > to {

@@ -34,8 +34,7 @@ pub(crate) struct Bounds {
 impl Bounds {
     /// Whether a run keeps them; one without a cost keeps none.
     pub(crate) fn admit(self, run: Option<&RunCost>) -> bool {
-        self.deadline.is_none_or(|limit| run.is_some_and(|run| run.time.total.0 <= limit.0))
-            && self.budget.is_none_or(|limit| run.is_some_and(|run| run.dollars.total.0 <= limit.0))
+        self.share_taken(run).iter().all(|share| *share <= 1.0)
     }
 
     /// How many times the deadline, and the budget, a run takes; one without a cost infinitely many.

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::fix::{CONTEXT_COMMS, DISPATCHERS, GRAPHS, SCHEDULES};
 use super::models::group;
-use super::options::JobArgs;
+use super::options::{JobArgs, MOST_GPUS, number_of_gpus};
 use super::output::{assumptions, percent, seconds, whereabouts};
 use super::plan::whole_nodes;
 use super::progress::Bar;
@@ -103,8 +103,7 @@ fn plan_of(prepared: &Prepared, best: &Best) -> Option<Plan> {
 }
 
 fn one_number(text: &str) -> Result<u32, String> {
-    let number = text.parse().ok().filter(|number| (1..=10_000_000).contains(number));
-    number.ok_or_else(|| "expected one number of GPUs from 1 to 10000000".to_owned())
+    number_of_gpus(text).ok_or_else(|| format!("expected one number of GPUs from 1 to {MOST_GPUS}"))
 }
 
 /// Runs the command.

@@ -50,14 +50,15 @@ impl Pricing {
     }
 }
 
-/// A GPU-hour that costs more is a slip: no rented one has cost a thousandth.
+/// A GPU-hour that costs more is a slip: a judgement, thousands of times what clouds ask (`clusters/*.ron`).
 const MOST_DOLLARS_PER_HOUR: f64 = 1e5;
 
 /// The text is no [`Pricing`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is not a price; expected `on-demand`, `reserved`, dollars per GPU-hour such as `2.5`, at most 100000, or such a \
-     figure with electricity on top, `1.1+power`"
+    "`{0}` is not a price; expected `on-demand`, `reserved`, dollars per GPU-hour such as `2.5`, at most {most}, or \
+     such a figure with electricity on top, `1.1+power`",
+    most = MOST_DOLLARS_PER_HOUR
 )]
 pub struct PricingError(String);
 

@@ -309,12 +309,18 @@ impl<'a> Search<'a> {
         families.iter().fold(self.judged.passes, |least, family| self.least_of(family, goal, least))
     }
 
-    /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
-    /// that says enough, else halves of them are; or with more work each way, which takes more of it and shows more.
-    fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
+    /// Whether no more programmes over whole layers are solved; none is after it was told to stop.
+    fn is_over(&mut self) -> bool {
         if self.whole > 0 && (self.stop)() {
             self.whole = 0;
         }
+        self.whole == 0
+    }
+
+    /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
+    /// that says enough, else halves of them are; or with more work each way, which takes more of it and shows more.
+    fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
+        self.is_over();
         let enough = goal.min(least);
         let (open, closed): (Family, Family) = ways.iter().partition(|(floor, _)| *floor < enough);
         let least = closed.iter().map(|(floor, _)| *floor).fold(least, Picos::min);
@@ -425,7 +431,7 @@ impl<'a> Search<'a> {
         let nodes = if many && programme.several() { FEW_NODES } else { NODES };
         let few = self.effort == 1 && (many || programme.several());
         for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS * self.effort as usize } {
-            if self.whole == 0 || (self.stop)() {
+            if self.is_over() {
                 break;
             }
             let (least, answer) = match self.solve_whole(programme, enough, nodes) {
@@ -536,7 +542,7 @@ impl<'a> Search<'a> {
         let pivots = solved.int_info_value(c"simplex_iteration_count").map_or(0, i64::unsigned_abs);
         self.work = self.work.saturating_add(pivots * (self.chains.len() * self.problem.chunks()) as u64);
         let most = if programme.ordered { MOST_WORK } else { MOST_WORK / UNORDERED };
-        if self.work > most * u64::from(self.effort) || (self.stop)() {
+        if self.work > most * u64::from(self.effort) {
             self.whole = 0;
         }
         if solved.status() == HighsModelStatus::Infeasible {

@@ -46,7 +46,7 @@ const MORE_ROWS: usize = 192;
 const MOST_NUMBERS: usize = 2 << 20;
 /// Chunks and ranks of which it takes a step to see how far they reach: so counted, three million steps took .6 to .9 s.
 const REACHED_PER_STEP: usize = 48;
-/// Looks at a chunk, or steps, between two questions whether to stop: some hundredths of a second.
+/// Steps between two questions whether to stop: some hundredths of a second.
 const UNASKED: u64 = 1 << 16;
 /// How often it is tried how long a walk takes: a hundredth of the steps that walks have.
 #[cfg(feature = "milp")]
@@ -131,7 +131,6 @@ pub(super) struct Walk<'a> {
     each_reach: u64,
     each_split: u64,
     stop: &'a dyn Fn() -> bool,
-    looks: u64,
     /// Steps that were left when it was asked last.
     asked: u64,
 }
@@ -170,7 +169,6 @@ impl<'a> Walk<'a> {
             each_reach: reach.places().div_ceil(REACHED_PER_STEP) as u64,
             each_split,
             stop,
-            looks: 0,
             asked: 0,
             reach,
         };
@@ -287,8 +285,7 @@ impl<'a> Walk<'a> {
 
     /// Asks from time to time.
     fn told_to_stop(&mut self) -> bool {
-        self.looks += 1;
-        if !self.looks.is_multiple_of(UNASKED) && self.asked.abs_diff(self.steps) < UNASKED {
+        if self.asked.abs_diff(self.steps) < UNASKED {
             return false;
         }
         self.asked = self.steps;

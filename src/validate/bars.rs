@@ -77,6 +77,7 @@ fn coarse(row: &RowReport) -> bool {
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     let round = |x: f64| (x * 1e4).round() / 1e4;
     let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
+    let mut leanings: BTreeMap<Covered, Vec<f64>> = BTreeMap::new();
     let mut seen: BTreeMap<Seen, usize> = BTreeMap::new();
     for row in distinct(rows, Measurand::StepTime).into_iter().filter(|row| !coarse(row)) {
         let (labels, timed) = (&row.labels, row.measured_step_s.is_some());
@@ -84,17 +85,12 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
         for &kind in &labels.special {
             *seen.entry(Seen { profile: profile.clone(), kind }).or_default() += 1;
         }
-        if let Some(architecture) = labels.architecture.filter(|_| timed) {
-            *counts.entry(Covered { profile, architecture, experts: labels.experts }).or_default() += 1;
-        }
-    }
-    let mut leanings: BTreeMap<Covered, Vec<f64>> = BTreeMap::new();
-    for row in distinct(rows, Measurand::StepTime).into_iter().filter(|row| !coarse(row)) {
-        let labels = &row.labels;
-        let residual = Readings::of(row, Measurand::StepTime).residual();
-        if let Some((architecture, residual)) = labels.architecture.zip(residual) {
-            let of = Covered { profile: labels.profile.to_owned(), architecture, experts: labels.experts };
-            leanings.entry(of).or_default().push(residual);
+        if let Some(architecture) = labels.architecture {
+            let of = Covered { profile, architecture, experts: labels.experts };
+            if timed {
+                *counts.entry(of.clone()).or_default() += 1;
+            }
+            leanings.entry(of).or_default().extend(Readings::of(row, Measurand::StepTime).residual());
         }
     }
     let leaning = |(of, residuals): (Covered, Vec<f64>)| {

@@ -132,6 +132,11 @@ fn plan_json(row: &Row, all: &[Row]) -> Value {
     value
 }
 
+/// What a search did not try unasked.
+pub(super) fn left_out_json(prepared: &Prepared, offloads: bool) -> Value {
+    prepared.left_out(offloads).into_iter().map(|(what, _)| what).collect()
+}
+
 /// A report as one value: `rows` are printed, of `all`.
 pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
     let Some(first) = report.sections.first() else { return Value::Null };
@@ -146,7 +151,7 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
                 "candidates": s.answer.counters.candidates, "evaluated": s.answer.counters.evaluated,
                 "simulated": s.answer.counters.simulated, "pruned": s.answer.counters.pruned,
                 "optimality_gap": s.answer.optimality_gap, "offload_opened": s.offloading.is_open(),
-                "left_out": s.prepared.left_out(s.offloading.is_open()).into_iter().map(|left| left.0).collect::<Vec<_>>(),
+                "left_out": left_out_json(s.prepared, s.offloading.is_open()),
             });
             if let Some(own) = s.prepared.cost().own_runs() {
                 search["own_runs"] = json!(own);

@@ -1,12 +1,13 @@
 //! The plans of a run that changes its context.
 
+use std::collections::BTreeSet;
 use std::io::Write;
 
 use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
-use super::json::prediction_json;
-use super::{Format, assumptions, gigabytes, gpu_hours, money, percent, seconds, whereabouts};
+use super::json::{left_out_json, prediction_json};
+use super::{Format, assumptions, gigabytes, gpu_hours, left_out, money, percent, seconds, whereabouts};
 use crate::cli::Failure;
 use crate::cli::models::group;
 use crate::cost::money::PhasedCost;
@@ -40,7 +41,9 @@ pub(crate) fn print_phases(
             .map(|phase| {
                 let mut value = prediction_json(phase.prepared, &phase.found.plan, &phase.found.prediction);
                 value["phase"] = json!(phase.phase.to_string());
-                value["offload_opened"] = json!(phase.offloading.is_open());
+                let offloads = phase.offloading.is_open();
+                value["offload_opened"] = json!(offloads);
+                value["left_out"] = left_out_json(phase.prepared, offloads);
                 value
             })
             .collect();
@@ -89,6 +92,10 @@ pub(crate) fn print_phases(
         }
     }
     writeln!(out, "{table}")?;
+    let left = |phase: &PlannedPhase| left_out(phase.prepared, phase.offloading.is_open());
+    for left in phases.iter().map(left).filter(|left| !left.is_empty()).collect::<BTreeSet<String>>() {
+        writeln!(out, "searched {left}")?;
+    }
     writeln!(
         out,
         "the whole run: {} tokens, {:.1} days, {}, {} GPU-hours",

@@ -164,24 +164,21 @@ fn proofs(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             group(sum(|c| c.evaluated))
         )?;
     }
-    for section in searched {
+    for section in &searched {
         if many && section.answer.stop == Stop::Proved {
             continue;
         }
         let c = &section.answer.counters;
         let moved = section.answer.found.iter().any(|found| found.ranked.is_some());
+        let left = match notes::left_out(section.prepared, section.offloading.is_open()) {
+            left if left.is_empty() || several => String::new(),
+            left => format!(" ({left})"),
+        };
+        let moved = if moved { ", before layers were moved" } else { "" };
+        let gap = percent(section.answer.optimality_gap);
         let proof = match section.answer.stop {
-            Stop::Proved => format!(
-                "proved optimal{}{}",
-                match notes::left_out(section.prepared, section.offloading.is_open()) {
-                    left if left.is_empty() || several => String::new(),
-                    left => format!(" ({left})"),
-                },
-                if moved { ", before layers were moved" } else { "" }
-            ),
-            Stop::Interrupted => {
-                format!("stopped; nothing can be more than {} faster", percent(section.answer.optimality_gap))
-            }
+            Stop::Proved => format!("proved optimal{left}{moved}"),
+            Stop::Interrupted => format!("stopped; nothing can be more than {gap} faster{left}"),
         };
         let which = if several {
             format!("{} x {}: ", section.prepared.task.job.gpus, section.cluster)
@@ -196,7 +193,7 @@ fn proofs(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
         )?;
     }
     let mut left: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-    for section in proved.iter().filter(|_| several) {
+    for section in searched.iter().filter(|_| several) {
         let of = notes::left_out(section.prepared, section.offloading.is_open());
         left.entry(of).or_default().insert(section.prepared.task.job.gpus);
     }

@@ -362,25 +362,6 @@ fn spread_out(count: usize) -> Vec<usize> {
     order
 }
 
-#[cfg(test)]
-#[test]
-fn every_beginning_is_from_all_over() {
-    for count in 0..200 {
-        let order = spread_out(count);
-        let mut sorted = order.clone();
-        sorted.sort_unstable();
-        assert!(sorted.iter().copied().eq(0..count), "{order:?}");
-        // Nothing is further from what was searched than about twice as far as it must be.
-        for searched in 2..=count {
-            let mut some = order[..searched].to_vec();
-            some.sort_unstable();
-            let widest = some.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
-            assert!(widest <= 2 * (count - 1).div_ceil(searched - 1), "{count} {some:?}");
-        }
-    }
-    assert_eq!(spread_out(5), [0, 4, 2, 1, 3]);
-}
-
 /// Refuses what no whole nodes of a machine give.
 pub(super) fn whole_nodes(machine: &Machine, gpus: u32) -> Result<(), Failure> {
     let (name, per) = (&machine.cluster.name, machine.cluster.gpus_per_node);
@@ -455,4 +436,27 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
     let total = phased_cost(&runs).map_err(|e| Failure::Usage(e.to_string()))?;
     output::print_phases(args.format, &planned, &total)?;
     Ok(Ending::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_beginning_is_from_all_over() {
+        for count in 0..200 {
+            let order = spread_out(count);
+            let mut sorted = order.clone();
+            sorted.sort_unstable();
+            assert!(sorted.iter().copied().eq(0..count), "{order:?}");
+            // Nothing is further from what was searched than about twice as far as it must be.
+            for searched in 2..=count {
+                let mut some = order[..searched].to_vec();
+                some.sort_unstable();
+                let widest = some.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0);
+                assert!(widest <= 2 * (count - 1).div_ceil(searched - 1), "{count} {some:?}");
+            }
+        }
+        assert_eq!(spread_out(5), [0, 4, 2, 1, 3]);
+    }
 }

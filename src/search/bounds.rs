@@ -91,8 +91,8 @@ pub(super) struct Floors {
 impl Search<'_> {
     /// A first bound on every group: computation and exchange at the best flags, whatever memory allows.
     pub(super) fn first_bounds(&self, groups: &[Group]) -> Vec<(Picos, Group)> {
-        let mut families: Vec<(Family, &Group)> = groups.iter().map(|g| (family_of(g), g)).collect();
-        families.sort_unstable();
+        let mut families: Vec<(Family, &Group)> = groups.par_iter().map(|g| (family_of(g), g)).collect();
+        families.par_sort_unstable();
         families.dedup_by_key(|(family, _)| *family);
         let price = |parts: &mut Parts, (family, group): &(Family, &Group)| {
             let flags = self.space.possible_flags(group);

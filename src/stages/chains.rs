@@ -309,18 +309,17 @@ impl<'a> Search<'a> {
         families.iter().fold(self.judged.passes, |least, family| self.least_of(family, goal, least))
     }
 
-    /// Whether no more programmes over whole layers are solved; none is after it was told to stop.
-    fn is_over(&mut self) -> bool {
+    /// After it was told to stop, no more programmes over whole layers are solved.
+    fn heed_stop(&mut self) {
         if self.whole > 0 && (self.stop)() {
             self.whole = 0;
         }
-        self.whole == 0
     }
 
     /// The lesser of `least` and a bound on all assignments that recompute in some ways. They are one programme if
     /// that says enough, else halves of them are; or with more work each way, which takes more of it and shows more.
     fn least_of(&mut self, ways: &[(Picos, Way)], goal: Picos, least: Picos) -> Picos {
-        self.is_over();
+        self.heed_stop();
         let enough = goal.min(least);
         let (open, closed): (Family, Family) = ways.iter().partition(|(floor, _)| *floor < enough);
         let least = closed.iter().map(|(floor, _)| *floor).fold(least, Picos::min);
@@ -431,7 +430,8 @@ impl<'a> Search<'a> {
         let nodes = if many && programme.several() { FEW_NODES } else { NODES };
         let few = self.effort == 1 && (many || programme.several());
         for _ in 0..if few { FEW_ROUNDS } else { WHOLE_ROUNDS * self.effort as usize } {
-            if self.is_over() {
+            self.heed_stop();
+            if self.whole == 0 {
                 break;
             }
             let (least, answer) = match self.solve_whole(programme, enough, nodes) {

@@ -342,19 +342,17 @@ pub(super) fn unmeasured(rows: &[Row]) -> Vec<String> {
     for line in rows.iter().filter_map(caveat).collect::<BTreeSet<String>>() {
         say(&line);
     }
-    // To read all files would take as long as a small search.
     let ships = |name: &str| {
-        let named = shipped::accelerators().into_iter().filter(|one| one.text.contains(name));
-        named.filter_map(|one| load_accelerator(one.name).ok()).any(|one| one.name == name)
+        let known = shipped::accelerators();
+        known.iter().filter_map(|one| load_accelerator(one.name).ok()).any(|one| one.name == name)
     };
-    let strangers: BTreeSet<&str> = rows
+    let accelerators: BTreeSet<&str> = rows
         .iter()
         .map(|row| row.section.prepared)
         .filter(|prepared| prepared.cost().own_runs().is_none())
         .map(|prepared| prepared.task.machine.accelerator.name.as_str())
-        .filter(|name| !ships(name))
         .collect();
-    for name in strangers {
+    for name in accelerators.into_iter().filter(|name| !ships(name)) {
         say(&format!(
             "± : {name} is no accelerator that ships: its rates are as good as its file, and the bar is that of others of its generation"
         ));

@@ -37,6 +37,7 @@ pub mod pipeline;
 mod ranks;
 mod reach;
 pub mod relax;
+mod rounding;
 mod splits;
 mod tables;
 mod walk;

@@ -3,8 +3,9 @@
 //! where the certificate leaves something open.
 
 use super::balance::{Balancing, TablesOf};
+use super::bounds::Floor;
 use super::{Scratch, Search};
-use crate::cost::schedule::Load;
+use crate::cost::schedule::{LANES, Lanes, Load, MOST_EXACT};
 use crate::cost::step::shape;
 use crate::plan::{Layout, Plan, Schedule};
 use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening, simulated_passes};
@@ -25,6 +26,11 @@ const TRIALS: usize = 64;
 /// Moves that are made at most, and passes that are simulated for one plan: about a tenth of a second.
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
+
+/// How many times as long as the best split others may take for their times to be exact in lanes; and passes up to which
+/// several are simulated at once: a megabyte of their ends.
+const MARGIN: u64 = 4;
+const MOST_AT_ONCE: u64 = 1 << 15;
 
 /// Other ways to recompute that splits are sought for, and how much longer than the present split, as a share of it, the
 /// fastest of these may take before its layers are moved. With 3 and .04 a third of what this gains is not found.
@@ -71,22 +77,23 @@ impl Search<'_> {
                 break;
             }
             let before = best.0;
-            for pairs in moves(layout, &from, &balancing.problem, tries, scratch) {
-                if left == 0 {
-                    break;
-                }
-                left -= 1;
-                let mut trial = from.clone();
-                for (less, more) in pairs {
-                    trial.layers[less] -= 1;
-                    trial.layers[more] += 1;
-                }
-                scratch.known.clear();
-                let plan = self.completion(layout, balancing, &trial, tables, |_| true, scratch);
-                let Some(plan) = plan else { continue };
-                let time = self.time(layout, &trial, &plan, tables, scratch);
-                if time < best.0 {
-                    best = (time, trial, Some(plan));
+            for pairs in moves(layout, &from, &balancing.problem, tries, scratch).chunks(LANES) {
+                let pairs = &pairs[..pairs.len().min(left as usize)];
+                left -= pairs.len() as u64;
+                let trials: Vec<Assignment> = pairs.iter().map(|pairs| moved(&from, pairs)).collect();
+                let least = self.glance(layout, balancing, &trials, tables, best.0, scratch);
+                for (trial, least) in trials.into_iter().zip(least) {
+                    if least >= best.0 {
+                        continue;
+                    }
+                    scratch.known.clear();
+                    let open = |least: Picos| least < best.0;
+                    let plan = self.completion(layout, balancing, &trial, tables, open, scratch);
+                    let Some(plan) = plan else { continue };
+                    let time = self.time(layout, &trial, &plan, tables, scratch);
+                    if time < best.0 {
+                        best = (time, trial, Some(plan));
+                    }
                 }
             }
             tries = match tries {
@@ -97,6 +104,52 @@ impl Search<'_> {
         }
         let (step, _, plan) = best;
         Some(Better { step, plan: plan? })
+    }
+
+    /// What steps of some splits take at least, as far as it matters whether that is less than `most`; of what does not fit,
+    /// more than anything. They are simulated at once, all passes rounded down to what lanes hold exactly.
+    fn glance(
+        &self,
+        layout: &Layout,
+        balancing: &Balancing,
+        splits: &[Assignment],
+        tables: TablesOf<'_>,
+        most: Picos,
+        scratch: &mut Scratch,
+    ) -> [Picos; LANES] {
+        if layout.schedule != Schedule::Interleaved || balancing.problem.pipeline.passes() > MOST_AT_ONCE {
+            return [Picos::ZERO; LANES];
+        }
+        let unit = most.0 / (MOST_EXACT / MARGIN) + 1;
+        let whole = |time: Picos| (time.0 / unit) as f32;
+        let mut least = [Picos(u64::MAX); LANES];
+        let mut passes = [(); 2].map(|()| vec![Lanes::default(); layout.chunk_count() as usize]);
+        for (lane, split) in splits.iter().enumerate() {
+            if evaluate_into(&balancing.problem, split, &mut scratch.evaluation).is_err() {
+                continue;
+            }
+            least[lane] = Picos::ZERO;
+            let Evaluation { forward, backward, .. } = &scratch.evaluation;
+            for (lanes, times) in passes.iter_mut().zip([forward, backward]) {
+                lanes.iter_mut().zip(times).for_each(|(lanes, &time)| lanes.0[lane] = whole(time));
+            }
+        }
+        // Lanes that stand for no split must not be waited for.
+        let Some(first) = least.iter().position(|least| *least == Picos::ZERO) else { return least };
+        for lanes in passes.iter_mut().flatten() {
+            let of = lanes.0[first];
+            let none = lanes.0.iter_mut().zip(&least).filter(|(_, least)| **least > Picos::ZERO);
+            none.for_each(|(time, _)| *time = of);
+        }
+        let [forward, backward] = &passes;
+        let hop = Picos(tables.hop.latency.0 / unit);
+        let ends = scratch.simulator.run_lanes(shape(layout), [forward, backward], hop, whole(most) + 1.0);
+        let floor = Floor { once: tables.sharding.step_overhead, jitter: tables.sharding.jitter };
+        for (lane, least) in least.iter_mut().enumerate() {
+            let passes = ends.map_or(most, |ends| Picos(ends.0[lane] as u64 * unit));
+            *least = (*least).max(floor.step(passes));
+        }
+        least
     }
 
     /// A better split than that of a plan, with another way to recompute: one in which ranks that lack memory hold fewer layers,
@@ -207,6 +260,16 @@ impl Random {
     fn share(&mut self) -> f64 {
         (self.next() + 1) as f64 / (1_u64 << 31) as f64
     }
+}
+
+/// A split after a move.
+fn moved(from: &Assignment, pairs: &Move) -> Assignment {
+    let mut split = from.clone();
+    for &(less, more) in pairs {
+        split.layers[less] -= 1;
+        split.layers[more] += 1;
+    }
+    split
 }
 
 /// Moves that could shorten a split whose evaluation is in `scratch`, the most promising first.

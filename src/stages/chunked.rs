@@ -12,16 +12,14 @@
 //!
 //! [`super::splits`] makes its list of completions of these. Lower bounds on all assignments are here too.
 
-use smallvec::SmallVec;
-
 use super::loads::Loads;
 use super::relax::Relaxation;
+use super::rounding::PassTimes;
 use super::splits::Pick;
 use super::tables::Tables;
 use super::{Assignment, Choice, Evaluation, Problem, Way, measure};
 use crate::cost::schedule::Simulator;
 use crate::kept::Kept;
-use crate::plan::Schedule;
 use crate::units::Picos;
 
 /// Scratch memory.
@@ -40,7 +38,7 @@ pub(super) struct ChunkWork {
     pub evaluation: Evaluation,
     pub relaxation: Relaxation,
     /// What [`Chunked::level_splits`] found.
-    levels: Kept<PassTimes, Vec<Vec<u32>>, KEPT_SPLITS>,
+    pub levels: Kept<PassTimes, Vec<Vec<u32>>, KEPT_SPLITS>,
     /// What [`descent::descend`] found.
     pub descended: Kept<PassTimes, Option<Vec<u32>>, KEPT_DESCENTS>,
     pub simulator: Simulator,
@@ -49,49 +47,6 @@ pub(super) struct ChunkWork {
 /// Problems whose splits are kept, of levels and by descent: the former are more and quick to find again.
 const KEPT_SPLITS: usize = 512;
 const KEPT_DESCENTS: usize = 2048;
-
-/// All of a problem that says how long its passes take before anything is recomputed.
-#[derive(Debug, PartialEq, Eq, Hash)]
-pub(super) struct PassTimes {
-    /// Kind and number of layers of every run.
-    runs: Vec<(u8, u32)>,
-    /// Both passes of a layer and its weight gradients, by kind.
-    layers: Vec<[Picos; 3]>,
-    /// The same of every chunk beside its layers, the fewest layers it may have, and whether it has none; and of how many
-    /// in a row.
-    ends: SmallVec<[(End, u32); 4]>,
-    schedule: Option<Schedule>,
-    rank_of_chunk: Vec<u32>,
-    micro_batches: u64,
-    hop: Picos,
-    min_layers: u32,
-}
-
-/// Passes of a chunk beside its layers, the fewest layers it may have, and whether it has none.
-type End = ([Picos; 3], u32, bool);
-
-impl PassTimes {
-    pub fn of(problem: &Problem) -> Self {
-        let mut ends: SmallVec<[(End, u32); 4]> = SmallVec::new();
-        for (k, fixed) in problem.fixed.iter().enumerate() {
-            let end = ([fixed.forward, fixed.backward, fixed.weight], problem.least(k), fixed.closed);
-            match ends.last_mut() {
-                Some((last, count)) if *last == end => *count += 1,
-                _ => ends.push((end, 1)),
-            }
-        }
-        Self {
-            runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
-            layers: problem.kinds.iter().map(|kind| [kind.forward, kind.backward, kind.weight]).collect(),
-            ends,
-            schedule: problem.pipeline.schedule,
-            rank_of_chunk: problem.pipeline.rank_of_chunk.clone(),
-            micro_batches: problem.pipeline.micro_batches,
-            hop: problem.hop,
-            min_layers: problem.min_layers,
-        }
-    }
-}
 
 /// How recomputation is chosen while layers are placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -138,14 +93,6 @@ impl<'a> Chunked<'a> {
     /// Splits of two levels, whatever the memory and without recomputation: the best few by the load of
     /// the fullest rank.
     pub fn level_splits(&mut self) -> Vec<Vec<u32>> {
-        let mut known = std::mem::take(&mut self.work.levels);
-        let splits = known.get(PassTimes::of(self.problem), || self.place_levels()).clone();
-        self.work.levels = known;
-        splits
-    }
-
-    /// [`Chunked::level_splits`] of a problem that was not met before.
-    fn place_levels(&mut self) -> Vec<Vec<u32>> {
         self.read_ends();
         if self.tables.layers < self.work.reserved[0] {
             return Vec::new();

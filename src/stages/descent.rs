@@ -7,20 +7,15 @@
 //! few layers, one more or less is much, and the rank of a heavy head must be given one less just where others wait least
 //! for it. No rule on single ranks or neighbouring chunks says so: on pipelines of 3 to 12 ranks with 2 to 10 chunks
 //! each, the fastest split of the rules took up to 11 % longer than what this finds.
-//!
-//! Times are rounded to a fraction of a layer: so many problems have the same splits, which are found once.
 
 use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
-use super::{Fixed, Kind, Pipeline, Problem};
+use super::{Pipeline, Problem};
 use crate::cost::schedule::{Chain, LANES, Lanes, Load, MOST_EXACT, Shape, Simulator};
 use crate::plan::Schedule;
 use crate::units::Picos;
-
-/// Parts of an average layer's time that are told apart.
-const PARTS: u64 = 16;
 
 /// Passes that are simulated for one problem: about a millisecond. With more, splits get faster that often do not fit, and
 /// searches take longer.
@@ -62,38 +57,6 @@ fn any_shape(problem: &Problem) -> Option<Shape> {
     let micro_batches = micro_batches.filter(|_| moves(problem) >= FEWEST)?;
     let schedule = if pipeline.split_backward { pipeline.schedule? } else { Schedule::Interleaved };
     Some(Shape { schedule, ranks: pipeline.ranks, virtual_stages: pipeline.chunks_per_rank, micro_batches })
-}
-
-/// A problem with all times in parts of a layer, its ends without bytes.
-pub(super) fn rounded(problem: &Problem) -> Problem {
-    let both = |kind: u8| {
-        let kind = &problem.kinds[usize::from(kind)];
-        kind.forward.0 + kind.backward.0
-    };
-    let all: u64 = problem.runs.iter().map(|run| u64::from(run.count) * both(run.kind)).sum();
-    let part = (all / u64::from(problem.layer_count()).max(1) / PARTS).max(1);
-    let round = |time: Picos| Picos((time.0 + part / 2) / part);
-    let kind = |kind: &Kind| Kind {
-        forward: round(kind.forward),
-        backward: round(kind.backward),
-        weight: round(kind.weight),
-        ..Kind::default()
-    };
-    let fixed = |fixed: &Fixed| Fixed {
-        forward: round(fixed.forward),
-        backward: round(fixed.backward),
-        weight: round(fixed.weight),
-        closed: fixed.closed,
-        optional: fixed.optional,
-        ..Fixed::default()
-    };
-    Problem {
-        kinds: problem.kinds.iter().map(kind).collect(),
-        fixed: problem.fixed.iter().map(fixed).collect(),
-        hop: round(problem.hop),
-        tail: None,
-        ..problem.clone()
-    }
 }
 
 /// About what chunks take that all last as long: a group of micro-batches fills the pipeline while the first chunks run.
@@ -400,7 +363,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::stages::{Freedom, Run};
+    use crate::stages::{Fixed, Freedom, Kind, Run};
     use crate::units::Bytes;
 
     fn shape(schedule: Schedule, ranks: u32, virtual_stages: u32, micro_batches: u32) -> Shape {

@@ -176,6 +176,10 @@ impl Loads {
     /// kind.
     pub fn lack_always(&self, problem: &Problem, tables: &Tables, least: &[ModeCost]) -> bool {
         let lacks = |(load, order): (&RankLoad, &RankOrder)| {
+            if let Some((kind, in_flight)) = load.alike {
+                let ModeCost { kept, transient, .. } = least[kind];
+                return load.steady + in_flight * kept + load.transient.max(transient) > problem.limit.0;
+            }
             let kept = |&k: &u32| {
                 let counts = tables.counts(self.cuts[k as usize], self.cuts[k as usize + 1]);
                 let layers = least.iter().zip(counts).map(|(cost, n)| u64::from(n) * cost.kept);

@@ -8,7 +8,7 @@
 //! concave, piecewise linear capacities; it comes from below, so every iterate is a bound. Often it is enough
 //! to know on which side of a `theta` the least one lies: whether the model is held there.
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 use super::{Block, Freedom, Kind, LayerMode, MAX_KINDS, Problem, RankOrder, Way};
 use crate::units::Picos;
@@ -40,8 +40,12 @@ pub struct Relaxation {
     modes: Vec<usize>,
     /// The mode that was best in the last problem: likely the best of one like it.
     hint: usize,
-    /// Offered modes with what an average rank is busy with at least under each, least first.
-    by_least: Vec<(f64, usize)>,
+    /// Offered modes, and what an average rank is busy with at least under each, least first.
+    by_least: Vec<usize>,
+    least: Vec<f64>,
+    /// Stretches of these that are yet to be bounded.
+    open: Vec<Range<usize>>,
+    sorted: Vec<(u64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
     /// Layers that chunks must hold: how many, and which kinds they may be of, as bits.
@@ -102,15 +106,25 @@ struct Present {
     extra: f64,
     held: f64,
     kept: f64,
-    /// What one layer counts in the work.
+    /// What one layer counts in the work, at least and at most.
     weight: f64,
+    heavy: f64,
+}
+
+/// What a set of modes stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Modes {
+    /// All layers have the same of these: whichever it is, the bound is not above that of it alone.
+    Alike,
+    /// Every layer has one of its own.
+    Mixed,
 }
 
 /// The largest ratio of weight and cost.
-fn ratio(present: &[Present], cost: impl Fn(&Present) -> f64) -> f64 {
+fn ratio(present: &[Present], weight: impl Fn(&Present) -> f64, cost: impl Fn(&Present) -> f64) -> f64 {
     let ratio = |k: &Present| {
         let cost = cost(k);
-        if cost > 0.0 { k.weight / cost } else { f64::INFINITY }
+        if cost > 0.0 { weight(k) / cost } else { f64::INFINITY }
     };
     present.iter().map(ratio).fold(0.0, larger)
 }
@@ -199,6 +213,10 @@ fn floor(time: f64) -> Picos {
 const SHRINK: f64 = 1.0 - 1e-9;
 /// Newton's method ends after this many steps; it has always converged before.
 const STEPS: usize = 32;
+/// More by far more than the error of floating point.
+const CLEARLY: f64 = 1.0 + 1e-9;
+/// Modes that are bounded together at first.
+const TOGETHER: usize = 8;
 /// A bottleneck beyond all others: eleven days.
 const FAR: f64 = 1e18;
 
@@ -219,28 +237,37 @@ impl Relaxation {
             Freedom::PerStage => best = self.mixed(problem, None, (enough, most)),
             Freedom::Global => {
                 if problem.modes.get(self.hint).is_some_and(|mode| mode.offered) {
-                    best = self.single(problem, self.hint, (enough, most));
+                    // Above the range it must not show which mode was tried first.
+                    best = self.single(problem, self.hint, (enough, most)).filter(|best| *best <= most);
                     if best.is_some_and(|best| best <= enough) {
                         return best.map(floor);
                     }
                 }
-                let (tried, busy) = (self.hint, self.sort_modes(problem));
-                for at in 0..self.by_least.len() {
-                    let (least, mode) = self.by_least[at];
-                    // Neither this mode nor one that recomputes more can lower the bound any further.
+                let (tried, busy) = (best.map(|_| self.hint), self.sort_modes(problem));
+                while let Some(modes) = self.open.pop() {
+                    let highest = best.unwrap_or(most).min(most);
+                    let (least, first) = (self.least[modes.start], self.by_least[modes.start]);
+                    // Neither these modes nor others that recompute more can lower the bound any further.
                     if best.is_some_and(|best| best <= enough || best <= least) {
                         break;
                     }
                     if least > most {
-                        best = either(best, Some(least));
+                        best = Some(least);
                         break;
                     }
-                    if mode == tried {
+                    if modes.len() > 1 {
+                        match self.alike(problem, &modes, highest) {
+                            Some(bound) if bound <= highest * CLEARLY => self.halve(modes),
+                            bound => best = either(best, bound),
+                        }
                         continue;
                     }
-                    let bound = self.single(problem, mode, (enough, best.unwrap_or(most).min(most)));
+                    if tried == Some(first) {
+                        continue;
+                    }
+                    let bound = self.single(problem, first, (enough, highest));
                     if bound.is_some_and(|bound| best.is_none_or(|best| bound < best)) {
-                        (best, self.hint) = (bound, mode);
+                        (best, self.hint) = (bound, first);
                     }
                 }
                 if let Some(block) = problem.block.filter(|block| !block.hopeless)
@@ -269,9 +296,13 @@ impl Relaxation {
             Freedom::PerStage => offer(self.mixed(problem, None, (most, most)), Way::PerRank),
             Freedom::Global => {
                 let busy = self.sort_modes(problem);
-                for at in 0..self.by_least.partition_point(|(least, _)| *least <= most) {
-                    let mode = self.by_least[at].1;
-                    offer(self.single(problem, mode, (most, most)), Way::Mode(mode as u16));
+                while let Some(modes) = self.open.pop().filter(|modes| self.least[modes.start] <= most) {
+                    let first = self.by_least[modes.start];
+                    if modes.len() == 1 {
+                        offer(self.single(problem, first, (most, most)), Way::Mode(first as u16));
+                    } else if self.alike(problem, &modes, most).is_some_and(|bound| bound <= most * CLEARLY) {
+                        self.halve(modes);
+                    }
                 }
                 if let Some(block) = problem.block
                     && busy <= most
@@ -295,21 +326,37 @@ impl Relaxation {
         bound.map(floor)
     }
 
-    /// Sorts the offered modes by what an average rank is busy with at least; what it is busy with where
-    /// nothing is recomputed.
+    /// Sorts the offered modes by what an average rank is busy with at least, and opens them, some at a time; what it is
+    /// busy with where nothing is recomputed.
     fn sort_modes(&mut self, problem: &Problem) -> f64 {
         let time = |(count, kind): (&u64, &Kind)| count * (kind.forward.0 + kind.backward.0);
         let layers: u64 = self.counts.iter().zip(&problem.kinds).map(time).sum();
         let idle: f64 = self.ranks.iter().map(|rank| rank.idle).sum();
         let (m, ranks) = (problem.pipeline.micro_batches as f64, self.ranks.len() as f64);
         let busy = (m * (layers as f64 + self.ends) + idle) / ranks;
+        let counts = &self.counts;
+        let extra =
+            |mode: &super::Mode| counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
+        let offered = problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered);
+        self.sorted.clear();
+        self.sorted.extend(offered.map(|(at, mode)| (extra(mode), at)));
+        self.sorted.sort_unstable();
         self.by_least.clear();
-        for (at, mode) in problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered) {
-            let extra: u64 = self.counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
-            self.by_least.push((busy + m / ranks * extra as f64, at));
+        self.least.clear();
+        for &(extra, at) in &self.sorted {
+            self.by_least.push(at);
+            self.least.push(busy + m / ranks * extra as f64);
         }
-        self.by_least.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        self.open.clear();
+        let starts = (0..self.by_least.len()).step_by(TOGETHER).rev();
+        self.open.extend(starts.map(|start| start..(start + TOGETHER).min(self.by_least.len())));
         busy
+    }
+
+    /// Bounds the halves of some modes later, that with the least recomputation first.
+    fn halve(&mut self, modes: Range<usize>) {
+        let middle = modes.start + modes.len() / 2;
+        self.open.extend([middle..modes.end, modes.start..middle]);
     }
 
     /// Reads what does not depend on recomputation.
@@ -440,7 +487,17 @@ impl Relaxation {
     /// All layers in one mode. Outside of `range` only the side is certain.
     fn single(&mut self, problem: &Problem, mode: usize, range: (f64, f64)) -> Option<f64> {
         self.prices.clear();
-        self.bottleneck(problem, &[mode], range)
+        self.bottleneck(problem, (&[mode], Modes::Alike), range)
+    }
+
+    /// What the best of some modes, by their places in order of least time, takes at least; exact only up to a little more than
+    /// `most`: rounding must not rule out what one of them alone would show.
+    fn alike(&mut self, problem: &Problem, modes: &Range<usize>, most: f64) -> Option<f64> {
+        self.prices.clear();
+        let by_least = std::mem::take(&mut self.by_least);
+        let bound = self.bottleneck(problem, (&by_least[modes.clone()], Modes::Alike), (0.0, most * CLEARLY));
+        self.by_least = by_least;
+        bound
     }
 
     /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Outside
@@ -482,16 +539,21 @@ impl Relaxation {
             }
             at = next;
         }
-        let bound = self.bottleneck(problem, &modes, range);
+        let bound = self.bottleneck(problem, (&modes, Modes::Mixed), range);
         self.modes = modes;
         bound
     }
 
-    /// The bound if every layer uses one of `modes`; none if memory cannot hold that. Where it is not within a range,
+    /// The bound if layers use `modes`; none if memory cannot hold that. Where it is not within a range,
     /// something that is on the same side.
-    fn bottleneck(&mut self, problem: &Problem, modes: &[usize], range: (f64, f64)) -> Option<f64> {
+    fn bottleneck(
+        &mut self,
+        problem: &Problem,
+        (modes, used): (&[usize], Modes),
+        range: (f64, f64),
+    ) -> Option<f64> {
         let Some((at, in_flight)) = self.recomputing else {
-            return self.bottleneck_of(problem, modes, range);
+            return self.bottleneck_of(problem, (modes, used), range);
         };
         // What stands beside layers recomputes as they do.
         let beside = modes.iter().map(|&mode| problem.modes[mode].beside).reduce(LayerMode::least);
@@ -502,7 +564,7 @@ impl Relaxation {
         with.free -= in_flight * beside.kept.0 as f64;
         with.transient = with.transient.max(beside.transient.0 as f64);
         self.ends += beside.extra.0 as f64;
-        let bound = self.bottleneck_of(problem, modes, range);
+        let bound = self.bottleneck_of(problem, (modes, used), range);
         (self.ranks[at], self.ends) = (rank, ends);
         bound
     }
@@ -511,24 +573,31 @@ impl Relaxation {
     fn bottleneck_of(
         &mut self,
         problem: &Problem,
-        modes: &[usize],
+        (modes, used): (&[usize], Modes),
         (enough, most): (f64, f64),
     ) -> Option<f64> {
         if self.crowded {
             return None;
         }
         let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
+        let several = used == Modes::Alike && modes.len() > 1;
         // Cheapest mode in time, in bytes, and least transient, by kind.
         let mut transient = f64::INFINITY;
         let (mut forward, mut backward, mut work) = (0.0, 0.0, 0.0);
         for k in &mut self.present {
             (k.extra, k.kept) = (f64::INFINITY, f64::INFINITY);
+            let mut extra_at_most = 0.0;
             for mode in modes.iter().map(|&mode| &problem.modes[mode]) {
-                k.extra = lesser(k.extra, mode.extra[k.kind].0 as f64);
+                let extra = mode.extra[k.kind].0 as f64;
+                (k.extra, extra_at_most) = (lesser(k.extra, extra), larger(extra_at_most, extra));
                 k.kept = lesser(k.kept, mode.kept[k.kind].0 as f64 / f64::from(mode.group));
                 transient = lesser(transient, mode.transient[k.kind].0 as f64);
             }
             k.weight = k.forward + k.backward + k.extra;
+            k.heavy = match used {
+                Modes::Alike => k.forward + k.backward + extra_at_most,
+                Modes::Mixed => k.weight,
+            };
             forward += k.count * k.forward;
             backward += k.count * (k.backward + k.extra);
             work += k.count * k.weight;
@@ -543,6 +612,7 @@ impl Relaxation {
         let common =
             (0..present.len()).max_by(|&a, &b| present[a].count.total_cmp(&present[b].count)).unwrap_or(0);
         let own = &present[common..=common];
+        let (weight, heavy) = (|k: &Present| k.weight, |k: &Present| k.heavy);
         let line = |at_zero: f64, rate: f64| {
             if rate.is_finite() { (at_zero * rate, rate) } else { (f64::INFINITY, 0.0) }
         };
@@ -560,7 +630,7 @@ impl Relaxation {
             if left < 0.0 {
                 return None;
             }
-            let work = line(left, ratio(present, |k| k.held + rank.in_flight * k.kept)).0;
+            let work = line(left, ratio(present, heavy, |k| k.held + rank.in_flight * k.kept)).0;
             room += work;
             self.free.push((free, left));
             self.all.room.push(work);
@@ -584,16 +654,24 @@ impl Relaxation {
         // A bottleneck that some rank has whatever the others hold.
         let mut forced = 0.0;
         for (rank, &(free, left)) in self.ranks.iter().zip(&self.free) {
-            self.whole.room.push(line(left, ratio(own, |k| k.held + rank.in_flight * k.kept)).0);
+            self.whole.room.push(line(left, ratio(own, weight, |k| k.held + rank.in_flight * k.kept)).0);
             let row = {
                 let [a, b] = rank.rows;
                 let value = |r: (f64, f64)| r.0 * forward + r.1 * backward;
-                if value(a) >= value(b) { a } else { b }
+                // Which counts depends on what is recomputed.
+                match value(a) >= value(b) {
+                    _ if several => (lesser(a.0, b.0), lesser(a.1, b.1)),
+                    true => a,
+                    false => b,
+                }
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
             let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
             if known.0 != row {
-                known = (row, ratio(present, time), ratio(own, time));
+                // Of weights in between, the ratio is in between.
+                let slowest = |k: &Present| time(k) + row.1 * (k.heavy - k.weight);
+                let fastest = larger(ratio(present, weight, time), ratio(present, heavy, slowest));
+                known = (row, fastest, ratio(own, weight, time));
             }
             let fastest = |&(count, kinds): &(f64, u16)| {
                 let possible = present.iter().filter(|k| kinds >> k.kind & 1 == 1);
@@ -626,11 +704,11 @@ impl Relaxation {
                 };
                 let more: f64 = fuller().map(chunk).sum();
                 let at_zero = price * free - fixed - more;
-                self.all.priced.push(line(at_zero, ratio(present, priced)));
-                self.whole.priced.push(line(at_zero, ratio(own, priced)));
+                self.all.priced.push(line(at_zero, ratio(present, weight, priced)));
+                self.whole.priced.push(line(at_zero, ratio(own, weight, priced)));
             }
         }
-        let (count, weight) = (own[0].count, own[0].weight);
+        let (count, layer) = (own[0].count, own[0].weight);
         if base > most {
             return Some(base);
         }
@@ -639,16 +717,16 @@ impl Relaxation {
             return Some(base + forced);
         }
         let theta = larger(forced, self.fractions(work, highest)?);
-        if base + theta > most || weight <= 0.0 {
+        if base + theta > most || layer <= 0.0 {
             return Some(base + theta);
         }
-        if base + theta <= enough && self.held(enough - base, count, weight) >= count {
+        if base + theta <= enough && self.held(enough - base, count, layer) >= count {
             return Some(base + theta);
         }
-        if highest < FAR && self.held(highest, count, weight) < count {
+        if highest < FAR && self.held(highest, count, layer) < count {
             return Some(most.next_up());
         }
-        Some(base + self.whole_layers(theta, count, weight)?)
+        Some(base + self.whole_layers(theta, count, layer)?)
     }
 
     /// How many whole layers of the commonest kind all ranks together hold at a bottleneck, at most.

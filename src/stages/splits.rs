@@ -19,11 +19,12 @@
 //! which they first hold fewer of them in the chunk of which most micro-batches are in flight; and where
 //! nothing at all fits so, one that moving cuts finds ([`super::fitting`]).
 
-use super::chunked::{ChunkWork, Chunked, PassTimes, Policy};
+use super::chunked::{ChunkWork, Chunked, Policy};
 use super::descent;
 use super::fitting::Fitting;
 use super::loads::Loads;
 use super::relax::Relaxation;
+use super::rounding::{PassTimes, rounded};
 use super::tables::{ModeCost, Tables};
 use super::{Assignment, Block, Choice, Counts, Freedom, Kind, Problem, Way, measure};
 use crate::units::Picos;
@@ -356,9 +357,17 @@ impl Splits {
         bounds.sort_unstable();
         drop(bound);
         work.relaxation = relaxation;
+        let mut futile: Vec<Policy> = Vec::new();
         let first = bounds.into_iter().find_map(|(_, policy)| {
+            if futile.iter().any(|&leaner| tables.keeps_no_less(problem, policy, leaner)) {
+                return None;
+            }
             let splits = if Some(policy) == leanest { lean.clone() } else { relief.splits(work, policy) };
-            (!splits.is_empty()).then_some((policy, splits))
+            if splits.is_empty() {
+                futile.push(policy);
+                return None;
+            }
+            Some((policy, splits))
         });
         first.filter(|(policy, _)| !self.hopeless.contains(policy)).map_or(Vec::new(), |(_, splits)| splits)
     }
@@ -535,23 +544,35 @@ fn ruled(problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Vec<Vec<u3
     if one_kind && problem.fixed.iter().all(|fixed| !fixed.closed) {
         banded(problem, tables)
     } else {
-        Chunked::new(problem, tables, work).level_splits()
+        levelled(problem, work)
     }
+}
+
+/// Splits of two levels of chunk times.
+fn levelled(problem: &Problem, work: &mut ChunkWork) -> Vec<Vec<u32>> {
+    let mut known = std::mem::take(&mut work.levels);
+    let place = || {
+        let (rounded, mut tables) = (rounded(problem), Tables::default());
+        tables.load(&rounded);
+        Chunked::new(&rounded, &tables, work).level_splits()
+    };
+    let splits = known.get(PassTimes::of(problem), place).clone();
+    work.levels = known;
+    splits
 }
 
 /// A split that simulation finds from those, where rules on ranks are not enough.
 fn descended(problem: &Problem, work: &mut ChunkWork) -> Option<Vec<u32>> {
     let shape = descent::shape(problem)?;
-    let rounded = descent::rounded(problem);
     let mut known = std::mem::take(&mut work.descended);
     let descend = || {
-        let mut tables = Tables::default();
+        let (rounded, mut tables) = (rounded(problem), Tables::default());
         tables.load(&rounded);
         let mut from = ruled(&rounded, &tables, work);
         from.push(rounded.even_layers());
         descent::descend(&rounded, shape, from, &mut work.simulator)
     };
-    let found = known.get(PassTimes::of(&rounded), descend).clone();
+    let found = known.get(PassTimes::of(problem), descend).clone();
     work.descended = known;
     found
 }

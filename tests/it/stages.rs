@@ -14,7 +14,7 @@ use autoplan::plan::Schedule;
 use autoplan::stages::relax::{ANY, Relaxation};
 use autoplan::stages::{
     Assignment, Balancer, Block, Choice, Evaluation, Fixed, Freedom, Kind, LayerMode, Line, Mode, Objective,
-    Outcome, Pipeline, Problem, Run, Spread, Tail, Traffic, Violation, evaluate,
+    Outcome, Pipeline, Problem, Run, Spread, Tail, Traffic, Violation, Way, evaluate,
 };
 use autoplan::units::{Bytes, Picos};
 use oracle::Random;
@@ -240,7 +240,10 @@ fn dynamic_programme_equals_brute_force() {
                 // Where only a limit matters it is on the same side of it, or rounded to it.
                 for limit in [Picos(relaxed.0 / 2), relaxed, Picos(2 * relaxed.0)] {
                     let short = relaxation.lower_bound(&problem, limit..=limit).unwrap();
-                    assert!(short == limit || (short > limit) == (relaxed > limit), "seed {seed}");
+                    assert!(
+                        short == limit || (short > limit) == (relaxed > limit),
+                        "seed {seed}: {short:?} {relaxed:?} {limit:?}"
+                    );
                 }
             }
             if let Some((even, evaluation)) = balancer.even(&problem) {
@@ -251,6 +254,54 @@ fn dynamic_programme_equals_brute_force() {
     }
     // The generator reaches every sort of instance often.
     assert!(infeasible > 400 && uneven > 700 && mixed > 100, "{infeasible} {uneven} {mixed}");
+}
+
+/// Modes are bounded several at once: the bound is the least of what each alone shows, and the ways that are listed are
+/// those whose own bound is not above the limit.
+#[test]
+fn modes_together_are_as_the_best_of_them_alone() {
+    let (mut relaxation, mut another) = (Relaxation::default(), Relaxation::default());
+    let (mut nothing, mut ruled_out, mut listed_all) = (0, 0, 0);
+    for seed in 0..3_000 {
+        let mut random = Random(seed ^ 0x7e1a);
+        let (p, m) = (random.within(1, 6) as u32, random.within(1, 9));
+        let pipeline = match random.chance(50) {
+            true => Pipeline::one_f_one_b(p, m),
+            false => Pipeline::interleaved(p, if p == 1 { 1 } else { 2 }, u64::from(p) * m, p),
+        };
+        let layers = random.within(2, 24) as u32;
+        let mut problem = random_problem(&mut random, pipeline, layers, 40);
+        (problem.freedom, problem.block) = (Freedom::Global, None);
+        let all = problem.modes.clone();
+        let only = |mode: usize| {
+            let offered = |(at, one): (usize, &Mode)| Mode { offered: at == mode, ..one.clone() };
+            Problem { modes: all.iter().enumerate().map(offered).collect(), ..problem.clone() }
+        };
+        let alone: Vec<Option<Picos>> =
+            (0..all.len()).map(|mode| another.lower_bound(&only(mode), ANY)).collect();
+        let least = alone.iter().copied().flatten().min();
+        assert_eq!(relaxation.lower_bound(&problem, ANY), least, "seed {seed}\n{problem:#?}");
+        let Some(least) = least else {
+            nothing += 1;
+            continue;
+        };
+        // Bounds are rounded down to whole picoseconds: one that is at the limit may be just above.
+        for limit in [least + Picos(1), Picos(least.0 + least.0 / 8 + 1), Picos(3 * least.0 + 1)] {
+            assert_eq!(relaxation.lower_bound(&problem, Picos::ZERO..=limit), Some(least), "seed {seed}");
+            let mut listed = Vec::new();
+            relaxation.ways(&problem, limit, &mut listed);
+            for (mode, bound) in alone.iter().enumerate().filter(|(_, bound)| **bound != Some(limit)) {
+                let is_listed = listed.contains(&Way::Mode(mode as u16));
+                assert_eq!(
+                    is_listed,
+                    bound.is_some_and(|bound| bound < limit),
+                    "seed {seed} {limit:?} {mode}"
+                );
+                *if is_listed { &mut listed_all } else { &mut ruled_out } += 1;
+            }
+        }
+    }
+    assert!(nothing > 100 && ruled_out > 20_000 && listed_all > 20_000, "{nothing} {ruled_out} {listed_all}");
 }
 
 /// Simulated time of an assignment with its data-parallel tail.

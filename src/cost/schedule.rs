@@ -10,7 +10,7 @@ use crate::plan::Schedule;
 use crate::units::Picos;
 
 use interleaved::{Interleaved, Time, Times};
-pub use interleaved::{LANES, Lanes, MOST_EXACT};
+pub use interleaved::{LANE_MARGIN, LANES, Lanes, MOST_EXACT, MOST_LANE_PASSES};
 
 /// What one micro-batch costs on every chunk, in model order, and what a hop between ranks costs.
 #[derive(Debug, Clone, Copy)]

@@ -1,13 +1,17 @@
 //! Every level of bounds against the layouts below it, all of them settled.
 
+use super::balance::TablesOf;
 use super::best::Settled;
+use super::polish::moved;
 use super::*;
 use crate::candidates::{Axis, Restrictions};
+use crate::cost::schedule::LANES;
 use crate::frameworks::profile::Profile;
 use crate::plan::{Recompute, Schedule};
 use crate::planner::Task;
 use crate::spec::model::Mtp;
 use crate::spec::ron_options;
+use crate::stages::{Assignment, Move};
 use crate::units::Bytes;
 
 fn tight(model: &str, gpus: u32, batch: u32, limit: u64) -> Task {
@@ -181,4 +185,55 @@ fn a_threshold_drops_nothing_below_it() {
         }
     });
     assert!(below > 10_000, "{below}");
+}
+
+/// What splits take at least when several are simulated at once is not above what each takes, as far as it matters which is
+/// faster than the split they come from, and hardly below.
+#[test]
+fn a_glance_at_moved_layers_is_not_above_their_times() {
+    let tasks = [
+        tight("llama3.1-8b", 16, 64, 20_000_000_000),
+        tight("nemotron-h-8b", 8, 32, 30_000_000_000),
+        tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
+    ];
+    let (mut faster, mut slower, mut refused) = (0, 0, 0);
+    each_group(&tasks, |search, group, _, scratch| {
+        let settled = settled(search, group, true, None, scratch);
+        let chunked = settled.iter().filter(|one| one.plan.layout().virtual_stages > 1);
+        for Settled { time, plan } in chunked.step_by(61) {
+            let layout = plan.layout();
+            let priced = search.price(&CellKey::from(layout), scratch);
+            let sharding = search.cost.sharding(layout);
+            let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: search.cost.hop(layout) };
+            let balancing = search.balancing(layout, tables, scratch);
+            let from = Assignment {
+                layers: plan.chunks().iter().map(|chunk| chunk.layers).collect(),
+                recompute: plan.chunks().iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
+            };
+            let count = from.layers.len();
+            let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
+            let legal = |&(less, more): &(usize, usize)| less != more && from.layers[less] > 0;
+            let moves: Vec<Move> = pairs.filter(legal).map(|pair| Move::from_slice(&[pair])).collect();
+            for moves in moves.chunks(LANES) {
+                let trials: Vec<Assignment> = moves.iter().map(|pairs| moved(&from, pairs)).collect();
+                let least = search.glance(layout, &balancing, &trials, tables, *time, scratch);
+                for (trial, least) in trials.iter().zip(least) {
+                    let Some(plan) = search.completion(layout, &balancing, trial, tables, |_| true, scratch)
+                    else {
+                        refused += 1;
+                        continue;
+                    };
+                    scratch.known.clear();
+                    let taken = search.time(layout, trial, &plan, tables, scratch);
+                    if taken < *time {
+                        assert!(least <= taken, "{plan}: {least} is above {taken}");
+                        faster += 1;
+                    } else {
+                        slower += u32::from(least >= *time);
+                    }
+                }
+            }
+        }
+    });
+    assert!(faster > 100 && slower > 500 && refused > 100, "{faster} {slower} {refused}");
 }

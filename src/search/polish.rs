@@ -5,7 +5,7 @@
 use super::balance::{Balancing, TablesOf};
 use super::bounds::Floor;
 use super::{Scratch, Search};
-use crate::cost::schedule::{LANES, Lanes, Load, MOST_EXACT};
+use crate::cost::schedule::{LANE_MARGIN, LANES, Lanes, Load, MOST_EXACT, MOST_LANE_PASSES};
 use crate::cost::step::shape;
 use crate::plan::{Layout, Plan, Schedule};
 use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening, simulated_passes};
@@ -26,11 +26,6 @@ const TRIALS: usize = 64;
 /// Moves that are made at most, and passes that are simulated for one plan: about a tenth of a second.
 const MOVES: usize = 64;
 const PASSES: u64 = 10_000_000;
-
-/// How many times as long as the best split others may take for their times to be exact in lanes; and passes up to which
-/// several are simulated at once: a megabyte of their ends.
-const MARGIN: u64 = 4;
-const MOST_AT_ONCE: u64 = 1 << 15;
 
 /// Other ways to recompute that splits are sought for, and how much longer than the present split, as a share of it, the
 /// fastest of these may take before its layers are moved. With 3 and .04 a third of what this gains is not found.
@@ -77,9 +72,10 @@ impl Search<'_> {
                 break;
             }
             let before = best.0;
-            for pairs in moves(layout, &from, &balancing.problem, tries, scratch).chunks(LANES) {
-                let pairs = &pairs[..pairs.len().min(left as usize)];
-                left -= pairs.len() as u64;
+            let mut moves = moves(layout, &from, &balancing.problem, tries, scratch);
+            moves.truncate(left as usize);
+            left -= moves.len() as u64;
+            for pairs in moves.chunks(LANES) {
                 let trials: Vec<Assignment> = pairs.iter().map(|pairs| moved(&from, pairs)).collect();
                 let least = self.glance(layout, balancing, &trials, tables, best.0, scratch);
                 for (trial, least) in trials.into_iter().zip(least) {
@@ -108,7 +104,7 @@ impl Search<'_> {
 
     /// What steps of some splits take at least, as far as it matters whether that is less than `most`; of what does not fit,
     /// more than anything. They are simulated at once, all passes rounded down to what lanes hold exactly.
-    fn glance(
+    pub(super) fn glance(
         &self,
         layout: &Layout,
         balancing: &Balancing,
@@ -117,39 +113,28 @@ impl Search<'_> {
         most: Picos,
         scratch: &mut Scratch,
     ) -> [Picos; LANES] {
-        if layout.schedule != Schedule::Interleaved || balancing.problem.pipeline.passes() > MOST_AT_ONCE {
+        let passes = balancing.problem.pipeline.passes();
+        if layout.schedule != Schedule::Interleaved || passes > MOST_LANE_PASSES {
             return [Picos::ZERO; LANES];
         }
-        let unit = most.0 / (MOST_EXACT / MARGIN) + 1;
+        let unit = most.0 / (MOST_EXACT / LANE_MARGIN) + 1;
         let whole = |time: Picos| (time.0 / unit) as f32;
-        let mut least = [Picos(u64::MAX); LANES];
-        let mut passes = [(); 2].map(|()| vec![Lanes::default(); layout.chunk_count() as usize]);
+        let mut fits = [false; LANES];
+        let mut chunks = [(); 2].map(|()| vec![Lanes::default(); layout.chunk_count() as usize]);
         for (lane, split) in splits.iter().enumerate() {
-            if evaluate_into(&balancing.problem, split, &mut scratch.evaluation).is_err() {
-                continue;
-            }
-            least[lane] = Picos::ZERO;
+            fits[lane] = evaluate_into(&balancing.problem, split, &mut scratch.evaluation).is_ok();
             let Evaluation { forward, backward, .. } = &scratch.evaluation;
-            for (lanes, times) in passes.iter_mut().zip([forward, backward]) {
+            for (lanes, times) in chunks.iter_mut().zip([forward, backward]).filter(|_| fits[lane]) {
                 lanes.iter_mut().zip(times).for_each(|(lanes, &time)| lanes.0[lane] = whole(time));
             }
         }
-        // Lanes that stand for no split must not be waited for.
-        let Some(first) = least.iter().position(|least| *least == Picos::ZERO) else { return least };
-        for lanes in passes.iter_mut().flatten() {
-            let of = lanes.0[first];
-            let none = lanes.0.iter_mut().zip(&least).filter(|(_, least)| **least > Picos::ZERO);
-            none.for_each(|(time, _)| *time = of);
-        }
-        let [forward, backward] = &passes;
+        chunks.iter_mut().for_each(|chunks| Lanes::fill(chunks, fits));
+        let [forward, backward] = &chunks;
         let hop = Picos(tables.hop.latency.0 / unit);
         let ends = scratch.simulator.run_lanes(shape(layout), [forward, backward], hop, whole(most) + 1.0);
         let floor = Floor { once: tables.sharding.step_overhead, jitter: tables.sharding.jitter };
-        for (lane, least) in least.iter_mut().enumerate() {
-            let passes = ends.map_or(most, |ends| Picos(ends.0[lane] as u64 * unit));
-            *least = (*least).max(floor.step(passes));
-        }
-        least
+        let least = |lane: usize| floor.step(ends.map_or(most, |ends| Picos(ends.0[lane] as u64 * unit)));
+        std::array::from_fn(|lane| if fits[lane] { least(lane) } else { Picos(u64::MAX) })
     }
 
     /// A better split than that of a plan, with another way to recompute: one in which ranks that lack memory hold fewer layers,
@@ -263,7 +248,7 @@ impl Random {
 }
 
 /// A split after a move.
-fn moved(from: &Assignment, pairs: &Move) -> Assignment {
+pub(super) fn moved(from: &Assignment, pairs: &Move) -> Assignment {
     let mut split = from.clone();
     for &(less, more) in pairs {
         split.layers[less] -= 1;

@@ -13,7 +13,9 @@ use std::cmp::Reverse;
 use smallvec::SmallVec;
 
 use super::{Pipeline, Problem};
-use crate::cost::schedule::{Chain, LANES, Lanes, Load, MOST_EXACT, Shape, Simulator};
+use crate::cost::schedule::{
+    Chain, LANE_MARGIN, LANES, Lanes, Load, MOST_EXACT, MOST_LANE_PASSES, Shape, Simulator,
+};
 use crate::plan::Schedule;
 use crate::units::Picos;
 
@@ -26,10 +28,6 @@ const FEWEST: u64 = 24;
 const FEW_LAYERS: u64 = 4;
 /// Share of level chunks' time that leaves little to gain.
 const LITTLE: f64 = 1.02;
-/// Passes up to which several splits are simulated at once: a megabyte of their ends.
-const MOST_PASSES: u64 = 1 << 15;
-/// How many times as long as level splits others may take.
-const MARGIN: u64 = 4;
 /// Moves from one split that are tried: those after them hardly ever help.
 const TRIALS: usize = 64;
 /// The same of moves on all ranks together.
@@ -125,7 +123,7 @@ fn shown(ranks: u32, micro_batches: u64) -> u64 {
 fn in_lanes(problem: &Problem, shape: Shape) -> bool {
     let passes = problem.pipeline.passes();
     let level = level(problem).saturating_add(passes.saturating_mul(problem.hop.0));
-    shape.schedule == Schedule::Interleaved && passes <= MOST_PASSES && level < MOST_EXACT / MARGIN
+    shape.schedule == Schedule::Interleaved && passes <= MOST_LANE_PASSES && level < MOST_EXACT / LANE_MARGIN
 }
 
 /// How many moves can be tried.
@@ -316,11 +314,8 @@ impl<'a> Passes<'a> {
             }
         }
         let Self { problem, shape, simulator, lanes: [forward, backward], .. } = self;
-        // Lanes that stand for no split must not be waited for.
-        for times in forward.iter_mut().chain(backward.iter_mut()) {
-            let first = times.0[0];
-            times.0[splits.len()..].fill(first);
-        }
+        let stands = std::array::from_fn(|lane| lane < splits.len());
+        [&mut *forward, &mut *backward].into_iter().for_each(|chunks| Lanes::fill(chunks, stands));
         simulator.run_lanes(*shape, [forward, backward], problem.hop, most)
     }
 
@@ -363,6 +358,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::stages::rounding::{PassTimes, rounded};
     use crate::stages::{Fixed, Freedom, Kind, Run};
     use crate::units::Bytes;
 
@@ -436,6 +432,23 @@ mod tests {
         };
         assert_eq!(descend(&level), None);
         assert!(descend(&lumpy).is_some_and(|reached| reached != lumpy.even_layers()));
+    }
+
+    /// Rounding what is rounded changes nothing, and what is kept for a problem is kept for its rounded self.
+    #[test]
+    fn rounding_again_changes_nothing() {
+        for layers in [12, 13, 24, 50] {
+            for unit in [1, 7, 1_000, 999_999_937] {
+                let mut problem = problem(shape(Schedule::Interleaved, 4, 3, 8), layers);
+                for Kind { forward, backward, .. } in &mut problem.kinds {
+                    (*forward, *backward) = (Picos(forward.0 * unit + 1), Picos(backward.0 * unit + 3));
+                }
+                let once = rounded(&problem);
+                let twice = rounded(&once);
+                assert_eq!((&twice.kinds, &twice.fixed, twice.hop), (&once.kinds, &once.fixed, once.hop));
+                assert_eq!(PassTimes::of(&problem), PassTimes::of(&once));
+            }
+        }
     }
 
     /// Layers of all ranks go to the chunk that the same rank has in another round, whatever the order of ranks there.

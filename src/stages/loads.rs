@@ -175,10 +175,9 @@ impl Loads {
     /// Whether some rank lacks memory in every way, where every layer keeps at least what is `least` of its
     /// kind.
     pub fn lack_always(&self, problem: &Problem, tables: &Tables, least: &[ModeCost]) -> bool {
-        let lacks = |(load, order): (&RankLoad, &RankOrder)| {
+        let lacks = |(rank, (load, order)): (usize, (&RankLoad, &RankOrder))| {
             if let Some((kind, in_flight)) = load.alike {
-                let ModeCost { kept, transient, .. } = least[kind];
-                return load.steady + in_flight * kept + load.transient.max(transient) > problem.limit.0;
+                return self.beyond(problem, rank, in_flight * least[kind].kept, least[kind].transient) > 0;
             }
             let kept = |&k: &u32| {
                 let counts = tables.counts(self.cuts[k as usize], self.cuts[k as usize + 1]);
@@ -190,9 +189,9 @@ impl Loads {
             // One state of the many: most ranks lack memory in the first.
             let first = order.in_flight.iter().zip(&order.chunks);
             let kept: u64 = first.map(|(&n, k)| u64::from(n) * kept(k)).sum();
-            load.steady + kept + load.transient.max(transient) > problem.limit.0
+            self.beyond(problem, rank, kept, transient) > 0
         };
-        self.ranks.iter().zip(&problem.pipeline.orders).any(lacks)
+        self.ranks.iter().zip(&problem.pipeline.orders).enumerate().any(lacks)
     }
 
     /// Whether a rank holds more than the limit.

@@ -10,7 +10,7 @@
 
 use std::ops::{Range, RangeInclusive};
 
-use super::{Block, Freedom, Kind, LayerMode, MAX_KINDS, Problem, RankOrder, Way};
+use super::{Block, Freedom, Kind, LayerMode, MAX_KINDS, Mode, Problem, RankOrder, Way};
 use crate::units::Picos;
 
 /// Whatever it is, the bound is to be as high as is known.
@@ -40,12 +40,13 @@ pub struct Relaxation {
     modes: Vec<usize>,
     /// The mode that was best in the last problem: likely the best of one like it.
     hint: usize,
-    /// Offered modes, and what an average rank is busy with at least under each, least first.
+    /// Offered modes, those that recompute least first, and what an average rank is busy with at least under each.
     by_least: Vec<usize>,
     least: Vec<f64>,
-    /// Stretches of these that are yet to be bounded.
+    /// Work memory of their order: what each recomputes of the whole model.
+    extra: Vec<(u64, usize)>,
+    /// Stretches of them that are yet to be bounded.
     open: Vec<Range<usize>>,
-    sorted: Vec<(u64, usize)>,
     hull: Vec<(f64, f64)>,
     in_flight: Vec<f64>,
     /// Layers that chunks must hold: how many, and which kinds they may be of, as bits.
@@ -111,13 +112,22 @@ struct Present {
     heavy: f64,
 }
 
-/// What a set of modes stands for.
+/// What layers do with a set of modes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Modes {
+enum Used {
     /// All layers have the same of these: whichever it is, the bound is not above that of it alone.
     Alike,
     /// Every layer has one of its own.
     Mixed,
+}
+
+/// What is known of some modes of which layers all have the same.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Outlook {
+    /// One may be fast enough.
+    Open,
+    /// None is: all take more than so much, or memory holds none of them.
+    Closed(Option<f64>),
 }
 
 /// The largest ratio of weight and cost.
@@ -160,7 +170,7 @@ impl Capacity {
 
     /// Whole layers that a rank holds at a bottleneck, at most; rounding must not lower it.
     fn layers(&self, rank: usize, theta: f64, count: f64, weight: f64) -> u32 {
-        lesser(larger(self.of(rank, theta), 0.0) / weight * (1.0 + 1e-9), count) as u32
+        lesser(larger(self.of(rank, theta), 0.0) / weight * CLEARLY, count) as u32
     }
 
     /// The bottleneck from which on a rank holds so much; rounding must not raise it.
@@ -223,7 +233,7 @@ const FAR: f64 = 1e18;
 impl Relaxation {
     /// A time that no schedule of an assignment of `problem` goes below; none if no assignment fits in
     /// memory. Outside of `range` it need not be the highest that is known: only on which side of the range
-    /// it lies.
+    /// it lies. Where nothing fits it may be something above the range instead of none.
     pub fn lower_bound(&mut self, problem: &Problem, range: RangeInclusive<Picos>) -> Option<Picos> {
         self.prepare(problem);
         // So far above that rounding does not bring it back.
@@ -257,8 +267,8 @@ impl Relaxation {
                     }
                     if modes.len() > 1 {
                         match self.alike(problem, &modes, highest) {
-                            Some(bound) if bound <= highest * CLEARLY => self.halve(modes),
-                            bound => best = either(best, bound),
+                            Outlook::Open => self.halve(modes),
+                            Outlook::Closed(bound) => best = either(best, bound),
                         }
                         continue;
                     }
@@ -300,7 +310,7 @@ impl Relaxation {
                     let first = self.by_least[modes.start];
                     if modes.len() == 1 {
                         offer(self.single(problem, first, (most, most)), Way::Mode(first as u16));
-                    } else if self.alike(problem, &modes, most).is_some_and(|bound| bound <= most * CLEARLY) {
+                    } else if self.alike(problem, &modes, most) == Outlook::Open {
                         self.halve(modes);
                     }
                 }
@@ -335,15 +345,14 @@ impl Relaxation {
         let (m, ranks) = (problem.pipeline.micro_batches as f64, self.ranks.len() as f64);
         let busy = (m * (layers as f64 + self.ends) + idle) / ranks;
         let counts = &self.counts;
-        let extra =
-            |mode: &super::Mode| counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
+        let extra = |mode: &Mode| counts.iter().zip(&mode.extra).map(|(count, extra)| count * extra.0).sum();
         let offered = problem.modes.iter().enumerate().filter(|(_, mode)| mode.offered);
-        self.sorted.clear();
-        self.sorted.extend(offered.map(|(at, mode)| (extra(mode), at)));
-        self.sorted.sort_unstable();
+        self.extra.clear();
+        self.extra.extend(offered.map(|(at, mode)| (extra(mode), at)));
+        self.extra.sort_unstable();
         self.by_least.clear();
         self.least.clear();
-        for &(extra, at) in &self.sorted {
+        for &(extra, at) in &self.extra {
             self.by_least.push(at);
             self.least.push(busy + m / ranks * extra as f64);
         }
@@ -487,17 +496,18 @@ impl Relaxation {
     /// All layers in one mode. Outside of `range` only the side is certain.
     fn single(&mut self, problem: &Problem, mode: usize, range: (f64, f64)) -> Option<f64> {
         self.prices.clear();
-        self.bottleneck(problem, (&[mode], Modes::Alike), range)
+        self.bottleneck(problem, (&[mode], Used::Alike), range)
     }
 
-    /// What the best of some modes, by their places in order of least time, takes at least; exact only up to a little more than
-    /// `most`: rounding must not rule out what one of them alone would show.
-    fn alike(&mut self, problem: &Problem, modes: &Range<usize>, most: f64) -> Option<f64> {
+    /// Whether all layers in one of some modes, by their places in the order, may take `most` or less.
+    fn alike(&mut self, problem: &Problem, modes: &Range<usize>, most: f64) -> Outlook {
         self.prices.clear();
+        // Rounding must not rule out what one of them alone would show.
+        let most = most * CLEARLY;
         let by_least = std::mem::take(&mut self.by_least);
-        let bound = self.bottleneck(problem, (&by_least[modes.clone()], Modes::Alike), (0.0, most * CLEARLY));
+        let bound = self.bottleneck(problem, (&by_least[modes.clone()], Used::Alike), (0.0, most));
         self.by_least = by_least;
-        bound
+        if bound.is_some_and(|bound| bound <= most) { Outlook::Open } else { Outlook::Closed(bound) }
     }
 
     /// Every layer in a mode of its own: of all offered ones, or of those of block recomputation. Outside
@@ -539,7 +549,7 @@ impl Relaxation {
             }
             at = next;
         }
-        let bound = self.bottleneck(problem, (&modes, Modes::Mixed), range);
+        let bound = self.bottleneck(problem, (&modes, Used::Mixed), range);
         self.modes = modes;
         bound
     }
@@ -549,7 +559,7 @@ impl Relaxation {
     fn bottleneck(
         &mut self,
         problem: &Problem,
-        (modes, used): (&[usize], Modes),
+        (modes, used): (&[usize], Used),
         range: (f64, f64),
     ) -> Option<f64> {
         let Some((at, in_flight)) = self.recomputing else {
@@ -573,14 +583,14 @@ impl Relaxation {
     fn bottleneck_of(
         &mut self,
         problem: &Problem,
-        (modes, used): (&[usize], Modes),
+        (modes, used): (&[usize], Used),
         (enough, most): (f64, f64),
     ) -> Option<f64> {
         if self.crowded {
             return None;
         }
         let chain = problem.pipeline.chunks_per_rank == 1 && !problem.pipeline.split_backward;
-        let several = used == Modes::Alike && modes.len() > 1;
+        let several = used == Used::Alike && modes.len() > 1;
         // Cheapest mode in time, in bytes, and least transient, by kind.
         let mut transient = f64::INFINITY;
         let (mut forward, mut backward, mut work) = (0.0, 0.0, 0.0);
@@ -595,8 +605,8 @@ impl Relaxation {
             }
             k.weight = k.forward + k.backward + k.extra;
             k.heavy = match used {
-                Modes::Alike => k.forward + k.backward + extra_at_most,
-                Modes::Mixed => k.weight,
+                Used::Alike => k.forward + k.backward + extra_at_most,
+                Used::Mixed => k.weight,
             };
             forward += k.count * k.forward;
             backward += k.count * (k.backward + k.extra);
@@ -658,20 +668,25 @@ impl Relaxation {
             let row = {
                 let [a, b] = rank.rows;
                 let value = |r: (f64, f64)| r.0 * forward + r.1 * backward;
-                // Which counts depends on what is recomputed.
-                match value(a) >= value(b) {
-                    _ if several => (lesser(a.0, b.0), lesser(a.1, b.1)),
-                    true => a,
-                    false => b,
+                if several {
+                    // Which of them counts depends on the mode.
+                    (lesser(a.0, b.0), lesser(a.1, b.1))
+                } else if value(a) >= value(b) {
+                    a
+                } else {
+                    b
                 }
             };
             let fixed = row.0 * rank.fixed.0 + row.1 * rank.fixed.1 + rank.idle;
             let time = |k: &Present| row.0 * k.forward + row.1 * (k.backward + k.extra);
             if known.0 != row {
-                // Of weights in between, the ratio is in between.
-                let slowest = |k: &Present| time(k) + row.1 * (k.heavy - k.weight);
-                let fastest = larger(ratio(present, weight, time), ratio(present, heavy, slowest));
-                known = (row, fastest, ratio(own, weight, time));
+                let mut rate = ratio(present, weight, time);
+                if several {
+                    // Of weights in between, the ratio is in between.
+                    let heaviest = |k: &Present| time(k) + row.1 * (k.heavy - k.weight);
+                    rate = larger(rate, ratio(present, heavy, heaviest));
+                }
+                known = (row, rate, ratio(own, weight, time));
             }
             let fastest = |&(count, kinds): &(f64, u16)| {
                 let possible = present.iter().filter(|k| kinds >> k.kind & 1 == 1);

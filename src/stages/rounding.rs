@@ -6,12 +6,12 @@ use super::{Fixed, Kind, Problem};
 use crate::plan::Schedule;
 use crate::units::Picos;
 
-/// Parts of an average layer's time that are told apart: where chunks have so few layers that one more is much, and where
-/// not. With 16 everywhere searches take up to twice as long and find no better plans in the scenarios of `results`; with 4
+/// Layers per chunk, on average, below which one more is much.
+const LUMPY: u64 = 2;
+/// Parts of an average layer's time that are told apart where one more is much, and where it is not. With 16 everywhere searches take up to twice as long and find no better plans in the scenarios of `results`; with 4
 /// everywhere, splits of one or two layers per chunk take a third of a percent longer on average, and some 8 %.
 const FINE: u64 = 16;
 const COARSE: u64 = 4;
-const FEW_LAYERS: u64 = 2;
 
 /// How times of a problem are rounded.
 #[derive(Debug, Clone, Copy)]
@@ -28,7 +28,7 @@ impl Rounding {
         };
         let all: u64 = problem.runs.iter().map(|run| u64::from(run.count) * both(run.kind)).sum();
         let layers = u64::from(problem.layer_count()).max(1);
-        let parts = if layers < FEW_LAYERS * problem.chunks() as u64 { FINE } else { COARSE };
+        let parts = if layers < LUMPY * problem.chunks() as u64 { FINE } else { COARSE };
         Self { part: (all / layers / parts).max(1) }
     }
 
@@ -41,7 +41,7 @@ impl Rounding {
     }
 }
 
-/// A problem with all times in parts of a layer, its ends without bytes.
+/// A problem with all times in parts of a layer, its ends without bytes. Rounding it again changes nothing.
 pub(super) fn rounded(problem: &Problem) -> Problem {
     let rounding = Rounding::of(problem);
     let kind = |kind: &Kind| {

@@ -357,6 +357,7 @@ impl Splits {
         bounds.sort_unstable();
         drop(bound);
         work.relaxation = relaxation;
+        // Where nothing is found for one way, hardly anything is for others that keep no less.
         let mut futile: Vec<Policy> = Vec::new();
         let first = bounds.into_iter().find_map(|(_, policy)| {
             if futile.iter().any(|&leaner| tables.keeps_no_less(problem, policy, leaner)) {

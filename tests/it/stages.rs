@@ -285,6 +285,11 @@ fn modes_together_are_as_the_best_of_them_alone() {
             nothing += 1;
             continue;
         };
+        // What was bounded before does not show, where too little time is left either.
+        for limit in [Picos(least.0 / 2), Picos(least.0.saturating_sub(1)), Picos(2 * least.0)] {
+            let fresh = Relaxation::default().lower_bound(&problem, Picos::ZERO..=limit);
+            assert_eq!(relaxation.lower_bound(&problem, Picos::ZERO..=limit), fresh, "seed {seed} {limit:?}");
+        }
         // Bounds are rounded down to whole picoseconds: one that is at the limit may be just above.
         for limit in [least + Picos(1), Picos(least.0 + least.0 / 8 + 1), Picos(3 * least.0 + 1)] {
             assert_eq!(relaxation.lower_bound(&problem, Picos::ZERO..=limit), Some(least), "seed {seed}");

@@ -49,6 +49,10 @@ impl Time for u64 {
 pub const LANES: usize = 8;
 /// Whole numbers up to this are exact in lanes.
 pub const MOST_EXACT: u64 = 1 << 24;
+/// How many times as long as one known split others may take and still be exact.
+pub const LANE_MARGIN: u64 = 4;
+/// Passes up to which several splits are simulated at once: a megabyte of their ends.
+pub const MOST_LANE_PASSES: u64 = 1 << 15;
 
 /// A time of each of so many splits: whole numbers up to [`MOST_EXACT`], in the type that processors of all kinds have
 /// the larger of two of in one instruction.
@@ -56,6 +60,15 @@ pub const MOST_EXACT: u64 = 1 << 24;
 pub struct Lanes(pub [f32; LANES]);
 
 impl Lanes {
+    /// Gives lanes that stand for no split the times of one that does, if any does: they must not be waited for.
+    pub fn fill(chunks: &mut [Self], stands: [bool; LANES]) {
+        let Some(first) = stands.iter().position(|stands| *stands) else { return };
+        for Self(times) in chunks {
+            let of = times[first];
+            times.iter_mut().zip(stands).filter(|(_, stands)| !stands).for_each(|(time, _)| *time = of);
+        }
+    }
+
     fn with(self, other: Self, of: impl Fn(f32, f32) -> f32) -> Self {
         Self(std::array::from_fn(|lane| of(self.0[lane], other.0[lane])))
     }

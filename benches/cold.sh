@@ -4,10 +4,11 @@
 #   benches/cold.sh           the searches of the table in benches/README.md
 #   benches/cold.sh models    every shipped model on 2,048, 8,192 and 1,000,000 H100 (ten minutes)
 #
-# Needs the release build (./x build --release) and GNU time (the package `time`). Further words go to autoplan.
+# Needs the release build (./x build --release), or AUTOPLAN another to compare with, and GNU time (the package `time`).
+# Further words go to autoplan.
 set -eu
 cd "$(dirname "$0")/.."
-autoplan=target/release/autoplan
+autoplan=${AUTOPLAN:-target/release/autoplan}
 what=${1:-table}
 [ $# -eq 0 ] || shift
 

@@ -301,6 +301,15 @@ pub struct Assignment {
     pub recompute: Vec<Choice>,
 }
 
+impl Assignment {
+    /// The same after a move of layers.
+    pub(crate) fn after(&self, pairs: &Move) -> Self {
+        let mut moved = self.clone();
+        descent::make(pairs, &mut moved.layers);
+        moved
+    }
+}
+
 impl Choice {
     /// The way of which it is one.
     #[must_use]

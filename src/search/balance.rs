@@ -583,6 +583,15 @@ impl Balancing {
         }
     }
 
+    /// The assignment that some chunks stand for.
+    #[must_use]
+    pub fn assignment(&self, chunks: &[Chunk]) -> stages::Assignment {
+        stages::Assignment {
+            layers: chunks.iter().map(|chunk| chunk.layers).collect(),
+            recompute: chunks.iter().map(|chunk| self.choice(chunk.recompute)).collect(),
+        }
+    }
+
     /// The chunks that an assignment stands for.
     #[must_use]
     pub fn chunks(&self, assignment: &stages::Assignment) -> Vec<Chunk> {

@@ -2,7 +2,6 @@
 
 use super::balance::TablesOf;
 use super::best::Settled;
-use super::polish::moved;
 use super::*;
 use crate::candidates::{Axis, Restrictions};
 use crate::cost::schedule::LANES;
@@ -188,7 +187,7 @@ fn a_threshold_drops_nothing_below_it() {
 }
 
 /// What splits take at least when several are simulated at once is not above what each takes, as far as it matters which is
-/// faster than the split they come from, and hardly below.
+/// faster than the split they come from; and nearly all that are slower are seen to be.
 #[test]
 fn a_glance_at_moved_layers_is_not_above_their_times() {
     let tasks = [
@@ -196,7 +195,7 @@ fn a_glance_at_moved_layers_is_not_above_their_times() {
         tight("nemotron-h-8b", 8, 32, 30_000_000_000),
         tight("deepseek-v2-lite", 8, 32, 45_000_000_000),
     ];
-    let (mut faster, mut slower, mut refused) = (0, 0, 0);
+    let (mut faster, mut slower, mut seen, mut refused) = (0, 0, 0, 0);
     each_group(&tasks, |search, group, _, scratch| {
         let settled = settled(search, group, true, None, scratch);
         let chunked = settled.iter().filter(|one| one.plan.layout().virtual_stages > 1);
@@ -206,16 +205,13 @@ fn a_glance_at_moved_layers_is_not_above_their_times() {
             let sharding = search.cost.sharding(layout);
             let tables = TablesOf { cell: &priced.cell, sharding: &sharding, hop: search.cost.hop(layout) };
             let balancing = search.balancing(layout, tables, scratch);
-            let from = Assignment {
-                layers: plan.chunks().iter().map(|chunk| chunk.layers).collect(),
-                recompute: plan.chunks().iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
-            };
+            let from = balancing.assignment(plan.chunks());
             let count = from.layers.len();
             let pairs = (0..count).flat_map(|less| (0..count).map(move |more| (less, more)));
             let legal = |&(less, more): &(usize, usize)| less != more && from.layers[less] > 0;
             let moves: Vec<Move> = pairs.filter(legal).map(|pair| Move::from_slice(&[pair])).collect();
             for moves in moves.chunks(LANES) {
-                let trials: Vec<Assignment> = moves.iter().map(|pairs| moved(&from, pairs)).collect();
+                let trials: Vec<Assignment> = moves.iter().map(|pairs| from.after(pairs)).collect();
                 let least = search.glance(layout, &balancing, &trials, tables, *time, scratch);
                 for (trial, least) in trials.iter().zip(least) {
                     let Some(plan) = search.completion(layout, &balancing, trial, tables, |_| true, scratch)
@@ -228,12 +224,16 @@ fn a_glance_at_moved_layers_is_not_above_their_times() {
                     if taken < *time {
                         assert!(least <= taken, "{plan}: {least} is above {taken}");
                         faster += 1;
-                    } else {
-                        slower += u32::from(least >= *time);
+                    } else if taken > time.scale(1.02) {
+                        // Traffic at the ends of a step is not simulated.
+                        slower += 1;
+                        seen += u32::from(least >= *time);
                     }
                 }
             }
         }
     });
-    assert!(faster > 100 && slower > 500 && refused > 100, "{faster} {slower} {refused}");
+    println!("{faster} faster, {seen} of {slower} slower, {refused} refused");
+    assert!(faster > 100 && slower > 500 && refused > 100);
+    assert!(10 * seen > 9 * slower, "{seen} of {slower}");
 }

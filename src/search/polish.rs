@@ -57,11 +57,7 @@ impl Search<'_> {
         tables: TablesOf<'_>,
         scratch: &mut Scratch,
     ) -> Option<Better> {
-        let (layout, chunks) = (plan.layout(), plan.chunks());
-        let own = Assignment {
-            layers: chunks.iter().map(|chunk| chunk.layers).collect(),
-            recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
-        };
+        let (layout, own) = (plan.layout(), balancing.assignment(plan.chunks()));
         let mut left = PASSES / simulated_passes(&balancing.problem.pipeline).max(1);
         let mut best: (Picos, Assignment, Option<Plan>) = (step, own, None);
         // Where no move that the longest chain suggests helps, all are tried: several chains may be as long.
@@ -76,7 +72,7 @@ impl Search<'_> {
             moves.truncate(left as usize);
             left -= moves.len() as u64;
             for pairs in moves.chunks(LANES) {
-                let trials: Vec<Assignment> = pairs.iter().map(|pairs| moved(&from, pairs)).collect();
+                let trials: Vec<Assignment> = pairs.iter().map(|pairs| from.after(pairs)).collect();
                 let least = self.glance(layout, balancing, &trials, tables, best.0, scratch);
                 for (trial, least) in trials.into_iter().zip(least) {
                     if least >= best.0 {
@@ -181,11 +177,8 @@ impl Search<'_> {
         stop: &dyn Fn() -> bool,
         scratch: &mut Scratch,
     ) -> Option<Better> {
-        let (layout, chunks, problem) = (plan.layout(), plan.chunks(), &balancing.problem);
-        let mut present = Assignment {
-            layers: chunks.iter().map(|chunk| chunk.layers).collect(),
-            recompute: chunks.iter().map(|chunk| balancing.choice(chunk.recompute)).collect(),
-        };
+        let (layout, problem) = (plan.layout(), &balancing.problem);
+        let mut present = balancing.assignment(plan.chunks());
         let (mut time, mut best) = (step, None);
         let mut random = Random(1);
         let (passes, mut simulated) = (simulated_passes(&problem.pipeline), 0);
@@ -245,16 +238,6 @@ impl Random {
     fn share(&mut self) -> f64 {
         (self.next() + 1) as f64 / (1_u64 << 31) as f64
     }
-}
-
-/// A split after a move.
-pub(super) fn moved(from: &Assignment, pairs: &Move) -> Assignment {
-    let mut split = from.clone();
-    for &(less, more) in pairs {
-        split.layers[less] -= 1;
-        split.layers[more] += 1;
-    }
-    split
 }
 
 /// Moves that could shorten a split whose evaluation is in `scratch`, the most promising first.

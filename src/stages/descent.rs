@@ -134,6 +134,14 @@ fn moves(problem: &Problem) -> u64 {
 /// Pairs of chunks: the first of each gives a layer to the second.
 pub(crate) type Move = SmallVec<[(usize, usize); 1]>;
 
+/// Makes a move in a split.
+pub(super) fn make(pairs: &Move, layers: &mut [u32]) {
+    for &(less, more) in pairs {
+        layers[less] -= 1;
+        layers[more] += 1;
+    }
+}
+
 /// Moves that could shorten a split with such a longest chain, the most promising first: it mostly gets shorter only if it
 /// runs through chunks that give more often than through those that take. First moves of all ranks together, then up to
 /// `most` of one layer. Chunks that are not `bare` of ends take none with others.
@@ -269,10 +277,7 @@ impl<'a> Passes<'a> {
             for (trial, pairs) in trials.iter_mut().zip(moves) {
                 trial.clear();
                 trial.extend_from_slice(from);
-                for &(less, more) in pairs {
-                    trial[less] -= 1;
-                    trial[more] += 1;
-                }
+                make(pairs, trial);
             }
             let trials = &trials[..moves.len()];
             let shorter = match trials {
@@ -354,20 +359,19 @@ impl<'a> Passes<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::stages::rounding::{PassTimes, rounded};
     use crate::stages::{Fixed, Freedom, Kind, Run};
     use crate::units::Bytes;
 
-    fn shape(schedule: Schedule, ranks: u32, virtual_stages: u32, micro_batches: u32) -> Shape {
+    pub fn shape(schedule: Schedule, ranks: u32, virtual_stages: u32, micro_batches: u32) -> Shape {
         Shape { schedule, ranks, virtual_stages, micro_batches }
     }
 
     /// A model of two kinds of layers with a heavy head, in parts of a layer.
-    fn problem(shape: Shape, layers: u32) -> Problem {
+    pub fn problem(shape: Shape, layers: u32) -> Problem {
         let chunks = (shape.ranks * shape.virtual_stages) as usize;
         let kind =
             |forward| Kind { forward: Picos(forward), backward: Picos(2 * forward), ..Kind::default() };
@@ -432,23 +436,6 @@ mod tests {
         };
         assert_eq!(descend(&level), None);
         assert!(descend(&lumpy).is_some_and(|reached| reached != lumpy.even_layers()));
-    }
-
-    /// Rounding what is rounded changes nothing, and what is kept for a problem is kept for its rounded self.
-    #[test]
-    fn rounding_again_changes_nothing() {
-        for layers in [12, 13, 24, 50] {
-            for unit in [1, 7, 1_000, 999_999_937] {
-                let mut problem = problem(shape(Schedule::Interleaved, 4, 3, 8), layers);
-                for Kind { forward, backward, .. } in &mut problem.kinds {
-                    (*forward, *backward) = (Picos(forward.0 * unit + 1), Picos(backward.0 * unit + 3));
-                }
-                let once = rounded(&problem);
-                let twice = rounded(&once);
-                assert_eq!((&twice.kinds, &twice.fixed, twice.hop), (&once.kinds, &once.fixed, once.hop));
-                assert_eq!(PassTimes::of(&problem), PassTimes::of(&once));
-            }
-        }
     }
 
     /// Layers of all ranks go to the chunk that the same rank has in another round, whatever the order of ranks there.

@@ -6,14 +6,15 @@
 //! of the ends, in some cases one more that simulation finds from those, or where none of the others fits two
 //! that relieve ranks without memory ([`crate::stages::Splits`]). Layouts are visited
 //! group by group in the order of an admissible lower bound and dropped as soon as a bound reaches the
-//! k-th best `T`; what is printed is exact, and the gap says so. Groups are opened in waves whose size
-//! depends on nothing but the wave's number, with the threshold frozen per wave: the answer and all
-//! counters are the same at any thread count.
+//! k-th best `T`; what is printed is exact, and the gap says so. So many groups are open at once, each with a
+//! threshold that is frozen when it is given out and knows of all but the last few before it ([`flow`]): the answer
+//! and all counters are the same at any thread count.
 
 pub mod balance;
 mod best;
 mod bounds;
 mod finish;
+mod flow;
 mod groups;
 mod incumbents;
 mod layouts;
@@ -23,13 +24,11 @@ mod polish;
 mod traffic;
 #[cfg(feature = "milp")]
 mod verify;
+mod walk;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-
-use rayon::prelude::*;
 
 use crate::candidates::{Group, Space};
 use crate::cost::model::{CostModel, Parts};
@@ -40,16 +39,14 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Offload, Plan};
 use crate::stages::relax::Relaxation;
-use crate::stages::{Balancer, Evaluation, Fixed, Kind, Splits, Spread, Way};
+use crate::stages::{Balancer, Evaluation, Fixed, Kind, KnownSplits, Splits, Spread, Way};
 use crate::units::Picos;
 #[cfg(feature = "milp")]
 pub use verify::Verified;
 
 use balance::{LegalModes, Pipelines};
-use best::{Best, Class, Settled, Threshold, class_of, class_of_group};
+use best::{Class, class_of};
 use bounds::{Family, Floors};
-use groups::{Opened, Seen};
-use incumbents::Open;
 use layouts::{Completions, RankPasses, Simulated};
 
 /// What to look for.
@@ -220,7 +217,7 @@ pub const SMALL_SPACE: u64 = 2_000;
 
 /// Hears how a search goes on.
 pub trait Observer: Sync {
-    /// Called after every wave: layouts settled, layouts of the space, best time, smallest open bound.
+    /// Called after every group: layouts settled, layouts of the space, best time, smallest open bound.
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
         let _ = (settled, candidates, best, open);
     }
@@ -299,12 +296,16 @@ struct Bounded {
 
 /// Work memory that threads share: what one has priced is known to the next.
 #[derive(Default)]
-struct Scratches(Mutex<Vec<Scratch>>);
+struct Scratches {
+    free: Mutex<Vec<Scratch>>,
+    known: KnownSplits,
+}
 
 impl Scratches {
     fn take(&self) -> Held<'_> {
-        let mut free = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Held { scratch: free.pop().unwrap_or_default(), home: self }
+        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || Scratch { balancer: Balancer::sharing(&self.known), ..Scratch::default() };
+        Held { scratch: free.pop().unwrap_or_else(new), home: self }
     }
 }
 
@@ -318,15 +319,11 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.parts.forget_beyond(KEPT_PARTS);
-        let mut free = self.home.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = self.home.free.lock().unwrap_or_else(PoisonError::into_inner);
         free.push(scratch);
     }
 }
 
-/// Groups that get their second bound at once.
-const REFINED_AT_ONCE: usize = 512;
-/// Groups opened at once even if one without a second bound might come first: work for several threads.
-const OPENED_AT_LEAST: usize = 8;
 /// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 128;
 /// Counts of parameters that a thread keeps.
@@ -335,12 +332,6 @@ const KEPT_PARAMETERS: usize = 1024;
 const KEPT_LEGAL: usize = 1024;
 /// Parts of cells that a thread keeps.
 const KEPT_PARTS: usize = 1024;
-
-/// Groups opened per wave: work for many threads, but not so much that what one finds comes too late for the next.
-/// Fewer at first, so that good plans are found before much is opened.
-fn wave_size(wave: u32) -> usize {
-    if wave == 0 { 16 } else { 32 }
-}
 
 impl Search<'_> {
     /// Finds the best layouts. What was `found` before in a part of this space the rest has to beat from the start.
@@ -375,184 +366,5 @@ impl Search<'_> {
         }
         let classes: Vec<Class> = kept.found.iter().map(|found| class_of(found.plan.layout())).collect();
         self.pass(&Request { top: usize::MAX, ..request.clone() }, &[], observer, Some(&classes))
-    }
-
-    /// One walk over the space, or over some of its classes.
-    fn pass(
-        &self,
-        request: &Request,
-        found: &[Found],
-        observer: &dyn Observer,
-        classes: Option<&[Class]>,
-    ) -> Answer {
-        let mut groups = self.space.groups();
-        let count = |groups: &[Group]| groups.par_iter().map(|g| self.space.count(g)).sum::<u64>();
-        let mut counters = Counters { candidates: count(&groups), ..Counters::default() };
-        if let Some(classes) = classes {
-            groups.retain(|group| classes.contains(&class_of_group(group)));
-            counters.drop("bound: degrees", counters.candidates - count(&groups));
-        }
-        let mut ordered = self.first_bounds(&groups);
-        // There may be 200,000 of them.
-        drop(groups);
-        ordered.par_sort_unstable();
-
-        let scratches = Scratches::default();
-        let mut best = Best::new(request);
-        // Layouts of some groups: the best certainly do not take longer.
-        let mut incumbents = (!found.is_empty()).then(|| {
-            let mut best = Best::new(request);
-            found.iter().map(Settled::from).for_each(|settled| best.offer(settled));
-            best
-        });
-        // What was settled of groups that were only seen at a glance.
-        let mut glances: HashMap<Group, (u64, u64)> = HashMap::new();
-        // Groups whose second bound is known, by that bound or a third; and the next group that has only a
-        // first.
-        let mut pool: BinaryHeap<Reverse<Bounded>> = BinaryHeap::new();
-        let (mut at, mut wave) = (0, 0);
-        let mut stop = Stop::Proved;
-        let mut batch: Vec<Bounded> = Vec::new();
-        let open = loop {
-            let kth = [Some(&best), incumbents.as_ref()].into_iter().flatten();
-            let kth = kth.filter_map(Best::any_threshold).min().filter(|_| !request.exhaustive);
-            let first = ordered.get(at).map(|o| o.0);
-            let second = pool.peek().map(|Reverse(next)| next.bound);
-            let open = [first, second].into_iter().flatten().min();
-            let Some(least) = open else { break None };
-            if kth.is_some_and(|kth| least > kth) {
-                break open;
-            }
-            if observer.stop() {
-                stop = Stop::Interrupted;
-                // What only some cells of a group were seen for is better than nothing.
-                incumbents.take().into_iter().flat_map(Best::into_sorted).for_each(|one| best.offer(one));
-                break open;
-            }
-            if first.is_some_and(|first| second.is_none_or(|second| first < second)) {
-                // Some group without a second bound might come first.
-                let end = (at + REFINED_AT_ONCE).min(ordered.len());
-                let end = at + ordered[at..end].partition_point(|o| kth.is_none_or(|kth| o.0 <= kth));
-                let refine = |held: &mut Held<'_>, (bound, group): &(Picos, Group)| {
-                    if request.exhaustive {
-                        return Some(*bound);
-                    }
-                    self.second_bound(*bound, kth, group, &mut held.scratch)
-                };
-                let bounds: Vec<Option<Picos>> =
-                    ordered[at..end].par_iter().map_init(|| scratches.take(), refine).collect();
-                for ((_, group), bound) in ordered[at..end].iter().zip(bounds) {
-                    self.note(group, bound, false, &mut pool, &mut counters);
-                }
-                at = end;
-                continue;
-            }
-            batch.clear();
-            while batch.len() < wave_size(wave)
-                && let Some(&Reverse(next)) = pool.peek()
-                && (batch.len() < OPENED_AT_LEAST || first.is_none_or(|first| next.bound <= first))
-                && kth.is_none_or(|kth| next.bound <= kth)
-            {
-                batch.push(next);
-                pool.pop();
-            }
-            let sharp = batch.iter().take_while(|next| next.third || request.exhaustive).count();
-            if sharp < batch.len().min(OPENED_AT_LEAST) {
-                let sharpen = |held: &mut Held<'_>, next: &Bounded| match next.third {
-                    true => Some(next.bound),
-                    false => self.third_bound(next, kth, &mut held.scratch),
-                };
-                let bounds: Vec<Option<Picos>> =
-                    batch.par_iter().with_max_len(1).map_init(|| scratches.take(), sharpen).collect();
-                for (next, bound) in batch.iter().zip(bounds) {
-                    self.note(&next.group, bound, true, &mut pool, &mut counters);
-                }
-                continue;
-            }
-            pool.extend(batch.drain(sharp..).map(Reverse));
-            if incumbents.is_none() {
-                pool.extend(batch.drain(..).map(Reverse));
-                let mut found = Best::new(request);
-                if !request.exhaustive && classes.is_none() {
-                    let open = Open { refined: &pool, rest: &ordered[at..] };
-                    let seen = self.incumbents(&open, request, (observer, &counters), &scratches);
-                    let done: HashSet<Group> = seen.opened.iter().map(|(group, _)| *group).collect();
-                    pool.retain(|Reverse(next)| !done.contains(&next.group));
-                    ordered.drain(..std::mem::take(&mut at));
-                    ordered.retain(|(_, group)| !done.contains(group));
-                    for (_, one) in seen.opened {
-                        counters.add(&one.counters);
-                        one.settled.into_iter().for_each(|settled| best.offer(settled));
-                    }
-                    (found, glances) = (seen.found, seen.seen);
-                }
-                incumbents = Some(found);
-                continue;
-            }
-            let opened: Vec<Option<Opened>> = batch
-                .par_iter()
-                .with_max_len(1)
-                .map_init(
-                    || scratches.take(),
-                    |held, next| {
-                        let class = class_of_group(&next.group);
-                        let incumbent = incumbents.as_ref().map(|found| found.threshold(class));
-                        let frozen = best.threshold(class).min(incumbent.unwrap_or_default());
-                        let frozen = if request.exhaustive { Threshold::default() } else { frozen };
-                        self.open(next, request, frozen, Seen::Every, observer, &mut held.scratch)
-                    },
-                )
-                .collect();
-            for (one, next) in opened.into_iter().zip(&batch) {
-                let Some(one) = one else {
-                    // Told to stop before the group was done: it stays open.
-                    pool.push(Reverse(*next));
-                    continue;
-                };
-                counters.add(&one.counters);
-                one.settled.into_iter().for_each(|s| best.offer(s));
-            }
-            wave += 1;
-            let first = best.firsts.first().map(|f| f.0);
-            observer.progress(counters.settled(), counters.candidates, first, Some(least));
-        };
-        let rest = ordered[at..].iter().map(|(_, group)| group);
-        let rest: Vec<&Group> = rest.chain(pool.iter().map(|Reverse(next)| &next.group)).collect();
-        let reason = if stop == Stop::Interrupted { "not visited" } else { "bound: degrees" };
-        let mut unseen: u64 = rest.par_iter().map(|g| self.space.count(g)).sum();
-        if stop == Stop::Interrupted {
-            for &(layouts, completions) in rest.iter().filter_map(|group| glances.get(*group)) {
-                counters.evaluated += layouts;
-                counters.simulated += completions;
-                unseen -= layouts;
-            }
-        }
-        counters.drop(reason, unseen);
-        let first = best.firsts.first().map(|f| f.0);
-        let optimality_gap = match (stop, open, first) {
-            (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),
-            (Stop::Interrupted, _, None) => 1.0,
-            _ => 0.0,
-        };
-        // What follows solves programmes, which need their own memory.
-        drop(rest);
-        drop((ordered, pool, glances, incumbents, batch, scratches));
-        let found = self.finish_all(best.into_sorted(), request, observer);
-        Answer { found, counters, optimality_gap, stop, insisted: false }
-    }
-
-    /// Puts a group with a sharper bound back; one without, nothing of which fits, is dropped.
-    fn note(
-        &self,
-        group: &Group,
-        bound: Option<Picos>,
-        third: bool,
-        pool: &mut BinaryHeap<Reverse<Bounded>>,
-        counters: &mut Counters,
-    ) {
-        match bound {
-            Some(bound) => pool.push(Reverse(Bounded { bound, group: *group, third })),
-            None => counters.drop("memory", self.space.count(group)),
-        }
     }
 }

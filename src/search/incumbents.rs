@@ -7,27 +7,28 @@
 //! is pruned.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 
-use rayon::prelude::*;
-
-use super::best::{Best, Class, class_of_group};
+use super::best::{Best, Class, Threshold, class_of_group};
+use super::flow::{Source, flow};
 use super::groups::{Opened, Seen};
-use super::{Bounded, Counters, Held, Observer, Request, Scratches, Search};
+use super::{Bounded, Counters, Observer, Request, Scratches, Search};
 use crate::candidates::Group;
 use crate::cost::CellKey;
+use crate::plan::Layout;
 use crate::units::Picos;
 
 /// Groups seen at a glance first, each of another class, for every class that is asked for.
 const FIRST: usize = 1;
 /// Cells of such a group that a glance looks at.
 const CELLS: usize = 8;
-/// Groups seen at once, before what they show is known to others.
+/// Groups seen at once: the next of them do not know yet what these show.
 const AT_ONCE: usize = 8;
 /// Groups that are seen next: of each of the best, so many that are like it, and so many in all.
 const LIKE_EACH: usize = 2;
-const NEXT: usize = 16;
-/// How often in a row groups like the best may bring nothing better before the best are opened.
+const NEXT: usize = 8;
+/// How often in a row groups like the same best are looked for before the best are opened.
 const PATIENCE: u32 = 2;
 /// Best classes whose like are looked for.
 const CENTRES: usize = 64;
@@ -90,11 +91,66 @@ fn first_bounded(&(bound, group): &(Picos, Group)) -> Bounded {
 
 /// A look for incumbents.
 struct Look<'a> {
-    search: &'a Search<'a>,
-    request: &'a Request,
     observer: &'a dyn Observer,
-    scratches: &'a Scratches,
+    counters: &'a Counters,
+    open: &'a Open<'a>,
+    /// Groups to be looked at next, and which of their cells.
+    next: VecDeque<(Bounded, Cells)>,
     found: Best,
+    /// As in [`Incumbents`]; those that are being seen are here with nothing.
+    seen: HashMap<Group, (u64, u64)>,
+    opened: Vec<(Group, Opened)>,
+    /// Groups that are opened, or being so.
+    done: HashSet<Group>,
+    /// The groups of the best layouts when groups like them were last looked for, and how often they have stayed the best.
+    centres: Vec<Group>,
+    idle: u32,
+}
+
+/// Which cells of a group are looked at.
+#[derive(Clone)]
+enum Cells {
+    Every,
+    Some,
+    Like(Arc<[CellKey]>),
+}
+
+/// A group that is to be looked at.
+struct Glance {
+    one: Bounded,
+    cells: Cells,
+    limit: Threshold,
+}
+
+impl Source for Look<'_> {
+    type Task = Glance;
+    type Done = (Group, Cells, Option<Opened>);
+
+    fn next(&mut self, at_work: usize) -> Option<Glance> {
+        if self.observer.stop() {
+            return None;
+        }
+        if self.next.is_empty() {
+            self.seek(at_work);
+        }
+        let (one, cells) = self.next.pop_front()?;
+        let limit = self.found.threshold(class_of_group(&one.group));
+        Some(Glance { one, cells, limit })
+    }
+
+    fn done(&mut self, (group, cells, opened): Self::Done) {
+        let Some(opened) = opened else { return };
+        opened.settled.iter().for_each(|settled| self.found.offer(settled.clone()));
+        if let Cells::Every = cells {
+            self.opened.push((group, opened));
+        } else {
+            self.seen.insert(group, (opened.counters.evaluated, opened.counters.simulated));
+        }
+        let layouts = self.seen.values().map(|settled| settled.0).sum::<u64>();
+        let first = self.found.firsts.first().map(|first| first.0);
+        let settled = self.counters.settled() + layouts;
+        self.observer.progress(settled, self.counters.candidates, first, self.open.least());
+    }
 }
 
 impl Search<'_> {
@@ -106,83 +162,74 @@ impl Search<'_> {
         (observer, counters): (&dyn Observer, &Counters),
         scratches: &Scratches,
     ) -> Incumbents {
-        let mut look = Look { search: self, request, observer, scratches, found: Best::new(request) };
-        let mut seen: HashMap<Group, (u64, u64)> = HashMap::new();
-        let mut opened: Vec<(Group, Opened)> = Vec::new();
-        let mut done: HashSet<Group> = HashSet::new();
-        let mut next = open.one_per_class(FIRST * request.top.min(CENTRES));
-        let mut idle = 0;
-        while !observer.stop() {
-            let before = look.centres();
-            let flags: Vec<CellKey> = look.found.leaders().take(CENTRES).map(CellKey::from).collect();
-            let glances =
-                look.at(&next, if flags.is_empty() { Seen::Some(CELLS) } else { Seen::Like(&flags) });
-            seen.extend(next.iter().map(|one| (one.group, (0, 0))));
-            let settled = |one: Opened| (one.counters.evaluated, one.counters.simulated);
-            seen.extend(glances.into_iter().map(|(group, one)| (group, settled(one))));
-            let layouts = seen.values().map(|settled| settled.0).sum::<u64>();
-            let first = look.found.firsts.first().map(|first| first.0);
-            observer.progress(counters.settled() + layouts, counters.candidates, first, open.least());
-            let mut centres = look.centres();
-            idle = if centres == before { idle + 1 } else { 0 };
-            next = look.like(&centres, open, &seen);
-            if idle >= PATIENCE || next.is_empty() {
-                idle = 0;
-                let closer = |one: &Bounded| centres.contains(&one.group) && !done.contains(&one.group);
-                let mut closer: Vec<Bounded> = open.up_to(None).filter(closer).collect();
-                closer.sort_unstable();
-                if closer.is_empty() {
-                    break;
-                }
-                opened.extend(look.at(&closer, Seen::Every));
-                done.extend(opened.iter().map(|(group, _)| *group));
-                centres = look.centres();
-                next = look.like(&centres, open, &seen);
-            }
-        }
-        Incumbents { found: look.found, opened, seen }
+        let first = open.one_per_class(FIRST * request.top.min(CENTRES));
+        let mut look = Look {
+            observer,
+            counters,
+            open,
+            next: first.iter().map(|&one| (one, Cells::Some)).collect(),
+            found: Best::new(request),
+            seen: first.iter().map(|one| (one.group, (0, 0))).collect(),
+            opened: Vec::new(),
+            done: HashSet::new(),
+            centres: Vec::new(),
+            idle: 0,
+        };
+        let glance = |Glance { one, cells, limit }: Glance| {
+            let seen = match &cells {
+                Cells::Every => Seen::Every,
+                Cells::Some => Seen::Some(CELLS),
+                Cells::Like(flags) => Seen::Like(flags),
+            };
+            let scratch = &mut scratches.take().scratch;
+            let opened = self.open(&one, request, limit, seen, observer, scratch);
+            (one.group, cells, opened)
+        };
+        flow(&mut look, AT_ONCE, &glance);
+        Incumbents { found: look.found, opened: look.opened, seen: look.seen }
     }
 }
 
 impl Look<'_> {
-    /// The groups of the best layouts.
-    fn centres(&self) -> Vec<Group> {
-        self.found.leaders().take(CENTRES).map(Group::of).collect()
-    }
-
-    /// Looks at some cells of groups.
-    fn at(&mut self, groups: &[Bounded], cells: Seen<'_>) -> Vec<(Group, Opened)> {
-        let mut seen = Vec::new();
-        for some in groups.chunks(AT_ONCE) {
-            let found = &self.found;
-            let open = |held: &mut Held<'_>, one: &Bounded| {
-                let limit = found.threshold(class_of_group(&one.group));
-                let scratch = &mut held.scratch;
-                let opened = self.search.open(one, self.request, limit, cells, self.observer, scratch);
-                opened.map(|opened| (one.group, opened))
-            };
-            let opened = some.par_iter().with_max_len(1).map_init(|| self.scratches.take(), open);
-            let opened: Vec<_> = opened.collect();
-            for (group, opened) in opened.into_iter().flatten() {
-                opened.settled.iter().for_each(|settled| self.found.offer(settled.clone()));
-                seen.push((group, opened));
-            }
+    /// Finds what to look at next: groups like the best, or the best themselves where those have brought nothing better.
+    fn seek(&mut self, at_work: usize) {
+        let leaders: Vec<&Layout> = self.found.leaders().take(CENTRES).collect();
+        let centres: Vec<Group> = leaders.iter().map(|&layout| Group::of(layout)).collect();
+        let flags: Arc<[CellKey]> = leaders.into_iter().map(CellKey::from).collect();
+        if centres != self.centres {
+            self.idle = 0;
+            self.centres = centres;
         }
-        seen
+        if self.idle < PATIENCE {
+            self.idle += 1;
+            let cells = if flags.is_empty() { Cells::Some } else { Cells::Like(flags) };
+            let like = self.like();
+            self.seen.extend(like.iter().map(|one| (one.group, (0, 0))));
+            self.next.extend(like.into_iter().map(|one| (one, cells.clone())));
+        }
+        // What is at work may show better ones to be like.
+        if self.next.is_empty() && at_work == 0 {
+            self.idle = 0;
+            let best = |one: &Bounded| self.centres.contains(&one.group) && !self.done.contains(&one.group);
+            let mut best: Vec<Bounded> = self.open.up_to(None).filter(best).collect();
+            best.sort_unstable();
+            self.done.extend(best.iter().map(|one| one.group));
+            self.next.extend(best.into_iter().map(|one| (one, Cells::Every)));
+        }
     }
 
     /// Groups that are like the best ones, and could be among them.
-    fn like(&self, centres: &[Group], open: &Open<'_>, seen: &HashMap<Group, (u64, u64)>) -> Vec<Bounded> {
+    fn like(&self) -> Vec<Bounded> {
         let kth = self.found.any_threshold();
         let mut next: Vec<Bounded> = Vec::new();
-        for centre in centres {
+        for centre in &self.centres {
             let wanted = LIKE_EACH.min(NEXT - next.len());
             // The nearest so far, nearest first.
             let mut near: Vec<(u32, Bounded)> = Vec::new();
-            for one in open.up_to(kth).take_while(|_| wanted > 0) {
+            for one in self.open.up_to(kth).take_while(|_| wanted > 0) {
                 let Some(apart) = apart(centre, &one.group) else { continue };
                 let at = near.partition_point(|other| *other <= (apart, one));
-                if at < wanted && !seen.contains_key(&one.group) && !next.contains(&one) {
+                if at < wanted && !self.seen.contains_key(&one.group) && !next.contains(&one) {
                     near.insert(at, (apart, one));
                     near.truncate(wanted);
                 }

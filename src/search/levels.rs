@@ -1,7 +1,8 @@
 //! Every level of bounds against the layouts below it, all of them settled.
 
 use super::balance::TablesOf;
-use super::best::Settled;
+use super::best::{Settled, Threshold};
+use super::groups::Seen;
 use super::*;
 use crate::candidates::{Axis, Restrictions};
 use crate::cost::schedule::LANES;

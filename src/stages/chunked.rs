@@ -19,7 +19,7 @@ use super::splits::Pick;
 use super::tables::Tables;
 use super::{Assignment, Choice, Evaluation, Problem, Way, measure};
 use crate::cost::schedule::Simulator;
-use crate::kept::Kept;
+use crate::kept::Shared;
 use crate::units::Picos;
 
 /// Scratch memory.
@@ -37,16 +37,22 @@ pub(super) struct ChunkWork {
     trial: Assignment,
     pub evaluation: Evaluation,
     pub relaxation: Relaxation,
-    /// What [`Chunked::level_splits`] found.
-    pub levels: Kept<PassTimes, Vec<Vec<u32>>, KEPT_SPLITS>,
-    /// What [`descent::descend`] found.
-    pub descended: Kept<PassTimes, Option<Vec<u32>>, KEPT_DESCENTS>,
+    pub known: KnownSplits,
     pub simulator: Simulator,
 }
 
+/// Splits that were found for rounded problems, whatever the memory; its clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct KnownSplits {
+    /// What [`Chunked::level_splits`] found.
+    pub(super) levels: Shared<PassTimes, Vec<Vec<u32>>, KEPT_LEVELS>,
+    /// What [`descent::descend`] found.
+    pub(super) descended: Shared<PassTimes, Option<Vec<u32>>, KEPT_DESCENTS>,
+}
+
 /// Problems whose splits are kept, of levels and by descent: the former are more and quick to find again.
-const KEPT_SPLITS: usize = 512;
-const KEPT_DESCENTS: usize = 2048;
+const KEPT_LEVELS: usize = 1024;
+const KEPT_DESCENTS: usize = 8192;
 
 /// How recomputation is chosen while layers are placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -14,7 +14,7 @@
 //!
 //! A stage's own recompute choice is the cheapest that fits, which is optimal for both objectives.
 
-use super::chunked::{self, ChunkWork};
+use super::chunked::{self, ChunkWork, KnownSplits};
 use super::pipeline::{Form, Weights};
 use super::splits::{Makespan, Splits, Spread, relieved_otherwise};
 use super::tables::{Interval, ModeCost, Tables};
@@ -114,6 +114,14 @@ impl Balancer {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// One that shares splits that are known.
+    #[must_use]
+    pub fn sharing(known: &KnownSplits) -> Self {
+        let mut balancer = Self::default();
+        balancer.chunks.known = known.clone();
+        balancer
     }
 
     /// The assignment of the last [`Outcome::Found`].

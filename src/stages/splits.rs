@@ -551,21 +551,19 @@ fn ruled(problem: &Problem, tables: &Tables, work: &mut ChunkWork) -> Vec<Vec<u3
 
 /// Splits of two levels of chunk times.
 fn levelled(problem: &Problem, work: &mut ChunkWork) -> Vec<Vec<u32>> {
-    let mut known = std::mem::take(&mut work.levels);
+    let known = work.known.levels.clone();
     let place = || {
         let (rounded, mut tables) = (rounded(problem), Tables::default());
         tables.load(&rounded);
         Chunked::new(&rounded, &tables, work).level_splits()
     };
-    let splits = known.get(PassTimes::of(problem), place).clone();
-    work.levels = known;
-    splits
+    known.get(PassTimes::of(problem), place)
 }
 
 /// A split that simulation finds from those, where rules on ranks are not enough.
 fn descended(problem: &Problem, work: &mut ChunkWork) -> Option<Vec<u32>> {
     let shape = descent::shape(problem)?;
-    let mut known = std::mem::take(&mut work.descended);
+    let known = work.known.descended.clone();
     let descend = || {
         let (rounded, mut tables) = (rounded(problem), Tables::default());
         tables.load(&rounded);
@@ -573,9 +571,7 @@ fn descended(problem: &Problem, work: &mut ChunkWork) -> Option<Vec<u32>> {
         from.push(rounded.even_layers());
         descent::descend(&rounded, shape, from, &mut work.simulator)
     };
-    let found = known.get(PassTimes::of(problem), descend).clone();
-    work.descended = known;
-    found
+    known.get(PassTimes::of(problem), descend)
 }
 
 /// Splits of a model of one kind of layers: `base` or one more per chunk, fewer in the last.

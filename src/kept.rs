@@ -24,7 +24,7 @@ impl<K: Eq + Hash, V, const MOST: usize> Kept<K, V, MOST> {
     }
 }
 
-/// The same for several threads: what one makes the others wait for, and do not make again.
+/// The same for several threads: what one makes the others wait for, and do not make again unless all have gone meanwhile.
 #[derive(Debug)]
 pub struct Shared<K, V, const MOST: usize>(Arc<Mutex<Kept<K, Arc<OnceLock<V>>, MOST>>>);
 
@@ -41,7 +41,7 @@ impl<K, V, const MOST: usize> Clone for Shared<K, V, MOST> {
 }
 
 impl<K: Eq + Hash, V: Clone, const MOST: usize> Shared<K, V, MOST> {
-    /// The value of a key, made if it is not here. `make` must not need a value of these itself.
+    /// The value of a key, made if it is not here; not from others of these.
     pub fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
         let place = {
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,7 @@
 //! Finds the best parallel layout for training a large language model on a given cluster.
 
+#![forbid(unsafe_code)]
+
 pub mod calibrate;
 pub mod candidates;
 pub mod check;

@@ -6,7 +6,7 @@
 //! of the ends, in some cases one more that simulation finds from those, or where none of the others fits two
 //! that relieve ranks without memory ([`crate::stages::Splits`]). Layouts are visited
 //! group by group in the order of an admissible lower bound and dropped as soon as a bound reaches the
-//! k-th best `T`; what is printed is exact, and the gap says so. So many groups are open at once, each with a
+//! k-th best `T`; what is printed is exact, and the gap says so. Several groups are open at once, each with a
 //! threshold that is frozen when it is given out and knows of all but the last few before it ([`flow`]): the answer
 //! and all counters are the same at any thread count.
 
@@ -217,7 +217,7 @@ pub const SMALL_SPACE: u64 = 2_000;
 
 /// Hears how a search goes on.
 pub trait Observer: Sync {
-    /// Called after every group: layouts settled, layouts of the space, best time, smallest open bound.
+    /// Called after every group that was opened or seen at a glance: layouts settled, layouts of the space, best time, smallest open bound.
     fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
         let _ = (settled, candidates, best, open);
     }

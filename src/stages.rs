@@ -44,7 +44,7 @@ mod walk;
 
 use crate::units::{Bytes, Picos};
 
-pub use chunked::KnownSplits;
+pub(crate) use chunked::KnownSplits;
 pub(crate) use descent::{Move, shortening, simulated_passes};
 pub use dp::{Balancer, Outcome};
 pub use modes::Modes;

@@ -120,7 +120,8 @@ impl Best {
         let class = class_of(settled.plan.layout());
         let list = self.classes.entry(class).or_default();
         let at = list.partition_point(|s| s.key() <= settled.key());
-        if at >= self.per_class {
+        let known = at > 0 && list[at - 1].key() == settled.key();
+        if known || at >= self.per_class {
             return;
         }
         list.insert(at, settled);

@@ -102,9 +102,10 @@ struct Look<'a> {
     opened: Vec<(Group, Opened)>,
     /// Groups that are opened, or being so.
     done: HashSet<Group>,
-    /// The groups of the best layouts when groups like them were last looked for, and how often they have stayed the best.
+    /// The groups of the best layouts when groups like them were last looked for.
     centres: Vec<Group>,
-    idle: u32,
+    /// How often groups like these were looked for since they are the best, or were opened.
+    looks: u32,
 }
 
 /// Which cells of a group are looked at.
@@ -173,7 +174,7 @@ impl Search<'_> {
             opened: Vec::new(),
             done: HashSet::new(),
             centres: Vec::new(),
-            idle: 0,
+            looks: 0,
         };
         let glance = |Glance { one, cells, limit }: Glance| {
             let seen = match &cells {
@@ -197,11 +198,11 @@ impl Look<'_> {
         let centres: Vec<Group> = leaders.iter().map(|&layout| Group::of(layout)).collect();
         let flags: Arc<[CellKey]> = leaders.into_iter().map(CellKey::from).collect();
         if centres != self.centres {
-            self.idle = 0;
+            self.looks = 0;
             self.centres = centres;
         }
-        if self.idle < PATIENCE {
-            self.idle += 1;
+        if self.looks < PATIENCE {
+            self.looks += 1;
             let cells = if flags.is_empty() { Cells::Some } else { Cells::Like(flags) };
             let like = self.like();
             self.seen.extend(like.iter().map(|one| (one.group, (0, 0))));
@@ -209,7 +210,7 @@ impl Look<'_> {
         }
         // What is at work may show better ones to be like.
         if self.next.is_empty() && at_work == 0 {
-            self.idle = 0;
+            self.looks = 0;
             let best = |one: &Bounded| self.centres.contains(&one.group) && !self.done.contains(&one.group);
             let mut best: Vec<Bounded> = self.open.up_to(None).filter(best).collect();
             best.sort_unstable();

@@ -1,7 +1,7 @@
 //! One walk over a space, or over some of its classes.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BinaryHeap, HashMap, HashSet, VecDeque};
 
 use rayon::prelude::*;
 
@@ -17,7 +17,8 @@ use crate::units::Picos;
 const REFINED_AT_ONCE: usize = 512;
 /// Groups that get their third bound at once.
 const SHARPENED_AT_ONCE: usize = 8;
-/// Groups opened at once: work for many threads, but not so much that what one finds comes too late for the next.
+/// Groups opened at once: work for as many threads, but not so much that what one finds comes too late for the next. Chosen
+/// on two cores, where eight and 32 took as long.
 const OPENED_AT_ONCE: usize = 16;
 
 /// A walk, group by group.
@@ -39,7 +40,8 @@ struct Walk<'a> {
     /// Groups by their first bound, and the next of them that has no other.
     ordered: Vec<(Picos, Group)>,
     at: usize,
-    stop: Stop,
+    /// Bounds of the groups that are being opened, in the order in which they were given out.
+    at_work: VecDeque<Picos>,
 }
 
 impl Source for Walk<'_> {
@@ -54,8 +56,7 @@ impl Source for Walk<'_> {
             if kth.is_some_and(|kth| least > kth) {
                 return None;
             }
-            if self.stop == Stop::Interrupted || self.observer.stop() {
-                self.stop = Stop::Interrupted;
+            if self.observer.stop() {
                 return None;
             }
             let first = self.ordered.get(self.at).map(|o| o.0);
@@ -77,11 +78,13 @@ impl Source for Walk<'_> {
             let class = class_of_group(&next.group);
             let incumbent = self.incumbents.as_ref().map(|found| found.threshold(class));
             let frozen = self.best.threshold(class).min(incumbent.unwrap_or_default());
+            self.at_work.push_back(next.bound);
             return Some((next, if self.request.exhaustive { Threshold::default() } else { frozen }));
         }
     }
 
     fn done(&mut self, (one, opened): Self::Done) {
+        self.at_work.pop_front();
         let Some(opened) = opened else {
             // Told to stop before the group was done: it stays open.
             self.pool.push(Reverse(one));
@@ -90,7 +93,8 @@ impl Source for Walk<'_> {
         self.counters.add(&opened.counters);
         opened.settled.into_iter().for_each(|settled| self.best.offer(settled));
         let (settled, candidates) = (self.counters.settled(), self.counters.candidates);
-        self.observer.progress(settled, candidates, self.first(), self.least());
+        let open = self.at_work.iter().copied().chain(self.least()).min();
+        self.observer.progress(settled, candidates, self.first(), open);
     }
 }
 
@@ -101,7 +105,7 @@ impl Walk<'_> {
         found.filter_map(Best::any_threshold).min().filter(|_| !self.request.exhaustive)
     }
 
-    /// The least bound of all groups that are not opened.
+    /// The least bound of all groups that were not given out.
     fn least(&self) -> Option<Picos> {
         let second = self.pool.peek().map(|Reverse(next)| next.bound);
         self.ordered.get(self.at).map(|o| o.0).into_iter().chain(second).min()
@@ -222,7 +226,7 @@ impl Search<'_> {
             pool: BinaryHeap::new(),
             ordered,
             at: 0,
-            stop: Stop::Proved,
+            at_work: VecDeque::new(),
         };
         let open = |(one, frozen): (Bounded, Threshold)| {
             let scratch = &mut scratches.take().scratch;
@@ -241,7 +245,9 @@ impl Walk<'_> {
     /// What came of it: counters with what was not opened, by how much anything left open could at most be faster, why
     /// it ended, and the best.
     fn end(mut self) -> (Counters, f64, Stop, Best) {
-        let interrupted = self.stop == Stop::Interrupted;
+        // Something is left that could matter only where it was told to stop.
+        let (open, kth) = (self.least(), self.kth());
+        let interrupted = open.is_some_and(|least| kth.is_none_or(|kth| least <= kth));
         if interrupted {
             // What only some cells of a group were seen for is better than nothing.
             let seen = self.incumbents.take().into_iter().flat_map(Best::into_sorted);
@@ -258,11 +264,12 @@ impl Walk<'_> {
             }
         }
         self.counters.drop(if interrupted { "not visited" } else { "bound: degrees" }, unseen);
-        let optimality_gap = match (self.stop, self.least(), self.first()) {
+        let stop = if interrupted { Stop::Interrupted } else { Stop::Proved };
+        let optimality_gap = match (stop, open, self.first()) {
             (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),
             (Stop::Interrupted, _, None) => 1.0,
             _ => 0.0,
         };
-        (self.counters, optimality_gap, self.stop, self.best)
+        (self.counters, optimality_gap, stop, self.best)
     }
 }

@@ -117,8 +117,7 @@ impl Balancer {
     }
 
     /// One that shares splits that are known.
-    #[must_use]
-    pub fn sharing(known: &KnownSplits) -> Self {
+    pub(crate) fn sharing(known: &KnownSplits) -> Self {
         let mut balancer = Self::default();
         balancer.chunks.known = known.clone();
         balancer

@@ -2,6 +2,7 @@
 //! every layout balanced and predicted.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -601,6 +602,38 @@ struct Patience(AtomicU32);
 impl Observer for Patience {
     fn stop(&self) -> bool {
         self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err()
+    }
+}
+
+/// Remembers the best time, and the least bound of what is open, after every group.
+#[derive(Default)]
+struct Witness(Mutex<Vec<[Option<Picos>; 2]>>);
+
+impl Observer for Witness {
+    fn progress(&self, _: u64, _: u64, best: Option<Picos>, open: Option<Picos>) {
+        self.0.lock().unwrap().push([best, open]);
+    }
+}
+
+/// While a search goes on, the best plan is found or open, at a bound that it does not go below: groups that are being
+/// opened are open.
+#[test]
+fn progress_never_tells_too_small_a_gap() {
+    for (model, gpus, batch) in [("llama3.1-70b", 64, 256), ("mixtral-8x7b", 24, 96), ("gpt-oss-20b", 8, 64)]
+    {
+        let task = Task::shipped(model, "dgx-h100", gpus, batch, 4096).unwrap();
+        let witness = Witness::default();
+        let answer = task.prepare().search(&Request { top: 3, ..Request::default() }, &witness);
+        let best = answer.found.iter().map(Found::ranked_step).min().unwrap();
+        let told = witness.0.into_inner().unwrap();
+        assert!(told.iter().any(|[found, _]| *found == Some(best)), "{model}");
+        let late =
+            told.iter().filter(|[found, open]| found.is_some_and(|found| found > best) && open.is_some());
+        assert!(late.count() > 0, "{model}");
+        for [found, open] in told {
+            let least = found.into_iter().chain(open).min();
+            assert!(least.is_none_or(|least| least <= best), "{model}: {found:?} and {open:?}, {best}");
+        }
     }
 }
 

@@ -1,0 +1,231 @@
+//! States of a data-parallel arrangement: where they are, and their traffic.
+
+use super::CostModel;
+use crate::cost::{MicroOverlap, PerParameter, Sharding, StateClass};
+use crate::frameworks::profile::DataMode;
+use crate::memory;
+use crate::plan::{Layout, Place, Schedule};
+use crate::units::{Picos, Seconds};
+
+/// Share of the last backward (first forward) pass under which data-parallel traffic hides.
+/// Estimate: the first layers' gradients come last, and buckets close late.
+const DATA_HIDDEN_SHARE: f64 = 0.8;
+
+/// Slow-down of computation by overlapped data-parallel traffic, as a share of that traffic.
+const DATA_INTERFERENCE: f64 = 0.05;
+
+impl CostModel<'_> {
+    /// Prices the states of one data-parallel arrangement.
+    #[must_use]
+    pub fn sharding(&self, layout: &Layout) -> Sharding {
+        let (t, c, p) = (layout.tensor_parallel, layout.context_parallel, layout.pipeline_parallel);
+        let replicas = layout.data_parallel * c;
+        let expert_stride = layout.expert_parallel * layout.expert_tensor_parallel;
+        let expert_replicas = layout.expert_data_parallel().max(1);
+        let shard = if layout.zero_stage > 0 { layout.shard_group.clamp(1, replicas) } else { 1 };
+        let expert_shard = if layout.zero_stage > 0 {
+            // Hybrid sharding divides expert replicas in the same proportion.
+            (expert_replicas / (replicas / shard).max(1)).max(1)
+        } else {
+            1
+        };
+        let sharded = layout.zero_stage > 0 && !self.profile.data.always_all_reduce;
+        let mode = if !layout.data_overlap {
+            DataMode::After
+        } else if layout.zero_stage > 0 {
+            self.profile.data.sharded
+        } else {
+            self.profile.data.replicated
+        };
+
+        let mut classes = [PerParameter::default(); 4];
+        for class in [StateClass::Dense, StateClass::Expert, StateClass::Ends, StateClass::Frozen] {
+            let (ranks, group, stride) = match class {
+                StateClass::Expert => (expert_replicas, expert_shard, expert_stride),
+                _ => (replicas, shard, t),
+            };
+            classes[class as usize] = self.states(layout, class, ranks, group, stride, sharded);
+        }
+
+        // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot hide. Dense and expert
+        // gradients have buffers of their own. The average rank's parameters stand for all.
+        let chunks = f64::from(p) * f64::from(layout.virtual_stages);
+        let dense = (self.total_parameters - self.expert_parameters) as f64 / f64::from(t) / chunks;
+        let expert = self.expert_parameters as f64 / f64::from(expert_stride) / chunks;
+        let bucket = (1e6 * f64::from(layout.data_parallel)).max(40e6);
+        let buckets_of = |parameters: f64| (parameters / bucket).ceil();
+        let dense_group = self.data_fabric.group(shard.max(if sharded { 1 } else { replicas }), t);
+        let expert_group = self
+            .data_fabric
+            .group(expert_shard.max(if sharded { 1 } else { expert_replicas }), expert_stride);
+        let once = f64::from(layout.virtual_stages)
+            * (buckets_of(dense) * self.data_fabric.collective_latency(&dense_group)
+                + buckets_of(expert) * self.data_fabric.collective_latency(&expert_group));
+        let tensors = 6.0 * f64::from(self.layers.count()) / f64::from(p);
+        let per_tensor = if layout.zero_stage > 0 {
+            self.profile.data.tensor_latency.0
+        } else {
+            self.profile.data.tensor_latency.1
+        };
+        let tensor_latency = per_tensor.0 * f64::from(replicas.saturating_sub(1)) * tensors;
+        let latency = if replicas < 2 { 0.0 } else { once + tensor_latency };
+        let (hidden_reduce, hidden_gather) = match mode {
+            DataMode::Overlapped => (DATA_HIDDEN_SHARE, DATA_HIDDEN_SHARE),
+            DataMode::GradientsOverlapped => (DATA_HIDDEN_SHARE, 0.0),
+            DataMode::After => (0.0, 0.0),
+        };
+        // With virtual stages the chunks' gradients become final one chunk after the other.
+        let window = f64::from(layout.virtual_stages);
+        // The last bucket of each buffer, of the last chunk to be done; one per chunk where there are no buckets.
+        let last = |parameters: f64| parameters / buckets_of(parameters).max(1.0);
+        let of_chunk = 1.0 / window;
+        let of_bucket = of_chunk * (last(dense) + last(expert)) / (dense + expert).max(1.0);
+        let others = if self.profile.data.buckets_on_first_rank { of_chunk } else { of_bucket };
+        let (step_overhead, jitter) = self.step_floor();
+        Sharding {
+            classes,
+            step_overhead,
+            latency: (Seconds(latency).picos(), Seconds(if sharded { latency } else { 0.0 }).picos()),
+            exposed_floor: (of_bucket, others),
+            hidden_share: (hidden_reduce * window, hidden_gather * window),
+            interference: DATA_INTERFERENCE,
+            micro_overlap: (layout.zero_stage >= 3)
+                .then_some(MicroOverlap { slow: self.profile.sharded.slow, tail: self.profile.sharded.tail }),
+            most_gathered: self.profile.sharded.most_gathered.unwrap_or(f64::INFINITY),
+            jitter,
+        }
+    }
+
+    /// What every step of the job takes beside its passes whatever the plan, and the factor on all of it.
+    #[must_use]
+    pub fn step_floor(&self) -> (Picos, f64) {
+        let gpus = f64::from(self.job.gpus);
+        let jitter =
+            self.profile.jitter.base + self.profile.jitter.per_doubling * (gpus / 64.0).log2().max(0.0);
+        (self.profile.host.step.picos(), jitter)
+    }
+
+    /// States of one class, sharded over `group` of `ranks` replicas that lie `stride` apart.
+    pub(super) fn states(
+        &self,
+        layout: &Layout,
+        class: StateClass,
+        ranks: u32,
+        group: u32,
+        stride: u32,
+        sharded: bool,
+    ) -> PerParameter {
+        let low = self.low.filter(|_| matches!(class, StateClass::Dense | StateClass::Expert));
+        let recipe = memory::states(self.profile, self.job.precision);
+        let primary = self.profile.memory.primary_low_precision;
+        let d = f64::from(group);
+        let frozen = class == StateClass::Frozen;
+        let weights = match low {
+            Some(l) if primary => l.weight_bytes,
+            Some(l) => recipe.weights + l.weight_bytes,
+            None => recipe.weights,
+        };
+        let cached = if frozen { 0.0 } else { self.profile.memory.cached_weights };
+        let moments = memory::moment_bytes(self.job.optimizer, class);
+        let (mut q, mut o) = (recipe.gradients, recipe.owned + moments);
+        if frozen {
+            (q, o) = (0.0, 0.0);
+        }
+        // A rank holds the layers of both directions, and of the ends one: those of the other are on its mirror. Norms and
+        // routers, a thousandth of the layers, are counted with the ends.
+        let twice = layout.schedule == Schedule::DualPipe && class != StateClass::Ends;
+        let copies = if twice { 2.0 } else { 1.0 };
+        let offload = layout.offload;
+        let stage = layout.zero_stage;
+        let mut s = PerParameter {
+            weights: copies * if stage >= 3 { weights / d } else { weights + cached },
+            gradients: copies * if stage >= 2 { q / d } else { q },
+            optimizer: if offload.optimizer == Place::Gpu { o / d } else { 0.0 },
+            staging: self.profile.memory.staging,
+            ..PerParameter::default()
+        };
+        if stage == 0 && !frozen && offload.optimizer == Place::Gpu {
+            s.staging += self.profile.memory.replicated_staging;
+        }
+        if offload.parameters != Place::Gpu && stage >= 3 {
+            s.weights = 0.0;
+        }
+        // Pinned copies of what lives off the GPU; one copy of the gradients passes through host memory, in
+        // FP32 where there is one in FP32.
+        let in_host = if frozen { 0.0 } else { self.profile.memory.host_gradients };
+        let passing = q.min(4.0).max(in_host);
+        let mut off = |place: Place, bytes: f64| match place {
+            Place::Gpu => {}
+            Place::Cpu => s.host += bytes,
+            Place::Nvme => s.nvme += bytes,
+        };
+        off(offload.optimizer, (o + if offload.optimizer == Place::Cpu { passing } else { 0.0 }) / d);
+        if stage >= 3 {
+            off(offload.parameters, weights / d);
+        }
+        let f = &self.data_fabric;
+        let inner = f.group(group, stride);
+        let outer = f.group(ranks / group.max(1), stride * group);
+        let all = f.group(ranks, stride);
+        let picos = 1e12;
+        let wire = self.profile.data.gradient_bytes;
+        let gather_bytes = low.map_or(2.0, |l| if primary { l.gather_bytes } else { 2.0 });
+        if stage >= 3 {
+            let w = &self.profile.sharded;
+            let gather = f.gather_slope(&inner)
+                * low.map_or(w.gather_bytes, |l| if primary { l.gather_bytes } else { w.gather_bytes });
+            let reduce = if frozen {
+                0.0
+            } else {
+                f.gather_slope(&inner) * w.reduce_bytes + f.reduce_slope(&outer) * w.reduce_bytes / d
+            };
+            let link = self.host_share(offload.parameters);
+            let fetch = if offload.parameters == Place::Gpu { 0.0 } else { 2.0 / d / link };
+            if w.kept_in_pipeline && layout.pipeline_parallel > 1 {
+                s.gather = picos * (gather + fetch);
+                s.reduce = picos * reduce;
+                s.weights += copies * 2.0;
+                s.gradients += if frozen { 0.0 } else { copies * w.reduce_bytes };
+            } else {
+                s.micro_gather = picos * (gather + fetch);
+                s.micro_reduce = picos * (gather + fetch + reduce);
+            }
+            s.gathered = if w.kept_in_pipeline && layout.pipeline_parallel > 1 {
+                0.0
+            } else {
+                (1.0 + w.prefetch) * 2.0 + if frozen { 0.0 } else { w.reduce_bytes }
+            };
+        } else if !frozen {
+            if sharded {
+                let reduce = f.gather_slope(&inner) * wire + f.reduce_slope(&outer) * wire / d;
+                if stage == 2 {
+                    s.micro_reduce = picos * reduce;
+                } else {
+                    s.reduce = picos * reduce;
+                }
+                s.gather = picos * f.gather_slope(&inner) * gather_bytes;
+            } else {
+                s.reduce = picos * f.reduce_slope(&all) * wire;
+                if group > 1 {
+                    s.gather = picos * f.gather_slope(&inner) * gather_bytes;
+                }
+            }
+        }
+        if !frozen {
+            let traffic = memory::update_bytes(self.job.optimizer, class);
+            s.update = if offload.optimizer == Place::Gpu {
+                picos * (traffic / d + 6.0) / self.device.bandwidth
+            } else {
+                // Gradients go down, weights come up, and the host walks the states in between, where they lie.
+                let link = self.accelerator.host_link.0;
+                let per_gpu = f64::from(self.cluster.gpus_per_node);
+                let states = match offload.optimizer {
+                    Place::Nvme => self.host_share(Place::Nvme),
+                    Place::Gpu | Place::Cpu => self.cluster.host.memory_bandwidth.0 / per_gpu,
+                };
+                picos * ((passing + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
+            };
+        }
+        s
+    }
+}

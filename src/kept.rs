@@ -41,7 +41,7 @@ impl<K, V, const MOST: usize> Clone for Shared<K, V, MOST> {
 }
 
 impl<K: Eq + Hash, V: Clone, const MOST: usize> Shared<K, V, MOST> {
-    /// The value of a key, made if it is not here; not from others of these.
+    /// The value of a key, made if it is not here. `make` must not ask the same memory.
     pub fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
         let place = {
             let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);

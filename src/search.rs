@@ -7,7 +7,7 @@
 //! that relieve ranks without memory ([`crate::stages::Splits`]). Layouts are visited
 //! group by group in the order of an admissible lower bound and dropped as soon as a bound reaches the
 //! k-th best `T`; what is printed is exact, and the gap says so. Several groups are open at once, each with a
-//! threshold that is frozen when it is given out and knows of all but the last few before it ([`flow`]): the answer
+//! threshold that is frozen when it is given out and knows of all but the last few before it (`search/flow.rs`): the answer
 //! and all counters are the same at any thread count.
 
 pub mod balance;

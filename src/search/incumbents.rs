@@ -192,17 +192,21 @@ impl Search<'_> {
 }
 
 impl Look<'_> {
+    /// The best layouts.
+    fn leaders(&self) -> impl Iterator<Item = &Layout> {
+        self.found.leaders().take(CENTRES)
+    }
+
     /// Finds what to look at next: groups like the best, or the best themselves where those have brought nothing better.
     fn seek(&mut self, at_work: usize) {
-        let leaders: Vec<&Layout> = self.found.leaders().take(CENTRES).collect();
-        let centres: Vec<Group> = leaders.iter().map(|&layout| Group::of(layout)).collect();
-        let flags: Arc<[CellKey]> = leaders.into_iter().map(CellKey::from).collect();
+        let centres: Vec<Group> = self.leaders().map(Group::of).collect();
         if centres != self.centres {
             self.looks = 0;
             self.centres = centres;
         }
         if self.looks < PATIENCE {
             self.looks += 1;
+            let flags: Arc<[CellKey]> = self.leaders().map(CellKey::from).collect();
             let cells = if flags.is_empty() { Cells::Some } else { Cells::Like(flags) };
             let like = self.like();
             self.seen.extend(like.iter().map(|one| (one.group, (0, 0))));

@@ -184,6 +184,37 @@ impl Walk<'_> {
         }
         self.incumbents = Some(found);
     }
+
+    /// What came of it: counters with what was not opened, by how much anything left open could at most be faster, why
+    /// it ended, and the best.
+    fn end(mut self) -> (Counters, f64, Stop, Best) {
+        // Something is left that could matter only where it was told to stop.
+        let (open, kth) = (self.least(), self.kth());
+        let interrupted = open.is_some_and(|least| kth.is_none_or(|kth| least <= kth));
+        if interrupted {
+            // What only some cells of a group were seen for is better than nothing.
+            let seen = self.incumbents.take().into_iter().flat_map(Best::into_sorted);
+            seen.for_each(|one| self.best.offer(one));
+        }
+        let rest = self.ordered[self.at..].iter().map(|(_, group)| group);
+        let rest: Vec<&Group> = rest.chain(self.pool.iter().map(|Reverse(next)| &next.group)).collect();
+        let mut unseen: u64 = rest.par_iter().map(|g| self.search.space.count(g)).sum();
+        if interrupted {
+            for &(layouts, completions) in rest.iter().filter_map(|group| self.glances.get(*group)) {
+                self.counters.evaluated += layouts;
+                self.counters.simulated += completions;
+                unseen -= layouts;
+            }
+        }
+        self.counters.drop(if interrupted { "not visited" } else { "bound: degrees" }, unseen);
+        let stop = if interrupted { Stop::Interrupted } else { Stop::Proved };
+        let optimality_gap = match (stop, open, self.first()) {
+            (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),
+            (Stop::Interrupted, _, None) => 1.0,
+            _ => 0.0,
+        };
+        (self.counters, optimality_gap, stop, self.best)
+    }
 }
 
 impl Search<'_> {
@@ -238,38 +269,5 @@ impl Search<'_> {
         drop(scratches);
         let found = self.finish_all(best.into_sorted(), request, observer);
         Answer { found, counters, optimality_gap, stop, insisted: false }
-    }
-}
-
-impl Walk<'_> {
-    /// What came of it: counters with what was not opened, by how much anything left open could at most be faster, why
-    /// it ended, and the best.
-    fn end(mut self) -> (Counters, f64, Stop, Best) {
-        // Something is left that could matter only where it was told to stop.
-        let (open, kth) = (self.least(), self.kth());
-        let interrupted = open.is_some_and(|least| kth.is_none_or(|kth| least <= kth));
-        if interrupted {
-            // What only some cells of a group were seen for is better than nothing.
-            let seen = self.incumbents.take().into_iter().flat_map(Best::into_sorted);
-            seen.for_each(|one| self.best.offer(one));
-        }
-        let rest = self.ordered[self.at..].iter().map(|(_, group)| group);
-        let rest: Vec<&Group> = rest.chain(self.pool.iter().map(|Reverse(next)| &next.group)).collect();
-        let mut unseen: u64 = rest.par_iter().map(|g| self.search.space.count(g)).sum();
-        if interrupted {
-            for &(layouts, completions) in rest.iter().filter_map(|group| self.glances.get(*group)) {
-                self.counters.evaluated += layouts;
-                self.counters.simulated += completions;
-                unseen -= layouts;
-            }
-        }
-        self.counters.drop(if interrupted { "not visited" } else { "bound: degrees" }, unseen);
-        let stop = if interrupted { Stop::Interrupted } else { Stop::Proved };
-        let optimality_gap = match (stop, open, self.first()) {
-            (Stop::Interrupted, Some(open), Some(first)) => (1.0 - open.0 as f64 / first.0 as f64).max(0.0),
-            (Stop::Interrupted, _, None) => 1.0,
-            _ => 0.0,
-        };
-        (self.counters, optimality_gap, stop, self.best)
     }
 }

@@ -1,5 +1,7 @@
 //! Routed experts and what runs beside them: products, launches and the exchange of tokens.
 
+use std::collections::HashMap;
+
 use super::linear::thin;
 use super::{Adapted, Cell, CostModel, Experts, Kept, Part, Passes, Routed, RoutedKey};
 use crate::cost::Item;
@@ -7,7 +9,6 @@ use crate::cost::compute::Product;
 use crate::plan::{CudaGraphs, Dispatcher, Module};
 use crate::spec::job::{ExpertCapacity, Routing, Training};
 use crate::spec::model::Moe;
-use std::collections::HashMap;
 
 impl CostModel<'_> {
     /// Tokens of the most loaded rank over an equal share.

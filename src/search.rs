@@ -47,7 +47,7 @@ pub use verify::Verified;
 use balance::{LegalModes, Pipelines};
 use best::{Class, class_of};
 use bounds::{Family, Floors};
-use layouts::{Completions, RankPasses, Simulated};
+use layouts::{Completions, Simulated};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -272,7 +272,6 @@ struct Scratch {
     balancer: Balancer,
     pipelines: Pipelines,
     evaluation: Evaluation,
-    ranks: Vec<RankPasses>,
     /// Schedules simulated for the current line.
     known: Vec<Simulated>,
     /// Ways to recompute that could matter in the current group.

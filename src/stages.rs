@@ -489,6 +489,24 @@ impl Problem {
         self.pipeline.rank_of_chunk.len()
     }
 
+    /// Whether it differs from a problem with such layers and ends in nothing but bytes that are held, and holds no fewer of
+    /// them anywhere: what does not fit there does not fit here.
+    #[must_use]
+    pub fn holds_no_less(&self, kinds: &[Kind], fixed: &[Fixed]) -> bool {
+        let kind = |(own, other): (&Kind, &Kind)| {
+            let alike = Kind { held: other.held, gathered: other.gathered, ..*own };
+            alike == *other && own.held >= other.held && own.gathered >= other.gathered
+        };
+        let end = |(own, other): (&Fixed, &Fixed)| {
+            let alike = Fixed { held: other.held, gathered: other.gathered, ..*own };
+            alike == *other && own.held >= other.held && own.gathered >= other.gathered
+        };
+        self.kinds.len() == kinds.len()
+            && self.fixed.len() == fixed.len()
+            && self.kinds.iter().zip(kinds).all(kind)
+            && self.fixed.iter().zip(fixed).all(end)
+    }
+
     /// Fewest layers that a chunk may hold.
     #[must_use]
     pub fn least(&self, chunk: usize) -> u32 {
@@ -745,18 +763,12 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
     }
     for (rank, state) in ranks.iter().enumerate() {
         let order = &pipeline.orders[rank];
-        let in_flight = order
-            .in_flight
-            .chunks_exact(order.chunks.len())
-            .map(|counts| {
-                counts
-                    .iter()
-                    .zip(&order.chunks)
-                    .map(|(&n, &chunk)| u64::from(n) * into.memory[chunk as usize].0)
-                    .sum::<u64>()
-            })
-            .max()
-            .unwrap_or(0);
+        // Side by side, for the many states.
+        let own: SmallVec<[u64; 32]> =
+            order.chunks.iter().map(|&chunk| into.memory[chunk as usize].0).collect();
+        let kept =
+            |counts: &[u32]| counts.iter().zip(&own).map(|(&n, &kept)| u64::from(n) * kept).sum::<u64>();
+        let in_flight = order.in_flight.chunks_exact(own.len()).map(kept).max().unwrap_or(0);
         let need = problem.rank_bytes.0
             + state.0
             + in_flight

@@ -9,7 +9,7 @@ use super::groups::{Line, StateCost};
 use super::{Counters, Request, Scratch, Search};
 use crate::cost::schedule::Load;
 use crate::cost::step::{Tables, exposed, fits_with, once_per_step, predict_with, shape};
-use crate::cost::{CellCosts, CellKey, LocalParameters};
+use crate::cost::{CellCosts, CellKey, LocalParameters, Sharding};
 use crate::frameworks::{Reach, legal_plan};
 use crate::plan::{Layout, Offload, Plan, Schedule};
 use crate::stages::{
@@ -41,19 +41,23 @@ pub(super) struct Completions {
     list: Vec<Assignment>,
 }
 
-/// A simulated schedule.
+/// A simulated split.
 pub(super) struct Simulated {
     schedule: Schedule,
+    split: Assignment,
     forward: Vec<Picos>,
     backward: Vec<Picos>,
+    /// [`Evaluation::bound`].
+    bound: Picos,
     makespan: Picos,
     starts: Vec<Picos>,
     ends: Vec<Picos>,
+    ranks: Vec<RankPasses>,
 }
 
 /// What the step's ends need of a rank: passes of one micro-batch, and parameters.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct RankPasses {
+struct RankPasses {
     forward: Picos,
     backward: Picos,
     parameters: LocalParameters,
@@ -153,21 +157,35 @@ impl Search<'_> {
     fn completions(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
         let &Sought { layout, problem, most, .. } = sought;
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
-        // a memory limit fits, it is the optimum with one; and what was found under a higher threshold
-        // holds under this one.
-        if layout.zero_stage < 2 {
-            let free = scratch.free.take().filter(|known| most <= known.most).unwrap_or_else(|| {
-                let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
-                let unlimited = Sought { problem: &unlimited, ..*sought };
-                Completions { most, list: self.solve(&unlimited, scratch) }
-            });
-            let fits = |assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok();
-            let fits = free.list.iter().all(fits);
-            let found = if fits { free.list.clone() } else { self.solve(sought, scratch) };
-            scratch.free = Some(free);
-            return found;
+        // a memory limit fits, or that of a layout that holds no more, it is the optimum of this one as well; and what was
+        // found under a higher threshold holds under this one.
+        if layout.zero_stage >= 2 {
+            return self.solve(sought, scratch);
         }
-        self.solve(sought, scratch)
+        let free = scratch.free.take().filter(|known| most <= known.most).unwrap_or_else(|| {
+            let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
+            let unlimited = Sought { problem: &unlimited, ..*sought };
+            Completions { most, list: self.solve(&unlimited, scratch) }
+        });
+        let mut fit = |list: &[Assignment]| {
+            list.iter().all(|assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok())
+        };
+        let leaner = scratch.recent.as_ref().filter(|(kinds, fixed, found)| {
+            most <= found.most && problem.holds_no_less(kinds, fixed) && fit(&found.list)
+        });
+        let known = if fit(&free.list) {
+            Some(free.list.clone())
+        } else {
+            leaner.map(|leaner| leaner.2.list.clone())
+        };
+        let found = known.unwrap_or_else(|| {
+            let list = self.solve(sought, scratch);
+            let found = Completions { most, list: list.clone() };
+            scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found));
+            list
+        });
+        scratch.free = Some(free);
+        found
     }
 
     fn solve(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
@@ -251,7 +269,7 @@ impl Search<'_> {
         scratch.balancer.completions(problem, &mut even, Picos(u64::MAX)).pop()
     }
 
-    /// The fastest of a list of completions under the simulation, if it can matter.
+    /// The fastest of a list of completions under the simulation, if it can matter. All of them fit.
     fn fastest(
         &self,
         list: &[Assignment],
@@ -265,10 +283,22 @@ impl Search<'_> {
         let mut best: Option<(Picos, Plan)> = None;
         for assignment in list {
             let open = |least: Picos| !limit.excludes_layout(least, layout);
-            let plan = self.completion(layout, balancing, assignment, tables, open, scratch);
+            // Layouts of a line differ in nothing that passes take, but from ZeRO-2 on.
+            let same = |run: &Simulated| run.schedule == layout.schedule && run.split == *assignment;
+            let known = scratch.known.iter().position(same).filter(|_| layout.zero_stage < 2);
+            let plan = match known {
+                Some(at) => {
+                    let worth = open(least_step(scratch.known[at].bound, tables.sharding));
+                    worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten()
+                }
+                None => self.completion(layout, balancing, assignment, tables, open, scratch),
+            };
             let Some(plan) = plan else { continue };
             counters.simulated += 1;
-            let time = self.time(layout, assignment, &plan, tables, scratch);
+            let time = match known {
+                Some(at) => scratch.known[at].step(tables.sharding),
+                None => self.time(layout, assignment, &plan, tables, scratch),
+            };
             if best.as_ref().is_none_or(|(t, other)| (time, &plan) < (*t, other)) {
                 best = Some((time, plan));
             }
@@ -288,12 +318,20 @@ impl Search<'_> {
         open: impl Fn(Picos) -> bool,
         scratch: &mut Scratch,
     ) -> Option<Plan> {
-        let context = self.space.context();
         evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).ok()?;
-        let least = scratch.evaluation.bound + tables.sharding.step_overhead;
-        if !open(Floor { once: Picos::ZERO, jitter: tables.sharding.jitter }.step(least)) {
-            return None;
-        }
+        let worth = open(least_step(scratch.evaluation.bound, tables.sharding));
+        worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten()
+    }
+
+    /// The plan of a split that the balancing problem has the memory for, if it is legal and fits with what is no part of that.
+    fn plan_of(
+        &self,
+        layout: &Layout,
+        balancing: &Balancing,
+        assignment: &Assignment,
+        tables: TablesOf<'_>,
+    ) -> Option<Plan> {
+        let context = self.space.context();
         let chunks = balancing.chunks(assignment);
         let plan =
             Plan::new(*layout, chunks, context.gpus, context.global_batch_size, context.layers).ok()?;
@@ -321,7 +359,6 @@ impl Search<'_> {
         scratch: &mut Scratch,
     ) -> Picos {
         let TablesOf { cell, sharding, hop } = tables;
-        let p = layout.pipeline_parallel as usize;
         if layout.schedule.splits_backward() {
             let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
             return predict_with(self.cost, self.layers, plan, &tables, &mut scratch.simulator).step();
@@ -329,39 +366,28 @@ impl Search<'_> {
         let evaluation = &scratch.evaluation;
         let same = |run: &&Simulated| {
             run.schedule == layout.schedule
+                && run.split.layers == assignment.layers
                 && run.forward == evaluation.forward
                 && run.backward == evaluation.backward
         };
-        let at = scratch.known.iter().position(|run| same(&run));
-        let at = at.unwrap_or_else(|| {
-            let load = Load {
-                forward: &evaluation.forward,
-                backward: &evaluation.backward,
-                weight: &evaluation.backward,
-                hop: hop.latency,
-            };
-            let makespan = scratch.simulator.run(shape(layout), load);
-            scratch.known.push(Simulated {
-                schedule: layout.schedule,
-                forward: evaluation.forward.clone(),
-                backward: evaluation.backward.clone(),
-                makespan,
-                starts: scratch.simulator.starts.clone(),
-                ends: scratch.simulator.ends.clone(),
-            });
-            scratch.known.len() - 1
-        });
-        let run = &scratch.known[at];
-        let ranks = &mut scratch.ranks;
-        ranks.clear();
-        ranks.resize(p, RankPasses::default());
+        if let Some(run) = scratch.known.iter().find(same) {
+            return run.step(sharding);
+        }
+        let load = Load {
+            forward: &evaluation.forward,
+            backward: &evaluation.backward,
+            weight: &evaluation.backward,
+            hop: hop.latency,
+        };
+        let makespan = scratch.simulator.run(shape(layout), load);
+        let mut ranks = vec![RankPasses::default(); layout.pipeline_parallel as usize];
         let mut next = 0;
         for (k, &layers) in assignment.layers.iter().enumerate() {
             let rank = layout.rank_of_chunk(k as u32);
             let messages = hop.busy_of(layout, k as u32);
             let load = &mut ranks[rank as usize];
-            load.forward += run.forward[k] - messages;
-            load.backward += run.backward[k] - messages;
+            load.forward += evaluation.forward[k] - messages;
+            load.backward += evaluation.backward[k] - messages;
             for _ in 0..layers {
                 let kind = self.layers.order[next] as usize;
                 load.parameters = load.parameters.plus(&cell.layers[kind].parameters, 1);
@@ -372,18 +398,43 @@ impl Search<'_> {
                 load.parameters = load.parameters.plus(parameters, 1);
             }
         }
-        let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, run.makespan, Picos::ZERO);
-        for (r, load) in ranks.iter().enumerate() {
+        let run = Simulated {
+            schedule: layout.schedule,
+            split: assignment.clone(),
+            forward: evaluation.forward.clone(),
+            backward: evaluation.backward.clone(),
+            bound: evaluation.bound,
+            makespan,
+            starts: scratch.simulator.starts.clone(),
+            ends: scratch.simulator.ends.clone(),
+            ranks,
+        };
+        let step = run.step(sharding);
+        scratch.known.push(run);
+        step
+    }
+}
+
+impl Simulated {
+    /// What a step takes with its data-parallel traffic.
+    fn step(&self, sharding: &Sharding) -> Picos {
+        let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, self.makespan, Picos::ZERO);
+        for (r, load) in self.ranks.iter().enumerate() {
             let once = once_per_step(sharding, &load.parameters);
             let floor = sharding.exposed_floor_of(r);
             let exposed =
                 |traffic, hidden, window| exposed(traffic, floor, hidden, sharding.interference, window);
             let gather = exposed(once.gather, sharding.hidden_share.1, load.forward);
             let reduce = exposed(once.reduce, sharding.hidden_share.0, load.backward);
-            gather_wait = gather_wait.max(gather.saturating_sub(run.starts[r]));
-            flush = flush.max(run.ends[r] + reduce);
+            gather_wait = gather_wait.max(gather.saturating_sub(self.starts[r]));
+            flush = flush.max(self.ends[r] + reduce);
             update = update.max(once.update);
         }
         Floor { once: gather_wait + update + sharding.step_overhead, jitter: sharding.jitter }.step(flush)
     }
+}
+
+/// What a step takes at least whose passes do.
+fn least_step(passes: Picos, sharding: &Sharding) -> Picos {
+    Floor { once: Picos::ZERO, jitter: sharding.jitter }.step(passes + sharding.step_overhead)
 }

@@ -977,9 +977,9 @@ impl<'a> Programme<'a> {
                 self.whole_chunks(&mut stated, &columns);
             }
         }
-        if let Some(Whole { ceiling, caps, .. }) = &whole {
-            let most = ceiling.0 as f64 / self.time_unit;
-            stated.add_row(..=most, [(columns[self.flush()], 1.0), (columns[self.wait()], 1.0)]);
+        let ceiling = whole.as_ref().map_or(f64::INFINITY, |whole| whole.ceiling.0 as f64 / self.time_unit);
+        if let Some(Whole { caps, .. }) = &whole {
+            stated.add_row(..=ceiling, [(columns[self.flush()], 1.0), (columns[self.wait()], 1.0)]);
             for (rank, order) in problem.pipeline.orders.iter().enumerate() {
                 for at in 0..self.sorts.len() {
                     let span = caps.of(rank)[at];
@@ -1003,8 +1003,12 @@ impl<'a> Programme<'a> {
             model.try_set_option("mip_allow_restart", false).is_ok(),
             model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
             model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
-            // Mostly there is nothing to find.
+            // Mostly there is nothing to find, and below a bound that is known heuristics are not needed for one.
+            model.try_set_option("objective_bound", ceiling).is_ok(),
             model.try_set_option("mip_heuristic_effort", 0.0).is_ok(),
+            model.try_set_option("mip_heuristic_run_root_reduced_cost", false).is_ok(),
+            model.try_set_option("mip_heuristic_run_rens", false).is_ok(),
+            model.try_set_option("mip_heuristic_run_rins", false).is_ok(),
             model.try_set_option("mip_detect_symmetry", false).is_ok(),
         ];
         debug_assert!(set.iter().all(|&ok| ok), "HiGHS knows these options: {set:?}");

@@ -26,7 +26,7 @@ use super::loads::Loads;
 use super::relax::Relaxation;
 use super::rounding::{PassTimes, rounded};
 use super::tables::{ModeCost, Tables};
-use super::{Assignment, Block, Choice, Counts, Freedom, Kind, Problem, Way, measure};
+use super::{Assignment, Block, Choice, Counts, Fixed, Freedom, Kind, Problem, Way, measure};
 use crate::units::Picos;
 
 /// Simulates forward and backward passes of all chunks: the makespan, if it is not above a time.
@@ -63,6 +63,18 @@ pub struct Splits {
     /// What each of the list takes at least, in any of the problems.
     floor: Picos,
     spread: Spread,
+    /// What was found last where some split by rules fits.
+    found: Option<Found>,
+}
+
+/// Splits that fit a problem, and with what.
+#[derive(Debug, Clone)]
+struct Found {
+    kinds: Vec<Kind>,
+    fixed: Vec<Fixed>,
+    /// Those with bounds up to this are all there: which, their bounds and what they recompute.
+    most: Picos,
+    list: Vec<(usize, Picos, Policy)>,
 }
 
 #[derive(Debug, Clone)]
@@ -147,41 +159,61 @@ impl Splits {
         work: &mut ChunkWork,
         most: Picos,
     ) -> Vec<Assignment> {
-        let mut found = Vec::new();
         // Without even the even split there are more chunks than layers.
         if self.list.is_empty() {
-            return found;
+            return Vec::new();
         }
         self.list.iter_mut().for_each(|split| split.loads.hold(problem));
         let relievable = self.spread > Spread::Even;
         if self.floor > most {
-            if relievable && !self.fit(problem, tables) {
-                found.extend(self.relieved(problem, tables, work, most));
-            }
-            return found;
+            let none_fits = relievable && !self.fit(problem, tables);
+            return if none_fits { self.relieved(problem, tables, work, most) } else { Vec::new() };
         }
-        let mut one_fits = false;
-        for at in 0.. {
-            if at == self.ruled {
-                if relievable && !one_fits && !self.fit(problem, tables) {
-                    found.extend(self.relieved(problem, tables, work, most));
+        if !self.fit_again(problem, tables, most) {
+            let mut list = Vec::new();
+            let mut one_fits = false;
+            for at in 0.. {
+                if at == self.ruled {
+                    if relievable && !one_fits && !self.fit(problem, tables) {
+                        return self.relieved(problem, tables, work, most);
+                    }
+                    if self.hopeful(most) {
+                        self.seek(problem, tables, work);
+                    }
+                }
+                if at == self.list.len() {
                     break;
                 }
-                if self.hopeful(most) {
-                    self.seek(problem, tables, work);
-                }
+                let Some((bound, policy)) = self.fastest_of(at, problem, tables, work, most) else {
+                    continue;
+                };
+                one_fits = true;
+                list.push((at, bound, policy));
             }
-            if at == self.list.len() {
-                break;
-            }
-            let Some((bound, policy)) = self.fastest_of(at, problem, tables, work, most) else { continue };
-            one_fits = true;
-            if bound <= most {
-                let layers = self.list[at].layers.clone();
-                found.push(Chunked::new(problem, tables, work).assignment(layers, policy));
-            }
+            self.found =
+                Some(Found { kinds: problem.kinds.clone(), fixed: problem.fixed.clone(), most, list });
         }
+        let found = self.found.iter().flat_map(|found| &found.list).filter(|(_, bound, _)| *bound <= most);
         found
+            .map(|&(at, _, policy)| {
+                let layers = self.list[at].layers.clone();
+                Chunked::new(problem, tables, work).assignment(layers, policy)
+            })
+            .collect()
+    }
+
+    /// Whether all that was found last, for a problem that held no more, fits again, one of it by rules: then it is what
+    /// is found for this one too.
+    fn fit_again(&mut self, problem: &Problem, tables: &Tables, most: Picos) -> bool {
+        let Self { list, ruled, found, .. } = self;
+        let Some(found) = found else { return false };
+        most <= found.most
+            && found.list.first().is_some_and(|(at, ..)| at < ruled)
+            && problem.holds_no_less(&found.kinds, &found.fixed)
+            // Where every rank recomputes as it needs, that depends on what it holds.
+            && found.list.iter().all(|&(at, _, policy)| {
+                matches!(policy, Policy::All(_)) && list[at].fits(problem, tables, policy)
+            })
     }
 
     /// Of the policies with which a split fits, the one with the least bound; of those above `most` it need not be the

@@ -39,7 +39,7 @@ use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Offload, Plan};
 use crate::stages::relax::Relaxation;
-use crate::stages::{Balancer, Evaluation, Fixed, Kind, KnownSplits, Splits, Spread, Way};
+use crate::stages::{Balancer, Costs, Evaluation, KnownSplits, Splits, Spread, Way};
 use crate::units::Picos;
 #[cfg(feature = "milp")]
 pub use verify::Verified;
@@ -280,8 +280,8 @@ struct Scratch {
     free: Option<Completions>,
     /// Splits of the current line over several chunks per rank.
     splits: Option<Splits>,
-    /// The last problem of the current line over several chunks per rank, and its completions.
-    recent: Option<(Vec<Kind>, Vec<Fixed>, Completions)>,
+    /// The last problem of the current line that was solved, and its completions.
+    recent: Option<(Costs, Completions)>,
 }
 
 /// A group with a time that nothing of it goes below.

@@ -284,6 +284,13 @@ pub struct Problem {
     pub tail: Option<Tail>,
 }
 
+/// What layers and ends of a [`Problem`] cost: all that those of one line of layouts differ in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Costs {
+    kinds: Vec<Kind>,
+    fixed: Vec<Fixed>,
+}
+
 /// What a chunk recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Choice {
@@ -489,22 +496,34 @@ impl Problem {
         self.pipeline.rank_of_chunk.len()
     }
 
-    /// Whether it differs from a problem with such layers and ends in nothing but bytes that are held, and holds no fewer of
-    /// them anywhere: what does not fit there does not fit here.
+    /// What its layers and ends cost.
     #[must_use]
-    pub fn holds_no_less(&self, kinds: &[Kind], fixed: &[Fixed]) -> bool {
+    pub fn costs(&self) -> Costs {
+        Costs { kinds: self.kinds.clone(), fixed: self.fixed.clone() }
+    }
+
+    /// Whether these are what its layers and ends cost.
+    #[must_use]
+    pub fn costs_are(&self, costs: &Costs) -> bool {
+        self.kinds == costs.kinds && self.fixed == costs.fixed
+    }
+
+    /// Whether its layers and ends differ from such in nothing but bytes that are held, and hold no fewer of them anywhere:
+    /// with all else the same, what does not fit there does not fit here.
+    #[must_use]
+    pub fn holds_no_less(&self, costs: &Costs) -> bool {
         let kind = |(own, other): (&Kind, &Kind)| {
-            let alike = Kind { held: other.held, gathered: other.gathered, ..*own };
-            alike == *other && own.held >= other.held && own.gathered >= other.gathered
+            let more = own.held >= other.held && own.gathered >= other.gathered;
+            more && Kind { held: other.held, gathered: other.gathered, ..*own } == *other
         };
         let end = |(own, other): (&Fixed, &Fixed)| {
-            let alike = Fixed { held: other.held, gathered: other.gathered, ..*own };
-            alike == *other && own.held >= other.held && own.gathered >= other.gathered
+            let more = own.held >= other.held && own.gathered >= other.gathered;
+            more && Fixed { held: other.held, gathered: other.gathered, ..*own } == *other
         };
-        self.kinds.len() == kinds.len()
-            && self.fixed.len() == fixed.len()
-            && self.kinds.iter().zip(kinds).all(kind)
-            && self.fixed.iter().zip(fixed).all(end)
+        let counts = (self.kinds.len(), self.fixed.len());
+        counts == (costs.kinds.len(), costs.fixed.len())
+            && self.kinds.iter().zip(&costs.kinds).all(kind)
+            && self.fixed.iter().zip(&costs.fixed).all(end)
     }
 
     /// Fewest layers that a chunk may hold.
@@ -763,7 +782,7 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
     }
     for (rank, state) in ranks.iter().enumerate() {
         let order = &pipeline.orders[rank];
-        // Side by side, for the many states.
+        // Read once, as there may be many states.
         let own: SmallVec<[u64; 32]> =
             order.chunks.iter().map(|&chunk| into.memory[chunk as usize].0).collect();
         let kept =

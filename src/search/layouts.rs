@@ -45,6 +45,9 @@ pub(super) struct Completions {
 pub(super) struct Simulated {
     schedule: Schedule,
     split: Assignment,
+    /// Whether there is data-parallel traffic in its passes, from ZeRO-2 on: only without are they the same for all layouts
+    /// of a line.
+    traffic: bool,
     forward: Vec<Picos>,
     backward: Vec<Picos>,
     /// [`Evaluation::bound`].
@@ -167,25 +170,24 @@ impl Search<'_> {
             let unlimited = Sought { problem: &unlimited, ..*sought };
             Completions { most, list: self.solve(&unlimited, scratch) }
         });
-        let mut fit = |list: &[Assignment]| {
-            list.iter().all(|assignment| evaluate_into(problem, assignment, &mut scratch.evaluation).is_ok())
+        let mut fit = |found: &Completions| {
+            found.list.iter().all(|one| evaluate_into(problem, one, &mut scratch.evaluation).is_ok())
         };
-        let leaner = scratch.recent.as_ref().filter(|(kinds, fixed, found)| {
-            most <= found.most && problem.holds_no_less(kinds, fixed) && fit(&found.list)
-        });
-        let known = if fit(&free.list) {
-            Some(free.list.clone())
+        let list = if fit(&free) {
+            free.list.clone()
+        } else if let Some((costs, leaner)) = &scratch.recent
+            && most <= leaner.most
+            && problem.holds_no_less(costs)
+            && fit(leaner)
+        {
+            leaner.list.clone()
         } else {
-            leaner.map(|leaner| leaner.2.list.clone())
-        };
-        let found = known.unwrap_or_else(|| {
             let list = self.solve(sought, scratch);
-            let found = Completions { most, list: list.clone() };
-            scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found));
+            scratch.recent = Some((problem.costs(), Completions { most, list: list.clone() }));
             list
-        });
+        };
         scratch.free = Some(free);
-        found
+        list
     }
 
     fn solve(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
@@ -239,9 +241,8 @@ impl Search<'_> {
     ) -> Vec<Assignment> {
         // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
         // in neither. What was found under a higher threshold holds under this one.
-        if let Some((kinds, fixed, found)) = &scratch.recent
-            && *kinds == problem.kinds
-            && *fixed == problem.fixed
+        if let Some((costs, found)) = &scratch.recent
+            && problem.costs_are(costs)
             && most <= found.most
         {
             return found.list.clone();
@@ -250,8 +251,7 @@ impl Search<'_> {
         let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, spread));
         let list = scratch.balancer.completions(problem, &mut splits, most);
         scratch.splits = (layout.zero_stage < 2).then_some(splits);
-        let found = Completions { most, list: list.clone() };
-        scratch.recent = Some((problem.kinds.clone(), problem.fixed.clone(), found));
+        scratch.recent = Some((problem.costs(), Completions { most, list: list.clone() }));
         list
     }
 
@@ -283,11 +283,14 @@ impl Search<'_> {
         let mut best: Option<(Picos, Plan)> = None;
         for assignment in list {
             let open = |least: Picos| !limit.excludes_layout(least, layout);
-            // Layouts of a line differ in nothing that passes take, but from ZeRO-2 on.
-            let same = |run: &Simulated| run.schedule == layout.schedule && run.split == *assignment;
+            let same =
+                |run: &Simulated| !run.traffic && run.schedule == layout.schedule && run.split == *assignment;
             let known = scratch.known.iter().position(same).filter(|_| layout.zero_stage < 2);
             let plan = match known {
                 Some(at) => {
+                    debug_assert!(
+                        evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_ok()
+                    );
                     let worth = open(least_step(scratch.known[at].bound, tables.sharding));
                     worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten()
                 }
@@ -401,6 +404,7 @@ impl Search<'_> {
         let run = Simulated {
             schedule: layout.schedule,
             split: assignment.clone(),
+            traffic: layout.zero_stage >= 2,
             forward: evaluation.forward.clone(),
             backward: evaluation.backward.clone(),
             bound: evaluation.bound,

@@ -18,7 +18,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use highs::{Col, HighsModelStatus, Model, RowProblem, Sense, SolvedModel};
+use highs::{Col, HighsModelStatus, HighsSolutionStatus, Model, RowProblem, Sense, SolvedModel};
 
 use super::caps::{self, Caps};
 use super::ends::{Duals, Margins};
@@ -441,9 +441,7 @@ impl<'a> Search<'a> {
             };
             bound = bound.max(least);
             self.stuck = roomy && bound == parts;
-            if bound >= enough || !self.looks_for_chains() || answer.len() < columns.len() {
-                break;
-            }
+            let Some(answer) = answer.filter(|_| bound < enough && self.looks_for_chains()) else { break };
             let stated = self.chains.len();
             let answer = programme.passes_at(&answer);
             self.look_between(&centre, &answer);
@@ -550,7 +548,8 @@ impl<'a> Search<'a> {
         }
         let dual = solved.double_info_value(c"mip_dual_bound").unwrap_or(0.0);
         let bound = programme.picos(if dual.is_finite() { dual } else { 0.0 });
-        Solved::Bound(bound, solved.get_solution().columns().to_vec())
+        let found = solved.primal_solution_status() == HighsSolutionStatus::Feasible;
+        Solved::Bound(bound, found.then(|| solved.get_solution().columns().to_vec()))
     }
 
     /// Adds the longest chains at some durations but for one chunk that takes longer, chunk by chunk; unless there are
@@ -657,7 +656,7 @@ enum Solved {
     /// Nothing is below the ceiling.
     None,
     /// Nothing is below this; and an answer, if one was found.
-    Bound(Picos, Vec<f64>),
+    Bound(Picos, Option<Vec<f64>>),
     Failed,
 }
 
@@ -1003,7 +1002,8 @@ impl<'a> Programme<'a> {
             model.try_set_option("mip_allow_restart", false).is_ok(),
             model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
             model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
-            // Mostly there is nothing to find, and below a bound that is known heuristics are not needed for one.
+            // Mostly there is nothing to find, and heuristics find no bound. This one is no substitute for the row of
+            // the ceiling, by which no bound that is read goes beyond it.
             model.try_set_option("objective_bound", ceiling).is_ok(),
             model.try_set_option("mip_heuristic_effort", 0.0).is_ok(),
             model.try_set_option("mip_heuristic_run_root_reduced_cost", false).is_ok(),

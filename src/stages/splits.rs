@@ -26,7 +26,7 @@ use super::loads::Loads;
 use super::relax::Relaxation;
 use super::rounding::{PassTimes, rounded};
 use super::tables::{ModeCost, Tables};
-use super::{Assignment, Block, Choice, Counts, Fixed, Freedom, Kind, Problem, Way, measure};
+use super::{Assignment, Block, Choice, Costs, Counts, Freedom, Kind, Problem, Way, measure};
 use crate::units::Picos;
 
 /// Simulates forward and backward passes of all chunks: the makespan, if it is not above a time.
@@ -63,17 +63,17 @@ pub struct Splits {
     /// What each of the list takes at least, in any of the problems.
     floor: Picos,
     spread: Spread,
-    /// What was found last where some split by rules fits.
+    /// What was found for the last problem in which none was to be relieved.
     found: Option<Found>,
 }
 
 /// Splits that fit a problem, and with what.
 #[derive(Debug, Clone)]
 struct Found {
-    kinds: Vec<Kind>,
-    fixed: Vec<Fixed>,
-    /// Those with bounds up to this are all there: which, their bounds and what they recompute.
+    costs: Costs,
     most: Picos,
+    /// Which, bounds, and what they recompute: as [`Splits::fastest_of`] says, all with a bound up to `most`, and perhaps
+    /// others.
     list: Vec<(usize, Picos, Policy)>,
 }
 
@@ -190,8 +190,7 @@ impl Splits {
                 one_fits = true;
                 list.push((at, bound, policy));
             }
-            self.found =
-                Some(Found { kinds: problem.kinds.clone(), fixed: problem.fixed.clone(), most, list });
+            self.found = Some(Found { costs: problem.costs(), most, list });
         }
         let found = self.found.iter().flat_map(|found| &found.list).filter(|(_, bound, _)| *bound <= most);
         found
@@ -209,7 +208,7 @@ impl Splits {
         let Some(found) = found else { return false };
         most <= found.most
             && found.list.first().is_some_and(|(at, ..)| at < ruled)
-            && problem.holds_no_less(&found.kinds, &found.fixed)
+            && problem.holds_no_less(&found.costs)
             // Where every rank recomputes as it needs, that depends on what it holds.
             && found.list.iter().all(|&(at, _, policy)| {
                 matches!(policy, Policy::All(_)) && list[at].fits(problem, tables, policy)

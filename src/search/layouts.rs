@@ -45,9 +45,8 @@ pub(super) struct Completions {
 pub(super) struct Simulated {
     schedule: Schedule,
     split: Assignment,
-    /// Whether there is data-parallel traffic in its passes, from ZeRO-2 on: only without are they the same for all layouts
-    /// of a line.
-    traffic: bool,
+    /// [`has_passes_of_line`] of its layout.
+    of_line: bool,
     forward: Vec<Picos>,
     backward: Vec<Picos>,
     /// [`Evaluation::bound`].
@@ -108,7 +107,7 @@ impl Search<'_> {
         let chunked = layout.virtual_stages > 1;
         // Several chunks have bounds that are sharper than a relaxed one; but those of a line know nothing of traffic in
         // the passes.
-        if !request.exhaustive && (!chunked || layout.zero_stage >= 2) {
+        if !request.exhaustive && (!chunked || !has_passes_of_line(layout)) {
             let relaxed = scratch.relaxation.lower_bound(problem, passes);
             let reason = match relaxed {
                 None => Some("memory"),
@@ -159,12 +158,11 @@ impl Search<'_> {
     /// not. No uneven one if no chain bound is `most` or less.
     fn completions(&self, sought: &Sought<'_>, scratch: &mut Scratch) -> Vec<Assignment> {
         let &Sought { layout, problem, most, .. } = sought;
-        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic. If the optimum without
-        // a memory limit fits, or that of a layout that holds no more, it is the optimum of this one as well; and what was
-        // found under a higher threshold holds under this one.
-        if layout.zero_stage >= 2 {
+        if !has_passes_of_line(layout) {
             return self.solve(sought, scratch);
         }
+        // If the optimum without a memory limit fits, or that of a layout that holds no more, it is the optimum of this one
+        // as well; and what was found under a higher threshold holds under this one.
         let free = scratch.free.take().filter(|known| most <= known.most).unwrap_or_else(|| {
             let unlimited = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
             let unlimited = Sought { problem: &unlimited, ..*sought };
@@ -239,18 +237,17 @@ impl Search<'_> {
         &Sought { layout, problem, spread, most }: &Sought<'_>,
         scratch: &mut Scratch,
     ) -> Vec<Assignment> {
-        // Layouts of a line differ in bytes held and, from ZeRO-2 on, in traffic; with and without overlap
-        // in neither. What was found under a higher threshold holds under this one.
+        // Layouts with and without overlap cost the same. What was found under a higher threshold holds under this one.
         if let Some((costs, found)) = &scratch.recent
             && problem.costs_are(costs)
             && most <= found.most
         {
             return found.list.clone();
         }
-        let kept = scratch.splits.take().filter(|_| layout.zero_stage < 2);
+        let kept = scratch.splits.take().filter(|_| has_passes_of_line(layout));
         let mut splits = kept.unwrap_or_else(|| scratch.balancer.splits(problem, spread));
         let list = scratch.balancer.completions(problem, &mut splits, most);
-        scratch.splits = (layout.zero_stage < 2).then_some(splits);
+        scratch.splits = has_passes_of_line(layout).then_some(splits);
         scratch.recent = Some((problem.costs(), Completions { most, list: list.clone() }));
         list
     }
@@ -284,24 +281,19 @@ impl Search<'_> {
         for assignment in list {
             let open = |least: Picos| !limit.excludes_layout(least, layout);
             let same =
-                |run: &Simulated| !run.traffic && run.schedule == layout.schedule && run.split == *assignment;
-            let known = scratch.known.iter().position(same).filter(|_| layout.zero_stage < 2);
-            let plan = match known {
-                Some(at) => {
-                    debug_assert!(
-                        evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_ok()
-                    );
-                    let worth = open(least_step(scratch.known[at].bound, tables.sharding));
-                    worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten()
-                }
-                None => self.completion(layout, balancing, assignment, tables, open, scratch),
+                |run: &&Simulated| run.of_line && run.schedule == layout.schedule && run.split == *assignment;
+            let known = scratch.known.iter().find(same).filter(|_| has_passes_of_line(layout));
+            let found = if let Some(run) = known {
+                debug_assert!(evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_ok());
+                let worth = open(least_step(run.bound, tables.sharding));
+                let plan = worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten();
+                plan.map(|plan| (run.step(tables.sharding), plan))
+            } else {
+                let plan = self.completion(layout, balancing, assignment, tables, open, scratch);
+                plan.map(|plan| (self.time(layout, assignment, &plan, tables, scratch), plan))
             };
-            let Some(plan) = plan else { continue };
+            let Some((time, plan)) = found else { continue };
             counters.simulated += 1;
-            let time = match known {
-                Some(at) => scratch.known[at].step(tables.sharding),
-                None => self.time(layout, assignment, &plan, tables, scratch),
-            };
             if best.as_ref().is_none_or(|(t, other)| (time, &plan) < (*t, other)) {
                 best = Some((time, plan));
             }
@@ -404,7 +396,7 @@ impl Search<'_> {
         let run = Simulated {
             schedule: layout.schedule,
             split: assignment.clone(),
-            traffic: layout.zero_stage >= 2,
+            of_line: has_passes_of_line(layout),
             forward: evaluation.forward.clone(),
             backward: evaluation.backward.clone(),
             bound: evaluation.bound,
@@ -436,6 +428,12 @@ impl Simulated {
         }
         Floor { once: gather_wait + update + sharding.step_overhead, jitter: sharding.jitter }.step(flush)
     }
+}
+
+/// Whether passes are those of all such layouts of a line, which differ in bytes held and in what is gathered and reduced
+/// at the ends of a step: from ZeRO-2 on there is data-parallel traffic in them.
+fn has_passes_of_line(layout: &Layout) -> bool {
+    layout.zero_stage < 2
 }
 
 /// What a step takes at least whose passes do.

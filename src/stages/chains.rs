@@ -1002,9 +1002,9 @@ impl<'a> Programme<'a> {
             model.try_set_option("mip_allow_restart", false).is_ok(),
             model.try_set_option("mip_rel_gap", 1e-3).is_ok(),
             model.try_set_option("mip_heuristic_run_feasibility_jump", false).is_ok(),
-            // Mostly there is nothing to find, and heuristics find no bound. This one is no substitute for the row of
-            // the ceiling, by which no bound that is read goes beyond it.
+            // What is above the ceiling is not searched. Its row is needed all the same: no bound that is read goes beyond.
             model.try_set_option("objective_bound", ceiling).is_ok(),
+            // Mostly there is nothing to find, and these prove nothing.
             model.try_set_option("mip_heuristic_effort", 0.0).is_ok(),
             model.try_set_option("mip_heuristic_run_root_reduced_cost", false).is_ok(),
             model.try_set_option("mip_heuristic_run_rens", false).is_ok(),

@@ -17,7 +17,7 @@ use crate::frameworks::{
     COMMON_RULES, Capabilities, Context, ExpertTensor, Reach, Refusal, SequenceParallel, ShardGroups, Target,
     legal, legal_within, mtp_stands_alone,
 };
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Place, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload, Place, Recompute, Schedule};
 
 /// Largest tensor- and context-parallel degree that is tried unless a restriction says otherwise.
 pub const MAX_DEGREE: u32 = 64;
@@ -180,10 +180,17 @@ impl Restrictions {
     #[must_use]
     pub fn of_experts(&self) -> Vec<(&'static str, bool)> {
         let on = |only: &Option<Vec<bool>>| only.as_ref().is_some_and(|only| !only.contains(&false));
+        let recomputes = |module: Module| {
+            let with = |one: &Recompute| matches!(one, Recompute::Selective(some) if some.has(module));
+            self.recompute.as_ref().is_some_and(|only| !only.is_empty() && only.iter().all(with))
+        };
         let flags = [
             ("dispatcher", false, self.dispatcher.is_some()),
             ("ep-overlap", false, on(&self.expert_overlap)),
             ("shared-overlap", true, on(&self.shared_overlap)),
+            ("recompute=selective:moe", false, recomputes(Module::Moe)),
+            ("recompute=selective:moe_act", false, recomputes(Module::MoeActivation)),
+            ("recompute=selective:shared_experts", true, recomputes(Module::SharedExperts)),
         ];
         flags.into_iter().filter(|flag| flag.2).map(|(name, of_shared, _)| (name, of_shared)).collect()
     }
@@ -817,7 +824,10 @@ impl<'a> Space<'a> {
     }
 
     fn admits_stage(&self, zero: u8, ranks: u32) -> bool {
-        self.restrictions.zero_stage.admits(u32::from(zero), 3) && (ranks > 1 || zero == 0)
+        // One rank shards nothing, but only what may be sharded may be offloaded.
+        let offloads = |offloads: &Vec<Offload>| offloads.iter().any(|offload| offload.moves_states());
+        self.restrictions.zero_stage.admits(u32::from(zero), 3)
+            && (ranks > 1 || zero == 0 || self.restrictions.offload.as_ref().is_some_and(offloads))
     }
 
     fn admits_group(&self, zero: u8, group: u32, ranks: u32) -> bool {
@@ -832,6 +842,7 @@ impl<'a> Space<'a> {
             (0, _) => vec![1],
             (_, ShardGroups::Whole) | (1 | 2, ShardGroups::DivisorsAtStage3) => vec![ranks],
             // A shard group of one is stage 0 by another name.
+            _ if ranks == 1 => vec![1],
             _ => divisors(ranks).into_iter().filter(|&s| s > 1).collect(),
         }
     }

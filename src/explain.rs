@@ -99,13 +99,15 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
     if layout.offload != Offload::NONE {
         r.offload = Some(vec![Offload::NONE, layout.offload]);
     }
-    // Nothing is sharded over a single rank: its stage is no choice.
+    // Nothing is sharded over a single rank: its stage is no choice, unless it is what lets states leave the GPU.
     let ranks = layout.data_parallel.saturating_mul(layout.context_parallel);
     let from = axes(layout).into_iter().find(|(name, _)| *name == axis).map_or(1, |(_, value)| value);
-    if ranks == 1 {
-        r.zero_stage = Axis::default();
-    } else if matches!(axis, "tp" | "pp") && to / from.max(1) >= ranks {
-        r.zero_stage.only = Some(vec![0]);
+    if !layout.offload.moves_states() {
+        if ranks == 1 {
+            r.zero_stage = Axis::default();
+        } else if matches!(axis, "tp" | "pp") && to / from.max(1) >= ranks {
+            r.zero_stage.only = Some(vec![0]);
+        }
     }
     r
 }

@@ -306,9 +306,11 @@ fn write_files(args: &CalibrateArgs, calibration: &Calibration, folder: &Path) -
     let accelerator = text(options.to_string_pretty(&calibration.machine.accelerator, style()))?;
     let cluster = text(options.to_string_pretty(&cluster, style()))?;
     let [cluster_path, accelerator_path] = args.paths(folder);
-    let written = [(&accelerator_path, &accelerator), (&cluster_path, &cluster)];
-    let written = written.map(|(path, text)| files::Written { path, text, executable: false });
+    let paths = [(&accelerator_path, &accelerator), (&cluster_path, &cluster)];
+    let written = paths.map(|(path, text)| files::Written { path, text, executable: false });
     files::write_all(&written, args.force)?;
-    anstream::eprintln!("wrote {}", cluster_path.display());
+    for (path, _) in paths {
+        anstream::eprintln!("wrote {}", path.display());
+    }
     Ok(())
 }

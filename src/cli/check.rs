@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use super::explain::{Format, task_of};
+use super::options::inexpressible;
 use super::{Ending, Failure};
 use crate::check::{Outcome, Report, TAKEN_AS_GIVEN};
 use crate::cost::step::Prediction;
@@ -89,6 +90,9 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ending, Failure> {
             let value = report_json(&plan.to_string(), &report, &stated, passed);
             writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         }
+    }
+    if let Some(reason) = inexpressible(&task) {
+        anstream::eprintln!("note: the plan is a prediction only, it cannot be exported: {reason}");
     }
     Ok(if passed { Ending::Done } else { Ending::Negative })
 }

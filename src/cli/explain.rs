@@ -138,7 +138,8 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
         )?;
     }
     let w = &advice.walls;
-    write!(out, "  walls: the states alone need {} GPUs", w.least_gpus)?;
+    let gpus = if w.least_gpus == 1 { "GPU" } else { "GPUs" };
+    write!(out, "  walls: the states alone need {} {gpus}", w.least_gpus)?;
     if let (Some(petaflops), Some(days)) = (w.petaflop_days, w.days_at_achievable_mfu) {
         let share = percent(ACHIEVABLE_MFU);
         write!(out, "; {petaflops:.0} PFLOP/s-days, {days:.1} days at {share} of peak without losses")?;
@@ -300,6 +301,12 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             };
             let plan = best.plan.clone();
             (task, plan)
+        }
+        None if !path.exists() && spec::load_model(&args.what).is_ok() => {
+            return Err(Failure::Usage(format!(
+                "{}: a model needs a cluster and --gpus as well, such as `autoplan explain {0} dgx-h100 --gpus 64`",
+                args.what
+            )));
         }
         None => {
             let gpus = args.gpus.is_some().then_some("--gpus");

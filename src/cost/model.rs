@@ -5,11 +5,13 @@ mod ends;
 mod experts;
 mod held;
 mod linear;
+mod muon;
 mod states;
 mod tensor_parallel;
 
 use std::collections::HashMap;
 
+use self::muon::Orthogonal;
 use crate::cost::compute::Device;
 use crate::cost::network::{Fabric, Group};
 use crate::cost::step::{OffGpu, Prediction};
@@ -24,7 +26,7 @@ use crate::layers::{LayerKind, Layers};
 use crate::memory::{LowPrecision, Reserve};
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Place};
 use crate::spec::cluster::{Accelerator, Architecture, Cluster, OwnRuns};
-use crate::spec::job::{Job, Precision, Training};
+use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::model::{Block, FeedForward, Mixer, Model};
 use crate::spec::special::Special;
 use crate::units::{Bytes, Picos, Seconds};
@@ -63,6 +65,8 @@ pub struct CostModel<'a> {
     total_parameters: u64,
     /// Those of routed experts among them.
     expert_parameters: u64,
+    /// Matrices that Muon makes orthogonal, outside routed experts and of them; none under other optimizers.
+    orthogonal: Option<[Orthogonal; 2]>,
     /// Share of the layers all of whose activations offload moves; none where single modules are offloaded.
     whole_layers: Option<f64>,
     /// The linear layers that have adapters.
@@ -421,6 +425,8 @@ impl<'a> CostModel<'a> {
             crossing,
             special: Special::of(job, cluster, crossing),
         });
+        let orthogonal = (job.optimizer == Optimizer::Muon && job.training == Training::Full)
+            .then(|| Orthogonal::of(layers, model.hidden, &device));
         let own = |class: &Class| own_runs(cluster, &class.profile, experts, job, class.crossing);
         Self {
             model,
@@ -433,6 +439,7 @@ impl<'a> CostModel<'a> {
             fabric: Fabric::new(cluster, job.gpus, 1.0),
             data_fabric: Fabric::new(cluster, job.gpus, profile.data.network),
             low: LowPrecision::of(job.precision, a),
+            orthogonal,
             total_parameters: crate::layers::parameter_count(model).total,
             expert_parameters: layers
                 .kinds

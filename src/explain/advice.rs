@@ -16,7 +16,7 @@ use crate::cost::step::{Prediction, predict};
 use crate::frameworks::{Context, legal_plan};
 use crate::layers::AttentionCount;
 use crate::memory::{moment_bytes, states, zero_bytes};
-use crate::plan::{Layout, Plan};
+use crate::plan::{Layout, Place, Plan};
 use crate::planner::Prepared;
 use crate::spec::job::{Job, Phase};
 use crate::units::{Bytes, Flops, Picos, Seconds, Tokens, as_number};
@@ -54,7 +54,7 @@ pub struct OnRoofline {
 /// The three walls of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Walls {
-    /// Fewest GPUs that hold weights, gradients and optimizer states, all of them sharded.
+    /// Fewest GPUs that hold weights, gradients and optimizer states, all of them sharded, but for what is offloaded.
     pub least_gpus: u64,
     /// Training compute in days of 10^15 FLOP/s, by the count of [`crate::planner::Rates::mfu`].
     pub petaflop_days: Option<f64>,
@@ -278,7 +278,10 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let recipe = states(task.profile, job.precision);
     let owned = recipe.owned + moment_bytes(job.optimizer, crate::cost::StateClass::Dense);
     let total = prepared.parameters.total as f64;
-    let state = zero_bytes(total, 0, 1, recipe.weights, recipe.gradients, owned);
+    let on_gpu = |place: Place, bytes: f64| if place == Place::Gpu { bytes } else { 0.0 };
+    let (weights, owned) =
+        (on_gpu(layout.offload.parameters, recipe.weights), on_gpu(layout.offload.optimizer, owned));
+    let state = zero_bytes(total, 0, 1, weights, recipe.gradients, owned);
     let run = prepared.run(prediction);
     let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
     let cost = whole.map_or_else(|| step_cost(&run).per_step, |run| run.dollars.total);

@@ -11,7 +11,7 @@ use crate::layers::Layers;
 use crate::plan::{Chunk, Dispatcher, Layout, Plan, Recompute};
 use crate::spec::cluster::{Accelerator, Cluster};
 use crate::spec::job::{Job, Routing};
-use crate::spec::model::Model;
+use crate::spec::model::{Model, Position};
 use crate::stages::layout::{Mtp, write_layout};
 use crate::units::{Bytes, Seconds};
 
@@ -239,7 +239,11 @@ pub fn export_or_nearest(
 pub fn write(destination: Destination, request: &ExportRequest) -> Result<Vec<ExportedFile>, Refusal> {
     let destination = destination.of_plan(request.model, request.job, request.plan);
     let target = destination.target();
+    let (position, length) = (request.model.position, u64::from(request.job.sequence_length));
     let written = match destination {
+        _ if matches!(position, Position::Learned(rows) if rows < length) => {
+            Err(super::broken("the table of learned positions is shorter than the sequences"))
+        }
         Destination::Slurm => megatron::write::slurm(request),
         Destination::Kubernetes => megatron::write::kubernetes(request),
         Destination::Framework(target) => match target {

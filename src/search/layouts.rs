@@ -279,7 +279,9 @@ impl Search<'_> {
         let tables = TablesOf { cell: &line.cell.cell, sharding: &states.sharding, hop: line.hop };
         let mut best: Option<(Picos, Plan)> = None;
         for assignment in list {
-            let open = |least: Picos| !limit.excludes_layout(least, layout);
+            let open = |least: Picos| {
+                !limit.excludes_layout(least, layout) && best.as_ref().is_none_or(|(t, _)| least <= *t)
+            };
             let same =
                 |run: &&Simulated| run.of_line && run.schedule == layout.schedule && run.split == *assignment;
             let known = scratch.known.iter().find(same).filter(|_| has_passes_of_line(layout));

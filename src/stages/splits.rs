@@ -193,7 +193,11 @@ impl Splits {
             self.found = Some(Found { costs: problem.costs(), most, list });
         }
         let found = self.found.iter().flat_map(|found| &found.list).filter(|(_, bound, _)| *bound <= most);
+        // What is likely the fastest comes first.
+        let mut found: Vec<&(usize, Picos, Policy)> = found.collect();
+        found.sort_by_key(|(_, bound, _)| *bound);
         found
+            .into_iter()
             .map(|&(at, _, policy)| {
                 let layers = self.list[at].layers.clone();
                 Chunked::new(problem, tables, work).assignment(layers, policy)
@@ -881,25 +885,32 @@ impl<'a> Relief<'a> {
             if totals.iter().zip(&caps).any(|(total, cap)| total > cap) {
                 return None;
             }
-            // As far as all ranks stay below one level; the rest one by one.
-            let left = u64::from(tables.layers.checked_sub(totals.iter().sum::<u32>())?) * layer;
-            let mut level = u64::MAX;
+            // As far as all ranks that may take more stay below one level; the rest one by one.
+            let mut left = tables.layers.checked_sub(totals.iter().sum::<u32>())?;
             loop {
-                let below = loads.iter().filter(|&&load| load < level);
-                let (count, sum) = below.fold((0, 0), |(count, sum), load| (count + 1, sum + load));
-                let next = (sum + left).checked_div(count).unwrap_or(0);
-                if next >= level {
+                let mut level = u64::MAX;
+                loop {
+                    let open = (0..ranks).filter(|&rank| totals[rank] < caps[rank] && loads[rank] < level);
+                    let (count, sum) = open.fold((0, 0), |(count, sum), rank| (count + 1, sum + loads[rank]));
+                    let next = (sum + u64::from(left) * layer).checked_div(count).unwrap_or(0);
+                    if next >= level {
+                        break;
+                    }
+                    level = next;
+                }
+                let before = left;
+                for rank in 0..ranks {
+                    let more = level.saturating_sub(loads[rank]).checked_div(layer).unwrap_or(0);
+                    let more = more.min(u64::from(caps[rank] - totals[rank])) as u32;
+                    totals[rank] += more;
+                    loads[rank] += u64::from(more) * layer;
+                    left -= more;
+                }
+                if left == before {
                     break;
                 }
-                level = next;
             }
-            for rank in 0..ranks {
-                let more = level.saturating_sub(loads[rank]).checked_div(layer).unwrap_or(0);
-                let more = more.min(u64::from(caps[rank] - totals[rank])) as u32;
-                totals[rank] += more;
-                loads[rank] += u64::from(more) * layer;
-            }
-            for _ in totals.iter().sum::<u32>()..tables.layers {
+            for _ in 0..left {
                 let open = (0..ranks).filter(|&rank| totals[rank] < caps[rank]);
                 let next = open.min_by_key(|&rank| loads[rank])?;
                 totals[next] += 1;

@@ -1111,6 +1111,14 @@ fn misspelt_flags_are_named_beside_other_errors() {
     assert!(error.message.contains("8 ranks do not divide by tp 1 x pp 3"), "{}", error.message);
     let note = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
     assert!(error.notes.iter().any(|n| n.ends_with(note)), "{:?}", error.notes);
+    // Without the flag another layout is legal too; a flag that says no degree is left out of the prediction.
+    let legal = text.replace("--pipeline-model-parallel-size 3", "--pipeline-model-parallel-size 2");
+    let error = import_given(&legal, given).unwrap_err();
+    let said = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
+    assert_eq!(error.message, said);
+    assert!(!error.notes.iter().any(|n| n.contains("is not understood")), "{:?}", error.notes);
+    let right = legal.replace("paralel", "parallel") + " --overlap-grad-reduse";
+    assert!(import_given(&right, given).is_ok());
     // What was not come to before the error is not called misspelt.
     let short =
         text.replace("paralel-size 4", "parallel-size 4").replace("embeddings 4096", "embeddings 2048");
@@ -1606,13 +1614,15 @@ fn misspelt_flags_are_named_with_what_was_meant() {
         assert!(error.message.contains(&format!("no {from}: did you mean it by {to}?")), "{error}");
     }
     let text =
-        script("--tensor-model-parallel-size 4 => --tensor-model-paralel-size 4;--sequence-parallel => --x");
+        script("--use-distributed-optimizer => --use-distributed-optimiser;--sequence-parallel => --x");
     let imported = import_given(&text, given).unwrap();
     let unknown: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
-    assert_eq!(
-        unknown,
-        ["--tensor-model-paralel-size 4 (did you mean --tensor-model-parallel-size?)", "--x"]
-    );
+    assert_eq!(unknown, ["--use-distributed-optimiser (did you mean --use-distributed-optimizer?)", "--x"]);
+    // Without a degree it would be another layout.
+    let text = script("--tensor-model-parallel-size 4 => --tensor-model-paralel-size 4");
+    let error = import_given(&text, given).unwrap_err();
+    let said = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
+    assert_eq!(error.message, said);
 }
 
 /// Flags that begin like known ones are no known ones: each is listed.
@@ -1628,7 +1638,6 @@ fn flags_that_nobody_knows_are_listed() {
         ("--lrank 5", None),
         ("--loading-balance 5", None),
         ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
-        ("--expert-parallel-size 8", Some("--expert-model-parallel-size")),
         ("--mtp-layers 1", Some("--mtp-num-layers")),
     ] {
         let imported = import(&with_flags(flag), "x", None).unwrap_or_else(|error| panic!("{flag}: {error}"));

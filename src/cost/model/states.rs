@@ -105,6 +105,21 @@ impl CostModel<'_> {
         (self.profile.host.step.picos(), jitter)
     }
 
+    /// Seconds a parameter of a rank that Muon takes to make matrices orthogonal. The ranks of a tensor-parallel group
+    /// gather the momentum, and each works on the whole matrix (`--muon-tp-mode duplicated`,
+    /// Megatron-LM:megatron/core/optimizer/emerging_optimizers.py); sharding gives ranks whole matrices.
+    fn orthogonalised(&self, layout: &Layout, class: StateClass, group: u32) -> f64 {
+        let Some([dense, expert]) = self.orthogonal else { return 0.0 };
+        let (matrices, split, parts) = match class {
+            StateClass::Dense => (dense, layout.tensor_parallel, 1),
+            StateClass::Expert => (expert, layout.expert_tensor_parallel, layout.expert_parallel),
+            StateClass::Ends | StateClass::Frozen => return 0.0,
+        };
+        // In FP32.
+        let momentum = 4.0 / f64::from(group) * self.fabric.gather_slope(&self.fabric.group(split, 1));
+        f64::from(split) * (matrices.per_parameter(layout.pipeline_parallel * parts, group) + momentum)
+    }
+
     /// States of one class, sharded over `group` of `ranks` replicas that lie `stride` apart.
     pub(super) fn states(
         &self,
@@ -225,6 +240,7 @@ impl CostModel<'_> {
                 };
                 picos * ((passing + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
             };
+            s.update += picos * self.orthogonalised(layout, class, group);
         }
         s
     }

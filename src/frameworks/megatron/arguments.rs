@@ -192,9 +192,6 @@ fn model(request: &ExportRequest, shape: &Shape) -> Result<Section, Broken> {
             }
         }
         Position::Learned(rows) => {
-            if rows < u64::from(request.job.sequence_length) {
-                return Err(broken("the table of learned positions is shorter than the sequences"));
-            }
             longest = rows;
             s.value("--position-embedding-type", "learned_absolute");
         }

@@ -50,6 +50,18 @@ const WITHDRAWN: &[(&str, &str)] = &[
     ("--warmup", "--lr-warmup-fraction"),
 ];
 
+/// Flags without which a command has another layout, which as often as not is legal too.
+const DEGREES: &[&str] = &[
+    "--context-parallel-size",
+    "--expert-model-parallel-size",
+    "--expert-tensor-parallel-size",
+    "--global-batch-size",
+    "--num-layers-per-virtual-pipeline-stage",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--pipeline-model-parallel-size",
+    "--tensor-model-parallel-size",
+];
+
 /// Looks for flags of earlier versions in a command that is none of Megatron-DeepSpeed. Those that the parser of today
 /// does not have show that another version, or a fork, reads the command: they are a note.
 ///
@@ -339,6 +351,21 @@ impl Flags {
     /// Whether there are flags that only a running shell knows.
     pub(super) fn leaves_out(&self) -> bool {
         !self.left_out.is_empty() || self.perhaps_set || !self.behind_switches.is_empty()
+    }
+
+    /// Refuses a command with a flag that is likely one of those that say its degrees and batch, misspelt: the framework does,
+    /// and without it the layout is another.
+    pub(super) fn spells_degrees(&self) -> Read<()> {
+        let mut misspelt: Vec<_> = self
+            .map
+            .iter()
+            .filter_map(|(name, (_, line))| {
+                let near = self.meant(name).filter(|near| DEGREES.contains(near))?;
+                Some((*line, format!("{name} is not understood: did you mean {near}?")))
+            })
+            .collect();
+        misspelt.sort();
+        misspelt.into_iter().next().map_or(Ok(()), |(line, text)| Err(ImportError::new(line, text)))
     }
 
     /// Refuses a command of which a part is unknown that could hold its degrees.

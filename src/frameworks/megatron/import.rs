@@ -143,12 +143,15 @@ fn imported(
         return Err(ImportError::new(*line, cut.clone()));
     }
     assumed.extend(cut.map(|(line, text)| format!("line {line}: {text}")));
-    if read.is_err() {
+    if let Err(error) = &read {
         // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
         // come to.
         for (name, (_, line)) in f.map.iter().filter(|(name, _)| !values::is_neutral(name)) {
             if let Some(near) = f.meant(name).filter(|near| f.was_asked(near)) {
-                assumed.push(format!("line {line}: {name} is not understood: did you mean {near}?"));
+                let text = format!("{name} is not understood: did you mean {near}?");
+                if error.message != text {
+                    assumed.push(format!("line {line}: {text}"));
+                }
             }
         }
     }
@@ -333,6 +336,7 @@ fn of_flags(
     }
     // By now it is known behind which flags that take no value something unknown stands.
     f.knows_degrees()?;
+    f.spells_degrees()?;
     let mut unknown: Vec<(usize, String)> = f
         .map
         .iter()

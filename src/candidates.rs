@@ -773,7 +773,11 @@ impl<'a> Space<'a> {
     #[must_use]
     pub fn sharding_rule(&self, g: &Group, offload: Offload, shards: Shards) -> Option<&'static str> {
         let cell = CellKey { offload, ..self.plain_cell(g) };
-        self.broken(&layout_of(g, &cell, Order::PLAIN, shards), Reach::Sharding)
+        let layout = layout_of(g, &cell, Order::PLAIN, shards);
+        if shards_nothing(&layout) {
+            return Some(SHARDS_NOTHING);
+        }
+        self.broken(&layout, Reach::Sharding)
     }
 
     /// Every layout of a cell, or the rule that forbids it.
@@ -782,6 +786,10 @@ impl<'a> Space<'a> {
         self.orders(g, |order| {
             for &shards in shardings {
                 let layout = layout_of(g, cell, order, shards);
+                if shards_nothing(&layout) {
+                    each(Err(SHARDS_NOTHING));
+                    continue;
+                }
                 each(
                     legal(self.target, self.context, &layout)
                         .map(|()| layout)
@@ -815,7 +823,7 @@ impl<'a> Space<'a> {
 
     fn zero_stages(&self, ranks: u32) -> &'static [u8] {
         let axis = &self.restrictions.zero_stage;
-        // One rank shards nothing, whatever the framework does where there are several.
+        // One rank shards nothing, whatever the framework does where there are several; what lets states leave it is open.
         if axis.only.is_some() || axis.max.is_some() || ranks == 1 {
             self.capabilities.zero_stages
         } else {
@@ -824,7 +832,7 @@ impl<'a> Space<'a> {
     }
 
     fn admits_stage(&self, zero: u8, ranks: u32) -> bool {
-        // One rank shards nothing, but only what may be sharded may be offloaded.
+        // Only what may be sharded may be offloaded, be it over one rank: see [`shards_nothing`].
         let offloads = |offloads: &Vec<Offload>| offloads.iter().any(|offload| offload.moves_states());
         self.restrictions.zero_stage.admits(u32::from(zero), 3)
             && (ranks > 1 || zero == 0 || self.restrictions.offload.as_ref().is_some_and(offloads))
@@ -841,8 +849,8 @@ impl<'a> Space<'a> {
         match (zero, self.capabilities.shard_groups) {
             (0, _) => vec![1],
             (_, ShardGroups::Whole) | (1 | 2, ShardGroups::DivisorsAtStage3) => vec![ranks],
-            // A shard group of one is stage 0 by another name.
             _ if ranks == 1 => vec![1],
+            // A shard group of one is stage 0 by another name.
             _ => divisors(ranks).into_iter().filter(|&s| s > 1).collect(),
         }
     }
@@ -946,6 +954,16 @@ pub fn layout_of(
         cuda_graphs: cell.cuda_graphs,
         offload: cell.offload,
     }
+}
+
+/// The rule that leaves out layouts of which [`shards_nothing`] holds.
+const SHARDS_NOTHING: &str = "one-rank";
+
+/// Whether the states of a single rank are called sharded: no plan needs that, but where it lets them leave the GPU.
+#[must_use]
+pub fn shards_nothing(layout: &Layout) -> bool {
+    let ranks = layout.data_parallel * layout.context_parallel;
+    ranks == 1 && layout.zero_stage > 0 && !layout.offload.moves_states()
 }
 
 /// Offload choices for `--fix offload=...` and for remedies.

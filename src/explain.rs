@@ -102,12 +102,13 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
     // Nothing is sharded over a single rank: its stage is no choice, unless it is what lets states leave the GPU.
     let ranks = layout.data_parallel.saturating_mul(layout.context_parallel);
     let from = axes(layout).into_iter().find(|(name, _)| *name == axis).map_or(1, |(_, value)| value);
-    if !layout.offload.moves_states() {
-        if ranks == 1 {
-            r.zero_stage = Axis::default();
-        } else if matches!(axis, "tp" | "pp") && to / from.max(1) >= ranks {
-            r.zero_stage.only = Some(vec![0]);
-        }
+    let one_rank = ranks == 1 || matches!(axis, "tp" | "pp") && to / from.max(1) >= ranks;
+    if one_rank && layout.offload.moves_states() {
+        r.zero_stage.only = Some(vec![0, u32::from(layout.zero_stage)]);
+    } else if ranks == 1 {
+        r.zero_stage = Axis::default();
+    } else if one_rank {
+        r.zero_stage.only = Some(vec![0]);
     }
     r
 }

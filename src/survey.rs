@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use crate::candidates::{Group, Order, Shards, Space, layout_of};
+use crate::candidates::{Group, Order, Shards, Space, layout_of, shards_nothing};
 use crate::cost::model::{CostModel, Parts};
 use crate::cost::schedule::Shape;
 use crate::cost::step::{RankMemory, StepItem, StepTimes};
@@ -202,7 +202,7 @@ impl Surveyor<'_> {
             let mut plain: Option<Bases> = None;
             for (&shards, sharding) in shardings.iter().zip(&order.shardings) {
                 let layout = layout(shards);
-                if legal(target, context, &layout).is_err() {
+                if shards_nothing(&layout) || legal(target, context, &layout).is_err() {
                     refused += 1;
                     continue;
                 }

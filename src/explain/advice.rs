@@ -278,9 +278,10 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let recipe = states(task.profile, job.precision);
     let owned = recipe.owned + moment_bytes(job.optimizer, crate::cost::StateClass::Dense);
     let total = prepared.parameters.total as f64;
-    let on_gpu = |place: Place, bytes: f64| if place == Place::Gpu { bytes } else { 0.0 };
-    let (weights, owned) =
-        (on_gpu(layout.offload.parameters, recipe.weights), on_gpu(layout.offload.optimizer, owned));
+    // Weights leave the GPU between uses at stage 3 alone.
+    let off = layout.offload;
+    let weights = if off.parameters == Place::Gpu || layout.zero_stage < 3 { recipe.weights } else { 0.0 };
+    let owned = if off.optimizer == Place::Gpu { owned } else { 0.0 };
     let state = zero_bytes(total, 0, 1, weights, recipe.gradients, owned);
     let run = prepared.run(prediction);
     let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());

@@ -340,6 +340,18 @@ fn one_gpu_offloads_to_its_host() {
         let all: serde_json::Value = serde_json::from_str(&stdout(&all)).unwrap();
         assert_eq!(all["plans"][0]["name"], plan["name"], "{framework}");
     }
+    // What does not offload is the same whatever else may.
+    let small =
+        ["plan", "llama3.2-1b", "dgx-a100", "-g", "1", "-b", "8", "-s", "512", "--framework", "deepspeed"];
+    let first = |options: &[&str]| {
+        let output =
+            autoplan(&[&small[..], &["--format", "json", "--memory-limit", "28GB"], options].concat());
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["plans"][0]["name"].clone()
+    };
+    assert!(first(&["--fix", "offload=none"]).is_null());
+    assert!(first(&[]).as_str().unwrap().contains("off-opt"));
+    assert_eq!(first(&["--fix", "offload=none|optimizer"]), first(&[]));
     let configuration = folder.path().join("ds_config.json");
     let text = r#"{"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},

@@ -1617,7 +1617,7 @@ fn misspelt_flags_are_named_with_what_was_meant() {
         script("--use-distributed-optimizer => --use-distributed-optimiser;--sequence-parallel => --x");
     let imported = import_given(&text, given).unwrap();
     let unknown: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
-    assert_eq!(unknown, ["--use-distributed-optimiser (did you mean --use-distributed-optimizer?)", "--x"]);
+    assert_eq!(unknown, ["--x", "--use-distributed-optimiser (did you mean --use-distributed-optimizer?)"]);
     // Without a degree it would be another layout.
     let text = script("--tensor-model-parallel-size 4 => --tensor-model-paralel-size 4");
     let error = import_given(&text, given).unwrap_err();
@@ -1638,6 +1638,7 @@ fn flags_that_nobody_knows_are_listed() {
         ("--lrank 5", None),
         ("--loading-balance 5", None),
         ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
+        ("--expert-parallel-size 8", Some("--expert-model-parallel-size")),
         ("--mtp-layers 1", Some("--mtp-num-layers")),
     ] {
         let imported = import(&with_flags(flag), "x", None).unwrap_or_else(|error| panic!("{flag}: {error}"));

@@ -15,7 +15,9 @@ pub(super) struct Orthogonal {
     seconds: f64,
     /// Seconds of the largest: a matrix is one rank's work.
     longest: f64,
-    parameters: f64,
+    /// Parameters of matrices that tensor-parallel ranks split, and of those that each has whole.
+    split: f64,
+    whole: f64,
 }
 
 impl Orthogonal {
@@ -23,25 +25,29 @@ impl Orthogonal {
     pub fn of(layers: &Layers, hidden: u64, device: &Device) -> [Self; 2] {
         let mut sums = [Self::default(); 2];
         for (kind, &count) in layers.kinds.iter().zip(&layers.counts) {
-            for (of_experts, number, (rows, columns)) in matrices(&kind.block, hidden) {
+            for (of, number, (rows, columns)) in matrices(&kind.block, hidden) {
                 let (number, seconds) = (number as f64 * f64::from(count), seconds(device, rows, columns));
-                let sum = &mut sums[usize::from(of_experts)];
+                let sum = &mut sums[usize::from(of == Of::Experts)];
                 sum.seconds += number * seconds;
                 sum.longest = sum.longest.max(seconds);
-                sum.parameters += number * rows * columns;
+                *if of == Of::Replicas { &mut sum.whole } else { &mut sum.split } += number * rows * columns;
             }
         }
         sums
     }
 
-    /// Seconds a parameter of an average one of so many parts of the model, if so many ranks share its matrices.
-    pub fn per_parameter(&self, parts: u32, ranks: u32) -> f64 {
-        if self.parameters == 0.0 {
-            return 0.0;
+    /// Seconds a parameter that a rank holds of an average one of so many parts of the model, where tensor parallelism splits
+    /// matrices and each of its ranks works on whole ones, if so many ranks share them; and the share of what it holds that is
+    /// split.
+    pub fn per_parameter(&self, parts: u32, tensor: u32, ranks: u32) -> (f64, f64) {
+        let split = self.split / f64::from(tensor);
+        let held = split + self.whole;
+        if held == 0.0 {
+            return (0.0, 0.0);
         }
         let part = self.seconds / f64::from(parts);
         let share = (part / f64::from(ranks)).max(self.longest.min(part));
-        share * f64::from(parts) / self.parameters
+        (share * f64::from(parts) / held, split / held)
     }
 }
 
@@ -56,52 +62,62 @@ fn seconds(device: &Device, rows: f64, columns: f64) -> f64 {
     ITERATIONS * (product(m, n) + product(m, m) + product(n, m))
 }
 
-/// Matrices of a layer: whether they are of routed experts, how many, and their sides. Queries, keys and values are
+/// Whose matrices they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Of {
+    Experts,
+    /// All else that tensor parallelism splits.
+    Split,
+    /// What every tensor-parallel rank has whole.
+    Replicas,
+}
+
+/// Matrices of a layer: whose they are, how many, and their sides. Queries, keys and values are
 /// matrices of their own (`muon_split_qkv`), the halves of a gated layer are not.
-fn matrices(block: &Block, hidden: u64) -> Vec<(bool, u64, (f64, f64))> {
+fn matrices(block: &Block, hidden: u64) -> Vec<(Of, u64, (f64, f64))> {
     let mut list = Vec::new();
-    let mut add = |of_experts: bool, number: u64, rows: u64, columns: u64| {
+    let mut add = |of: Of, number: u64, rows: u64, columns: u64| {
         if number * rows * columns > 0 {
-            list.push((of_experts, number, (rows as f64, columns as f64)));
+            list.push((of, number, (rows as f64, columns as f64)));
         }
     };
     match &block.mixer {
         Mixer::Attention(a) => {
-            add(false, 2, a.heads * a.head_dim, hidden);
-            add(false, 2, a.kv_heads * a.head_dim, hidden);
+            add(Of::Split, 2, a.heads * a.head_dim, hidden);
+            add(Of::Split, 2, a.kv_heads * a.head_dim, hidden);
         }
         Mixer::Latent(a) => {
             let queries = a.heads * (a.qk_nope_dim + a.qk_rope_dim);
             match a.q_lora_rank {
                 Some(rank) => {
-                    add(false, 1, rank, hidden);
-                    add(false, 1, queries, rank);
+                    add(Of::Replicas, 1, rank, hidden);
+                    add(Of::Split, 1, queries, rank);
                 }
-                None => add(false, 1, queries, hidden),
+                None => add(Of::Split, 1, queries, hidden),
             }
-            add(false, 1, a.kv_lora_rank + a.qk_rope_dim, hidden);
-            add(false, 1, a.heads * (a.qk_nope_dim + a.v_dim), a.kv_lora_rank);
-            add(false, 1, a.heads * a.v_dim, hidden);
+            add(Of::Replicas, 1, a.kv_lora_rank + a.qk_rope_dim, hidden);
+            add(Of::Split, 1, a.heads * (a.qk_nope_dim + a.v_dim), a.kv_lora_rank);
+            add(Of::Split, 1, a.heads * a.v_dim, hidden);
         }
         Mixer::Mamba2(a) => {
-            add(false, 1, 2 * (a.inner + a.groups * a.state) + a.heads, hidden);
-            add(false, 1, a.inner, hidden);
+            add(Of::Split, 1, 2 * (a.inner + a.groups * a.state) + a.heads, hidden);
+            add(Of::Split, 1, a.inner, hidden);
         }
         Mixer::None => {}
     }
     match &block.feed_forward {
         FeedForward::Dense(d) => {
-            add(false, 1, (d.activation.matrices() - 1) * d.width, hidden);
-            add(false, 1, d.width, hidden);
+            add(Of::Split, 1, (d.activation.matrices() - 1) * d.width, hidden);
+            add(Of::Split, 1, d.width, hidden);
         }
         FeedForward::Moe(e) => {
             let (width, into) = (e.latent_width.unwrap_or(hidden), e.activation.matrices() - 1);
-            add(true, e.experts, into * e.width, width);
-            add(true, e.experts, e.width, width);
-            add(false, 1, into * e.shared_width, hidden);
-            add(false, 1, e.shared_width, hidden);
+            add(Of::Experts, e.experts, into * e.width, width);
+            add(Of::Experts, e.experts, e.width, width);
+            add(Of::Split, 1, into * e.shared_width, hidden);
+            add(Of::Split, 1, e.shared_width, hidden);
             if e.latent_width.is_some() {
-                add(false, 2, width, hidden);
+                add(Of::Replicas, 2, width, hidden);
             }
         }
         FeedForward::None => {}
@@ -125,13 +141,21 @@ mod tests {
         let [dense, experts] = Orthogonal::of(&Layers::new(&model), model.hidden, &device);
         assert_eq!(experts, Orthogonal::default());
         // 4096 x (2 x 4096 + 2 x 1024 + 3 x 14336) a layer.
-        assert_eq!(dense.parameters, 32.0 * 218_103_808.0);
+        let parameters = 32.0 * 218_103_808.0;
+        assert_eq!((dense.split, dense.whole), (parameters, 0.0));
         assert!((0.8..1.1).contains(&dense.seconds), "{}", dense.seconds);
-        let whole = dense.per_parameter(1, 1) * dense.parameters;
+        let taken = |tensor, ranks| {
+            let (each, split) = dense.per_parameter(1, tensor, ranks);
+            assert_eq!(split, 1.0);
+            each * parameters / f64::from(tensor)
+        };
+        let whole = taken(1, 1);
+        // Each of two ranks works on whole matrices.
+        assert!((taken(2, 1) - whole).abs() < 1e-12);
         assert!((whole - dense.seconds).abs() < 1e-12);
-        let quarter = dense.per_parameter(1, 4) * dense.parameters;
+        let quarter = taken(1, 4);
         assert!((4.0 * quarter - whole).abs() < 1e-9);
-        let least = dense.per_parameter(1, 100_000) * dense.parameters;
+        let least = taken(1, 100_000);
         assert!((least - dense.longest).abs() < 1e-12, "{least}");
     }
 }

@@ -107,7 +107,8 @@ impl CostModel<'_> {
 
     /// Seconds a parameter of a rank that Muon takes to make matrices orthogonal. The ranks of a tensor-parallel group
     /// gather the momentum, and each works on the whole matrix (`--muon-tp-mode duplicated`,
-    /// Megatron-LM:megatron/core/optimizer/emerging_optimizers.py); sharding gives ranks whole matrices.
+    /// Megatron-LM:megatron/core/optimizer/emerging_optimizers.py), which is taken for what others do as well; sharding gives
+    /// ranks whole matrices.
     fn orthogonalised(&self, layout: &Layout, class: StateClass, group: u32) -> f64 {
         let Some([dense, expert]) = self.orthogonal else { return 0.0 };
         let (matrices, split, parts) = match class {
@@ -117,7 +118,8 @@ impl CostModel<'_> {
         };
         // In FP32.
         let momentum = 4.0 / f64::from(group) * self.fabric.gather_slope(&self.fabric.group(split, 1));
-        f64::from(split) * (matrices.per_parameter(layout.pipeline_parallel * parts, group) + momentum)
+        let (work, gathered) = matrices.per_parameter(layout.pipeline_parallel * parts, split, group);
+        work + gathered * f64::from(split) * momentum
     }
 
     /// States of one class, sharded over `group` of `ranks` replicas that lie `stride` apart.

@@ -374,6 +374,7 @@ fn data_parallel(request: &ExportRequest) -> Section {
     let mut s = Section::new(
         "DATA_PARALLEL",
         match layout.zero_stage {
+            _ if ranks == 1 => "Data parallelism: one replica".to_owned(),
             0 => "Data parallelism: every replica keeps all states".to_owned(),
             1 => format!("Data parallelism: optimizer states sharded over {} ranks", layout.shard_group),
             2 => {

@@ -50,14 +50,16 @@ const WITHDRAWN: &[(&str, &str)] = &[
     ("--warmup", "--lr-warmup-fraction"),
 ];
 
-/// Flags without which a command has another layout, which as often as not is legal too.
+/// Flags of degrees and batches: without one of them a command has another layout, which as often as not is legal too.
 const DEGREES: &[&str] = &[
     "--context-parallel-size",
+    "--ds-sequence-parallel-size",
     "--expert-model-parallel-size",
     "--expert-tensor-parallel-size",
     "--global-batch-size",
     "--num-layers-per-virtual-pipeline-stage",
     "--num-virtual-stages-per-pipeline-rank",
+    "--pipeline-model-parallel-layout",
     "--pipeline-model-parallel-size",
     "--tensor-model-parallel-size",
 ];
@@ -360,7 +362,7 @@ impl Flags {
             .map
             .iter()
             .filter_map(|(name, (_, line))| {
-                let near = self.meant(name).filter(|near| DEGREES.contains(near))?;
+                let near = self.meant(name).filter(|near| DEGREES.contains(near) && misspelt(name, near))?;
                 Some((*line, format!("{name} is not understood: did you mean {near}?")))
             })
             .collect();

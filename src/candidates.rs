@@ -780,21 +780,22 @@ impl<'a> Space<'a> {
         self.broken(&layout, Reach::Sharding)
     }
 
+    /// The rule that forbids a layout whatever its recomputation, if one does.
+    #[must_use]
+    pub fn rule_against(&self, layout: &Layout) -> Option<&'static str> {
+        if shards_nothing(layout) {
+            return Some(SHARDS_NOTHING);
+        }
+        legal(self.target, self.context, layout).err().map(|refusal| refusal.rule)
+    }
+
     /// Every layout of a cell, or the rule that forbids it.
     pub fn layouts(&self, g: &Group, cell: &CellKey, mut each: impl FnMut(Result<Layout, &'static str>)) {
         let shardings = self.shardings(g);
         self.orders(g, |order| {
             for &shards in shardings {
                 let layout = layout_of(g, cell, order, shards);
-                if shards_nothing(&layout) {
-                    each(Err(SHARDS_NOTHING));
-                    continue;
-                }
-                each(
-                    legal(self.target, self.context, &layout)
-                        .map(|()| layout)
-                        .map_err(|refusal| refusal.rule),
-                );
+                each(self.rule_against(&layout).map_or(Ok(layout), Err));
             }
         });
     }
@@ -960,8 +961,7 @@ pub fn layout_of(
 const SHARDS_NOTHING: &str = "one-rank";
 
 /// Whether the states of a single rank are called sharded: no plan needs that, but where it lets them leave the GPU.
-#[must_use]
-pub fn shards_nothing(layout: &Layout) -> bool {
+fn shards_nothing(layout: &Layout) -> bool {
     let ranks = layout.data_parallel * layout.context_parallel;
     ranks == 1 && layout.zero_stage > 0 && !layout.offload.moves_states()
 }

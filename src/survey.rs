@@ -14,12 +14,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
 
-use crate::candidates::{Group, Order, Shards, Space, layout_of, shards_nothing};
+use crate::candidates::{Group, Order, Shards, Space, layout_of};
 use crate::cost::model::{CostModel, Parts};
 use crate::cost::schedule::Shape;
 use crate::cost::step::{RankMemory, StepItem, StepTimes};
 use crate::cost::{CellCosts, CellKey, Hop, PerParameter, Sharding};
-use crate::frameworks::{PlanReach, legal, plan_rules_hold};
+use crate::frameworks::{PlanReach, plan_rules_hold};
 use crate::kept::Kept;
 use crate::layers::Layers;
 use crate::plan::{Chunk, Layout, Plan, Recompute, Schedule};
@@ -202,7 +202,7 @@ impl Surveyor<'_> {
             let mut plain: Option<Bases> = None;
             for (&shards, sharding) in shardings.iter().zip(&order.shardings) {
                 let layout = layout(shards);
-                if shards_nothing(&layout) || legal(target, context, &layout).is_err() {
+                if self.space.rule_against(&layout).is_some() {
                     refused += 1;
                     continue;
                 }

@@ -107,8 +107,9 @@ impl CostModel<'_> {
 
     /// Seconds a parameter of a rank that Muon takes to make matrices orthogonal. The ranks of a tensor-parallel group
     /// gather the momentum, and each works on the whole matrix (`--muon-tp-mode duplicated`,
-    /// Megatron-LM:megatron/core/optimizer/emerging_optimizers.py), which is taken for what others do as well; sharding gives
-    /// ranks whole matrices.
+    /// Megatron-LM:megatron/core/optimizer/emerging_optimizers.py); sharding gives ranks whole matrices. DeepSpeed takes less:
+    /// ranks work on what they have, and by default on Gram matrices where sides differ
+    /// (DeepSpeed:deepspeed/runtime/zero/muon/original_muon.py).
     fn orthogonalised(&self, layout: &Layout, class: StateClass, group: u32) -> f64 {
         let Some([dense, expert]) = self.orthogonal else { return 0.0 };
         let (matrices, split, parts) = match class {

@@ -81,6 +81,7 @@ const OTHER_COLUMNS: &[&str] = &[
     "id",
     "quality",
     "training",
+    "optimizer",
     "source",
     "source_where",
     "framework",

@@ -993,6 +993,9 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
     if training == adapters && rank.is_none() {
         cells.assumed.push("lora_rank");
     }
+    let optimizers = Optimizer::value_variants().iter().map(|optimizer| (optimizer.name(), *optimizer));
+    let optimizers: Vec<_> = optimizers.chain([("adam", Optimizer::Adamw)]).collect();
+    let optimizer = choice(row, "optimizer", &optimizers)?.unwrap_or(Optimizer::Adamw);
     let routings = [("forced", Routing::Balanced), ("natural", Routing::Natural)];
     let routing = choice(row, "moe_routing", &routings)?.unwrap_or(Routing::Balanced);
     let packed = read_packed(cells, profile)?;
@@ -1002,7 +1005,7 @@ fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> 
         global_batch_size,
         sequence_length,
         precision,
-        optimizer: Optimizer::Adamw,
+        optimizer,
         training,
         memory_limit: None,
         tokens: None,

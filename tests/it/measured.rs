@@ -201,6 +201,7 @@ fn cells_that_cannot_be_meant_are_named() {
         ),
         (&[("sp", "on")], "sp is `on`; expected 1 or 0"),
         (&[("training", "dpo")], "training `dpo` is not known (one of pretrain, sft, lora)"),
+        (&[("optimizer", "muno")], "optimizer `muno` is not known; did you mean muon? (one of adamw, "),
         (&[("precision", "fp9")], "precision `fp9` is not known; did you mean fp8? (one of bf16, fp16, fp8"),
         (&[("gpu", "Z900")], "gpu `Z900` is not known (one of A100-SXM-80GB, "),
         (&[("framework_family", "")], "framework_family is not stated"),
@@ -296,6 +297,9 @@ fn other_spellings_mean_the_same() {
     }
     for (precision, usual) in [("BF16", "bf16"), ("FP8_CS", "fp8"), ("fp8-sc", "fp8-blockwise")] {
         same(&[("precision", precision)], &[("precision", usual)]);
+    }
+    for optimizer in ["adam", "AdamW"] {
+        same(&[("optimizer", optimizer)], &[]);
     }
     for (recompute, usual) in [
         ("Full", "full"),

@@ -1215,7 +1215,7 @@ impl<'a> Programme<'a> {
                 gathered = gathered.max(least.unwrap_or(0));
             }
             let steady = (bytes + transient + gathered) as f64;
-            for counts in order.in_flight.chunks_exact(order.chunks.len()) {
+            for counts in order.states() {
                 let (mut ends, mut all) = (0.0, 0.0_f64);
                 let mut terms = Vec::new();
                 for (&k, &n) in order.chunks.iter().zip(counts) {

@@ -96,7 +96,7 @@ impl<'a> Fitting<'a> {
         for (rank, order) in problem.pipeline.orders.iter().enumerate() {
             let fixed = || order.chunks.iter().map(|&k| &all_fixed[k as usize]);
             let held = problem.rank_bytes.0 + fixed().map(|fixed| fixed.held.0).sum::<u64>();
-            for state in order.in_flight.chunks_exact(order.chunks.len()) {
+            for state in order.states() {
                 let kept: u64 = fixed().zip(state).map(|(fixed, &n)| u64::from(n) * fixed.kept.0).sum();
                 let (beside, most) = ((held + kept) as f64, problem.limit.0 as f64);
                 sums.push(Sum { rank, in_flight: state.to_vec(), beside, most });

@@ -3,7 +3,7 @@
 
 use super::chunked::Policy;
 use super::tables::{ModeCost, Tables};
-use super::{Choice, Counts, Problem, RankOrder, shared_bytes};
+use super::{Choice, Counts, Problem, shared_bytes};
 use crate::units::Picos;
 
 /// Loads of all ranks under one split.
@@ -33,6 +33,8 @@ struct RankLoad {
     steady: u64,
     /// Largest transient of the ends.
     transient: u64,
+    /// Bytes beside those, whatever is recomputed, at least.
+    least: u64,
 }
 
 /// A rank under one way to recompute.
@@ -88,7 +90,7 @@ impl Loads {
                     let layers = |k: u32| self.cuts[k as usize + 1] - self.cuts[k as usize];
                     chunks.map(|(&n, &k)| u64::from(n) * u64::from(layers(k))).sum::<u64>()
                 };
-                let most = order.in_flight.chunks_exact(order.chunks.len()).map(sum).max();
+                let most = order.states().map(sum).max();
                 load.alike = Some((kind, most.unwrap_or(0)));
             }
             // The first chunks of the ranks follow one another at both ends of the step, at its beginning
@@ -172,26 +174,31 @@ impl Loads {
         }
     }
 
-    /// Whether some rank lacks memory in every way, where every layer keeps at least what is `least` of its
-    /// kind.
-    pub fn lack_always(&self, problem: &Problem, tables: &Tables, least: &[ModeCost]) -> bool {
-        let lacks = |(rank, (load, order)): (usize, (&RankLoad, &RankOrder))| {
-            if let Some((kind, in_flight)) = load.alike {
-                return self.beyond(problem, rank, in_flight * least[kind].kept, least[kind].transient) > 0;
-            }
-            let kept = |&k: &u32| {
-                let counts = tables.counts(self.cuts[k as usize], self.cuts[k as usize + 1]);
+    /// Takes note of what ranks keep at least, where every layer keeps at least what is `least` of its kind.
+    pub fn keep(&mut self, problem: &Problem, tables: &Tables, least: &[ModeCost]) {
+        let Self { cuts, ranks, .. } = self;
+        for (load, order) in ranks.iter_mut().zip(&problem.pipeline.orders) {
+            let kept_by = |k: u32| {
+                let counts = tables.counts(cuts[k as usize], cuts[k as usize + 1]);
                 let layers = least.iter().zip(counts).map(|(cost, n)| u64::from(n) * cost.kept);
                 problem.fixed[k as usize].kept.0 + layers.sum::<u64>()
             };
+            let kept = match load.alike {
+                Some((kind, in_flight)) => in_flight * least[kind].kept,
+                // One state of the many: most ranks lack memory in the first.
+                None => {
+                    order.in_flight.iter().zip(&order.chunks).map(|(&n, &k)| u64::from(n) * kept_by(k)).sum()
+                }
+            };
             let present = least.iter().zip(&load.counts).filter(|(_, n)| **n > 0);
             let transient = present.map(|(cost, _)| cost.transient).max().unwrap_or(0);
-            // One state of the many: most ranks lack memory in the first.
-            let first = order.in_flight.iter().zip(&order.chunks);
-            let kept: u64 = first.map(|(&n, k)| u64::from(n) * kept(k)).sum();
-            self.beyond(problem, rank, kept, transient) > 0
-        };
-        self.ranks.iter().zip(&problem.pipeline.orders).enumerate().any(lacks)
+            load.least = kept + load.transient.max(transient);
+        }
+    }
+
+    /// Whether some rank lacks memory in every way, after [`Loads::keep`] and [`Loads::hold`].
+    pub fn lack_always(&self, problem: &Problem) -> bool {
+        self.ranks.iter().any(|load| load.steady + load.least > problem.limit.0)
     }
 
     /// Whether a rank holds more than the limit.
@@ -205,9 +212,7 @@ impl Loads {
         let most = problem.limit.0.checked_sub(load.steady + load.transient.max(transient));
         // The first state that exceeds the limit is enough.
         let order = &problem.pipeline.orders[rank];
-        most.is_none_or(|most| {
-            order.in_flight.chunks_exact(order.chunks.len()).any(|state| self.kept(state) > most)
-        })
+        most.is_none_or(|most| order.states().any(|state| self.kept(state) > most))
     }
 
     fn cost(&mut self, problem: &Problem, tables: &Tables, rank: usize, choice: Choice) -> RankCost {
@@ -216,7 +221,7 @@ impl Loads {
         }
         let (extra, transient) = self.price_chunks(problem, tables, rank, choice);
         let order = &problem.pipeline.orders[rank];
-        let states = order.in_flight.chunks_exact(order.chunks.len());
+        let states = order.states();
         let kept = states.map(|state| self.kept(state)).max().unwrap_or(0);
         RankCost { extra, excess: self.beyond(problem, rank, kept, transient), choice }
     }

@@ -42,8 +42,7 @@ pub struct Pipeline {
 
 /// Most micro-batches in flight on the chunks of one rank together.
 fn most_in_flight(orders: &[RankOrder]) -> u64 {
-    let states = orders.iter().flat_map(|order| order.in_flight.chunks_exact(order.chunks.len()));
-    states.map(|counts| counts.iter().map(|&n| u64::from(n)).sum()).max().unwrap_or(0)
+    orders.iter().map(|order| order.most_in_flight).max().unwrap_or(0)
 }
 
 /// A factor on forward and on backward time.
@@ -71,10 +70,31 @@ pub struct RankOrder {
     /// Micro-batches in flight, one entry per chunk; one such vector after the other, each a state that
     /// no other exceeds in every entry.
     pub in_flight: Vec<u32>,
+    /// The most of them on all chunks together.
+    pub most_in_flight: u64,
     /// Passes of each chunk that follow the first backward pass of the rank.
     pub after_first_backward: Vec<Weights>,
     /// Passes of each chunk that precede the last forward pass of the rank.
     pub before_last_forward: Vec<Weights>,
+}
+
+impl RankOrder {
+    fn new(
+        chunks: Vec<u32>,
+        in_flight: Vec<u32>,
+        after_first_backward: Vec<Weights>,
+        before_last_forward: Vec<Weights>,
+    ) -> Self {
+        let states = in_flight.chunks_exact(chunks.len().max(1));
+        let most_in_flight =
+            states.map(|counts| counts.iter().map(|&n| u64::from(n)).sum()).max().unwrap_or(0);
+        Self { chunks, in_flight, most_in_flight, after_first_backward, before_last_forward }
+    }
+
+    /// The moments when no other has as many micro-batches in flight on every chunk: how many there are, by chunk.
+    pub fn states(&self) -> impl Iterator<Item = &[u32]> + Clone {
+        self.in_flight.chunks_exact(self.chunks.len().max(1))
+    }
 }
 
 /// A bound that separates over ranks:
@@ -133,12 +153,12 @@ impl Pipeline {
         let orders = (0..ranks)
             .map(|rank| {
                 let warm = u64::from(ranks - rank).min(m);
-                RankOrder {
-                    chunks: vec![rank],
-                    in_flight: vec![warm as u32],
-                    after_first_backward: vec![Weights { forward: m - warm, backward: m.saturating_sub(1) }],
-                    before_last_forward: vec![Weights { forward: m.saturating_sub(1), backward: m - warm }],
-                }
+                RankOrder::new(
+                    vec![rank],
+                    vec![warm as u32],
+                    vec![Weights { forward: m - warm, backward: m.saturating_sub(1) }],
+                    vec![Weights { forward: m.saturating_sub(1), backward: m - warm }],
+                )
             })
             .collect();
         Self::looped(ranks, 1, m, orders)
@@ -152,11 +172,9 @@ impl Pipeline {
         // backward after it.
         let rest = vec![Weights { forward: m.saturating_sub(1), backward: m.saturating_sub(1) }];
         let orders = (0..ranks)
-            .map(|rank| RankOrder {
-                chunks: vec![rank],
-                in_flight: vec![u32::try_from(m).unwrap_or(u32::MAX)],
-                after_first_backward: rest.clone(),
-                before_last_forward: rest.clone(),
+            .map(|rank| {
+                let all = vec![u32::try_from(m).unwrap_or(u32::MAX)];
+                RankOrder::new(vec![rank], all, rest.clone(), rest.clone())
             })
             .collect();
         Self { two_sweeps: true, ..Self::looped(ranks, 1, m, orders) }
@@ -189,16 +207,16 @@ impl Pipeline {
                 let early = passes_by_chunk(v, m, g, first, false);
                 let late = passes_by_chunk(v, m, g, first, true);
                 let once = |chunk: usize| u64::from(chunk as u64 == v - 1);
-                RankOrder {
-                    chunks: (0..v).map(|chunk| (chunk * p + rank) as u32).collect(),
+                RankOrder::new(
+                    (0..v).map(|chunk| (chunk * p + rank) as u32).collect(),
                     in_flight,
-                    after_first_backward: (0..v as usize)
+                    (0..v as usize)
                         .map(|c| Weights { forward: m - early[c], backward: m - once(c) })
                         .collect(),
-                    before_last_forward: (0..v as usize)
+                    (0..v as usize)
                         .map(|c| Weights { forward: m - once(c), backward: m - late[c] })
                         .collect(),
-                }
+                )
             })
             .collect();
         Self::looped(ranks, chunks_per_rank, m, orders)
@@ -223,7 +241,7 @@ impl Pipeline {
                 let on_rank = |&chunk: &u32| rank_of_chunk[chunk as usize] as usize == rank;
                 let chunks: Vec<u32> = (0..rank_of_chunk.len() as u32).filter(on_rank).collect();
                 let all = vec![Weights { forward: m, backward: m }; chunks.len()];
-                RankOrder { chunks, in_flight, after_first_backward: all.clone(), before_last_forward: all }
+                RankOrder::new(chunks, in_flight, all.clone(), all)
             })
             .collect();
         let rows = [Weights { forward: m, backward: m }; 2];

@@ -114,7 +114,8 @@ impl Splits {
         let placed = layers.iter().sum::<u32>() == tables.layers;
         let enough = layers.iter().enumerate().all(|(k, &n)| n >= problem.least(k));
         if placed && enough && self.list.iter().all(|split| split.layers != layers) {
-            let loads = Loads::of(problem, tables, &layers);
+            let mut loads = Loads::of(problem, tables, &layers);
+            loads.keep(problem, tables, &self.least);
             self.list.push(Split { layers, loads, lacking: 0, bounds: Vec::new() });
         }
     }
@@ -232,7 +233,7 @@ impl Splits {
         let split = &mut self.list[at];
         // What takes longer without waiting does so with it.
         let policies = &self.policies[..self.policies.partition_point(|priced| priced.busy <= most)];
-        if split.loads.lack_always(problem, tables, &self.least) {
+        if split.loads.lack_always(problem) {
             return None;
         }
         split.fastest(problem, tables, work, policies, most)
@@ -332,12 +333,11 @@ impl Splits {
 
     /// Whether any split by rules fits in any way.
     fn fit(&mut self, problem: &Problem, tables: &Tables) -> bool {
-        let Self { list, ruled, policies, hopeless, least, .. } = self;
+        let Self { list, ruled, policies, hopeless, .. } = self;
         // What recomputes most fits first.
         let ways = || hopeless.iter().copied().chain(policies.iter().rev().map(|priced| priced.policy));
         let fits = |split: &mut Split| {
-            !split.loads.lack_always(problem, tables, least)
-                && ways().any(|policy| split.fits(problem, tables, policy))
+            !split.loads.lack_always(problem) && ways().any(|policy| split.fits(problem, tables, policy))
         };
         list[..*ruled].iter_mut().any(fits)
     }
@@ -711,14 +711,11 @@ impl<'a> Relief<'a> {
         let single = problem.pipeline.chunks_per_rank == 1;
         let (mut free, mut in_flight) = (Vec::new(), Vec::new());
         for order in &problem.pipeline.orders {
-            let states = order.in_flight.chunks_exact(order.chunks.len());
-            let totals = states.clone().map(|counts| counts.iter().map(|&n| u64::from(n)).sum());
-            in_flight.push(totals.max().unwrap_or(0));
+            in_flight.push(order.most_in_flight);
             let mut used = problem.rank_bytes.0;
-            for (at, &k) in order.chunks.iter().enumerate() {
+            for &k in &order.chunks {
                 let fixed = &problem.fixed[k as usize];
-                let most = states.clone().map(|counts| u64::from(counts[at])).max().unwrap_or(0);
-                used += fixed.held.0 + if single { most * fixed.kept.0 } else { 0 };
+                used += fixed.held.0 + if single { order.most_in_flight * fixed.kept.0 } else { 0 };
             }
             free.push(problem.limit.0.saturating_sub(used));
         }

@@ -47,7 +47,7 @@ pub use verify::Verified;
 use balance::{LegalModes, Pipelines};
 use best::{Class, class_of};
 use bounds::{Family, Floors};
-use layouts::{Completions, Simulated};
+use layouts::{Completions, RankPasses, Simulated};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -274,6 +274,8 @@ struct Scratch {
     evaluation: Evaluation,
     /// Schedules simulated for the current line.
     known: Vec<Simulated>,
+    /// What the ends of a step need of the ranks of the split that was evaluated last.
+    ranks: Vec<RankPasses>,
     /// Ways to recompute that could matter in the current group.
     ways: Vec<Way>,
     /// Completions of the current line without a memory limit.

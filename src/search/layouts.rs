@@ -8,12 +8,12 @@ use super::bounds::Floor;
 use super::groups::{Line, StateCost};
 use super::{Counters, Request, Scratch, Search};
 use crate::cost::schedule::Load;
-use crate::cost::step::{Tables, exposed, fits_with, once_per_step, predict_with, shape};
+use crate::cost::step::{OncePerStep, Tables, exposed, fits_with, once_per_step, predict_with, shape};
 use crate::cost::{CellCosts, CellKey, LocalParameters, Sharding};
 use crate::frameworks::{Reach, legal_plan};
 use crate::plan::{Layout, Offload, Plan, Schedule};
 use crate::stages::{
-    Assignment, Objective as SplitObjective, Outcome as Balanced, Problem, Spread, evaluate_into,
+    Assignment, Evaluation, Objective as SplitObjective, Outcome as Balanced, Problem, Spread, evaluate_into,
 };
 use crate::units::{Bytes, Picos};
 
@@ -49,8 +49,6 @@ pub(super) struct Simulated {
     of_line: bool,
     forward: Vec<Picos>,
     backward: Vec<Picos>,
-    /// [`Evaluation::bound`].
-    bound: Picos,
     makespan: Picos,
     starts: Vec<Picos>,
     ends: Vec<Picos>,
@@ -59,7 +57,7 @@ pub(super) struct Simulated {
 
 /// What the step's ends need of a rank: passes of one micro-batch, and parameters.
 #[derive(Debug, Clone, Copy, Default)]
-struct RankPasses {
+pub(super) struct RankPasses {
     forward: Picos,
     backward: Picos,
     parameters: LocalParameters,
@@ -287,9 +285,9 @@ impl Search<'_> {
             let known = scratch.known.iter().find(same).filter(|_| has_passes_of_line(layout));
             let found = if let Some(run) = known {
                 debug_assert!(evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).is_ok());
-                let worth = open(least_step(run.bound, tables.sharding));
-                let plan = worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten();
-                plan.map(|plan| (run.step(tables.sharding), plan))
+                let time = run.step(tables.sharding);
+                let plan = open(time).then(|| self.plan_of(layout, balancing, assignment, tables)).flatten();
+                plan.map(|plan| (time, plan))
             } else {
                 let plan = self.completion(layout, balancing, assignment, tables, open, scratch);
                 plan.map(|plan| (self.time(layout, assignment, &plan, tables, scratch), plan))
@@ -315,9 +313,55 @@ impl Search<'_> {
         open: impl Fn(Picos) -> bool,
         scratch: &mut Scratch,
     ) -> Option<Plan> {
-        evaluate_into(&balancing.problem, assignment, &mut scratch.evaluation).ok()?;
-        let worth = open(least_step(scratch.evaluation.bound, tables.sharding));
-        worth.then(|| self.plan_of(layout, balancing, assignment, tables)).flatten()
+        let Scratch { evaluation, ranks, .. } = scratch;
+        evaluate_into(&balancing.problem, assignment, evaluation).ok()?;
+        if !open(least_step(evaluation.bound, tables.sharding)) {
+            return None;
+        }
+        if !layout.schedule.splits_backward() {
+            self.passes_of_ranks(layout, assignment, tables, evaluation, ranks);
+            if !open(least_with_traffic(evaluation.bound, tables.sharding, ranks)) {
+                return None;
+            }
+        }
+        self.plan_of(layout, balancing, assignment, tables)
+    }
+
+    /// What the ends of the step need of every rank under a split that was evaluated.
+    fn passes_of_ranks(
+        &self,
+        layout: &Layout,
+        assignment: &Assignment,
+        TablesOf { cell, hop, .. }: TablesOf<'_>,
+        evaluation: &Evaluation,
+        ranks: &mut Vec<RankPasses>,
+    ) {
+        ranks.clear();
+        ranks.resize(layout.pipeline_parallel as usize, RankPasses::default());
+        let mut runs = self.layers.runs.iter().map(|run| (run.kind as usize, run.count));
+        let (mut kind, mut left) = (0, 0);
+        for (k, &layers) in assignment.layers.iter().enumerate() {
+            let rank = layout.rank_of_chunk(k as u32);
+            let messages = hop.busy_of(layout, k as u32);
+            let load = &mut ranks[rank as usize];
+            load.forward += evaluation.forward[k] - messages;
+            load.backward += evaluation.backward[k] - messages;
+            let mut missing = layers;
+            while missing > 0 {
+                if left == 0 {
+                    let Some(next) = runs.next() else { break };
+                    (kind, left) = next;
+                }
+                let some = missing.min(left);
+                load.parameters = load.parameters.plus(&cell.layers[kind].parameters, u64::from(some));
+                missing -= some;
+                left -= some;
+            }
+            let ends = cell.ends(layout, k as u32).map(|end| &end.parameters);
+            for parameters in ends.chain(cell.table_copy(layout, k as u32)) {
+                load.parameters = load.parameters.plus(parameters, 1);
+            }
+        }
     }
 
     /// The plan of a split that the balancing problem has the memory for, if it is legal and fits with what is no part of that.
@@ -377,31 +421,14 @@ impl Search<'_> {
             hop: hop.latency,
         };
         let makespan = scratch.simulator.run(shape(layout), load);
-        let mut ranks = vec![RankPasses::default(); layout.pipeline_parallel as usize];
-        let mut next = 0;
-        for (k, &layers) in assignment.layers.iter().enumerate() {
-            let rank = layout.rank_of_chunk(k as u32);
-            let messages = hop.busy_of(layout, k as u32);
-            let load = &mut ranks[rank as usize];
-            load.forward += evaluation.forward[k] - messages;
-            load.backward += evaluation.backward[k] - messages;
-            for _ in 0..layers {
-                let kind = self.layers.order[next] as usize;
-                load.parameters = load.parameters.plus(&cell.layers[kind].parameters, 1);
-                next += 1;
-            }
-            let ends = cell.ends(layout, k as u32).map(|end| &end.parameters);
-            for parameters in ends.chain(cell.table_copy(layout, k as u32)) {
-                load.parameters = load.parameters.plus(parameters, 1);
-            }
-        }
+        let mut ranks = Vec::new();
+        self.passes_of_ranks(layout, assignment, tables, evaluation, &mut ranks);
         let run = Simulated {
             schedule: layout.schedule,
             split: assignment.clone(),
             of_line: has_passes_of_line(layout),
             forward: evaluation.forward.clone(),
             backward: evaluation.backward.clone(),
-            bound: evaluation.bound,
             makespan,
             starts: scratch.simulator.starts.clone(),
             ends: scratch.simulator.ends.clone(),
@@ -418,18 +445,38 @@ impl Simulated {
     fn step(&self, sharding: &Sharding) -> Picos {
         let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, self.makespan, Picos::ZERO);
         for (r, load) in self.ranks.iter().enumerate() {
-            let once = once_per_step(sharding, &load.parameters);
-            let floor = sharding.exposed_floor_of(r);
-            let exposed =
-                |traffic, hidden, window| exposed(traffic, floor, hidden, sharding.interference, window);
-            let gather = exposed(once.gather, sharding.hidden_share.1, load.forward);
-            let reduce = exposed(once.reduce, sharding.hidden_share.0, load.backward);
-            gather_wait = gather_wait.max(gather.saturating_sub(self.starts[r]));
-            flush = flush.max(self.ends[r] + reduce);
-            update = update.max(once.update);
+            let at_ends = load.at_ends(r, sharding);
+            gather_wait = gather_wait.max(at_ends.gather.saturating_sub(self.starts[r]));
+            flush = flush.max(self.ends[r] + at_ends.reduce);
+            update = update.max(at_ends.update);
         }
         Floor { once: gather_wait + update + sharding.step_overhead, jitter: sharding.jitter }.step(flush)
     }
+}
+
+impl RankPasses {
+    /// What a rank adds to a step at its ends: of its traffic what cannot hide.
+    fn at_ends(&self, rank: usize, sharding: &Sharding) -> OncePerStep {
+        let once = once_per_step(sharding, &self.parameters);
+        let floor = sharding.exposed_floor_of(rank);
+        let exposed =
+            |traffic, hidden, window| exposed(traffic, floor, hidden, sharding.interference, window);
+        OncePerStep {
+            gather: exposed(once.gather, sharding.hidden_share.1, self.forward),
+            reduce: exposed(once.reduce, sharding.hidden_share.0, self.backward),
+            update: once.update,
+        }
+    }
+}
+
+/// What a step takes at least whose passes do, on such ranks: the first starts first and, where backward passes are whole, ends
+/// last.
+fn least_with_traffic(passes: Picos, sharding: &Sharding, ranks: &[RankPasses]) -> Picos {
+    let Some(first) = ranks.first().map(|first| first.at_ends(0, sharding)) else { return passes };
+    let update = |load: &RankPasses| once_per_step(sharding, &load.parameters).update;
+    let update = ranks.iter().map(update).max().unwrap_or_default();
+    let once = first.gather + update + sharding.step_overhead;
+    Floor { once, jitter: sharding.jitter }.step(passes + first.reduce)
 }
 
 /// Whether passes are those of all such layouts of a line, which differ in bytes held and in what is gathered and reduced

@@ -117,6 +117,10 @@ pub fn model_from_text(source: &str, text: &str) -> Result<Model, SpecError> {
     if is_json(source, text) {
         return hf_from_text(source, text).map(|import| import.model);
     }
+    if saved::SavedPlan::is_text(text) {
+        return Err(SpecError::new(source, "this is a saved plan, not a model")
+            .help("`autoplan check`, `explain`, `export` and `compare` read it"));
+    }
     checked(source, text, Model::validate)
 }
 
@@ -225,11 +229,14 @@ fn unknown(kind: Kind, argument: &str) -> SpecError {
     }
 }
 
-/// Reads a text file whole: UTF-8, at most [`LARGEST_FILE`] bytes, a byte-order mark dropped.
+/// Reads a text file whole, or standard input for `-`: UTF-8, at most [`LARGEST_FILE`] bytes, a byte-order mark dropped.
 ///
 /// # Errors
 /// Missing files, folders, files that are too large, and what is not text.
 pub fn read_text(path: &Path) -> Result<String, SpecError> {
+    if path == Path::new("-") {
+        return text_of("<stdin>", std::io::stdin().lock());
+    }
     let name = path.display().to_string();
     let fail = |title: String| SpecError::new(name.clone(), title);
     if path.is_dir() {
@@ -246,8 +253,15 @@ pub fn read_text(path: &Path) -> Result<String, SpecError> {
         std::io::ErrorKind::PermissionDenied => fail("no permission to read this file".into()),
         _ => fail(format!("cannot be read: {error}")),
     })?;
+    text_of(&name, file)
+}
+
+/// The text of a source of that name.
+fn text_of(name: &str, source: impl Read) -> Result<String, SpecError> {
+    let fail = |title: String| SpecError::new(name, title);
     let mut bytes = Vec::new();
-    file.take(LARGEST_FILE + 1).read_to_end(&mut bytes).map_err(|e| fail(format!("cannot be read: {e}")))?;
+    let read = source.take(LARGEST_FILE + 1).read_to_end(&mut bytes);
+    read.map_err(|error| fail(format!("cannot be read: {error}")))?;
     if bytes.len() as u64 > LARGEST_FILE {
         let title = format!("larger than {} MB; no specification is", LARGEST_FILE / 1_000_000);
         return Err(fail(title).note("specifications are a few kilobytes of text"));

@@ -18,7 +18,7 @@ use crate::spec::saved::SavedPlan;
 /// Options of `autoplan check`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CheckArgs {
-    /// A saved plan, as `plan --format ron` prints it.
+    /// A saved plan, as `plan --format ron` prints it; - reads it from standard input.
     plan: String,
     /// Output format.
     #[arg(long, value_enum, default_value = "table")]

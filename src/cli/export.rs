@@ -23,7 +23,7 @@ use crate::spec::saved::SavedPlan;
 /// Options of `autoplan export`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExportArgs {
-    /// A saved plan: what `autoplan plan --format ron` printed.
+    /// A saved plan: what `autoplan plan --format ron` printed; - reads it from standard input.
     plan: String,
     /// Where to: megatron, bridge, deepspeed, megatron-deepspeed, torchtitan, accelerate, slurm, kubernetes.
     #[arg(long)]

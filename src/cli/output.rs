@@ -351,6 +351,7 @@ pub(crate) fn money(dollars: Dollars) -> String {
         d if d >= 1e6 => format!("${:.2}M", d / 1e6),
         d if d >= 1e4 => format!("${:.1}k", d / 1e3),
         d if d >= 10.0 => format!("${d:.0}"),
+        d if d > 0.0 && d < 0.0005 => "<$0.001".into(),
         d => format!("${d:.3}"),
     }
 }

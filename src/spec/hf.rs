@@ -193,9 +193,14 @@ fn read(fields: &Fields) -> Read<Draft> {
 
 fn model_type<'a>(text: &str, object: &'a Object) -> Read<&'a str> {
     let Some(field) = object.fields.iter().find(|field| field.name == "model_type") else {
+        let has = |name: &str| object.fields.iter().any(|field| field.name == name);
+        if has("plans") && has("search") {
+            let error = SpecError::new("", "this is what `autoplan plan --format json` printed, not a model");
+            return Err(error.help("`--format ron` prints a plan that `check`, `explain` and `export` read"));
+        }
         let error = SpecError::new("", "field `model_type` is missing: this is not a model's config.json");
         let error = error.mark(text, 0..1, "in this object");
-        return Err(match object.fields.iter().any(|field| field.name == "peft_type") {
+        return Err(match has("peft_type") {
             true => error.note("it describes an adapter; give the configuration of the model under it"),
             false => error.note(format!("it may be {}", list(&model_types(), "or"))),
         });

@@ -2533,3 +2533,42 @@ fn spreadsheets_hold_every_choice() {
         assert_eq!(cell("chance_to_fit").parse::<f64>().unwrap(), chance);
     }
 }
+
+/// Files of the wrong kind are called by their names, and a saved plan may come from standard input.
+#[test]
+fn saved_plans_are_told_from_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let saved = small(&["--format", "ron"]);
+    std::fs::write(path("plan.ron"), &saved.stdout).unwrap();
+    std::fs::write(path("plan.json"), small(&["--format", "json"]).stdout).unwrap();
+    let whole = r#"{"model_type": "llama", "hidden_size": 64, "vocab_size": 99, "num_attention_heads": 4,
+        "intermediate_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "num_hidden_layers": 36.0}"#;
+    std::fs::write(path("whole.json"), whole).unwrap();
+    for (name, said) in [
+        ("plan.ron", "this is a saved plan, not a model"),
+        ("plan.json", "this is what `autoplan plan --format json` printed, not a model"),
+        ("whole.json", "found 36.0"),
+    ] {
+        let output = autoplan(&["plan", &path(name), "dgx-a100", "-g", "8", "-b", "32", "-s", "2048"]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(said), "{}", stderr(&output));
+    }
+    for command in [&["check", "-"][..], &["export", "-", "--to", "megatron"]] {
+        let mut given = Command::new(env!("CARGO_BIN_EXE_autoplan"));
+        let input = std::fs::File::open(path("plan.ron")).unwrap();
+        let output = given.args(command).stdin(input).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    let empty = autoplan(&["check", "-"]);
+    assert_eq!(empty.status.code(), Some(2));
+    assert!(stderr(&empty).contains("--> <stdin>"), "{}", stderr(&empty));
+}
+
+/// What costs next to nothing does not cost nothing.
+#[test]
+fn small_sums_are_not_printed_as_none() {
+    let job = "plan llama3.2-1b dgx-h100 -g 1 -b 1 -s 128";
+    let table = stdout(&autoplan(&job.split(' ').collect::<Vec<&str>>()));
+    assert!(table.contains("<$0.001") && !table.contains("$0.000"), "{table}");
+}

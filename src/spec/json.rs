@@ -36,8 +36,7 @@ impl Value {
             Self::Null => "null".into(),
             Self::Flag(flag) => flag.to_string(),
             Self::Whole(number) => number.to_string(),
-            // With its point: 36.0 is not whole.
-            Self::Number(number) => format!("{number:?}"),
+            Self::Number(number) => number.to_string(),
             Self::Text(text) => format!("\"{}\"", text.chars().take(40).collect::<String>()),
             Self::List(_) => "a list".into(),
             Self::Object(_) => "an object".into(),

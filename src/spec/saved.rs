@@ -165,9 +165,10 @@ impl SavedPlan {
     /// As [`Self::from_text`], and what is wrong with the file itself.
     pub fn load(path: &str) -> Result<(Self, Plan), SpecError> {
         let text = read_text(Path::new(path))?;
+        let source = if path == "-" { "<stdin>" } else { path };
         match other_kind(&text) {
-            None => Self::from_text(path, &text),
-            Some(kind) => Err(SpecError::new(path, format!("no saved plan, but {kind}"))
+            None => Self::from_text(source, &text),
+            Some(kind) => Err(SpecError::new(source, format!("no saved plan, but {kind}"))
                 .help("`autoplan plan --format ron` prints a saved plan, and `autoplan import` makes one of a launch")),
         }
     }

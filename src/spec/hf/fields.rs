@@ -256,10 +256,19 @@ impl<'a> Fields<'a> {
             Value::Whole(number) if number >= 0 && (least..=LARGEST).contains(&(number as u64)) => {
                 Ok(number as u64)
             }
-            ref other => Err(self.invalid(
-                field,
-                format!("expected a whole number from {least} to {LARGEST}, found {}", other.describe()),
-            )),
+            ref other => {
+                let found = match other {
+                    // Such as 36.0, which Python does not take for whole either.
+                    Value::Number(number) if number.fract() == 0.0 && number.abs() < 1e15 => {
+                        format!("{number:.1}")
+                    }
+                    other => other.describe(),
+                };
+                Err(self.invalid(
+                    field,
+                    format!("expected a whole number from {least} to {LARGEST}, found {found}"),
+                ))
+            }
         }
     }
 

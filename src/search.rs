@@ -274,7 +274,7 @@ struct Scratch {
     evaluation: Evaluation,
     /// Schedules simulated for the current line.
     known: Vec<Simulated>,
-    /// What the ends of a step need of the ranks of the split that was evaluated last.
+    /// Work memory: what the ends of a step need of the ranks of a completion.
     ranks: Vec<RankPasses>,
     /// Ways to recompute that could matter in the current group.
     ways: Vec<Way>,

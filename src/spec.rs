@@ -229,14 +229,11 @@ fn unknown(kind: Kind, argument: &str) -> SpecError {
     }
 }
 
-/// Reads a text file whole, or standard input for `-`: UTF-8, at most [`LARGEST_FILE`] bytes, a byte-order mark dropped.
+/// Reads a text file whole: UTF-8, at most [`LARGEST_FILE`] bytes, a byte-order mark dropped.
 ///
 /// # Errors
 /// Missing files, folders, files that are too large, and what is not text.
 pub fn read_text(path: &Path) -> Result<String, SpecError> {
-    if path == Path::new("-") {
-        return text_of("<stdin>", std::io::stdin().lock());
-    }
     let name = path.display().to_string();
     let fail = |title: String| SpecError::new(name.clone(), title);
     if path.is_dir() {
@@ -254,6 +251,17 @@ pub fn read_text(path: &Path) -> Result<String, SpecError> {
         _ => fail(format!("cannot be read: {error}")),
     })?;
     text_of(&name, file)
+}
+
+/// What standard input is called in errors.
+pub const STANDARD_INPUT: &str = "<stdin>";
+
+/// Reads standard input as [`read_text`] does a file.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_standard_input() -> Result<String, SpecError> {
+    text_of(STANDARD_INPUT, std::io::stdin().lock())
 }
 
 /// The text of a source of that name.

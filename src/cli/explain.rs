@@ -43,7 +43,7 @@ pub(crate) enum Format {
 /// Options of `autoplan explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// A saved plan; a launch script of Megatron-LM or a DeepSpeed configuration, with --cluster; or a model, to
+    /// A saved plan, - from standard input; a launch script of Megatron-LM or a DeepSpeed configuration, with --cluster; or a model, to
     /// explain the best plan under the given --fix options.
     what: String,
     /// The cluster, where the first argument is a model.
@@ -82,7 +82,7 @@ pub(crate) struct ExplainArgs {
 /// Options of `autoplan compare`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct CompareArgs {
-    /// A saved plan.
+    /// A saved plan; - reads it from standard input.
     first: String,
     /// Another.
     second: String,
@@ -822,6 +822,9 @@ fn breakdown_json(
 
 /// Runs `compare`.
 pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
+    if args.first == "-" && args.second == "-" {
+        return Err(Failure::Usage("only one of two plans can come from standard input".into()));
+    }
     let mut sides = Vec::new();
     for path in [&args.first, &args.second] {
         let (saved, plan) = SavedPlan::load(path)?;

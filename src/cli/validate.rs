@@ -24,7 +24,7 @@ use crate::validate::{
 pub(super) static PUBLISHED: &str = include_str!("../../results/published/measured.csv");
 
 /// Columns that `--filter` takes.
-const FILTERS: [&str; 10] = [
+const FILTERS: [&str; 11] = [
     "id",
     "gpu",
     "framework_family",
@@ -33,6 +33,7 @@ const FILTERS: [&str; 10] = [
     "model",
     "quality",
     "training",
+    "optimizer",
     "recompute",
     "source",
 ];

@@ -319,6 +319,7 @@ impl Search<'_> {
             return None;
         }
         if !layout.schedule.splits_backward() {
+            debug_assert_eq!(evaluation.tail, Picos::ZERO, "traffic would count twice");
             self.passes_of_ranks(layout, assignment, tables, evaluation, ranks);
             if !open(least_with_traffic(evaluation.bound, tables.sharding, ranks)) {
                 return None;
@@ -349,8 +350,7 @@ impl Search<'_> {
             let mut missing = layers;
             while missing > 0 {
                 if left == 0 {
-                    let Some(next) = runs.next() else { break };
-                    (kind, left) = next;
+                    (kind, left) = runs.next().expect("splits have the layers of the model");
                 }
                 let some = missing.min(left);
                 load.parameters = load.parameters.plus(&cell.layers[kind].parameters, u64::from(some));
@@ -472,7 +472,7 @@ impl RankPasses {
 /// What a step takes at least whose passes do, on such ranks: the first starts first and, where backward passes are whole, ends
 /// last.
 fn least_with_traffic(passes: Picos, sharding: &Sharding, ranks: &[RankPasses]) -> Picos {
-    let Some(first) = ranks.first().map(|first| first.at_ends(0, sharding)) else { return passes };
+    let first = ranks[0].at_ends(0, sharding);
     let update = |load: &RankPasses| once_per_step(sharding, &load.parameters).update;
     let update = ranks.iter().map(update).max().unwrap_or_default();
     let once = first.gather + update + sharding.step_overhead;

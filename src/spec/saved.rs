@@ -9,7 +9,7 @@ use super::cluster::{Accelerator, Cluster};
 use super::diagnostic::{SpecError, parse_ron};
 use super::job::Job;
 use super::model::{Fault, Model};
-use super::{Machine, read_text};
+use super::{Machine, STANDARD_INPUT, read_standard_input, read_text};
 use crate::cost::money::Pricing;
 use crate::cost::step::Prediction;
 use crate::plan::{Chunk, Layout, Plan};
@@ -159,13 +159,15 @@ impl SavedPlan {
         Ok((saved, plan))
     }
 
-    /// Reads a saved plan from a file.
+    /// Reads a saved plan from a file, or from standard input for `-`.
     ///
     /// # Errors
     /// As [`Self::from_text`], and what is wrong with the file itself.
     pub fn load(path: &str) -> Result<(Self, Plan), SpecError> {
-        let text = read_text(Path::new(path))?;
-        let source = if path == "-" { "<stdin>" } else { path };
+        let (source, text) = match path {
+            "-" => (STANDARD_INPUT, read_standard_input()?),
+            _ => (path, read_text(Path::new(path))?),
+        };
         match other_kind(&text) {
             None => Self::from_text(source, &text),
             Some(kind) => Err(SpecError::new(source, format!("no saved plan, but {kind}"))

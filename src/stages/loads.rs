@@ -55,6 +55,13 @@ impl Loads {
         loads
     }
 
+    /// The loads of a split all of whose layers keep at least what is `least` of their kind.
+    pub fn keeping(problem: &Problem, tables: &Tables, layers: &[u32], least: &[ModeCost]) -> Self {
+        let mut loads = Self::of(problem, tables, layers);
+        loads.keep(problem, tables, least);
+        loads
+    }
+
     /// As [`Loads::of`], in place.
     pub fn place(&mut self, problem: &Problem, tables: &Tables, layers: &[u32]) {
         self.cuts.clear();
@@ -175,7 +182,7 @@ impl Loads {
     }
 
     /// Takes note of what ranks keep at least, where every layer keeps at least what is `least` of its kind.
-    pub fn keep(&mut self, problem: &Problem, tables: &Tables, least: &[ModeCost]) {
+    fn keep(&mut self, problem: &Problem, tables: &Tables, least: &[ModeCost]) {
         let Self { cuts, ranks, .. } = self;
         for (load, order) in ranks.iter_mut().zip(&problem.pipeline.orders) {
             let kept_by = |k: u32| {
@@ -196,7 +203,7 @@ impl Loads {
         }
     }
 
-    /// Whether some rank lacks memory in every way, after [`Loads::keep`] and [`Loads::hold`].
+    /// Whether some rank lacks memory in every way, of loads from [`Loads::keeping`] that [`Loads::hold`].
     pub fn lack_always(&self, problem: &Problem) -> bool {
         self.ranks.iter().any(|load| load.steady + load.least > problem.limit.0)
     }

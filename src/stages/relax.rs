@@ -400,8 +400,7 @@ impl Relaxation {
         for (at, order) in pipeline.orders.iter().enumerate() {
             let start = self.in_flight.len();
             let fullest = order
-                .in_flight
-                .chunks_exact(order.chunks.len())
+                .states()
                 .max_by_key(|counts| counts.iter().map(|&n| u64::from(n)).sum::<u64>())
                 .unwrap_or(&[]);
             // Of chunks that must hold layers.

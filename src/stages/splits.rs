@@ -114,8 +114,7 @@ impl Splits {
         let placed = layers.iter().sum::<u32>() == tables.layers;
         let enough = layers.iter().enumerate().all(|(k, &n)| n >= problem.least(k));
         if placed && enough && self.list.iter().all(|split| split.layers != layers) {
-            let mut loads = Loads::of(problem, tables, &layers);
-            loads.keep(problem, tables, &self.least);
+            let loads = Loads::keeping(problem, tables, &layers, &self.least);
             self.list.push(Split { layers, loads, lacking: 0, bounds: Vec::new() });
         }
     }

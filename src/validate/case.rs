@@ -17,7 +17,7 @@ use crate::layers::Layers;
 use crate::plan::Plan;
 use crate::spec::Machine;
 use crate::spec::cluster::{Accelerator, Architecture, Cluster};
-use crate::spec::job::{Job, Precision, Training};
+use crate::spec::job::{Job, Optimizer, Precision, Training};
 use crate::spec::measured::MeasuredRow;
 use crate::spec::model::{Block, Mixer, Model};
 use crate::spec::special::Special;
@@ -225,7 +225,7 @@ impl Case {
         let version = release(row).map_or_else(String::new, |(year, month)| format!("{year}.{month:02}"));
         let source = row.text("id").map_or("", source_of);
         let gpu = gpu_name(gpu).map_or(gpu, |(name, ..)| name);
-        let group = [
+        let mut group = vec![
             source,
             profile_name,
             &version,
@@ -236,8 +236,11 @@ impl Case {
             row.text_or_empty("seq_len"),
             row.text_or_empty("global_batch"),
             &training,
-        ]
-        .join("|");
+        ];
+        if job.optimizer != Optimizer::Adamw {
+            group.push(job.optimizer.name());
+        }
+        let group = group.join("|");
         let experts = row.text("experts").is_some_and(|n| n != "0");
         let crossing = plan.layout().tensor_parallel > cluster.scale_up.domain;
         let mut special = Special::of(&job, &cluster, crossing);

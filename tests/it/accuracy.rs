@@ -327,7 +327,7 @@ fn runs_with_muon_are_predicted_with_it() {
         out.write_record(adamw).unwrap();
         let adamw = validate(out.into_inner().unwrap().as_slice(), |_| true, |_, _| {}).unwrap();
         let adamw = &adamw.rows[0];
-        assert!(row.predicted_step_s > adamw.predicted_step_s);
+        assert!(row.predicted_step_s.unwrap() > adamw.predicted_step_s.unwrap());
         let less = adamw.predicted_allocated_gb.unwrap() - row.predicted_allocated_gb.unwrap();
         assert!((0.97..1.03).contains(&(less / (4.0 * 1.03e12 / 256.0 / 1e9))), "{less}");
         let off = row.predicted_step_s.unwrap() / row.measured_step_s.unwrap() - 1.0;

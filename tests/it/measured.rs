@@ -298,9 +298,12 @@ fn other_spellings_mean_the_same() {
     for (precision, usual) in [("BF16", "bf16"), ("FP8_CS", "fp8"), ("fp8-sc", "fp8-blockwise")] {
         same(&[("precision", precision)], &[("precision", usual)]);
     }
-    for optimizer in ["adam", "AdamW"] {
-        same(&[("optimizer", optimizer)], &[]);
+    for (optimizer, usual) in [("adam", "adamw"), ("AdamW", ""), ("AdamW_BF16", "adamw-bf16")] {
+        same(&[("optimizer", optimizer)], &[("optimizer", usual)]);
     }
+    // Runs under another optimizer are no repetitions.
+    assert_ne!(with(&[("optimizer", "muon")]).labels.group, plain.labels.group);
+    assert_eq!(with(&[("optimizer", "adam")]).labels.group, plain.labels.group);
     for (recompute, usual) in [
         ("Full", "full"),
         ("remat:full", "full"),

@@ -41,6 +41,16 @@ pub(super) fn read_precision(row: &MeasuredRow) -> Result<Option<Precision>, Ski
         .ok_or_else(|| Skip::unknown("precision", text, usual().map(|p| p.0)))
 }
 
+fn read_optimizer(row: &MeasuredRow) -> Result<Optimizer, Skip> {
+    let Some(text) = row.text("optimizer") else { return Ok(Optimizer::Adamw) };
+    let name = text.to_ascii_lowercase().replace(['_', ' '], "-");
+    let usual = || Optimizer::value_variants().iter().map(|optimizer| (optimizer.name(), *optimizer));
+    let known = usual().chain([("adam", Optimizer::Adamw)]).find(|(known, _)| *known == name);
+    known
+        .map(|(_, optimizer)| optimizer)
+        .ok_or_else(|| Skip::unknown("optimizer", text, usual().map(|o| o.0)))
+}
+
 pub(super) fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accelerator) -> Result<Job, Skip> {
     let row = cells.row;
     let gpus = cells.size("gpus", LARGEST_JOB)?;
@@ -74,9 +84,7 @@ pub(super) fn read_job(cells: &mut Cells, profile: &Profile, accelerator: &Accel
     if training == adapters && rank.is_none() {
         cells.assumed.push("lora_rank");
     }
-    let optimizers = Optimizer::value_variants().iter().map(|optimizer| (optimizer.name(), *optimizer));
-    let optimizers: Vec<_> = optimizers.chain([("adam", Optimizer::Adamw)]).collect();
-    let optimizer = choice(row, "optimizer", &optimizers)?.unwrap_or(Optimizer::Adamw);
+    let optimizer = read_optimizer(row)?;
     let routings = [("forced", Routing::Balanced), ("natural", Routing::Natural)];
     let routing = choice(row, "moe_routing", &routings)?.unwrap_or(Routing::Balanced);
     let packed = read_packed(cells, profile)?;

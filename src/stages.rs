@@ -787,7 +787,7 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
             order.chunks.iter().map(|&chunk| into.memory[chunk as usize].0).collect();
         let kept =
             |counts: &[u32]| counts.iter().zip(&own).map(|(&n, &kept)| u64::from(n) * kept).sum::<u64>();
-        let in_flight = order.in_flight.chunks_exact(own.len()).map(kept).max().unwrap_or(0);
+        let in_flight = order.states().map(kept).max().unwrap_or(0);
         let need = problem.rank_bytes.0
             + state.0
             + in_flight

@@ -43,8 +43,8 @@ pub(crate) enum Format {
 /// Options of `autoplan explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// A saved plan, - from standard input; a launch script of Megatron-LM or a DeepSpeed configuration, with --cluster; or a model, to
-    /// explain the best plan under the given --fix options.
+    /// A saved plan (- reads it from standard input); a launch script of Megatron-LM or a DeepSpeed configuration, with
+    /// --cluster; or a model, to explain the best plan under the given --fix options.
     what: String,
     /// The cluster, where the first argument is a model.
     cluster: Option<String>,

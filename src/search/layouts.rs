@@ -339,23 +339,18 @@ impl Search<'_> {
     ) {
         ranks.clear();
         ranks.resize(layout.pipeline_parallel as usize, RankPasses::default());
-        let mut runs = self.layers.runs.iter().map(|run| (run.kind as usize, run.count));
-        let (mut kind, mut left) = (0, 0);
+        let mut order = self.layers.order.as_slice();
         for (k, &layers) in assignment.layers.iter().enumerate() {
             let rank = layout.rank_of_chunk(k as u32);
             let messages = hop.busy_of(layout, k as u32);
             let load = &mut ranks[rank as usize];
             load.forward += evaluation.forward[k] - messages;
             load.backward += evaluation.backward[k] - messages;
-            let mut missing = layers;
-            while missing > 0 {
-                if left == 0 {
-                    (kind, left) = runs.next().expect("splits have the layers of the model");
-                }
-                let some = missing.min(left);
-                load.parameters = load.parameters.plus(&cell.layers[kind].parameters, u64::from(some));
-                missing -= some;
-                left -= some;
+            let (own, rest) = order.split_at(layers as usize);
+            order = rest;
+            for alike in own.chunk_by(|a, b| a == b) {
+                let layer = &cell.layers[alike[0] as usize];
+                load.parameters = load.parameters.plus(&layer.parameters, alike.len() as u64);
             }
             let ends = cell.ends(layout, k as u32).map(|end| &end.parameters);
             for parameters in ends.chain(cell.table_copy(layout, k as u32)) {

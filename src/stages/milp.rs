@@ -636,7 +636,7 @@ impl<'a> Programme<'a> {
             steady += self.once_per_rank(&chunks, transient, gathered, touched);
             // Bytes kept per micro-batch of every chunk.
             let kept: Vec<Expression> = chunks.iter().map(|&chunk| self.kept(chunk)).collect();
-            for counts in order.in_flight.chunks_exact(chunks.len()) {
+            for counts in order.states() {
                 let mut need = steady.clone();
                 for (&n, kept) in counts.iter().zip(&kept) {
                     need += f64::from(n) * kept.clone();

@@ -85,10 +85,9 @@ impl RankOrder {
         after_first_backward: Vec<Weights>,
         before_last_forward: Vec<Weights>,
     ) -> Self {
-        let states = in_flight.chunks_exact(chunks.len().max(1));
-        let most_in_flight =
-            states.map(|counts| counts.iter().map(|&n| u64::from(n)).sum()).max().unwrap_or(0);
-        Self { chunks, in_flight, most_in_flight, after_first_backward, before_last_forward }
+        let order = Self { chunks, in_flight, most_in_flight: 0, after_first_backward, before_last_forward };
+        let together = |counts: &[u32]| counts.iter().map(|&n| u64::from(n)).sum();
+        Self { most_in_flight: order.states().map(together).max().unwrap_or(0), ..order }
     }
 
     /// The moments when no other has as many micro-batches in flight on every chunk: how many there are, by chunk.

@@ -117,11 +117,7 @@ pub fn model_from_text(source: &str, text: &str) -> Result<Model, SpecError> {
     if is_json(source, text) {
         return hf_from_text(source, text).map(|import| import.model);
     }
-    if saved::SavedPlan::is_text(text) {
-        return Err(SpecError::new(source, "this is a saved plan, not a model")
-            .help("`autoplan check`, `explain`, `export` and `compare` read it"));
-    }
-    checked(source, text, Model::validate)
+    checked(Kind::Model, source, text, Model::validate)
 }
 
 /// Loads a Hugging Face `config.json` with what was assumed while reading it.
@@ -154,7 +150,7 @@ fn is_json(source: &str, text: &str) -> bool {
 /// # Errors
 /// Syntax errors and faults, each with its place.
 pub fn cluster_from_text(source: &str, text: &str) -> Result<Cluster, SpecError> {
-    checked(source, text, Cluster::validate)
+    checked(Kind::Cluster, source, text, Cluster::validate)
 }
 
 /// Reads an accelerator from RON text.
@@ -162,15 +158,27 @@ pub fn cluster_from_text(source: &str, text: &str) -> Result<Cluster, SpecError>
 /// # Errors
 /// Syntax errors and faults, each with its place.
 pub fn accelerator_from_text(source: &str, text: &str) -> Result<Accelerator, SpecError> {
-    checked(source, text, Accelerator::validate)
+    checked(Kind::Accelerator, source, text, Accelerator::validate)
 }
 
 fn checked<T: serde::de::DeserializeOwned>(
+    kind: Kind,
     source: &str,
     text: &str,
     validate: impl Fn(&T) -> Result<(), Fault>,
 ) -> Result<T, SpecError> {
-    let value = parse_ron(source, text)?;
+    let value = parse_ron(source, text).map_err(|error| match saved::kind_of(text) {
+        Some(found) if !found.ends_with(kind.word()) => {
+            let error = SpecError::new(source, format!("this is {found}, no {}", kind.word()));
+            match found {
+                saved::SAVED_PLAN => {
+                    error.help("`autoplan check`, `explain`, `export` and `compare` read it")
+                }
+                _ => error,
+            }
+        }
+        _ => error,
+    })?;
     validate(&value).map_err(|fault| SpecError::from_fault(source, text, &fault))?;
     Ok(value)
 }

@@ -28,6 +28,7 @@ use crate::plan::{Offload, Plan};
 use crate::planner::{Offloading, Prepared, Solution, Task};
 use crate::search::{Answer, Request};
 use crate::spec;
+use crate::spec::job::{Job, Routing, Training};
 use crate::spec::saved::SavedPlan;
 use crate::units::{Bytes, Picos, Seconds};
 
@@ -739,20 +740,44 @@ fn place_text(
 /// What differs between the jobs of two plans, as `name from -> to`.
 fn job_differences(a: &Task, b: &Task) -> Vec<String> {
     let facts = |task: &Task| {
-        let job = &task.job;
+        // Every field: none is forgotten that a job has.
+        let Job {
+            gpus,
+            global_batch_size,
+            sequence_length,
+            precision,
+            optimizer,
+            training,
+            memory_limit,
+            tokens,
+            routing,
+            packed,
+            expert_capacity,
+        } = &task.job;
+        let or = |text: Option<String>, otherwise: &str| text.unwrap_or_else(|| otherwise.to_owned());
+        let training = match training {
+            Training::Full => "all weights".to_owned(),
+            Training::Lora { rank } => format!("lora of rank {rank}"),
+        };
+        let routing = match routing {
+            Routing::Balanced => "balanced",
+            Routing::Natural => "natural",
+        };
         [
             ("model", task.model.name.clone()),
             ("cluster", task.machine.cluster.name.clone()),
             ("framework", task.profile_name.to_owned()),
-            ("gpus", job.gpus.to_string()),
-            ("global_batch", job.global_batch_size.to_string()),
-            ("seq_len", job.sequence_length.to_string()),
-            ("precision", job.precision.name().to_owned()),
-            (
-                "memory_limit",
-                job.memory_limit.map_or_else(|| "default".to_owned(), |limit| limit.to_string()),
-            ),
-            ("tokens", job.tokens.map_or_else(|| "none".to_owned(), |tokens| tokens.to_string())),
+            ("gpus", gpus.to_string()),
+            ("global_batch", global_batch_size.to_string()),
+            ("seq_len", sequence_length.to_string()),
+            ("precision", precision.name().to_owned()),
+            ("optimizer", optimizer.name().to_owned()),
+            ("training", training),
+            ("routing", routing.to_owned()),
+            ("packed", or(packed.as_ref().map(ToString::to_string), "none")),
+            ("expert_capacity", or(expert_capacity.map(|capacity| capacity.factor.to_string()), "none")),
+            ("memory_limit", or(memory_limit.map(|limit| limit.to_string()), "default")),
+            ("tokens", or(tokens.map(|tokens| tokens.to_string()), "none")),
             ("price", task.pricing.to_string()),
         ]
     };

@@ -184,7 +184,7 @@ impl SavedPlan {
     /// Whether a text is a saved plan, be it a faulty one.
     #[must_use]
     pub fn is_text(text: &str) -> bool {
-        other_kind(text).is_none() && fields(text).contains(&"layout")
+        other_kind(text).is_none() && kind_of(text) == Some(SAVED_PLAN)
     }
 
     /// Cluster and accelerator together.
@@ -198,6 +198,21 @@ impl SavedPlan {
 fn fields(text: &str) -> Vec<&str> {
     let names = text.lines().filter_map(|line| Some(line.strip_prefix("    ")?.split_once(':')?.0));
     names.filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_')).collect()
+}
+
+/// How a saved plan is called.
+pub(super) const SAVED_PLAN: &str = "a saved plan";
+
+/// What a RON text holds, be it faulty: a saved plan, a model, a cluster or an accelerator.
+pub(super) fn kind_of(text: &str) -> Option<&'static str> {
+    let names = fields(text);
+    match names.as_slice() {
+        names if names.contains(&"layout") => Some(SAVED_PLAN),
+        names if names.contains(&"hidden") && names.contains(&"vocabulary") => Some("a model"),
+        names if names.contains(&"gpus_per_node") => Some("a cluster"),
+        names if names.contains(&"rates") => Some("an accelerator"),
+        _ => None,
+    }
 }
 
 /// What a text seems to be that is no saved plan; none where it may be one.
@@ -220,12 +235,5 @@ fn other_kind(text: &str) -> Option<&'static str> {
             "a text of another kind"
         });
     }
-    let names = fields(text);
-    match names.as_slice() {
-        names if names.contains(&"layout") => None,
-        names if names.contains(&"hidden") && names.contains(&"vocabulary") => Some("a model"),
-        names if names.contains(&"gpus_per_node") => Some("a cluster"),
-        names if names.contains(&"rates") => Some("an accelerator"),
-        _ => None,
-    }
+    kind_of(text).filter(|kind| *kind != SAVED_PLAN)
 }

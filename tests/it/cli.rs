@@ -2546,7 +2546,7 @@ fn saved_plans_are_told_from_models() {
         "intermediate_size": 128, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "num_hidden_layers": 36.0}"#;
     std::fs::write(path("whole.json"), whole).unwrap();
     for (name, said) in [
-        ("plan.ron", "this is a saved plan, not a model"),
+        ("plan.ron", "this is a saved plan, no model"),
         ("plan.json", "this is what `autoplan plan --format json` printed, not a model"),
         ("whole.json", "found 36.0"),
     ] {
@@ -2554,6 +2554,8 @@ fn saved_plans_are_told_from_models() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(said), "{}", stderr(&output));
     }
+    let output = autoplan(&["plan", "llama3.2-1b", &path("plan.ron"), "-g", "8", "-b", "32", "-s", "2048"]);
+    assert!(stderr(&output).contains("this is a saved plan, no cluster"), "{}", stderr(&output));
     for command in [&["check", "-"][..], &["export", "-", "--to", "megatron"]] {
         let mut given = Command::new(env!("CARGO_BIN_EXE_autoplan"));
         let input = std::fs::File::open(path("plan.ron")).unwrap();
@@ -2571,4 +2573,24 @@ fn small_sums_are_not_printed_as_none() {
     let job = "plan llama3.2-1b dgx-h100 -g 1 -b 1 -s 128";
     let table = stdout(&autoplan(&job.split(' ').collect::<Vec<&str>>()));
     assert!(table.contains("<$0.001") && !table.contains("$0.000"), "{table}");
+}
+
+/// Plans of two jobs differ in whatever the jobs do.
+#[test]
+fn compared_jobs_show_all_that_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = |name: &str, more: &[&str]| {
+        let path = folder.path().join(name).to_str().unwrap().to_owned();
+        let fixed = ["--fix", "tp=1,pp=1,cp=1,mb=1,zero=0,recompute=none", "--format", "ron"];
+        std::fs::write(&path, small(&[&fixed[..], more].concat()).stdout).unwrap();
+        path
+    };
+    let plain = saved("plain.ron", &[]);
+    for (more, said) in [
+        (["--optimizer", "muon"], "optimizer adamw -> muon"),
+        (["--packed", "512x4"], "packed none -> 512x4"),
+    ] {
+        let text = stdout(&autoplan(&["compare", &plain, &saved("other.ron", &more)]));
+        assert!(text.lines().any(|line| line.starts_with("differs in: ") && line.contains(said)), "{text}");
+    }
 }

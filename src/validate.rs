@@ -753,6 +753,9 @@ fn classes(row: &RowReport) -> Vec<(&'static str, String)> {
     if !row.labels.routing.is_empty() {
         classes.push(("routing", row.labels.routing.to_owned()));
     }
+    if !row.labels.optimizer.is_empty() {
+        classes.push(("optimizer", row.labels.optimizer.to_owned()));
+    }
     classes
 }
 

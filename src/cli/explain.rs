@@ -11,7 +11,9 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
+use super::output::{
+    gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds, spaced,
+};
 use super::progress::Bar;
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
@@ -513,15 +515,20 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         writeln!(
             out,
             "  host memory of the fullest node: states {}, activations {}; {} of {}",
-            off.states,
-            off.activations,
-            off.host(),
-            host.memory
+            spaced(off.states),
+            spaced(off.activations),
+            spaced(off.host()),
+            spaced(host.memory)
         )?;
     }
     if off.drives > Bytes::ZERO {
         let size = host.nvme.map_or(Bytes::ZERO, |(size, _)| size);
-        writeln!(out, "  local drives of the fullest node: states {} of {size}", off.drives)?;
+        writeln!(
+            out,
+            "  local drives of the fullest node: states {} of {}",
+            spaced(off.drives),
+            spaced(size)
+        )?;
     }
 
     if plan.chunks().len() > 1 {
@@ -537,7 +544,7 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         money(crate::units::Dollars(cost.per_gpu_hour.0)),
         money(cost.per_step),
         money(cost.per_trillion_tokens),
-        cost.energy_per_step,
+        spaced(cost.energy_per_step),
     )?;
     if let Some(tokens) = job.tokens {
         match run_cost(&run, tokens) {
@@ -563,8 +570,8 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
                 out,
                 "  goodput {}: a failure every {}, {} to restart; --tokens gives days and dollars",
                 percent(g.effective_training_time_ratio),
-                g.mean_time_between_failures,
-                g.restart,
+                spaced(g.mean_time_between_failures),
+                spaced(g.restart),
             )?;
             checkpoints(out, &g)?;
         }
@@ -595,20 +602,20 @@ fn run_items(out: &mut impl Write, c: &RunCost) -> std::io::Result<()> {
         out,
         "  goodput {}: a failure every {} ({:.1} in the run, {} each), {} to restart",
         percent(g.effective_training_time_ratio),
-        g.mean_time_between_failures,
+        spaced(g.mean_time_between_failures),
         c.failures,
         money(c.per_failure),
-        g.restart,
+        spaced(g.restart),
     )?;
     checkpoints(out, g)?;
     let e = &c.energy;
     writeln!(
         out,
         "  energy {}: accelerators {}, hosts {}, building {}; {} at the tariff{}",
-        e.total,
-        e.accelerators,
-        e.hosts,
-        e.building,
+        spaced(e.total),
+        spaced(e.accelerators),
+        spaced(e.hosts),
+        spaced(e.building),
         money(e.price),
         if dollars.electricity.0 > 0.0 { ", billed on top" } else { ", contained in the price" },
     )
@@ -618,14 +625,14 @@ fn checkpoints(out: &mut impl Write, g: &Goodput) -> std::io::Result<()> {
     writeln!(
         out,
         "  a checkpoint of {} every {} ({} steps; Young {}, Daly {}): written in {} at {}, training stops for {}",
-        g.checkpoint_bytes,
-        g.interval,
+        spaced(g.checkpoint_bytes),
+        spaced(g.interval),
         g.checkpoint_interval_steps,
-        g.young,
-        g.daly,
-        g.checkpoint_write,
-        g.checkpoint_bandwidth,
-        g.checkpoint_blocking,
+        spaced(g.young),
+        spaced(g.daly),
+        spaced(g.checkpoint_write),
+        spaced(g.checkpoint_bandwidth),
+        spaced(g.checkpoint_blocking),
     )
 }
 

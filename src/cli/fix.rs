@@ -189,6 +189,36 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
     ]
 }
 
+/// What of the restrictions says nothing of a plan, because it has none of what they are about: why, and which.
+pub(crate) fn idle(prepared: &Prepared, l: &Layout) -> Vec<(&'static str, Vec<&'static str>)> {
+    let r = &prepared.task.restrictions;
+    let replicas = l.data_parallel * l.context_parallel;
+    let lacks = [
+        ("tp is 1", l.tensor_parallel == 1),
+        ("cp is 1", l.context_parallel == 1),
+        ("ep is 1", l.expert_parallel == 1),
+        ("cp and dp are 1", replicas == 1),
+        ("zero is 0", l.zero_stage == 0),
+        ("the model predicts no further tokens", prepared.task.model.mtp.is_none()),
+    ];
+    let about = [
+        ("sp", r.sequence_parallel.is_some(), 0),
+        ("tp-overlap", r.tensor_overlap.is_some(), 0),
+        ("cp-comm", r.context_comm.is_some(), 1),
+        ("dispatcher", r.dispatcher.is_some(), 2),
+        ("ep-overlap", r.expert_overlap.is_some(), 2),
+        ("shared-overlap", r.shared_overlap.is_some(), 2),
+        ("dp-overlap", r.data_overlap.is_some(), 3),
+        ("shard", r.shard_group.only.is_some(), 4),
+        ("mtp", r.mtp_standalone.is_some(), 5),
+    ];
+    let of = |(at, &(why, lacking)): (usize, &(&'static str, bool))| {
+        let axes = about.iter().filter(|(_, fixed, what)| *fixed && lacking && *what == at);
+        (why, axes.map(|(name, ..)| *name).collect::<Vec<_>>())
+    };
+    lacks.iter().enumerate().map(of).filter(|(_, axes)| !axes.is_empty()).collect()
+}
+
 /// What of the restrictions no plan of the job can have, in words; empty where each has a chance by itself.
 pub(crate) fn unavailable(prepared: &Prepared) -> Vec<String> {
     let task = prepared.task;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::check::verify;
+use super::fix::idle;
 use super::options::{GpuCounts, JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, PlannedPhase, Report, Section};
 use super::progress::Bar;
@@ -334,6 +335,14 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
                 (false, true) => "; the plans above are the best so far",
             }
         );
+    }
+    if let [Section { prepared, answer, .. }] = sections.as_slice()
+        && let Some(first) = answer.found.first()
+    {
+        for (why, axes) in idle(prepared, first.plan.layout()) {
+            let (axes, say) = (axes.join(" and "), if axes.len() > 1 { "say" } else { "says" });
+            anstream::eprintln!("note: --fix {axes} {say} nothing of the first plan: {why}");
+        }
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
         let notes = better_counts(task, section, &bar);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use comfy_table::{CellAlignment, Table};
 use indicatif::ProgressBar;
@@ -44,7 +45,8 @@ pub(crate) struct ValidateArgs {
     /// A CSV of measured runs; the published ones that ship unless given.
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
-    /// Only rows whose column has this text at the beginning of a word: gpu=H100, framework_family=nanotron, quality=A, id=hfplay, ...
+    /// Only rows whose column has this text at the beginning of a word: gpu=H100, framework_family=nanotron, quality=A, id=hfplay, ...;
+    /// those whose column is empty for `COLUMN=`.
     #[arg(long, value_name = "COLUMN=TEXT")]
     filter: Vec<String>,
     /// Output format.
@@ -101,9 +103,13 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         };
         filters.push((column.to_owned(), value.to_ascii_lowercase()));
     }
+    let seen: Mutex<BTreeMap<String, BTreeMap<String, usize>>> = Mutex::default();
     let keep = |row: &MeasuredRow| {
         filters.iter().all(|(column, value)| {
-            row.text(column).is_some_and(|text| names(&text.to_ascii_lowercase(), value))
+            let text = filtered(row, column);
+            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            *seen.entry(column.clone()).or_default().entry(text.to_owned()).or_default() += 1;
+            if value.is_empty() { text.is_empty() } else { names(&text.to_ascii_lowercase(), value) }
         })
     };
     if let Some(folder) = &args.page {
@@ -140,7 +146,11 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         );
     }
     if !filters.is_empty() && report.rows.is_empty() {
-        return Err(Failure::Usage(format!("no row of {name} has {}", args.filter.join(" and "))));
+        // The last column that was looked at is the one that nothing of what the others left has.
+        let mut seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let last = filters.iter().rev().find_map(|(column, _)| Some((column, seen.remove(column)?)));
+        let instead = last.map_or(String::new(), |(column, texts)| instead(column, texts));
+        return Err(Failure::Usage(format!("no row of {name} has {}{instead}", args.filter.join(" and "))));
     }
     if args.leave_one_out || args.error_bars || args.page.is_some() && args.measured.is_none() {
         let bar = ProgressBar::new(0);
@@ -207,6 +217,30 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
 fn names(cell: &str, wanted: &str) -> bool {
     let begins = |(at, _)| !cell[..at].ends_with(|c: char| c.is_ascii_alphanumeric());
     cell.match_indices(wanted).any(begins)
+}
+
+/// What a filter sees of a column: what an empty cell stands for, where that is known.
+fn filtered<'r>(row: &'r MeasuredRow, column: &str) -> &'r str {
+    row.text(column).unwrap_or(match column {
+        "optimizer" => "adamw",
+        "training" => "pretrain",
+        _ => "",
+    })
+}
+
+/// The texts that a column holds most often.
+fn instead(column: &str, texts: BTreeMap<String, usize>) -> String {
+    const LISTED: usize = 12;
+    let mut texts: Vec<(String, usize)> = texts.into_iter().filter(|(text, _)| !text.is_empty()).collect();
+    if texts.is_empty() {
+        return format!("; {column} is empty");
+    }
+    texts.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+    let more = texts.len().saturating_sub(LISTED);
+    let listed: Vec<String> =
+        texts.into_iter().take(LISTED).map(|(text, count)| format!("{text} ({count})")).collect();
+    let more = if more > 0 { format!(" and {more} others") } else { String::new() };
+    format!("; {column} holds {}{more}", listed.join(", "))
 }
 
 /// The error bars of a report, as they ship.

@@ -16,6 +16,7 @@ mod special;
 use super::diagnostic::{SpecError, list};
 use super::json::{self, Object, Value};
 use super::model::Model;
+use super::saved::{PRINTED, is_printed, kind_of};
 use draft::Draft;
 use fields::{Fields, Read};
 
@@ -104,7 +105,10 @@ pub fn import(config_json: &str, name: &str) -> Result<Model, HfError> {
 /// # Errors
 /// As [`import`].
 pub fn import_with_notes(config_json: &str, name: &str) -> Result<Import, HfError> {
-    let top = json::parse(config_json)?;
+    let top = json::parse(config_json).map_err(|error| match kind_of(config_json) {
+        Some(kind) => SpecError::new("", format!("this is {kind} in RON; a config.json was expected")),
+        None => error,
+    })?;
     let Value::Object(object) = &top.value else {
         let title = format!("expected a JSON object, found {}", top.value.describe());
         return Err(SpecError::new("", title).mark(config_json, top.span.clone(), ""));
@@ -194,8 +198,9 @@ fn read(fields: &Fields) -> Read<Draft> {
 fn model_type<'a>(text: &str, object: &'a Object) -> Read<&'a str> {
     let Some(field) = object.fields.iter().find(|field| field.name == "model_type") else {
         let has = |name: &str| object.fields.iter().any(|field| field.name == name);
-        if has("plans") && has("search") {
-            let error = SpecError::new("", "this is what `autoplan plan --format json` printed, not a model");
+        let names: Vec<&str> = object.fields.iter().map(|field| field.name.as_str()).collect();
+        if is_printed(&names) {
+            let error = SpecError::new("", format!("this is {PRINTED}, not a model"));
             return Err(error.help("`--format ron` prints a plan that `check`, `explain` and `export` read"));
         }
         let error = SpecError::new("", "field `model_type` is missing: this is not a model's config.json");

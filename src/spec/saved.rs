@@ -9,6 +9,7 @@ use super::cluster::{Accelerator, Cluster};
 use super::diagnostic::{SpecError, parse_ron};
 use super::job::Job;
 use super::model::{Fault, Model};
+use super::shipped::Kind;
 use super::{Machine, STANDARD_INPUT, read_standard_input, read_text};
 use crate::cost::money::Pricing;
 use crate::cost::step::Prediction;
@@ -166,12 +167,11 @@ impl SavedPlan {
     pub fn load(path: &str) -> Result<(Self, Plan), SpecError> {
         let (source, text) = match path {
             "-" => (STANDARD_INPUT, read_standard_input()?),
-            _ => (path, read_text(Path::new(path))?),
+            _ => (path, read_text(Path::new(path)).map_err(|error| shipped_instead(error, path))?),
         };
         match other_kind(&text) {
             None => Self::from_text(source, &text),
-            Some(kind) => Err(SpecError::new(source, format!("no saved plan, but {kind}"))
-                .help("`autoplan plan --format ron` prints a saved plan, and `autoplan import` makes one of a launch")),
+            Some(kind) => Err(SpecError::new(source, format!("no saved plan, but {kind}")).help(WHENCE)),
         }
     }
 
@@ -192,6 +192,30 @@ impl SavedPlan {
     pub fn machine(&self) -> Machine {
         Machine { cluster: self.cluster.clone(), accelerator: self.accelerator.clone() }
     }
+}
+
+/// Where saved plans come from.
+const WHENCE: &str =
+    "`autoplan plan --format ron` prints a saved plan, and `autoplan import` makes one of a launch";
+
+/// What is wrong with a file that is not there, and may be meant for something that ships.
+fn shipped_instead(error: SpecError, argument: &str) -> SpecError {
+    let ships = |kind: &Kind| kind.find(argument).is_some();
+    match [Kind::Model, Kind::Cluster].into_iter().find(ships) {
+        Some(kind) if !Path::new(argument).exists() => {
+            let title = format!("`{argument}` is a {} that ships; a saved plan was expected", kind.word());
+            SpecError::new("", title).help(WHENCE)
+        }
+        _ => error,
+    }
+}
+
+/// How the output of `plan --format json` is called.
+pub(super) const PRINTED: &str = "what `autoplan plan --format json` printed";
+
+/// Whether a JSON object with such fields is that.
+pub(super) fn is_printed(names: &[&str]) -> bool {
+    ["plans", "search"].iter().all(|name| names.contains(name))
 }
 
 /// Names of the outermost fields of a RON text whose lines hold one each, as such files are written.
@@ -226,7 +250,9 @@ fn other_kind(text: &str) -> Option<&'static str> {
         return Some("a script");
     }
     if start.starts_with('{') {
-        return Some("a JSON file");
+        let outermost = text.lines().filter_map(|line| line.strip_prefix("  \"")?.split_once('"'));
+        let names: Vec<&str> = outermost.map(|(name, _)| name).collect();
+        return Some(if is_printed(&names) { PRINTED } else { "a JSON file" });
     }
     if !["(", "/", "#!["].iter().any(|mark| start.starts_with(mark)) {
         return Some(if text.contains("--") {

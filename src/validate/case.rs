@@ -90,6 +90,8 @@ pub struct Labels {
     pub routing: &'static str,
     /// What is trained: `pretrain`, `sft`, `lora`.
     pub training: &'static str,
+    /// The optimizer, where it is not AdamW.
+    pub optimizer: &'static str,
     /// The same run under another id.
     pub same_as: Vec<String>,
     /// Runs with the same key differ only in their plan.
@@ -274,6 +276,7 @@ impl Case {
                 "sft" => "sft",
                 _ => "pretrain",
             },
+            optimizer: if job.optimizer == Optimizer::Adamw { "" } else { job.optimizer.name() },
             same_as: row.text_or_empty("same_run_as").split_whitespace().map(str::to_owned).collect(),
             group,
             gpus: job.gpus,

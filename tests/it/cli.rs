@@ -216,7 +216,9 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
         ),
         (&["explain", "nothing.sh", "--cluster", "dgx-a100"], "there is no such file"),
         (&["explain", "llama3.1-9b", "--cluster", "dgx-a100"], "llama3.1-8b"),
-        (&["validate", "--filter", "gpu=H1000"], "gpu=H1000"),
+        (&["validate", "--filter", "gpu=H1000"], "gpu=H1000; gpu holds H100-SXM-80GB ("),
+        (&["validate", "--filter", "gpu=H200", "--filter", "training=lora"], "training holds pretrain ("),
+        (&["import", "hf", "models/llama3.1-8b.ron"], "this is a model in RON"),
         (
             &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--price", "NaN"],
             "price",
@@ -1418,6 +1420,44 @@ fn shard_groups_can_be_fixed() {
     assert!(stderr(&output).contains("or `all`"), "{}", stderr(&output));
 }
 
+/// What is asked of flags that a plan cannot have is no promise about it, and that is said.
+#[test]
+fn restrictions_that_say_nothing_are_named() {
+    for (fixes, said) in [
+        ("tp=1,sp=on,tp-overlap=off", "note: --fix sp and tp-overlap say nothing of the first plan: tp is 1"),
+        ("cp=1,cp-comm=ring", "note: --fix cp-comm says nothing of the first plan: cp is 1"),
+        ("mtp=head", "note: --fix mtp says nothing of the first plan: the model predicts no further tokens"),
+        ("tp=2,sp=on", ""),
+    ] {
+        let output = small(&["--top", "1", "--fix", fixes]);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert!(stderr(&output).contains(said), "{fixes}: {}", stderr(&output));
+        assert_eq!(
+            said.is_empty(),
+            !stderr(&output).contains("says nothing") && !stderr(&output).contains("say nothing")
+        );
+    }
+}
+
+/// Rows are told apart by what an empty cell stands for.
+#[test]
+fn rows_are_filtered_by_what_empty_cells_stand_for() {
+    let rows = |filters: &[&str]| {
+        let arguments: Vec<&str> = ["validate", "--format", "csv"]
+            .into_iter()
+            .chain(filters.iter().flat_map(|one| ["--filter", one]))
+            .collect();
+        stdout(&autoplan(&arguments)).lines().count() - 1
+    };
+    let [all, adamw, muon] =
+        [&["gpu=GB300"][..], &["gpu=GB300", "optimizer=adamw"], &["gpu=GB300", "optimizer=muon"]].map(rows);
+    assert!(muon > 0 && adamw > 0 && all == adamw + muon, "{all} {adamw} {muon}");
+    // Of A100s some rows state no recomputation.
+    let of = ["gpu=A100-SXM-80GB", "recompute=", "recompute=none", "recompute=full", "recompute=selective"];
+    let counts = of.map(|one| rows(&if one == of[0] { vec![one] } else { vec![of[0], one] }));
+    assert!(counts[1] > 0 && counts[0] == counts[1..].iter().sum::<usize>(), "{counts:?}");
+}
+
 /// A file of another kind is called what it is.
 #[test]
 fn files_that_are_no_saved_plans_are_named() {
@@ -1428,6 +1468,7 @@ fn files_that_are_no_saved_plans_are_named() {
     std::fs::write(path("ds.json"), "{}").unwrap();
     std::fs::write(path("empty.ron"), "").unwrap();
     std::fs::write(path("plan.ron"), small(&["--top", "1", "--format", "ron"]).stdout).unwrap();
+    std::fs::write(path("plan.json"), small(&["--top", "1", "--format", "json"]).stdout).unwrap();
     let plan = path("plan.ron");
     for (what, kind) in [
         (path("launch.sh"), "no saved plan, but a script"),
@@ -1436,6 +1477,8 @@ fn files_that_are_no_saved_plans_are_named() {
         (path("empty.ron"), "no saved plan, but an empty file"),
         ("models/llama3.1-8b.ron".to_owned(), "no saved plan, but a model"),
         ("clusters/dgx-h100.ron".to_owned(), "no saved plan, but a cluster"),
+        (path("plan.json"), "no saved plan, but what `autoplan plan --format json` printed"),
+        ("llama3.1-8b".to_owned(), "`llama3.1-8b` is a model that ships"),
     ] {
         for command in
             [&["check", &what][..], &["compare", &plan, &what], &["export", &what, "--to", "megatron"]]

@@ -1,0 +1,149 @@
+//! Plans explained and compared.
+
+use super::*;
+
+#[test]
+fn a_saved_plan_goes_through_explain_compare_and_export() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.ron");
+    let saved = small(&["--format", "ron", "--top", "1"]);
+    std::fs::write(&path, &saved.stdout).unwrap();
+    let path = path.to_str().unwrap();
+    let explained = autoplan(&["explain", path, "--format", "json"]);
+    assert!(explained.status.success(), "{}", stderr(&explained));
+    let value: serde_json::Value = serde_json::from_str(&stdout(&explained)).unwrap();
+    // A name tells nothing that the text does not.
+    let named = folder.path().join("plan");
+    std::fs::copy(path, &named).unwrap();
+    let named = autoplan(&["explain", named.to_str().unwrap(), "--format", "json"]);
+    assert_eq!(stdout(&named), stdout(&explained), "{}", stderr(&named));
+    // Nothing beats the proved optimum.
+    assert!(
+        value["best"]["step_time_s"].as_f64().unwrap()
+            >= value["step_time_s"].as_f64().unwrap() * (1.0 - 1e-12)
+    );
+    let compared = autoplan(&["compare", path, path]);
+    assert!(compared.status.success(), "{}", stderr(&compared));
+    let out = folder.path().join("launch");
+    let out = out.to_str().unwrap();
+    let exported = autoplan(&["export", path, "--to", "megatron", "-o", out]);
+    assert!(exported.status.success(), "{}", stderr(&exported));
+    assert!(std::fs::read_dir(out).unwrap().count() > 0);
+    // A second export does not overwrite.
+    let again = autoplan(&["export", path, "--to", "megatron", "-o", out]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(stderr(&again).contains("--force"));
+    // Also where the plan could not be written, for which another one would be sought.
+    let illegal = folder.path().join("illegal.ron");
+    let text = std::fs::read_to_string(path).unwrap().replace("zero_stage: 1", "zero_stage: 2");
+    std::fs::write(&illegal, text).unwrap();
+    let illegal = autoplan(&["export", illegal.to_str().unwrap(), "--to", "megatron", "-o", out]);
+    assert!(stderr(&illegal).contains("exists; --force overwrites it"), "{}", stderr(&illegal));
+    // A folder that can never be made is refused before anything is worked out.
+    let below = folder.path().join("plan.ron").join("launch");
+    let below = autoplan(&["export", "no such plan", "--to", "megatron", "-o", below.to_str().unwrap()]);
+    assert_eq!(below.status.code(), Some(2));
+    assert!(stderr(&below).contains("plan.ron is not a folder"), "{}", stderr(&below));
+    let gone = folder.path().join("gone");
+    std::os::unix::fs::symlink("/no/such/folder", &gone).unwrap();
+    let linked = autoplan(&["export", path, "--to", "megatron", "-o", gone.to_str().unwrap()]);
+    assert_eq!(linked.status.code(), Some(2));
+    assert!(stderr(&linked).contains("gone is a link to what is not there"), "{}", stderr(&linked));
+}
+
+/// The stages of every plan add up to the model, and no rank holds more than it may.
+#[test]
+fn stages_of_every_plan_are_printed() {
+    let output = autoplan(&[
+        "plan",
+        "gemma2-27b",
+        "dgx-h100",
+        "--gpus",
+        "32",
+        "--global-batch",
+        "64",
+        "--seq-len",
+        "8192",
+        "--fix",
+        "pp=4,vpp=1|2",
+        "--top",
+        "3",
+        "--stages",
+    ]);
+    let text = stdout(&output);
+    let plans: Vec<&str> = text.split("\n\n").skip(1).filter(|part| part.contains(" stages ")).collect();
+    assert_eq!(plans.len(), 3, "{text}");
+    for (at, plan) in plans.iter().enumerate() {
+        assert!(plan.trim_start().starts_with(&format!("{}: E", at + 1)), "{plan}");
+        assert!(plan.contains("no other split is more than"), "{plan}");
+        let mut layers = 0;
+        for line in plan.lines().filter(|line| line.trim_start().starts_with("chunk")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let ends: Vec<u32> = words[1].split('-').map(|end| end.parse().unwrap()).collect();
+            layers += (ends[ends.len() - 1] - ends[0] + 1) * words[3].parse::<u32>().unwrap();
+        }
+        assert_eq!(layers, 46, "{plan}");
+        // Every rank's memory, beside its chunk where it has one.
+        let mut ranks = 0;
+        for line in plan.lines().filter(|line| line.contains(" GB ")) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let ends: Vec<u32> = words[1].split('-').map(|end| end.parse().unwrap()).collect();
+            ranks += ends[ends.len() - 1] - ends[0] + 1;
+            let at = words.iter().position(|word| *word == "GB").unwrap();
+            assert!(words[at - 1].parse::<f64>().unwrap() <= 80.0, "{line}");
+        }
+        assert_eq!(ranks, 4, "{plan}");
+    }
+}
+
+/// One kind of percentage, and nothing of what a launch says is kept back from programs.
+#[test]
+fn an_explanation_is_whole_and_counts_in_one_way() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("launch.sh");
+    std::fs::write(&script, LAUNCH).unwrap();
+    let explain = |more: &[&str]| {
+        stdout(&autoplan(
+            &[&["explain", script.to_str().unwrap(), "--cluster", "dgx-h100"][..], more].concat(),
+        ))
+    };
+    let value: serde_json::Value = serde_json::from_str(&explain(&["--format", "json"])).unwrap();
+    assert_eq!(value["not_understood"][0][1], "--my-flag 3");
+    assert!(value["assumed"].as_array().is_some_and(|notes| !notes.is_empty()));
+    let best = value["best"]["step_time_s"].as_f64().unwrap() / value["step_time_s"].as_f64().unwrap();
+    let text = explain(&[]);
+    assert!(text.contains(&format!("better by {:.1}% of the step", 100.0 * (1.0 - best))), "{text}");
+}
+
+/// Who saves one plan learns of one that moved layers made faster.
+#[test]
+fn a_faster_plan_is_told_where_the_best_is_saved() {
+    let job = "plan gemma3-27b dgx-h100 -g 64 -b 512 -s 8192 --fix pp=8,vpp=2";
+    let table = stdout(&autoplan_says(job));
+    let (_, faster) = table.split_once("  with that, ").unwrap_or_else(|| panic!("{table}"));
+    let faster = faster.lines().next().unwrap();
+    let saved = autoplan_says(&format!("{job} --format ron"));
+    assert!(stderr(&saved).contains(faster), "{}", stderr(&saved));
+    let alone = autoplan_says(&format!("{job} --format ron --as-ranked"));
+    assert!(!stderr(&alone).contains("is faster than the first"), "{}", stderr(&alone));
+}
+
+/// Plans of two jobs differ in whatever the jobs do.
+#[test]
+fn compared_jobs_show_all_that_differs() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = |name: &str, more: &[&str]| {
+        let path = folder.path().join(name).to_str().unwrap().to_owned();
+        let fixed = ["--fix", "tp=1,pp=1,cp=1,mb=1,zero=0,recompute=none", "--format", "ron"];
+        std::fs::write(&path, small(&[&fixed[..], more].concat()).stdout).unwrap();
+        path
+    };
+    let plain = saved("plain.ron", &[]);
+    for (more, said) in [
+        (["--optimizer", "muon"], "optimizer adamw -> muon"),
+        (["--packed", "512x4"], "packed none -> 512x4"),
+    ] {
+        let text = stdout(&autoplan(&["compare", &plain, &saved("other.ron", &more)]));
+        assert!(text.lines().any(|line| line.starts_with("differs in: ") && line.contains(said)), "{text}");
+    }
+}

@@ -155,6 +155,15 @@ pub enum StateClass {
 pub struct LocalParameters(pub [u64; 4]);
 
 impl LocalParameters {
+    /// Those that gradients change.
+    #[must_use]
+    pub fn trained(&self) -> u64 {
+        [StateClass::Dense, StateClass::Expert, StateClass::Ends]
+            .iter()
+            .map(|&class| self.0[class as usize])
+            .sum()
+    }
+
     /// The sum of two, the second `count` times.
     #[must_use]
     pub fn plus(&self, other: &Self, count: u64) -> Self {

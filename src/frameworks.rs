@@ -32,8 +32,7 @@ pub use capabilities::{Capabilities, ExpertTensor, RecomputeFamilies, SequencePa
 use common::ARITHMETIC;
 pub use common::{COMMON_PLAN_RULES, COMMON_RULES, mtp_stands_alone};
 pub(crate) use common::{
-    DROPLESS, heads_divide, mamba_divides, overlap_in_domain, sequence_divides, tokens_divide, whole_experts,
-    widths_divide,
+    DROPLESS, heads_divide, overlap_in_domain, sequence_divides, tokens_divide, whole_experts, widths_divide,
 };
 pub use context::{Context, Hardware, HeadShape, MoeShape, Padded};
 use predicted::{GENERIC_RULES, HAI_LLM, INTERNEVO, LLM_FOUNDRY, NANOTRON};

@@ -9,6 +9,7 @@ use crate::cost::goodput::{Checkpointing, Writing, checkpoint_bytes};
 use crate::cost::model::CostModel;
 use crate::cost::money::{Pricing, Run, straggler_time};
 use crate::cost::step::{Prediction, StepItem};
+use crate::cost::{CellKey, LocalParameters};
 use crate::frameworks::export::inexpressible;
 use crate::frameworks::export::needs_own_dispatcher;
 use crate::frameworks::hf::eager_attention;
@@ -590,6 +591,16 @@ impl Prepared<'_> {
         model + extra * tokens
     }
 
+    /// Parameters of a rank that holds all layers of a layout, by class.
+    #[must_use]
+    pub fn parameters_under(&self, layout: &Layout) -> LocalParameters {
+        let cell = self.cost().cell(&CellKey::from(layout));
+        let layers = self.layers.runs.iter();
+        let layers = layers.map(|run| (&cell.layers[usize::from(run.kind)].parameters, u64::from(run.count)));
+        let ends = [(&cell.embedding.parameters, 1), (&cell.head.parameters, 1)];
+        layers.chain(ends).fold(LocalParameters::default(), |sum, (of, count)| sum.plus(of, count))
+    }
+
     /// The run as the money model sees it.
     #[must_use]
     pub fn run<'s>(&'s self, prediction: &Prediction) -> Run<'s> {
@@ -597,6 +608,12 @@ impl Prepared<'_> {
         let step = prediction.step();
         let ends = embedding_parameters(model, model.vocabulary) + head_parameters(model, model.vocabulary);
         let total = self.parameters.total + self.parameters.mtp;
+        // Of adapters nothing else is saved.
+        let adapters = self.task.job.training != Training::Full;
+        let (saved, ends) = match adapters {
+            true => (self.parameters_under(&Layout::ONE).trained(), 0),
+            false => (total, ends),
+        };
         Run {
             cluster: &self.task.machine.cluster,
             accelerator: &self.task.machine.accelerator,
@@ -606,7 +623,7 @@ impl Prepared<'_> {
             stragglers: prediction.times.0[StepItem::Stragglers as usize].min(straggler_time(step, f64::MAX)),
             tokens_per_step: self.tokens_per_step(),
             checkpointing: Checkpointing {
-                bytes: checkpoint_bytes(total, ends, self.task.job.optimizer),
+                bytes: checkpoint_bytes(saved, ends, self.task.job.optimizer),
                 writing: Writing::Asynchronous,
                 interval: None,
             },

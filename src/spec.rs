@@ -221,13 +221,8 @@ fn unknown(kind: Kind, argument: &str) -> SpecError {
         return SpecError::new("", format!("the name of the {word} is empty"));
     }
     let error = SpecError::new("", format!("no {word} `{argument}` ships, and no file has that name"));
-    let other = match kind {
-        Kind::Model => Some(Kind::Cluster),
-        Kind::Cluster => Some(Kind::Model),
-        Kind::Accelerator => None,
-    };
-    if let Some(other) = other.filter(|other| other.find(argument).is_some()) {
-        return error.help(format!("`{argument}` is a {}, no {word}", other.word()));
+    if let Some(other) = Kind::of(argument) {
+        return error.help(format!("`{argument}` is {}, no {word}", other.called()));
     }
     let error = error.nearest(argument, kind.all().iter().map(|shipped| shipped.name));
     match kind {

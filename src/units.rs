@@ -230,6 +230,14 @@ fn shortest(value: f64) -> String {
 
 const DECIMAL: &[(f64, &str)] = &[(1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
 
+/// A quantity as people read it, its unit apart from its number; files and options have them together.
+#[must_use]
+pub fn spaced(quantity: impl fmt::Display) -> String {
+    let text = quantity.to_string();
+    let number = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    format!("{number} {}", &text[number.len()..])
+}
+
 impl fmt::Display for Seconds {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self.0.abs() {

@@ -776,12 +776,19 @@ impl Holdings<'_> {
         let offload = self.layout.offload;
         let [weights, gradients, owned] = self.undivided(kind);
         let mut off = [0.0; 2];
-        // One copy of the gradients lies in host memory beside states that are updated there.
-        match offload.optimizer {
-            Place::Gpu => {}
-            Place::Cpu if kind == Kind::Frozen => off[0] += owned,
-            Place::Cpu => off[0] += owned + gradients.min(4.0).max(self.given.profile.memory.host_gradients),
-            Place::Nvme => off[1] += owned,
+        // A copy of the gradients lies in host memory beside states that are updated there; and the gradients, if the
+        // framework sums them up there.
+        let copy = self.given.profile.memory.host_gradients;
+        let trained = kind != Kind::Frozen;
+        match (offload.optimizer, self.sums_off_gpu()) {
+            (Place::Gpu, _) => {}
+            (Place::Cpu, _) if !trained => off[0] += owned,
+            (Place::Cpu, true) => off[0] += owned + gradients + copy,
+            (Place::Cpu, false) => off[0] += owned + gradients.min(4.0).max(copy),
+            (Place::Nvme, sums) => {
+                off[0] += if sums { gradients } else { 0.0 };
+                off[1] += owned;
+            }
         }
         match offload.parameters {
             Place::Cpu if self.layout.zero_stage >= 3 => off[0] += weights,
@@ -798,7 +805,7 @@ impl Holdings<'_> {
         let ranks = self.sharing(kind);
         let mut bytes = [weights, gradients, owned / ranks];
         if l.zero_stage >= 2 {
-            bytes[1] /= ranks;
+            bytes[1] = if self.sums_off_gpu() { 0.0 } else { bytes[1] / ranks };
         }
         if l.zero_stage < 3 && kind != Kind::Frozen {
             bytes[0] += self.given.profile.memory.cached_weights;
@@ -823,6 +830,12 @@ impl Holdings<'_> {
             bytes[2] = 0.0;
         }
         bytes
+    }
+
+    /// Whether gradients are summed up in host memory.
+    fn sums_off_gpu(&self) -> bool {
+        let (l, memory) = (self.layout, &self.given.profile.memory);
+        memory.gradients_off_gpu && l.zero_stage >= 2 && l.offload.optimizer != Place::Gpu
     }
 
     /// Whether sharded weights stay gathered from the first micro-batch to the last.

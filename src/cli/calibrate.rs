@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use comfy_table::{CellAlignment, Table};
 
 use super::output::percent;
+use super::validate::note_unknown;
 use super::{Ending, Failure, files};
 use crate::calibrate::{Calibration, FAR_OFF, Fitted, HeldBy, calibrate};
 use crate::spec;
@@ -65,6 +66,8 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     }
     let file = File::open(&args.measured).map_err(|e| Failure::Usage(format!("cannot read {name}: {e}")))?;
     let reader = MeasuredReader::new(file).map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
+    let unknown: Vec<String> = reader.unknown_columns().map(str::to_owned).collect();
+    note_unknown(&name, &unknown);
     let shelf = Shelf::shipped();
     let mut cases = Vec::new();
     // Rows by the reason why they cannot be used.

@@ -11,9 +11,7 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{
-    gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds, spaced,
-};
+use super::output::{gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
@@ -32,7 +30,7 @@ use crate::search::{Answer, Request};
 use crate::spec;
 use crate::spec::job::{Job, Routing, Training};
 use crate::spec::saved::SavedPlan;
-use crate::units::{Bytes, Picos, Seconds};
+use crate::units::{Bytes, Picos, Seconds, spaced};
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -798,7 +796,7 @@ fn differences(model: &Prepared, from: &Plan, to: &Plan) -> Vec<String> {
     let changed = a.iter().zip(&b).filter(|((_, one), (_, other))| one != other);
     let mut out: Vec<String> = changed
         .filter_map(|((name, one), (_, other))| {
-            let (one, other) = (one.as_ref()?, other.as_ref()?);
+            let (one, other) = (one.as_ref().ok()?, other.as_ref().ok()?);
             Some(format!("{name} {one} -> {other}"))
         })
         .collect();

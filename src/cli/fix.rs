@@ -1,5 +1,7 @@
 //! `--fix AXIS=VALUE`: what may be said, and what of it no plan of a job can have.
 
+use std::collections::BTreeMap;
+
 use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::frameworks::export::inexpressible;
@@ -157,66 +159,64 @@ fn name_of<T: Copy + PartialEq>(names: &[(&'static str, T)], choice: T) -> Strin
     names.iter().find(|(_, one)| *one == choice).map_or("-", |(name, _)| name).to_owned()
 }
 
-/// Every axis but recomputation with the value of a layout, as `--fix` takes it; none where it has no effect.
-pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Option<String>)> {
+/// Every axis but recomputation with the value of a layout, as `--fix` takes it, or why it has no effect.
+pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Result<String, &'static str>)> {
     let switch = |on: bool| name_of(&SWITCH, on);
     let replicas = l.data_parallel * l.context_parallel;
     let shared = if l.shard_group == replicas { "all".to_owned() } else { l.shard_group.to_string() };
-    let degree = |degree: u32| Some(degree.to_string());
+    let degree = |degree: u32| Ok(degree.to_string());
+    let beside =
+        |degree: u32, else_: &'static str, choice: String| if degree > 1 { Ok(choice) } else { Err(else_) };
+    let (tp, pp, cp, ep) = (l.tensor_parallel, l.pipeline_parallel, l.context_parallel, l.expert_parallel);
+    let dispatcher = l.dispatcher.map_or_else(String::new, |dispatcher| name_of(&DISPATCHERS, dispatcher));
     vec![
-        ("tp", degree(l.tensor_parallel)),
-        ("pp", degree(l.pipeline_parallel)),
+        ("tp", degree(tp)),
+        ("pp", degree(pp)),
         ("vpp", degree(l.virtual_stages)),
-        ("cp", degree(l.context_parallel)),
+        ("cp", degree(cp)),
         ("dp", degree(l.data_parallel)),
-        ("ep", degree(l.expert_parallel)),
+        ("ep", degree(ep)),
         ("etp", degree(l.expert_tensor_parallel)),
         ("mb", degree(l.micro_batch_size)),
         ("ga", degree(l.gradient_accumulation_steps)),
         ("zero", degree(u32::from(l.zero_stage))),
-        ("shard", (l.zero_stage > 0).then_some(shared)),
-        ("schedule", (l.pipeline_parallel > 1).then(|| name_of(&SCHEDULES, l.schedule))),
-        ("sp", (l.tensor_parallel > 1).then(|| switch(l.sequence_parallel))),
-        ("tp-overlap", (l.tensor_parallel > 1).then(|| switch(l.tensor_overlap))),
-        ("dp-overlap", (replicas > 1).then(|| switch(l.data_overlap))),
-        ("ep-overlap", (l.expert_parallel > 1).then(|| switch(l.expert_overlap))),
-        ("shared-overlap", (l.expert_parallel > 1).then(|| switch(l.shared_overlap))),
-        ("cp-comm", (l.context_parallel > 1).then(|| name_of(&CONTEXT_COMMS, l.context_comm))),
-        ("dispatcher", l.dispatcher.map(|dispatcher| name_of(&DISPATCHERS, dispatcher))),
-        ("mtp", Some(name_of(&MTP_PLACES, l.mtp_standalone))),
-        ("graphs", Some(name_of(&GRAPHS, l.cuda_graphs))),
-        ("offload", Some(name_of(&OFFLOADS, l.offload))),
+        ("shard", if l.zero_stage > 0 { Ok(shared) } else { Err("zero is 0") }),
+        ("schedule", beside(pp, "pp is 1", name_of(&SCHEDULES, l.schedule))),
+        ("sp", beside(tp, "tp is 1", switch(l.sequence_parallel))),
+        ("tp-overlap", beside(tp, "tp is 1", switch(l.tensor_overlap))),
+        ("dp-overlap", beside(replicas, "dp and cp are 1", switch(l.data_overlap))),
+        ("ep-overlap", beside(ep, "ep is 1", switch(l.expert_overlap))),
+        ("shared-overlap", beside(ep, "ep is 1", switch(l.shared_overlap))),
+        ("cp-comm", beside(cp, "cp is 1", name_of(&CONTEXT_COMMS, l.context_comm))),
+        ("dispatcher", beside(ep, "ep is 1", dispatcher)),
+        ("mtp", Ok(name_of(&MTP_PLACES, l.mtp_standalone))),
+        ("graphs", Ok(name_of(&GRAPHS, l.cuda_graphs))),
+        ("offload", Ok(name_of(&OFFLOADS, l.offload))),
     ]
 }
 
-/// What of the restrictions says nothing of a plan, because it has none of what they are about: why, and which.
-pub(crate) fn idle(prepared: &Prepared, l: &Layout) -> Vec<(&'static str, Vec<&'static str>)> {
-    let r = &prepared.task.restrictions;
-    let replicas = l.data_parallel * l.context_parallel;
-    let lacks = [
-        ("tp is 1", l.tensor_parallel == 1),
-        ("cp is 1", l.context_parallel == 1),
-        ("ep is 1", l.expert_parallel == 1),
-        ("cp and dp are 1", replicas == 1),
-        ("zero is 0", l.zero_stage == 0),
-        ("the model predicts no further tokens", prepared.task.model.mtp.is_none()),
+/// What of the restrictions asks for something that a layout has no use for: why, and the axes.
+pub(crate) fn idle(r: &Restrictions, l: &Layout) -> BTreeMap<&'static str, Vec<&'static str>> {
+    // What is off where it has no effect is as it was asked for.
+    let on = |only: &Option<Vec<bool>>| only.as_ref().is_some_and(|only| !only.contains(&false));
+    let asked = [
+        ("sp", on(&r.sequence_parallel)),
+        ("tp-overlap", on(&r.tensor_overlap)),
+        ("dp-overlap", on(&r.data_overlap)),
+        ("ep-overlap", on(&r.expert_overlap)),
+        ("shared-overlap", on(&r.shared_overlap)),
+        ("cp-comm", r.context_comm.is_some()),
+        ("dispatcher", r.dispatcher.is_some()),
     ];
-    let about = [
-        ("sp", r.sequence_parallel.is_some(), 0),
-        ("tp-overlap", r.tensor_overlap.is_some(), 0),
-        ("cp-comm", r.context_comm.is_some(), 1),
-        ("dispatcher", r.dispatcher.is_some(), 2),
-        ("ep-overlap", r.expert_overlap.is_some(), 2),
-        ("shared-overlap", r.shared_overlap.is_some(), 2),
-        ("dp-overlap", r.data_overlap.is_some(), 3),
-        ("shard", r.shard_group.only.is_some(), 4),
-        ("mtp", r.mtp_standalone.is_some(), 5),
-    ];
-    let of = |(at, &(why, lacking)): (usize, &(&'static str, bool))| {
-        let axes = about.iter().filter(|(_, fixed, what)| *fixed && lacking && *what == at);
-        (why, axes.map(|(name, ..)| *name).collect::<Vec<_>>())
-    };
-    lacks.iter().enumerate().map(of).filter(|(_, axes)| !axes.is_empty()).collect()
+    let mut idle: BTreeMap<&'static str, Vec<&'static str>> = BTreeMap::new();
+    for (axis, choice) in choices_of(l) {
+        if let Err(why) = choice
+            && asked.contains(&(axis, true))
+        {
+            idle.entry(why).or_default().push(axis);
+        }
+    }
+    idle
 }
 
 /// What of the restrictions no plan of the job can have, in words; empty where each has a chance by itself.

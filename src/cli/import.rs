@@ -578,13 +578,13 @@ impl Launched {
         if !machine.cluster.gives(gpus) {
             let most = machine.cluster.max_gpus.map_or(String::new(), |most| format!(", {most} at most"));
             return Err(Failure::Usage(format!(
-                "the launch starts {gpus} ranks, but {} has nodes of {per_node} GPUs{most}; --gpus says another number",
+                "the launch starts {gpus} ranks, but {} has nodes of {per_node} GPUs{most}; say with --gpus for how many to predict it",
                 machine.cluster.name
             )));
         }
         if let Some(ranks) = self.ranks_per_node.filter(|ranks| *ranks > per_node) {
             return Err(Failure::Usage(format!(
-                "the launch starts {ranks} ranks on every node, but {} has nodes of {per_node} GPUs; --gpus says another number",
+                "the launch starts {ranks} ranks on every node, but {} has nodes of {per_node} GPUs; say with --gpus for how many to predict it",
                 machine.cluster.name
             )));
         }

@@ -189,6 +189,12 @@ impl JobArgs {
                 )));
             }
         }
+        if restrictions.mtp_standalone.is_some() && model.mtp.is_none() {
+            return Err(Failure::Usage(format!(
+                "--fix mtp is of models that predict further tokens, and {} predicts the next alone",
+                model.name
+            )));
+        }
         if u64::from(seq_len) > model.max_sequence * 64 {
             return Err(Failure::Usage(format!(
                 "--seq-len {} is far beyond the {} tokens that {} was made for",

@@ -346,13 +346,6 @@ pub(crate) fn seconds(time: Seconds) -> String {
     }
 }
 
-/// A quantity as people read it, its unit apart from its number; files and options have them together.
-pub(crate) fn spaced(quantity: impl std::fmt::Display) -> String {
-    let text = quantity.to_string();
-    let number = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-    format!("{number} {}", &text[number.len()..])
-}
-
 pub(crate) fn money(dollars: Dollars) -> String {
     match dollars.0 {
         d if d >= 1e6 => format!("${:.2}M", d / 1e6),

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::check::verify;
-use super::fix::idle;
 use super::options::{GpuCounts, JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, PlannedPhase, Report, Section};
 use super::progress::Bar;
@@ -60,7 +59,7 @@ pub(crate) struct PlanArgs {
     /// Stop searching after this time and print the best so far with its gap: 10s.
     #[arg(long)]
     time_limit: Option<Seconds>,
-    /// Evaluate every layout, whatever the bounds say.
+    /// Evaluate every layout, whatever the bounds say: minutes, and hours of large spaces, which --time-limit ends.
     #[arg(long)]
     exhaustive: bool,
     /// Compare even splits of the layers over the stages only.
@@ -335,14 +334,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
                 (false, true) => "; the plans above are the best so far",
             }
         );
-    }
-    if let [Section { prepared, answer, .. }] = sections.as_slice()
-        && let Some(first) = answer.found.first()
-    {
-        for (why, axes) in idle(prepared, first.plan.layout()) {
-            let (axes, say) = (axes.join(" and "), if axes.len() > 1 { "say" } else { "says" });
-            anstream::eprintln!("note: --fix {axes} {say} nothing of the first plan: {why}");
-        }
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
         let notes = better_counts(task, section, &bar);

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::output::{percent, seconds};
+use super::stages;
 use crate::candidates::{Axis, Restrictions};
 use crate::planner::Prepared;
 use crate::search::{Found, Observer, Request, Stop};
@@ -21,6 +22,8 @@ pub(crate) struct Surer {
     pub(crate) chance: f64,
     /// What share of its step it is longer.
     longer: f64,
+    /// Its layers by stage, where its name is that of the other.
+    layers: Option<String>,
 }
 
 impl Surer {
@@ -43,7 +46,9 @@ impl Surer {
         let chance = plan.as_ref().map_or(0.0, |plan| cost.chance_to_fit(&plan.prediction));
         let step = |found: &Found| found.ranked_step().0 as f64;
         let longer = plan.as_ref().map_or(0.0, |plan| step(plan) / step(found) - 1.0);
-        Some(Self { limit, plan, chance, longer })
+        let alike = plan.as_ref().filter(|one| one.plan.to_string() == found.plan.to_string());
+        let layers = alike.map(|one| stages::layout(prepared, &one.plan));
+        Some(Self { limit, plan, chance, longer, layers })
     }
 }
 
@@ -90,7 +95,11 @@ impl fmt::Display for Surer {
             let (step, share) = (seconds(prediction.step().seconds()), percent(self.longer.abs()));
             let than = if self.longer < 0.0 { "less" } else { "longer" };
             let fit = self.chance * 100.0;
-            write!(f, "{fit:.0} of 100 fit with the same degrees in {step}, {share} {than}: {plan}; ")?;
+            let layers = self.layers.as_ref().map_or(String::new(), |layers| format!(", layers {layers}"));
+            write!(
+                f,
+                "{fit:.0} of 100 fit with the same degrees in {step}, {share} {than}: {plan}{layers}; "
+            )?;
         }
         write!(
             f,

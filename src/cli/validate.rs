@@ -14,6 +14,7 @@ use super::{Ending, Failure, files, progress};
 use crate::spec::measured::{MeasuredRow, known_columns};
 use crate::spec::shipped::nearest;
 use crate::validate::baseline::Baseline;
+use crate::validate::case::words_of;
 use crate::validate::constants::{Constants, ConstantsError, markdown};
 use crate::validate::page::page;
 use crate::validate::refit::Refit;
@@ -46,7 +47,7 @@ pub(crate) struct ValidateArgs {
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
     /// Only rows whose column has this text at the beginning of a word: gpu=H100, framework_family=nanotron, quality=A, id=hfplay, ...;
-    /// those whose column is empty for `COLUMN=`.
+    /// an empty optimizer is adamw, and empty training pretrain. `COLUMN=` keeps rows whose cell is empty.
     #[arg(long, value_name = "COLUMN=TEXT")]
     filter: Vec<String>,
     /// Output format.
@@ -103,13 +104,16 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
         };
         filters.push((column.to_owned(), value.to_ascii_lowercase()));
     }
-    let seen: Mutex<BTreeMap<String, BTreeMap<String, usize>>> = Mutex::default();
+    // By filter: what the rows hold that those before it leave.
+    let seen: Vec<Mutex<BTreeMap<String, usize>>> = filters.iter().map(|_| Mutex::default()).collect();
     let keep = |row: &MeasuredRow| {
-        filters.iter().all(|(column, value)| {
-            let text = filtered(row, column);
-            let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            *seen.entry(column.clone()).or_default().entry(text.to_owned()).or_default() += 1;
-            if value.is_empty() { text.is_empty() } else { names(&text.to_ascii_lowercase(), value) }
+        filters.iter().zip(&seen).all(|((column, value), seen)| {
+            if value.is_empty() {
+                return row.text(column).is_none();
+            }
+            let text = words_of(row, column);
+            *seen.lock().unwrap_or_else(PoisonError::into_inner).entry(text.to_owned()).or_default() += 1;
+            names(&text.to_ascii_lowercase(), value)
         })
     };
     if let Some(folder) = &args.page {
@@ -137,19 +141,11 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     });
     bar.finish_and_clear();
     let mut report = report.map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
-    for column in &report.unknown_columns {
-        let near = nearest(column, known_columns())
-            .first()
-            .map_or(String::new(), |near| format!("; did you mean {near}?"));
-        anstream::eprintln!(
-            "note: {name}: column `{column}` has no meaning here (docs/measured.md lists those that do){near}"
-        );
-    }
+    note_unknown(&name, &report.unknown_columns);
     if !filters.is_empty() && report.rows.is_empty() {
-        // The last column that was looked at is the one that nothing of what the others left has.
-        let mut seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let last = filters.iter().rev().find_map(|(column, _)| Some((column, seen.remove(column)?)));
-        let instead = last.map_or(String::new(), |(column, texts)| instead(column, texts));
+        let texts = seen.into_iter().map(|one| one.into_inner().unwrap_or_else(PoisonError::into_inner));
+        let last = filters.iter().zip(texts).rfind(|(_, texts)| !texts.is_empty());
+        let instead = last.map_or(String::new(), |((column, _), texts)| instead(column, texts));
         return Err(Failure::Usage(format!("no row of {name} has {}{instead}", args.filter.join(" and "))));
     }
     if args.leave_one_out || args.error_bars || args.page.is_some() && args.measured.is_none() {
@@ -219,16 +215,19 @@ fn names(cell: &str, wanted: &str) -> bool {
     cell.match_indices(wanted).any(begins)
 }
 
-/// What a filter sees of a column: what an empty cell stands for, where that is known.
-fn filtered<'r>(row: &'r MeasuredRow, column: &str) -> &'r str {
-    row.text(column).unwrap_or(match column {
-        "optimizer" => "adamw",
-        "training" => "pretrain",
-        _ => "",
-    })
+/// Names columns without meaning, and what may be meant.
+pub(super) fn note_unknown(name: &str, columns: &[String]) {
+    for column in columns {
+        let near = nearest(column, known_columns())
+            .first()
+            .map_or(String::new(), |near| format!("; did you mean {near}?"));
+        anstream::eprintln!(
+            "note: {name}: column `{column}` has no meaning here (docs/measured.md lists those that do){near}"
+        );
+    }
 }
 
-/// The texts that a column holds most often.
+/// What a column says most often.
 fn instead(column: &str, texts: BTreeMap<String, usize>) -> String {
     const LISTED: usize = 12;
     let mut texts: Vec<(String, usize)> = texts.into_iter().filter(|(text, _)| !text.is_empty()).collect();
@@ -240,7 +239,7 @@ fn instead(column: &str, texts: BTreeMap<String, usize>) -> String {
     let listed: Vec<String> =
         texts.into_iter().take(LISTED).map(|(text, count)| format!("{text} ({count})")).collect();
     let more = if more > 0 { format!(" and {more} others") } else { String::new() };
-    format!("; {column} holds {}{more}", listed.join(", "))
+    format!("; {column} is {}{more}", listed.join(", "))
 }
 
 /// The error bars of a report, as they ship.

@@ -15,7 +15,7 @@ use super::StateClass;
 use crate::memory::moment_bytes;
 use crate::spec::cluster::Cluster;
 use crate::spec::job::Optimizer;
-use crate::units::{Bandwidth, Bytes, Seconds, as_number};
+use crate::units::{Bandwidth, Bytes, Seconds, as_number, spaced};
 
 /// A run whose effective share is below this makes no progress worth a forecast.
 const LEAST_PROGRESS: f64 = 0.01;
@@ -106,8 +106,9 @@ pub struct Goodput {
 /// Failures come faster than the run can recover.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error, Serialize)]
 #[error(
-    "with {gpus} GPUs a failure comes every {mean_time_between_failures} and a restart takes {restart}: \
-     the run makes no progress"
+    "with {gpus} GPUs a failure comes every {} and a restart takes {}: the run makes no progress",
+    spaced(mean_time_between_failures),
+    spaced(restart)
 )]
 pub struct NoProgress {
     /// GPUs of the job.

@@ -138,7 +138,7 @@ impl RankMemory {
 /// What the GPUs of a node keep off them, on the node where it is most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct OffGpu {
-    /// Weights, gradients on their way and optimizer states in host memory.
+    /// Weights, gradients and optimizer states in host memory.
     pub states: Bytes,
     /// Activations of all micro-batches in flight, in host memory.
     pub activations: Bytes,

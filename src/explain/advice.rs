@@ -18,7 +18,7 @@ use crate::layers::AttentionCount;
 use crate::memory::{moment_bytes, states, zero_bytes};
 use crate::plan::{Layout, Place, Plan};
 use crate::planner::Prepared;
-use crate::spec::job::{Job, Phase};
+use crate::spec::job::{Job, Phase, Training};
 use crate::units::{Bytes, Flops, Picos, Seconds, Tokens, as_number};
 
 /// Model-FLOPs utilisation that published runs of dense models reach in BF16 on H100: 38 to 54 %.
@@ -264,8 +264,7 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
 
     let ranks = u64::from(layout.data_parallel) * u64::from(layout.context_parallel);
     let flops = 6.0 * prepared.parameters.active as f64 * prepared.tokens_per_step().0 as f64;
-    let own =
-        prepared.parameters.total / (u64::from(layout.tensor_parallel) * u64::from(layout.pipeline_parallel));
+    let own = prepared.parameters_under(layout).trained() / u64::from(layout.pipeline_parallel);
     // Inside one fast domain they do not see the network; ranks of other stages are further apart.
     let cluster = &task.machine.cluster;
     let domain = cluster.block_of(job.gpus).unwrap_or(cluster.scale_up.domain);
@@ -278,11 +277,16 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let recipe = states(task.profile, job.precision);
     let owned = recipe.owned + moment_bytes(job.optimizer, crate::cost::StateClass::Dense);
     let total = prepared.parameters.total as f64;
+    let gradient = if task.profile.memory.gradients_leave(layout) { 0.0 } else { recipe.gradients };
+    let trained = match job.training {
+        Training::Full => total,
+        _ => prepared.parameters_under(&Layout::ONE).trained() as f64,
+    };
     // Weights leave the GPU between uses at stage 3 alone.
     let off = layout.offload;
     let weights = if off.parameters == Place::Gpu || layout.zero_stage < 3 { recipe.weights } else { 0.0 };
     let owned = if off.optimizer == Place::Gpu { owned } else { 0.0 };
-    let state = zero_bytes(total, 0, 1, weights, recipe.gradients, owned);
+    let state = total * weights + zero_bytes(trained, 0, 1, 0.0, gradient, owned);
     let run = prepared.run(prediction);
     let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
     let cost = whole.map_or_else(|| step_cost(&run).per_step, |run| run.dollars.total);

@@ -1,4 +1,4 @@
-//! Rules that frameworks share, and the arithmetic of splitting a model that none gets around.
+//! Rules that all or several frameworks share, and the arithmetic of splitting a model that none gets around.
 
 use super::rules::{Broken, Check, Judge, PlanReach, PlanRule, Reach, Rule, ensure, numbers};
 use super::{Capabilities, Context, ExpertTensor, SequenceParallel, ShardGroups};
@@ -451,16 +451,6 @@ pub(crate) fn whole_experts(c: &Context, l: &Layout, ep: u64, ranks: u64, cut: u
             "{0} experts do not divide among the {1} ranks that shard them: the first would hold more than is predicted",
             numbers([moe.experts / ep.max(1), ranks]),
         )?;
-    }
-    Ok(())
-}
-
-/// Mamba heads and groups divide among tensor-parallel ranks.
-pub(crate) fn mamba_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
-    let tp = u64::from(l.tensor_parallel);
-    for a in &c.mamba {
-        ensure(a.heads % tp == 0, "{0} Mamba heads do not divide among tp {1}", numbers([a.heads, tp]))?;
-        ensure(a.groups % tp == 0, "{0} Mamba groups do not divide among tp {1}", numbers([a.groups, tp]))?;
     }
     Ok(())
 }

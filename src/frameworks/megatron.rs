@@ -21,7 +21,7 @@ pub mod write;
 
 use super::{
     Broken, Capabilities, Context, ExpertTensor, Judge, PlanReach, PlanRule, Reach, RecomputeFamilies, Rule,
-    SequenceParallel, ShardGroups, ensure, heads_divide, joined, mamba_divides, numbers, overlap_in_domain,
+    SequenceParallel, ShardGroups, ensure, heads_divide, joined, numbers, overlap_in_domain,
     sequence_divides, tokens_divide, widths_divide,
 };
 use crate::cost::schedule::interleave_group;
@@ -723,4 +723,14 @@ pub static PLAN_RULES: &[PlanRule] = &[
 /// The mode of the chunks that hold layers, if they share one.
 fn recompute_of(plan: &Plan) -> Option<Recompute> {
     plan.chunks().iter().find(|c| c.layers > 0).map(|c| c.recompute)
+}
+
+/// Mamba heads and groups divide among tensor-parallel ranks.
+fn mamba_divides(_: &Capabilities, c: &Context, l: &Layout) -> Result<(), Broken> {
+    let tp = u64::from(l.tensor_parallel);
+    for a in &c.mamba {
+        ensure(a.heads % tp == 0, "{0} Mamba heads do not divide among tp {1}", numbers([a.heads, tp]))?;
+        ensure(a.groups % tp == 0, "{0} Mamba groups do not divide among tp {1}", numbers([a.groups, tp]))?;
+    }
+    Ok(())
 }

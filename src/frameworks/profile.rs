@@ -11,6 +11,7 @@ use include_dir::{Dir, include_dir};
 use serde::{Deserialize, Serialize};
 
 use super::Target;
+use crate::plan::{Layout, Place};
 use crate::spec::cluster::{Architecture, AttentionKernel};
 use crate::spec::job::{ExpertCapacity, Precision};
 use crate::spec::model::Fault;
@@ -494,6 +495,9 @@ pub struct Memory {
     /// as its projection takes it.
     #[serde(default)]
     pub output_reordered: bool,
+    /// Gradients that are sharded lie in host memory, and are summed up there, where the optimizer states are off the GPU.
+    #[serde(default)]
+    pub gradients_off_gpu: bool,
     /// Bytes of the gradients' copy in host memory where the optimizer updates there, if more than on the GPU.
     #[serde(default)]
     pub host_gradients: f64,
@@ -539,6 +543,14 @@ pub struct Memory {
     /// Runs report the peak of their first rank, on the first pipeline stage, not that of the fullest.
     #[serde(default)]
     pub first_rank_reports: bool,
+}
+
+impl Memory {
+    /// Whether the gradients of a layout are summed up in host memory.
+    #[must_use]
+    pub fn gradients_leave(&self, layout: &Layout) -> bool {
+        self.gradients_off_gpu && layout.zero_stage >= 2 && layout.offload.optimizer != Place::Gpu
+    }
 }
 
 /// First releases, as year and month, whose dummy weight gradients are cached per shape and for good.

@@ -198,8 +198,7 @@ fn read(fields: &Fields) -> Read<Draft> {
 fn model_type<'a>(text: &str, object: &'a Object) -> Read<&'a str> {
     let Some(field) = object.fields.iter().find(|field| field.name == "model_type") else {
         let has = |name: &str| object.fields.iter().any(|field| field.name == name);
-        let names: Vec<&str> = object.fields.iter().map(|field| field.name.as_str()).collect();
-        if is_printed(&names) {
+        if is_printed(object) {
             let error = SpecError::new("", format!("this is {PRINTED}, not a model"));
             return Err(error.help("`--format ron` prints a plan that `check`, `explain` and `export` read"));
         }

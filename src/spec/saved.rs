@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::cluster::{Accelerator, Cluster};
 use super::diagnostic::{SpecError, parse_ron};
 use super::job::Job;
+use super::json::{self, Object, Value};
 use super::model::{Fault, Model};
 use super::shipped::Kind;
 use super::{Machine, STANDARD_INPUT, read_standard_input, read_text};
@@ -200,10 +201,9 @@ const WHENCE: &str =
 
 /// What is wrong with a file that is not there, and may be meant for something that ships.
 fn shipped_instead(error: SpecError, argument: &str) -> SpecError {
-    let ships = |kind: &Kind| kind.find(argument).is_some();
-    match [Kind::Model, Kind::Cluster].into_iter().find(ships) {
+    match Kind::of(argument) {
         Some(kind) if !Path::new(argument).exists() => {
-            let title = format!("`{argument}` is a {} that ships; a saved plan was expected", kind.word());
+            let title = format!("`{argument}` is {} that ships; a saved plan was expected", kind.called());
             SpecError::new("", title).help(WHENCE)
         }
         _ => error,
@@ -214,8 +214,9 @@ fn shipped_instead(error: SpecError, argument: &str) -> SpecError {
 pub(super) const PRINTED: &str = "what `autoplan plan --format json` printed";
 
 /// Whether a JSON object with such fields is that.
-pub(super) fn is_printed(names: &[&str]) -> bool {
-    ["plans", "search"].iter().all(|name| names.contains(name))
+pub(super) fn is_printed(object: &Object) -> bool {
+    let has = |name: &str| object.fields.iter().any(|field| field.name == name);
+    has("plans") && (has("search") || has("searches")) || has("phases") && has("total")
 }
 
 /// Names of the outermost fields of a RON text whose lines hold one each, as such files are written.
@@ -232,9 +233,9 @@ pub(super) fn kind_of(text: &str) -> Option<&'static str> {
     let names = fields(text);
     match names.as_slice() {
         names if names.contains(&"layout") => Some(SAVED_PLAN),
-        names if names.contains(&"hidden") && names.contains(&"vocabulary") => Some("a model"),
-        names if names.contains(&"gpus_per_node") => Some("a cluster"),
-        names if names.contains(&"rates") => Some("an accelerator"),
+        names if names.contains(&"hidden") && names.contains(&"vocabulary") => Some(Kind::Model.called()),
+        names if names.contains(&"gpus_per_node") => Some(Kind::Cluster.called()),
+        names if names.contains(&"rates") => Some(Kind::Accelerator.called()),
         _ => None,
     }
 }
@@ -250,9 +251,9 @@ fn other_kind(text: &str) -> Option<&'static str> {
         return Some("a script");
     }
     if start.starts_with('{') {
-        let outermost = text.lines().filter_map(|line| line.strip_prefix("  \"")?.split_once('"'));
-        let names: Vec<&str> = outermost.map(|(name, _)| name).collect();
-        return Some(if is_printed(&names) { PRINTED } else { "a JSON file" });
+        let value = json::parse(text).map(|top| top.value);
+        let printed = matches!(&value, Ok(Value::Object(object)) if is_printed(object));
+        return Some(if printed { PRINTED } else { "a JSON file" });
     }
     if !["(", "/", "#!["].iter().any(|mark| start.starts_with(mark)) {
         return Some(if text.contains("--") {

@@ -44,6 +44,20 @@ impl Kind {
             Self::Accelerator => "accelerator",
         }
     }
+    /// The same after its article.
+    #[must_use]
+    pub fn called(self) -> &'static str {
+        match self {
+            Self::Model => "a model",
+            Self::Cluster => "a cluster",
+            Self::Accelerator => "an accelerator",
+        }
+    }
+    /// The kind of the shipped file of this name.
+    #[must_use]
+    pub fn of(name: &str) -> Option<Self> {
+        [Self::Model, Self::Cluster, Self::Accelerator].into_iter().find(|kind| kind.find(name).is_some())
+    }
     /// All shipped files of this kind, sorted by name.
     #[must_use]
     pub fn all(self) -> Vec<Shipped> {

@@ -24,7 +24,7 @@ use crate::spec::special::Special;
 
 use cells::{Cells, choice};
 use framework::{family, of_paper, profile_name, release, stands_in};
-use job::{read_job, read_precision};
+use job::{read_job, read_optimizer, read_precision};
 use machine::{GPUS, UNSURE_GPUS, adapt_cluster, gpu_name, plain_gpu};
 use model::read_model;
 use plan::{offloaded_layers, read_plan, states_context_comm};
@@ -59,6 +59,16 @@ pub struct Case {
     pub assumed: Vec<&'static str>,
     /// What was measured.
     pub measured: Measured,
+}
+
+/// What a row says in a column of words: where an empty cell stands for something, that, and one name of the same.
+#[must_use]
+pub fn words_of<'r>(row: &'r MeasuredRow, column: &str) -> &'r str {
+    match (column, row.text(column)) {
+        ("optimizer", text) => read_optimizer(row).map_or(text.unwrap_or_default(), |known| known.name()),
+        ("training", None) => "pretrain",
+        (_, text) => text.unwrap_or_default(),
+    }
 }
 
 /// Labels of a row.

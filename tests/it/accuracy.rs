@@ -633,3 +633,22 @@ fn shares_of_no_rows_are_no_numbers() {
         assert!(!out.replace("95.4%", "").contains('%'), "{out}");
     }
 }
+
+/// Rows are told apart by what an empty cell stands for.
+#[test]
+fn rows_are_filtered_by_what_empty_cells_stand_for() {
+    let rows = |filters: &[&str]| {
+        let arguments: Vec<&str> = ["validate", "--format", "csv"]
+            .into_iter()
+            .chain(filters.iter().flat_map(|one| ["--filter", one]))
+            .collect();
+        String::from_utf8(autoplan(&arguments).stdout).unwrap().lines().count() - 1
+    };
+    let [all, adamw, muon] =
+        [&["gpu=GB300"][..], &["gpu=GB300", "optimizer=adamw"], &["gpu=GB300", "optimizer=muon"]].map(rows);
+    assert!(muon > 0 && adamw > 0 && all == adamw + muon, "{all} {adamw} {muon}");
+    // Of A100s some rows state no recomputation.
+    let of = ["gpu=A100-SXM-80GB", "recompute=", "recompute=none", "recompute=full", "recompute=selective"];
+    let counts = of.map(|one| rows(&if one == of[0] { vec![one] } else { vec![of[0], one] }));
+    assert!(counts[1] > 0 && counts[0] == counts[1..].iter().sum::<usize>(), "{counts:?}");
+}

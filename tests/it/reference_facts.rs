@@ -1052,7 +1052,7 @@ fn check(row: &Row) -> Option<Found> {
             let (p, m) = (8, 24);
             let idle = |schedule| simulate(schedule, p, 1, m, 10, 20, 10) - u64::from(m) * 30;
             let truth = 3 * idle(Schedule::ZeroBubbleH1) == idle(Schedule::OneFOneB);
-            holds("see src/cost/schedule.rs", truth)
+            holds("see src/cost/schedule/lists.rs", truth)
         }
         "I20" => {
             // Three matrices hold what two of 4 d hold.

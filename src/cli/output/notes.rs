@@ -5,6 +5,7 @@ use std::io::Write;
 
 use super::{Report, Row, Section, percent, seconds};
 use crate::cli::calibrate::{kind_of, runs_of};
+use crate::cli::fix::idle;
 use crate::cli::remedies::Bounds;
 use crate::cli::surer::{self, Surer};
 use crate::cli::{Failure, stages};
@@ -15,17 +16,30 @@ use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::search::Found;
 use crate::spec::cluster::Architecture;
+use crate::spec::diagnostic::list;
 use crate::spec::{load_accelerator, shipped};
 
 /// An error bar beyond which a prediction says little.
 const UNSURE: f64 = 0.5;
 
-/// Where memory may be allocated that GPUs do not have, and where the searches opened offload.
+/// Where memory may be allocated that GPUs do not have, where the searches opened offload, and what was asked for in vain.
 pub(super) fn notes(report: &Report, rows: &[Row]) -> Vec<String> {
     let several = report.sections.len() > 1;
     let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
     let blocks = blocks(report).into_iter().chain(below_memory(report)).chain(own_dispatchers(rows));
-    beyond_memory(report).into_iter().chain(beyond_positions(report)).chain(blocks).chain(offload).collect()
+    let before = beyond_memory(report).into_iter().chain(beyond_positions(report));
+    before.chain(blocks).chain(offload).chain(idle_wishes(rows)).collect()
+}
+
+/// What `--fix` asks for that the first of the plans has no use for.
+fn idle_wishes(rows: &[Row]) -> Vec<String> {
+    let Some(row) = rows.first() else { return Vec::new() };
+    let (restrictions, layout) = (&row.section.prepared.task.restrictions, row.found.plan.layout());
+    let of = |(why, axes): (&str, Vec<&str>)| {
+        let say = if axes.len() > 1 { "say" } else { "says" };
+        format!("--fix {} {say} nothing of plan {}: its {why}", list(&axes, "and"), row.place + 1)
+    };
+    idle(restrictions, layout).into_iter().map(of).collect()
 }
 
 /// Where jobs get a part of every domain.

@@ -54,7 +54,8 @@ pub(crate) fn print_phases(
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
         return Ok(());
     }
-    writeln!(out, "{}, {} phases", whereabouts(task), phases.len())?;
+    let several = if phases.len() == 1 { "1 phase".to_owned() } else { format!("{} phases", phases.len()) };
+    writeln!(out, "{}, {several}", whereabouts(task))?;
     writeln!(out, "{}", assumptions(task))?;
     for phase in phases.iter().filter(|phase| matches!(phase.offloading, Offloading::Needed)) {
         writeln!(out, "phase {}: nothing fits without offload; its plan offloads", phase.phase)?;
@@ -67,6 +68,7 @@ pub(crate) fn print_phases(
         "step",
         "MFU",
         "memory/GPU",
+        "fits",
         "steps",
         "goodput",
         "days",
@@ -80,13 +82,14 @@ pub(crate) fn print_phases(
             format!("{} ±{:.0}%", seconds(p.step().seconds()), p.interval.sigma * 100.0),
             percent(phase.prepared.rates(&phase.found.plan, p).mfu),
             gigabytes(p),
+            format!("{:.0}%", phase.prepared.cost().chance_to_fit(p) * 100.0),
             group(cost.steps),
             percent(cost.goodput.effective_training_time_ratio),
             format!("{:.1}", cost.days),
             money(cost.dollars.total),
         ]);
     }
-    for i in 2..9 {
+    for i in 2..10 {
         if let Some(column) = table.column_mut(i) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -162,22 +162,29 @@ impl CostModel<'_> {
             staging: self.profile.memory.staging,
             ..PerParameter::default()
         };
+        let gradients_off = self.profile.memory.gradients_leave(layout);
+        if gradients_off {
+            s.gradients = 0.0;
+        }
         if stage == 0 && !frozen && offload.optimizer == Place::Gpu {
             s.staging += self.profile.memory.replicated_staging;
         }
         if offload.parameters != Place::Gpu && stage >= 3 {
             s.weights = 0.0;
         }
-        // Pinned copies of what lives off the GPU; one copy of the gradients passes through host memory, in
-        // FP32 where there is one in FP32.
+        // Pinned copies of what lives off the GPU; of gradients on the GPU one copy passes through host memory, in FP32 where
+        // there is one in FP32. Where they lie in host memory themselves, the copy that the update reads is beside them.
         let in_host = if frozen { 0.0 } else { self.profile.memory.host_gradients };
-        let passing = q.min(4.0).max(in_host);
+        let passing = if gradients_off { in_host } else { q.min(4.0).max(in_host) };
         let mut off = |place: Place, bytes: f64| match place {
             Place::Gpu => {}
             Place::Cpu => s.host += bytes,
             Place::Nvme => s.nvme += bytes,
         };
         off(offload.optimizer, (o + if offload.optimizer == Place::Cpu { passing } else { 0.0 }) / d);
+        if gradients_off {
+            off(Place::Cpu, q / d);
+        }
         if stage >= 3 {
             off(offload.parameters, weights / d);
         }
@@ -229,6 +236,12 @@ impl CostModel<'_> {
                 }
             }
         }
+        if gradients_off {
+            // Down with every micro-batch; what the one before left comes up before, as the sum is made on the GPU.
+            let micro_batches = f64::from(layout.gradient_accumulation_steps);
+            let moves = (2.0 * micro_batches - 1.0) / micro_batches;
+            s.micro_reduce += picos * moves * q / d / self.host_share(Place::Cpu);
+        }
         if !frozen {
             let traffic = memory::update_bytes(self.job.optimizer, class);
             s.update = if offload.optimizer == Place::Gpu {
@@ -241,7 +254,8 @@ impl CostModel<'_> {
                     Place::Nvme => self.host_share(Place::Nvme),
                     Place::Gpu | Place::Cpu => self.cluster.host.memory_bandwidth.0 / per_gpu,
                 };
-                picos * ((passing + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
+                let down = if gradients_off { 0.0 } else { passing };
+                picos * ((down + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
             };
             s.update += picos * self.orthogonalised(layout, class, group);
         }

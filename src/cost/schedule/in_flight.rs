@@ -1,7 +1,7 @@
 //! How many micro-batches are in flight on every chunk when memory is fullest.
 
 use super::Shape;
-use super::lists::{Pass, Slot, interleaved_order, split_lists};
+use super::lists::{Pass, split_lists};
 use crate::plan::Schedule;
 
 /// By rank, the vectors of in-flight micro-batches per chunk at the moments when none dominates another:
@@ -60,6 +60,23 @@ impl Undominated {
     fn sorted(mut self) -> Vec<Vec<u32>> {
         self.0.sort();
         self.0
+    }
+}
+
+/// One forward operation of a rank: its chunk on that rank and the micro-batch.
+type Slot = (u32, u32);
+
+/// Forward operations of the interleaved schedule, in order, the same on every rank; backward
+/// operations are the same with chunk `v - 1 - chunk`.
+fn interleaved_order(v: u32, m: u32, group: u32, order: &mut Vec<Slot>) {
+    order.clear();
+    let mut first = 0;
+    while first < m {
+        let size = group.min(m - first);
+        for chunk in 0..v {
+            order.extend((first..first + size).map(|j| (chunk, j)));
+        }
+        first += size;
     }
 }
 

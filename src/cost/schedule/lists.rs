@@ -1,24 +1,8 @@
-//! The fixed lists of passes: which rank runs what after what.
+//! The fixed lists of passes of schedules that split backward passes: which rank runs what after what. Those of others are in
+//! [`super::simulator`] and [`super::interleaved`].
 
 use super::Shape;
 use crate::plan::Schedule;
-
-/// One forward operation of a rank: its chunk on that rank and the micro-batch.
-pub type Slot = (u32, u32);
-
-/// Forward operations of the interleaved schedule, in order, the same on every rank; backward
-/// operations are the same with chunk `v - 1 - chunk`.
-pub fn interleaved_order(v: u32, m: u32, group: u32, order: &mut Vec<Slot>) {
-    order.clear();
-    let mut first = 0;
-    while first < m {
-        let size = group.min(m - first);
-        for chunk in 0..v {
-            order.extend((first..first + size).map(|j| (chunk, j)));
-        }
-        first += size;
-    }
-}
 
 /// A pass of a schedule that splits backward passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

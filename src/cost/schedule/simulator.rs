@@ -190,7 +190,7 @@ impl Simulator {
 
     /// Makespans of several splits of the interleaved schedule at once; if all are above `most`, they need not be those.
     /// `forward` and `backward` hold one entry per chunk in model order; all times are whole numbers, and makespans up to
-    /// [`MOST_EXACT`] exact.
+    /// [`super::MOST_EXACT`] exact.
     pub fn run_lanes(
         &mut self,
         shape: Shape,

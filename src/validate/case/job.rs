@@ -41,7 +41,11 @@ pub(super) fn read_precision(row: &MeasuredRow) -> Result<Option<Precision>, Ski
         .ok_or_else(|| Skip::unknown("precision", text, usual().map(|p| p.0)))
 }
 
-fn read_optimizer(row: &MeasuredRow) -> Result<Optimizer, Skip> {
+/// The optimizer of a row.
+///
+/// # Errors
+/// A cell that names none.
+pub(super) fn read_optimizer(row: &MeasuredRow) -> Result<Optimizer, Skip> {
     let Some(text) = row.text("optimizer") else { return Ok(Optimizer::Adamw) };
     let name = text.to_ascii_lowercase().replace(['_', ' '], "-");
     let usual = || Optimizer::value_variants().iter().map(|optimizer| (optimizer.name(), *optimizer));

@@ -66,9 +66,26 @@ fn bad_input_is_refused_with_exit_code_2_and_without_output() {
         ),
         (&["explain", "nothing.sh", "--cluster", "dgx-a100"], "there is no such file"),
         (&["explain", "llama3.1-9b", "--cluster", "dgx-a100"], "llama3.1-8b"),
-        (&["validate", "--filter", "gpu=H1000"], "gpu=H1000; gpu holds H100-SXM-80GB ("),
-        (&["validate", "--filter", "gpu=H200", "--filter", "training=lora"], "training holds pretrain ("),
+        (&["validate", "--filter", "gpu=H1000"], "gpu=H1000; gpu is H100-SXM-80GB ("),
+        (&["validate", "--filter", "gpu=H200", "--filter", "training=lora"], "training is pretrain ("),
         (&["import", "hf", "models/llama3.1-8b.ron"], "this is a model in RON"),
+        (&["validate", "--filter", "gpu=B200", "--filter", "gpu=H200"], "gpu=H200; gpu is B200 (71)"),
+        (
+            &[
+                "plan",
+                "llama3.1-8b",
+                "dgx-a100",
+                "-g",
+                "8",
+                "-b",
+                "32",
+                "-s",
+                "2048",
+                "--fix",
+                "mtp=standalone",
+            ],
+            "--fix mtp is of models that predict further tokens",
+        ),
         (
             &["plan", "llama3.1-8b", "dgx-a100", "--gpus", "8", "-b", "32", "-s", "2048", "--price", "NaN"],
             "price",
@@ -169,42 +186,36 @@ fn options_that_would_change_nothing_are_refused() {
     );
 }
 
-/// What is asked of flags that a plan cannot have is no promise about it, and that is said.
+/// What is asked of flags that a plan has no use for is no promise about it, and that is said of the plan that is printed.
 #[test]
 fn restrictions_that_say_nothing_are_named() {
-    for (fixes, said) in [
-        ("tp=1,sp=on,tp-overlap=off", "note: --fix sp and tp-overlap say nothing of the first plan: tp is 1"),
-        ("cp=1,cp-comm=ring", "note: --fix cp-comm says nothing of the first plan: cp is 1"),
-        ("mtp=head", "note: --fix mtp says nothing of the first plan: the model predicts no further tokens"),
-        ("tp=2,sp=on", ""),
-    ] {
-        let output = small(&["--top", "1", "--fix", fixes]);
-        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-        assert!(stderr(&output).contains(said), "{fixes}: {}", stderr(&output));
-        assert_eq!(
-            said.is_empty(),
-            !stderr(&output).contains("says nothing") && !stderr(&output).contains("say nothing")
-        );
-    }
-}
-
-/// Rows are told apart by what an empty cell stands for.
-#[test]
-fn rows_are_filtered_by_what_empty_cells_stand_for() {
-    let rows = |filters: &[&str]| {
-        let arguments: Vec<&str> = ["validate", "--format", "csv"]
-            .into_iter()
-            .chain(filters.iter().flat_map(|one| ["--filter", one]))
-            .collect();
-        stdout(&autoplan(&arguments)).lines().count() - 1
+    let says = |arguments: &[&str]| {
+        let output = small(arguments);
+        assert_eq!(output.status.code(), Some(0), "{arguments:?}: {}", stderr(&output));
+        let lines = stdout(&output) + &stderr(&output);
+        lines.lines().filter(|line| line.contains(" nothing of plan ")).map(str::to_owned).collect::<Vec<_>>()
     };
-    let [all, adamw, muon] =
-        [&["gpu=GB300"][..], &["gpu=GB300", "optimizer=adamw"], &["gpu=GB300", "optimizer=muon"]].map(rows);
-    assert!(muon > 0 && adamw > 0 && all == adamw + muon, "{all} {adamw} {muon}");
-    // Of A100s some rows state no recomputation.
-    let of = ["gpu=A100-SXM-80GB", "recompute=", "recompute=none", "recompute=full", "recompute=selective"];
-    let counts = of.map(|one| rows(&if one == of[0] { vec![one] } else { vec![of[0], one] }));
-    assert!(counts[1] > 0 && counts[0] == counts[1..].iter().sum::<usize>(), "{counts:?}");
+    for (fixes, said) in [
+        ("tp=1,sp=on,tp-overlap=on", "--fix `sp` and `tp-overlap` say nothing of plan 1: its tp is 1"),
+        ("cp=1,cp-comm=ring", "--fix `cp-comm` says nothing of plan 1: its cp is 1"),
+        ("cp=1,dp=1,dp-overlap=on", "--fix `dp-overlap` says nothing of plan 1: its dp and cp are 1"),
+    ] {
+        let said_of = says(&["--top", "1", "--fix", fixes]);
+        assert!(said_of.len() == 1 && said_of[0].ends_with(said), "{fixes}: {said_of:?}");
+    }
+    // What is off anyway is as it was asked for.
+    for fixes in ["tp=1,sp=off,tp-overlap=off", "tp=2,sp=on", "tp=1,sp=on|off"] {
+        assert_eq!(says(&["--top", "1", "--fix", fixes]), Vec::<String>::new(), "{fixes}");
+    }
+    // Of plans that are picked and of phases too, in every format.
+    let picked = says(&["--fix", "tp=1,sp=on", "--pick", "2", "--format", "ron"]);
+    assert!(picked.len() == 1 && picked[0].contains("of plan 2"), "{picked:?}");
+    let printed = says(&["--fix", "tp=1,sp=on", "--top", "1", "--format", "json"]);
+    assert_eq!(printed.len(), 1, "{printed:?}");
+    let experts = "plan deepseek-v2-lite dgx-a100 -g 8 -b 32 -s 2048 --top 1 --fix ep=1,shared-overlap=on,ep-overlap=on,dispatcher=all-to-all";
+    let text = stdout(&autoplan_says(experts));
+    let said = "--fix `ep-overlap`, `shared-overlap` and `dispatcher` say nothing of plan 1: its ep is 1";
+    assert!(text.contains(said), "{text}");
 }
 
 /// A file of another kind is called what it is.
@@ -217,7 +228,14 @@ fn files_that_are_no_saved_plans_are_named() {
     std::fs::write(path("ds.json"), "{}").unwrap();
     std::fs::write(path("empty.ron"), "").unwrap();
     std::fs::write(path("plan.ron"), small(&["--top", "1", "--format", "ron"]).stdout).unwrap();
-    std::fs::write(path("plan.json"), small(&["--top", "1", "--format", "json"]).stdout).unwrap();
+    // On one line.
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&small(&["--top", "1", "--format", "json"]))).unwrap();
+    std::fs::write(path("plan.json"), json.to_string()).unwrap();
+    let counts = "plan llama3.2-1b dgx-a100 -g 8,16 -b 32 -s 2048 --format json";
+    std::fs::write(path("counts.json"), autoplan_says(counts).stdout).unwrap();
+    let phases = "plan llama3.2-1b dgx-a100 -g 8 --phase 2048:32:1B --phase 4096:16:1B --format json";
+    std::fs::write(path("phases.json"), autoplan_says(phases).stdout).unwrap();
     let plan = path("plan.ron");
     for (what, kind) in [
         (path("launch.sh"), "no saved plan, but a script"),
@@ -227,7 +245,10 @@ fn files_that_are_no_saved_plans_are_named() {
         ("models/llama3.1-8b.ron".to_owned(), "no saved plan, but a model"),
         ("clusters/dgx-h100.ron".to_owned(), "no saved plan, but a cluster"),
         (path("plan.json"), "no saved plan, but what `autoplan plan --format json` printed"),
+        (path("phases.json"), "no saved plan, but what `autoplan plan --format json` printed"),
+        (path("counts.json"), "no saved plan, but what `autoplan plan --format json` printed"),
         ("llama3.1-8b".to_owned(), "`llama3.1-8b` is a model that ships"),
+        ("h100-sxm".to_owned(), "`h100-sxm` is an accelerator that ships"),
     ] {
         for command in
             [&["check", &what][..], &["compare", &plan, &what], &["export", &what, "--to", "megatron"]]

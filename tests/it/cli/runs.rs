@@ -85,7 +85,17 @@ fn a_run_is_itemised_for_people_too() {
         days += expected;
     }
     assert!((days / value["run"]["days"].as_f64().unwrap() - 1.0).abs() < 1e-9);
-    for part in ["Young", "Daly", "written in", "to restart", "energy", "building", "at the tariff"] {
+    for part in [
+        " s to restart",
+        "Wh a step",
+        "Young",
+        "Daly",
+        "written in",
+        "to restart",
+        "energy",
+        "building",
+        "at the tariff",
+    ] {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
 }
@@ -114,12 +124,26 @@ fn phases_are_planned_each_and_totalled() {
     assert!((value["total"]["days"].as_f64().unwrap() / days - 1.0).abs() < 1e-9);
     assert!((value["total"]["dollars"]["total_usd"].as_f64().unwrap() / usd - 1.0).abs() < 1e-9);
     let table = stdout(&run(&[]));
-    for part in ["Llama 3.2 1B on 8 x", "packed from 4096x8", "the whole run: 110B tokens"] {
+    for part in
+        ["Llama 3.2 1B on 8 x", "packed from 4096x8", "the whole run: 110B tokens", "  fits  ", " 2 phases"]
+    {
         assert!(table.contains(part), "{part}: {table}");
     }
     let csv = run(&["--format", "csv"]);
     assert_eq!(csv.status.code(), Some(2));
     assert!(stdout(&csv).is_empty() && stderr(&csv).contains("plan each phase alone"));
+}
+
+/// Adapters of rank 16 on the fused linear layers of Llama 3.1 70B are `16 * 80 * 137,216` weights, of 14 B in a checkpoint
+/// each; and states of 70.55e9 frozen weights, 2 B each, fit two GPUs of 80 GB.
+#[test]
+fn adapters_alone_are_saved_and_have_states() {
+    let job = "explain llama3.1-70b dgx-h100 -g 8 -b 16 -s 8192 --lora 16 --framework bridge --fix tp=2,pp=2 --alone --format json";
+    let value: serde_json::Value =
+        serde_json::from_str(&stdout(&autoplan_says(&format!("{job} --tokens 1B")))).unwrap();
+    let saved = value["run"]["goodput"]["checkpoint_bytes"].as_f64().unwrap();
+    assert!((saved / (14.0 * 16.0 * 80.0 * 137_216.0) - 1.0).abs() < 1e-3, "{saved}");
+    assert_eq!(value["advice"]["walls"]["least_gpus"], 2);
 }
 
 #[test]

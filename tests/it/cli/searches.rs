@@ -529,3 +529,53 @@ fn spreadsheets_hold_every_choice() {
         assert_eq!(cell("chance_to_fit").parse::<f64>().unwrap(), chance);
     }
 }
+
+/// A model with sinks in some layers computes attention eagerly in all of them, in the prediction and in the check; ALiBi makes
+/// it eager too, but in Falcon's class. Eager attention is not split over context-parallel ranks.
+#[test]
+fn eager_attention_is_that_of_a_whole_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let sinks = include_str!("../../../models/gpt-oss-20b.ron").replacen("sinks: true", "sinks: false", 1);
+    let some = write("some.ron", &sinks);
+    let none = write("none.ron", &sinks.replace("sinks: true", "sinks: false"));
+    let falcon = write(
+        "falcon.json",
+        r#"{"architectures": ["FalconForCausalLM"], "model_type": "falcon", "hidden_size": 2048, "num_hidden_layers": 24,
+            "num_attention_heads": 32, "vocab_size": 50304, "alibi": true, "bias": true, "multi_query": false,
+            "parallel_attn": false, "new_decoder_architecture": false}"#,
+    );
+    let mpt = write(
+        "mpt.json",
+        r#"{"architectures": ["MPTForCausalLM"], "model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32,
+            "expansion_ratio": 4, "max_seq_len": 4096, "vocab_size": 50432, "no_bias": true, "attn_config": {"alibi": true}}"#,
+    );
+    let plans = |model: &str, framework: &str| -> Vec<serde_json::Value> {
+        let job = ["plan", model, "dgx-h100", "-g", "128", "-b", "128", "-s", "2048", "--format", "json"];
+        let output = autoplan(&[&job[..], &["--framework", framework, "--fix", "offload=none"]].concat());
+        assert!(output.status.success(), "{model} {framework}: {}", stderr(&output));
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["plans"].as_array().unwrap().clone()
+    };
+    for framework in ["deepspeed", "accelerate"] {
+        let attention = |model: &str| plans(model, framework)[0]["time"]["attention"].as_f64().unwrap();
+        let whole = attention("gpt-oss-20b");
+        assert!((attention(&some) / whole - 1.0).abs() < 1e-9);
+        assert!(attention(&none) < 0.3 * whole);
+        // Accelerate splits the sequences of no model with experts.
+        let some = (framework == "deepspeed").then_some(&some);
+        for model in some.into_iter().chain([&mpt, &"bloom-176b".to_owned()]) {
+            let split = |plan: &serde_json::Value| plan["plan"]["context_parallel"].as_u64() > Some(1);
+            assert!(!plans(model, framework).iter().any(split), "{framework} {model}");
+        }
+        let share = |model: &str| {
+            let plan = &plans(model, framework)[0];
+            plan["time"]["attention"].as_f64().unwrap() / plan["step_time_s"].as_f64().unwrap()
+        };
+        assert!(share(&falcon) < 0.2 && share(&mpt) > 0.3, "{} {}", share(&falcon), share(&mpt));
+    }
+}

@@ -106,7 +106,6 @@ fn empty_intersections_are_answered() {
         ("ep=2", "has no experts: ep is 1"),
         ("schedule=zb-v", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
         ("Schedule=ZB-V", "megatron has no schedule=zb-v; it has 1f1b, interleaved"),
-        ("mtp=standalone", "--fix mtp=standalone: the model predicts no further tokens"),
         ("tp=8 pp=16", "need 128 GPUs or more"),
         ("pp=8 vpp=8", "1 have more chunks (pp x vpp) than layers and ends under --fix vpp"),
         (

@@ -18,6 +18,7 @@ pub mod step;
 
 use serde::Serialize;
 
+use crate::layers::Run;
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload};
 use crate::units::{Bytes, Picos};
 
@@ -297,6 +298,14 @@ pub struct CellCosts {
 }
 
 impl CellCosts {
+    /// Parameters of a rank that holds all layers and both ends.
+    #[must_use]
+    pub fn parameters(&self, runs: &[Run]) -> LocalParameters {
+        let layers = runs.iter().map(|run| (&self.layers[usize::from(run.kind)].parameters, run.count));
+        let ends = [(&self.embedding.parameters, 1), (&self.head.parameters, 1)];
+        layers.chain(ends).fold(LocalParameters::default(), |sum, (of, n)| sum.plus(of, u64::from(n)))
+    }
+
     /// What stands on a chunk beside layers.
     pub fn ends(&self, layout: &Layout, chunk: u32) -> impl Iterator<Item = &EndCost> {
         let standalone = layout.mtp_chunk().zip(self.standalone.as_ref());

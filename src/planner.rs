@@ -594,11 +594,7 @@ impl Prepared<'_> {
     /// Parameters of a rank that holds all layers of a layout, by class.
     #[must_use]
     pub fn parameters_under(&self, layout: &Layout) -> LocalParameters {
-        let cell = self.cost().cell(&CellKey::from(layout));
-        let layers = self.layers.runs.iter();
-        let layers = layers.map(|run| (&cell.layers[usize::from(run.kind)].parameters, u64::from(run.count)));
-        let ends = [(&cell.embedding.parameters, 1), (&cell.head.parameters, 1)];
-        layers.chain(ends).fold(LocalParameters::default(), |sum, (of, count)| sum.plus(of, count))
+        self.cost().cell(&CellKey::from(layout)).parameters(&self.layers.runs)
     }
 
     /// The run as the money model sees it.

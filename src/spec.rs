@@ -168,7 +168,7 @@ fn checked<T: serde::de::DeserializeOwned>(
     validate: impl Fn(&T) -> Result<(), Fault>,
 ) -> Result<T, SpecError> {
     let value = parse_ron(source, text).map_err(|error| match saved::kind_of(text) {
-        Some(found) if !found.ends_with(kind.word()) => {
+        Some(found) if found != kind.called() => {
             let error = SpecError::new(source, format!("this is {found}, no {}", kind.word()));
             match found {
                 saved::SAVED_PLAN => {

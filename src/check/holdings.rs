@@ -10,7 +10,7 @@ use super::timing::Prices;
 use super::{Given, Ledger, Sequence, rank_of, spans};
 use crate::cost::step::Prediction;
 use crate::frameworks::hf::eager_attention;
-use crate::frameworks::profile::{EagerScores, OffloadedActivations};
+use crate::frameworks::profile::{EagerScores, OffloadedActivations, OffloadedGradients};
 use crate::layers::Layers;
 use crate::plan::{
     ContextComm, CudaGraphs, Dispatcher, Layout, Module, Modules, Place, Plan, Recompute, Schedule,
@@ -777,17 +777,24 @@ impl Holdings<'_> {
         let [weights, gradients, owned] = self.undivided(kind);
         let mut off = [0.0; 2];
         // A copy of the gradients lies in host memory beside states that are updated there; and the gradients, if the
-        // framework sums them up there.
+        // framework keeps them there.
         let copy = self.given.profile.memory.host_gradients;
         let trained = kind != Kind::Frozen;
-        match (offload.optimizer, self.sums_off_gpu()) {
+        let lone = self.layout.zero_stage == 2
+            && self.layout.gradient_accumulation_steps == 1
+            && self.given.profile.memory.offloaded_gradients == OffloadedGradients::SummedOnGpu;
+        let summed = if lone { 0.0 } else { gradients };
+        match (offload.optimizer, self.gradients_leave()) {
             (Place::Gpu, _) => {}
             (Place::Cpu, _) if !trained => off[0] += owned,
-            (Place::Cpu, true) => off[0] += owned + gradients + copy,
+            (Place::Cpu, true) => off[0] += owned + summed + copy,
             (Place::Cpu, false) => off[0] += owned + gradients.min(4.0).max(copy),
-            (Place::Nvme, sums) => {
-                off[0] += if sums { gradients } else { 0.0 };
-                off[1] += owned;
+            (Place::Nvme, true) => {
+                off[0] += summed;
+                off[1] += if trained { owned + copy } else { owned };
+            }
+            (Place::Nvme, false) => {
+                off[1] += if trained { owned + gradients.min(4.0).max(copy) } else { owned }
             }
         }
         match offload.parameters {
@@ -805,7 +812,7 @@ impl Holdings<'_> {
         let ranks = self.sharing(kind);
         let mut bytes = [weights, gradients, owned / ranks];
         if l.zero_stage >= 2 {
-            bytes[1] = if self.sums_off_gpu() { 0.0 } else { bytes[1] / ranks };
+            bytes[1] = if self.gradients_leave() { 0.0 } else { bytes[1] / ranks };
         }
         if l.zero_stage < 3 && kind != Kind::Frozen {
             bytes[0] += self.given.profile.memory.cached_weights;
@@ -832,10 +839,10 @@ impl Holdings<'_> {
         bytes
     }
 
-    /// Whether gradients are summed up in host memory.
-    fn sums_off_gpu(&self) -> bool {
-        let (l, memory) = (self.layout, &self.given.profile.memory);
-        memory.gradients_off_gpu && l.zero_stage >= 2 && l.offload.optimizer != Place::Gpu
+    /// Whether gradients are in host memory from one micro-batch to the next.
+    fn gradients_leave(&self) -> bool {
+        let (l, kept) = (self.layout, self.given.profile.memory.offloaded_gradients);
+        kept != OffloadedGradients::OnGpu && l.zero_stage >= 2 && l.offload.optimizer != Place::Gpu
     }
 
     /// Whether sharded weights stay gathered from the first micro-batch to the last.

@@ -166,7 +166,7 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Result<String, &'stat
     let shared = if l.shard_group == replicas { "all".to_owned() } else { l.shard_group.to_string() };
     let degree = |degree: u32| Ok(degree.to_string());
     let beside =
-        |degree: u32, else_: &'static str, choice: String| if degree > 1 { Ok(choice) } else { Err(else_) };
+        |degree: u32, why: &'static str, choice: String| if degree > 1 { Ok(choice) } else { Err(why) };
     let (tp, pp, cp, ep) = (l.tensor_parallel, l.pipeline_parallel, l.context_parallel, l.expert_parallel);
     let dispatcher = l.dispatcher.map_or_else(String::new, |dispatcher| name_of(&DISPATCHERS, dispatcher));
     vec![

@@ -17,7 +17,7 @@ use crate::cost::network::{Fabric, Group};
 use crate::cost::step::{OffGpu, Prediction};
 use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, ModuleCost, OffloadedInput,
-    PerParameter, Sharding, StateClass, Times,
+    PerParameter, Sharding, Times,
 };
 use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Leaning, Scale, own_runs};
 use crate::frameworks::hf::{eager_attention, windows_cut};
@@ -966,11 +966,7 @@ impl<'a> CostModel<'a> {
 
     /// Seconds of adding one micro-batch's gradients to the accumulated ones where no product does it.
     fn gradient_addition(&self, parameters: &LocalParameters) -> f64 {
-        let trained: u64 = [StateClass::Dense, StateClass::Expert, StateClass::Ends]
-            .into_iter()
-            .map(|class| parameters.0[class as usize])
-            .sum();
-        self.profile.kernels.gradient_addition_bytes * trained as f64 / self.device.bandwidth
+        self.profile.kernels.gradient_addition_bytes * parameters.trained() as f64 / self.device.bandwidth
     }
 
     /// Bytes of a saved linear input per element.

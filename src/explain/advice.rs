@@ -13,9 +13,10 @@ use crate::cost::network::ring_all_reduce_volume;
 use crate::cost::roofline::{Ceiling, Ceilings};
 use crate::cost::scaling::{least_gpus, petaflop_days, time_at};
 use crate::cost::step::{Prediction, predict};
+use crate::frameworks::profile::OffloadedGradients;
 use crate::frameworks::{Context, legal_plan};
 use crate::layers::AttentionCount;
-use crate::memory::{moment_bytes, states, zero_bytes};
+use crate::memory::{moment_bytes, states};
 use crate::plan::{Layout, Place, Plan};
 use crate::planner::Prepared;
 use crate::spec::job::{Job, Phase, Training};
@@ -277,16 +278,20 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let recipe = states(task.profile, job.precision);
     let owned = recipe.owned + moment_bytes(job.optimizer, crate::cost::StateClass::Dense);
     let total = prepared.parameters.total as f64;
-    let gradient = if task.profile.memory.gradients_leave(layout) { 0.0 } else { recipe.gradients };
-    let trained = match job.training {
-        Training::Full => total,
-        _ => prepared.parameters_under(&Layout::ONE).trained() as f64,
+    let kept = task.profile.memory.gradients_of(layout);
+    let gradient = if kept == OffloadedGradients::OnGpu { recipe.gradients } else { 0.0 };
+    let (held, trained) = match job.training {
+        Training::Full => (total, total),
+        _ => {
+            let adapters = prepared.parameters_under(&Layout::ONE).trained() as f64;
+            (total + adapters, adapters)
+        }
     };
     // Weights leave the GPU between uses at stage 3 alone.
     let off = layout.offload;
     let weights = if off.parameters == Place::Gpu || layout.zero_stage < 3 { recipe.weights } else { 0.0 };
     let owned = if off.optimizer == Place::Gpu { owned } else { 0.0 };
-    let state = total * weights + zero_bytes(trained, 0, 1, 0.0, gradient, owned);
+    let state = held * weights + trained * (gradient + owned);
     let run = prepared.run(prediction);
     let whole = job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
     let cost = whole.map_or_else(|| step_cost(&run).per_step, |run| run.dollars.total);

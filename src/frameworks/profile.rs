@@ -495,9 +495,9 @@ pub struct Memory {
     /// as its projection takes it.
     #[serde(default)]
     pub output_reordered: bool,
-    /// Gradients that are sharded lie in host memory, and are summed up there, where the optimizer states are off the GPU.
+    /// Where sharded gradients are kept if the optimizer states are off the GPU.
     #[serde(default)]
-    pub gradients_off_gpu: bool,
+    pub offloaded_gradients: OffloadedGradients,
     /// Bytes of the gradients' copy in host memory where the optimizer updates there, if more than on the GPU.
     #[serde(default)]
     pub host_gradients: f64,
@@ -546,10 +546,11 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Whether the gradients of a layout are summed up in host memory.
+    /// Where the gradients of a layout are kept.
     #[must_use]
-    pub fn gradients_leave(&self, layout: &Layout) -> bool {
-        self.gradients_off_gpu && layout.zero_stage >= 2 && layout.offload.optimizer != Place::Gpu
+    pub fn gradients_of(&self, layout: &Layout) -> OffloadedGradients {
+        let sharded = layout.zero_stage >= 2 && layout.offload.optimizer != Place::Gpu;
+        if sharded { self.offloaded_gradients } else { OffloadedGradients::OnGpu }
     }
 }
 
@@ -584,6 +585,18 @@ pub enum OffloadedActivations {
     /// The inputs of layers that are recomputed whole: down under the next layer's forward pass, back when the
     /// layer is computed again, which waits for them.
     Inputs,
+}
+
+/// Where sharded gradients are kept from one micro-batch to the next if the optimizer states are off the GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum OffloadedGradients {
+    /// On the GPU, as without offload.
+    #[default]
+    OnGpu,
+    /// In host memory; they come up for the next micro-batch's to be added on the GPU, and go down again.
+    SummedOnGpu,
+    /// In host memory, to which those of every micro-batch go, to be added there.
+    SummedOnHost,
 }
 
 /// Bytes of training state per parameter without moments.

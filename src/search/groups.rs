@@ -677,7 +677,7 @@ impl Search<'_> {
     pub(super) fn price(&self, key: &CellKey, scratch: &mut Scratch) -> Priced {
         let cell = self.cost.cell_with(key, &mut scratch.parts);
         let (mut passes, mut delayed) = ([Picos::ZERO; 2], Picos::ZERO);
-        let mut parameters = LocalParameters::default();
+        let parameters = cell.parameters(&self.layers.runs);
         let mut longest_forward: f64 = 0.0;
         let mut share = |forward: Picos, backward: Picos| {
             if forward.0 + backward.0 > 0 {
@@ -691,14 +691,12 @@ impl Search<'_> {
             passes = [passes[0] + f * u64::from(run.count), passes[1] + b * u64::from(run.count)];
             delayed += layer.weight_gradient * u64::from(run.count);
             share(f, b);
-            parameters = parameters.plus(&layer.parameters, u64::from(run.count));
         }
         for end in [&cell.embedding, &cell.head] {
             let (f, b) = (end.forward.total(), end.backward.total());
             passes = [passes[0] + f, passes[1] + b];
             delayed += end.weight_gradient;
             share(f, b);
-            parameters = parameters.plus(&end.parameters, 1);
         }
         for end in cell.standalone.iter().flatten() {
             share(end.forward.total(), end.backward.total());

@@ -2,7 +2,7 @@
 
 use super::CostModel;
 use crate::cost::{MicroOverlap, PerParameter, Sharding, StateClass};
-use crate::frameworks::profile::DataMode;
+use crate::frameworks::profile::{DataMode, OffloadedGradients};
 use crate::memory;
 use crate::plan::{Layout, Place, Schedule};
 use crate::units::{Picos, Seconds};
@@ -162,7 +162,11 @@ impl CostModel<'_> {
             staging: self.profile.memory.staging,
             ..PerParameter::default()
         };
-        let gradients_off = self.profile.memory.gradients_leave(layout);
+        let kept = self.profile.memory.gradients_of(layout);
+        let gradients_off = kept != OffloadedGradients::OnGpu;
+        let micro_batches = f64::from(layout.gradient_accumulation_steps);
+        // DeepSpeed's ZeRO-2 keeps no sum of one micro-batch beside what the update reads.
+        let lone = kept == OffloadedGradients::SummedOnGpu && stage == 2 && micro_batches == 1.0;
         if gradients_off {
             s.gradients = 0.0;
         }
@@ -181,8 +185,8 @@ impl CostModel<'_> {
             Place::Cpu => s.host += bytes,
             Place::Nvme => s.nvme += bytes,
         };
-        off(offload.optimizer, (o + if offload.optimizer == Place::Cpu { passing } else { 0.0 }) / d);
-        if gradients_off {
+        off(offload.optimizer, (o + passing) / d);
+        if gradients_off && !lone {
             off(Place::Cpu, q / d);
         }
         if stage >= 3 {
@@ -237,10 +241,20 @@ impl CostModel<'_> {
             }
         }
         if gradients_off {
-            // Down with every micro-batch; what the one before left comes up before, as the sum is made on the GPU.
-            let micro_batches = f64::from(layout.gradient_accumulation_steps);
-            let moves = (2.0 * micro_batches - 1.0) / micro_batches;
-            s.micro_reduce += picos * moves * q / d / self.host_share(Place::Cpu);
+            // Down with every micro-batch. Where the sum is made on the GPU, those before come up, at ZeRO-3 even the first one's
+            // own; the host's own sum walks three copies.
+            let (one, before) = (q / d / self.host_share(Place::Cpu), micro_batches - 1.0);
+            let per_gpu = self.cluster.host.memory_bandwidth.0 / f64::from(self.cluster.gpus_per_node);
+            let once_a_step = self.profile.sharded.kept_in_pipeline && layout.pipeline_parallel > 1;
+            if kept == OffloadedGradients::SummedOnGpu {
+                let up = if stage >= 3 { micro_batches } else { before };
+                let down = if lone { 0.0 } else { micro_batches };
+                s.micro_reduce += picos * (down + up) * one / micro_batches;
+            } else if stage >= 3 && once_a_step {
+                s.reduce += picos * one;
+            } else {
+                s.micro_reduce += picos * (one + before / micro_batches * 3.0 * q / d / per_gpu);
+            }
         }
         if !frozen {
             let traffic = memory::update_bytes(self.job.optimizer, class);
@@ -254,8 +268,7 @@ impl CostModel<'_> {
                     Place::Nvme => self.host_share(Place::Nvme),
                     Place::Gpu | Place::Cpu => self.cluster.host.memory_bandwidth.0 / per_gpu,
                 };
-                let down = if gradients_off { 0.0 } else { passing };
-                picos * ((down + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
+                picos * ((passing + 2.0) / d / link + traffic / d / states + 6.0 / self.device.bandwidth)
             };
             s.update += picos * self.orthogonalised(layout, class, group);
         }

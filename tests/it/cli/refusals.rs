@@ -207,7 +207,7 @@ fn restrictions_that_say_nothing_are_named() {
     for fixes in ["tp=1,sp=off,tp-overlap=off", "tp=2,sp=on", "tp=1,sp=on|off"] {
         assert_eq!(says(&["--top", "1", "--fix", fixes]), Vec::<String>::new(), "{fixes}");
     }
-    // Of plans that are picked and of phases too, in every format.
+    // Of the plan that is picked, and in every format.
     let picked = says(&["--fix", "tp=1,sp=on", "--pick", "2", "--format", "ron"]);
     assert!(picked.len() == 1 && picked[0].contains("of plan 2"), "{picked:?}");
     let printed = says(&["--fix", "tp=1,sp=on", "--top", "1", "--format", "json"]);

@@ -1,5 +1,6 @@
 //! `autoplan check`.
 
+use std::fmt;
 use std::io::Write;
 
 use comfy_table::{ContentArrangement, Table};
@@ -11,6 +12,7 @@ use super::options::inexpressible;
 use super::{Ending, Failure};
 use crate::check::{Outcome, Report, TAKEN_AS_GIVEN};
 use crate::cost::step::Prediction;
+use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::search::Found;
 use crate::spec::saved::SavedPlan;
@@ -42,17 +44,34 @@ pub(crate) fn verify(prepared: &Prepared, plans: &[Found]) -> Result<(), Failure
     })
 }
 
-/// A figure that the file states, and what this build predicts.
+/// What a file states of its plan, and what this build finds.
 struct Stated {
     name: &'static str,
-    stated: f64,
-    predicted: f64,
+    stated: Value,
+    predicted: Value,
 }
 
 impl Stated {
     /// Figures are written with all their digits.
     fn agrees(&self) -> bool {
-        (self.stated - self.predicted).abs() <= 1e-9 * self.predicted.abs()
+        match (self.stated.as_f64(), self.predicted.as_f64()) {
+            (Some(stated), Some(predicted)) => (stated - predicted).abs() <= 1e-9 * predicted.abs(),
+            _ => self.stated == self.predicted,
+        }
+    }
+}
+
+impl fmt::Display for Stated {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let Self { name, stated, predicted } = self;
+        write!(f, "the file states {name} = {stated}, but by this build it is {predicted}")
+    }
+}
+
+/// Notes what a file states wrongly of its plan, for commands that predict it anew.
+pub(crate) fn note_wrong_statements(path: &str, saved: &SavedPlan, plan: &Plan, prediction: &Prediction) {
+    for wrong in stated(saved, plan, prediction).iter().filter(|one| !one.agrees()) {
+        anstream::eprintln!("note: {path}: {wrong}");
     }
 }
 
@@ -63,18 +82,14 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ending, Failure> {
     let prepared = task.prepare();
     let prediction = prepared.predict(&plan);
     let report = prepared.check(&plan, &prediction);
-    let stated = stated(&saved, &prediction);
+    let stated = stated(&saved, &plan, &prediction);
     let passed = report.passed() && stated.iter().all(Stated::agrees);
     let mut out = std::io::stdout().lock();
     match args.format {
         Format::Table => {
             table(&plan.to_string(), &report, &mut out)?;
-            for figure in stated.iter().filter(|figure| !figure.agrees()) {
-                writeln!(
-                    out,
-                    "the file states {} = {}, but this build predicts {}",
-                    figure.name, figure.stated, figure.predicted
-                )?;
+            for wrong in stated.iter().filter(|one| !one.agrees()) {
+                writeln!(out, "{wrong}")?;
             }
             if passed {
                 writeln!(out, "all {} checks passed", report.checks.len())?;
@@ -97,17 +112,18 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ending, Failure> {
     Ok(if passed { Ending::Done } else { Ending::Negative })
 }
 
-fn stated(saved: &SavedPlan, prediction: &Prediction) -> [Stated; 2] {
+fn stated(saved: &SavedPlan, plan: &Plan, prediction: &Prediction) -> [Stated; 3] {
     [
+        Stated { name: "name", stated: json!(saved.name), predicted: json!(plan.to_string()) },
         Stated {
             name: "predicted_step_s",
-            stated: saved.predicted_step_s,
-            predicted: prediction.step().seconds().0,
+            stated: json!(saved.predicted_step_s),
+            predicted: json!(prediction.step().seconds().0),
         },
         Stated {
             name: "predicted_allocated",
-            stated: saved.predicted_allocated.0 as f64,
-            predicted: prediction.allocated.0 as f64,
+            stated: json!(saved.predicted_allocated.0),
+            predicted: json!(prediction.allocated.0),
         },
     ]
 }
@@ -153,10 +169,9 @@ fn report_json(plan: &str, report: &Report, stated: &[Stated], passed: bool) -> 
         .collect();
     let stated: Vec<Value> = stated
         .iter()
-        .map(|figure| {
+        .map(|one| {
             json!({
-                "name": figure.name, "stated": figure.stated, "predicted": figure.predicted,
-                "agrees": figure.agrees(),
+                "name": one.name, "stated": one.stated, "predicted": one.predicted, "agrees": one.agrees(),
             })
         })
         .collect();

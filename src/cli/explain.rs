@@ -5,7 +5,7 @@ use std::io::Write;
 use comfy_table::CellAlignment;
 use serde_json::json;
 
-use super::check::verify;
+use super::check::{note_wrong_statements, verify};
 use super::export::command_line;
 use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
@@ -316,6 +316,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             own_job(&args.what, "a saved plan", &given)?;
             let (saved, plan) = SavedPlan::load(&args.what)?;
             let mut task = task_of(&saved)?;
+            note_wrong_statements(&args.what, &saved, &plan, &task.prepare().predict(&plan));
             task.pricing = args.job.price.unwrap_or(task.pricing);
             task.job.tokens = args.job.tokens.or(task.job.tokens);
             (task, plan)
@@ -858,7 +859,9 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
     let mut sides = Vec::new();
     for path in [&args.first, &args.second] {
         let (saved, plan) = SavedPlan::load(path)?;
-        sides.push((task_of(&saved)?, plan));
+        let task = task_of(&saved)?;
+        note_wrong_statements(path, &saved, &plan, &task.prepare().predict(&plan));
+        sides.push((task, plan));
     }
     let prepared: Vec<_> = sides.iter().map(|(task, plan)| (task.prepare(), plan)).collect();
     let predictions: Vec<Prediction> =

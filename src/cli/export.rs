@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use super::check::note_wrong_statements;
 use super::explain::task_of;
 use super::options::inexpressible;
 use super::progress::Bar;
@@ -62,6 +63,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
     }
     // A file may have been edited: what is written out is predicted and verified anew.
     let saved_for = task_of(&saved)?;
+    note_wrong_statements(&args.plan, &saved, &plan, &saved_for.prepare().predict(&plan));
     let to = args.to.of_plan(&saved.model, &saved.job, &plan);
     if to != args.to {
         anstream::eprintln!(

@@ -554,9 +554,27 @@ fn the_command_says_what_does_not_hold() {
     let from = saved.find("predicted_step_s: ").unwrap();
     let to = from + saved[from..].find(',').unwrap();
     let boast = format!("{}predicted_step_s: 0.001{}", &saved[..from], &saved[to..]);
-    let (code, out, _) = run(&file("boast.ron", &boast), "table");
+    let boast = file("boast.ron", &boast);
+    let (code, out, _) = run(&boast, "table");
     assert_eq!(code, Some(1));
     assert!(out.contains("states predicted_step_s = 0.001"), "{out}");
+    // Nor a name that is another plan's.
+    assert!(saved.contains("name: \"tp1 pp1"));
+    let alias = file("alias.ron", &saved.replace("name: \"tp1 pp1", "name: \"tp8 pp1"));
+    let (code, out, _) = run(&alias, "json");
+    let value: serde_json::Value = serde_json::from_str(&out).unwrap();
+    assert_eq!((code, &value["stated"][0]["agrees"]), (Some(1), &serde_json::Value::Bool(false)), "{out}");
+    // Who predicts such a plan anew is told.
+    for (arguments, wrong) in [
+        (&["explain", "--alone", &boast][..], &["boast.ron: the file states predicted_step_s = 0.001"][..]),
+        (&["export", &alias, "--to", "megatron"], &["alias.ron: the file states name = \"tp8"]),
+        (&["compare", &alias, &boast], &["states name = \"tp8", "states predicted_step_s"]),
+        (&["compare", &good, &good], &[]),
+    ] {
+        let (code, _, error) = autoplan(arguments);
+        assert_eq!((code, error.matches("the file states").count()), (Some(0), wrong.len()), "{error}");
+        assert!(wrong.iter().all(|one| error.contains(one)), "{arguments:?}: {error}");
+    }
 
     // What is no plan is bad input.
     let folded = file("folded.ron", &saved.replace("OneFOneB", "DualPipe"));

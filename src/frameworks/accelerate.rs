@@ -218,7 +218,15 @@ pub static RULES: &[Rule] = &[
                 matches!(c.precision, Precision::Bf16 | Precision::Fp16),
                 "only bf16 and fp16 are exported",
                 [0; 4],
-            )?;
+            )
+        },
+    },
+    Rule {
+        name: "optimizer",
+        source: "accelerator.py Accelerator.prepare_optimizer",
+        judge: Judge::Nobody,
+        reach: Reach::Job,
+        check: |_, c, _| {
             ensure(
                 matches!(c.optimizer, Optimizer::Adamw | Optimizer::Sgd),
                 "only AdamW and SGD are exported",

@@ -290,9 +290,21 @@ pub static RULES: &[Rule] = &[
         source: "config/configs.py mixed_precision_param",
         judge: Judge::Nobody,
         reach: Reach::Job,
+        check: |_, c, _| ensure(c.precision == Precision::Bf16, "only bf16 is exported", [0; 4]),
+    },
+    Rule {
+        name: "optimizer",
+        source: "components/optimizer/optimizer.py OptimizersContainer",
+        judge: Judge::Nobody,
+        reach: Reach::Job,
+        check: |_, c, _| ensure(c.optimizer == Optimizer::Adamw, "only AdamW is exported", [0; 4]),
+    },
+    Rule {
+        name: "training",
+        source: "components/lora.py",
+        judge: Judge::Nobody,
+        reach: Reach::Job,
         check: |_, c, _| {
-            ensure(c.precision == Precision::Bf16, "only bf16 is exported", [0; 4])?;
-            ensure(c.optimizer == Optimizer::Adamw, "only AdamW is exported", [0; 4])?;
             ensure(c.training == Training::Full, "only training of all weights is exported", [0; 4])
         },
     },

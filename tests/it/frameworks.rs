@@ -797,6 +797,26 @@ static CASES: &[Case] = &[
             l.data_overlap = true;
         },
     ),
+    case(
+        Target::Torchtitan,
+        "optimizer",
+        DENSE,
+        |j| j.optimizer = Optimizer::Muon,
+        |l| {
+            l.zero_stage = 3;
+            l.data_overlap = true;
+        },
+    ),
+    case(
+        Target::Torchtitan,
+        "training",
+        DENSE,
+        |j| j.training = Training::Lora { rank: 16 },
+        |l| {
+            l.zero_stage = 3;
+            l.data_overlap = true;
+        },
+    ),
     case(Target::Torchtitan, "expert-shard-memory", LATENT_MOE, ninety_six, |l| {
         moe(l);
         l.expert_parallel = 8;
@@ -884,6 +904,16 @@ static CASES: &[Case] = &[
         "precision",
         DENSE,
         |j| j.precision = Precision::Fp8,
+        |l| {
+            l.zero_stage = 3;
+            l.data_overlap = true;
+        },
+    ),
+    case(
+        Target::Accelerate,
+        "optimizer",
+        DENSE,
+        |j| j.optimizer = Optimizer::Muon,
         |l| {
             l.zero_stage = 3;
             l.data_overlap = true;

@@ -29,21 +29,33 @@ qwen3-30b-a3b dgx-h100 --gpus 64 --global-batch 1024 --seq-len 4096
 JOBS
 }
 
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+# The line of a job; where that fails for anything but that there is no plan (1), what autoplan says of it.
 measure() {
+    status=0
     started=$(date +%s.%N)
     # shellcheck disable=SC2086 # a job is several words
-    gaps=$("$autoplan" plan $job --top 5 --format json "$@" 2>/dev/null | awk '/^      "split_gap"/ { print $2 + 0 }') || true
+    "$autoplan" plan $job --top 5 --format json "$@" >"$scratch/plans" 2>"$scratch/notes" || status=$?
     ended=$(date +%s.%N)
-    printf '%s\n' "$gaps" | awk -v job="$job" -v s="$started" -v e="$ended" '
-        NF { plans++; if ($1 > 0.05) open++; if ($1 > worst) worst = $1 }
-        END { printf "%.1f s\t%d of %d\t%.1f %%\t%s\n", e - s, open, plans, 100 * worst, job }'
+    if [ "$status" -gt 1 ]; then
+        echo "held.sh: plan $job $*" >&2
+        cat "$scratch/notes" >&2
+        exit "$status"
+    fi
+    awk -v job="$job" -v s="$started" -v e="$ended" '
+        /^      "split_gap"/ { gap = $2 + 0; plans++; if (gap > 0.05) open++; if (gap > worst) worst = gap }
+        END { printf "%.1f s\t%d of %d\t%.1f %%\t%s\n", e - s, open, plans, 100 * worst, job }' "$scratch/plans"
 }
 
 jobs | while read -r of; do
     for chunks in 4,vpp=3 8,vpp=2 8,vpp=4 16,vpp=2 16,vpp=4; do
         job="$of --fix pp=$chunks"
-        measure "$@"
+        measure "$@" >"$scratch/line"
+        tee -a "$scratch/lines" <"$scratch/line"
     done
-done | awk '
-    { print; fflush(); open += $3; plans += $5 }
-    END { printf "%d of %d plans may be more than 5 %% slower than with another split\n", open, plans }'
+done
+awk '
+    { open += $3; plans += $5 }
+    END { printf "%d of %d plans may be more than 5 %% slower than with another split\n", open, plans }' "$scratch/lines"

@@ -11,7 +11,7 @@ use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
+use super::output::{by, gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
 use super::progress::Bar;
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
@@ -255,7 +255,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             settings = Some(std::mem::take(&mut launched.settings));
             launched.job.tokens = args.job.tokens;
             launched.job.memory_limit = args.job.memory_limit;
-            launched.job.routing = args.job.routing;
+            launched.job.routing = args.job.routing.unwrap_or(launched.job.routing);
             launched.job.packed = args.job.packed.clone();
             let mut task = launched.task(machine, args.job.framework.as_deref())?;
             task.pricing = args.job.price.unwrap_or_default();
@@ -677,9 +677,9 @@ fn place_text(
             // Of this plan's step, as in the table below.
             let gain = 1.0 - best.prediction.step().0 as f64 / own.0 as f64;
             let verdict = match (fits, gain >= 0.0) {
-                (true, _) => format!("better by {} of the step", percent(gain)),
-                (false, true) => format!("fits, and is faster by {} of the step", percent(gain)),
-                (false, false) => format!("fits, slower by {} of the step", percent(-gain)),
+                (true, _) => format!("better by {} of the step", by(gain)),
+                (false, true) => format!("fits, and is faster by {} of the step", by(gain)),
+                (false, false) => format!("fits, slower by {} of the step", by(-gain)),
             };
             writeln!(
                 out,

@@ -29,19 +29,19 @@ pub(crate) struct JobArgs {
     /// given. A framework that is named must have the model.
     #[arg(long)]
     pub framework: Option<String>,
-    /// Number format of the linear layers.
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub precision: Precision,
-    /// Optimizer.
-    #[arg(long, value_enum, default_value = "adamw")]
-    pub optimizer: Optimizer,
+    /// Number format of the linear layers; bf16 unless given.
+    #[arg(long, value_enum)]
+    pub precision: Option<Precision>,
+    /// Optimizer; adamw unless given.
+    #[arg(long, value_enum)]
+    pub optimizer: Option<Optimizer>,
     /// Train low-rank adapters of this rank instead of all weights. Fine-tuning of all weights needs no flag: it is
     /// planned as pretraining, with its documents in --packed.
     #[arg(long, value_name = "RANK", value_parser = clap::value_parser!(u32).range(1..=65536))]
     pub lora: Option<u32>,
-    /// How experts are chosen in practice.
-    #[arg(long, value_enum, default_value = "balanced")]
-    pub routing: Routing,
+    /// How experts are chosen in practice; balanced unless given.
+    #[arg(long, value_enum)]
+    pub routing: Option<Routing>,
     /// Most tokens that an expert takes, in equal shares: 1, 1.25. The rest is dropped.
     #[arg(long, value_name = "FACTOR", value_parser = some_capacity)]
     pub expert_capacity: Option<f64>,
@@ -108,8 +108,8 @@ impl JobArgs {
         ];
         let all = [
             (self.global_batch.is_some(), "--global-batch"),
-            (self.precision != Precision::Bf16, "--precision"),
-            (self.optimizer != Optimizer::Adamw, "--optimizer"),
+            (self.precision.is_some(), "--precision"),
+            (self.optimizer.is_some(), "--optimizer"),
             (self.lora.is_some(), "--lora"),
             (self.expert_capacity.is_some(), "--expert-capacity"),
             (!self.fix.is_empty(), "--fix"),
@@ -123,7 +123,7 @@ impl JobArgs {
         let all = [
             (self.seq_len.is_some(), "--seq-len"),
             (self.framework.is_some(), "--framework"),
-            (self.routing != Routing::Balanced, "--routing"),
+            (self.routing.is_some(), "--routing"),
             (self.packed.is_some(), "--packed"),
             (self.memory_limit.is_some(), "--memory-limit"),
         ];
@@ -144,12 +144,12 @@ impl JobArgs {
             gpus,
             global_batch_size: global_batch,
             sequence_length: seq_len,
-            precision: self.precision,
-            optimizer: self.optimizer,
+            precision: self.precision.unwrap_or(Precision::Bf16),
+            optimizer: self.optimizer.unwrap_or(Optimizer::Adamw),
             training: self.lora.map_or(Training::Full, |rank| Training::Lora { rank }),
             memory_limit: self.memory_limit,
             tokens: self.tokens,
-            routing: self.routing,
+            routing: self.routing.unwrap_or(Routing::Balanced),
             packed: self.packed.clone(),
             expert_capacity: self
                 .expert_capacity
@@ -158,10 +158,8 @@ impl JobArgs {
         if let Some(lack) = machine.accelerator.lacks(job.precision) {
             return Err(Failure::Usage(lack));
         }
-        let of_experts = [
-            (self.expert_capacity.is_some(), "--expert-capacity"),
-            (self.routing != Routing::Balanced, "--routing"),
-        ];
+        let of_experts =
+            [(self.expert_capacity.is_some(), "--expert-capacity"), (self.routing.is_some(), "--routing")];
         if let Some((_, option)) = of_experts.iter().find(|(given, _)| *given && !model.has_experts()) {
             return Err(Failure::Usage(format!(
                 "{option} is of models with experts, and {} has none",

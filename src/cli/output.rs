@@ -16,6 +16,7 @@ use super::Failure;
 use super::export::command_line;
 use super::lines::Lines;
 use super::no_plan;
+use super::options::JobArgs;
 use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
@@ -70,7 +71,7 @@ impl Section<'_> {
             let step = other.prediction.step();
             let gap = step.0 as f64 / best.0 as f64 - 1.0;
             let than = if gap < 0.0 { "faster" } else { "slower" };
-            format!("{} in {}, {} {than}", other.plan, seconds(step.seconds()), percent(gap.abs()))
+            format!("{} in {}, {} {than}", other.plan, seconds(step.seconds()), by(gap.abs()))
         };
         Some(match &self.offloading {
             Offloading::Left => return None,
@@ -92,6 +93,8 @@ pub(crate) struct Report<'a> {
     pub(crate) sections: &'a [Section<'a>],
     /// The model as the user named it.
     pub(crate) model: &'a str,
+    /// The job as the user gave it.
+    pub(crate) job: &'a JobArgs,
     /// What is best.
     pub(crate) objective: Objective,
     /// Latest end and most dollars of the run.
@@ -336,6 +339,12 @@ pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
+/// By how much two differ, in words where that rounds to nothing.
+pub(super) fn by(share: f64) -> String {
+    let rounded = percent(share);
+    if rounded == percent(0.0) { format!("less than {}", percent(0.001)) } else { rounded }
+}
+
 /// Seconds with three to four digits.
 pub(crate) fn seconds(time: Seconds) -> String {
     match time.0 {
@@ -372,42 +381,45 @@ pub(super) fn whereabouts(task: &Task) -> String {
     format!("{} on {gpus} x {} ({})", task.model.name, machine.accelerator.name, machine.cluster.name)
 }
 
-/// What a job takes for granted.
-pub(super) fn assumptions(task: &Task) -> String {
+/// What a job rests on, a line of what was given and one of what is assumed.
+pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
     let job = &task.job;
-    format!(
-        "assumed: framework {}{}, {}, {}, causal attention, {}{}{}",
-        task.target,
-        if task.profile_name == task.target.name() {
-            String::new()
-        } else {
-            format!(" (predicted as {})", task.profile_name)
-        },
-        job.precision.name(),
-        job.optimizer.name(),
-        match &job.packed {
-            Some(packed) => {
-                let longest = packed.lengths.iter().map(|(length, _)| *length).max().unwrap_or(0);
-                let cut = if longest > job.sequence_length { " (longer ones cut)" } else { "" };
-                format!("sequences packed from {packed}{cut}")
-            }
-            None => "unpacked sequences".to_owned(),
-        },
-        match job.routing {
-            _ if !task.model.has_experts() => "",
-            Routing::Balanced => ", balanced routing",
-            Routing::Natural => ", natural routing",
-        },
-        match job.expert_capacity {
-            Some(ExpertCapacity { factor, padded: true }) => {
-                format!(", experts padded to {factor} times an equal share of tokens")
-            }
-            Some(ExpertCapacity { factor, padded: false }) => {
-                format!(", tokens dropped beyond {factor} times an expert's equal share")
-            }
-            None => String::new(),
-        }
-    )
+    let profile = match &task.profile_name {
+        own if own == task.target.name() => String::new(),
+        other => format!(" (predicted as {other})"),
+    };
+    let sequences = job.packed.as_ref().map_or("unpacked sequences".to_owned(), |packed| {
+        let longest = packed.lengths.iter().map(|(length, _)| *length).max().unwrap_or(0);
+        let cut = if longest > job.sequence_length { " (longer ones cut)" } else { "" };
+        format!("sequences packed from {packed}{cut}")
+    });
+    let routing = task.model.has_experts().then(|| match job.routing {
+        Routing::Balanced => "balanced routing".to_owned(),
+        Routing::Natural => "natural routing".to_owned(),
+    });
+    let capacity = job.expert_capacity.map(|ExpertCapacity { factor, padded }| match padded {
+        true => format!("experts padded to {factor} times an equal share of tokens"),
+        false => format!("tokens dropped beyond {factor} times an expert's equal share"),
+    });
+    let premises = [
+        (given.framework.is_some(), Some(format!("framework {}{profile}", task.target))),
+        (given.precision.is_some(), Some(job.precision.name().to_owned())),
+        (given.optimizer.is_some(), Some(job.optimizer.name().to_owned())),
+        (false, Some("causal attention".to_owned())),
+        (given.packed.is_some(), Some(sequences)),
+        (given.routing.is_some(), routing),
+        (given.expert_capacity.is_some(), capacity),
+    ];
+    let of = |given: bool| {
+        let some = premises.iter().filter(|(was_given, _)| *was_given == given);
+        some.filter_map(|(_, what)| what.as_deref()).collect::<Vec<&str>>().join(", ")
+    };
+    let (given, assumed) = (of(true), of(false));
+    if given.is_empty() {
+        format!("assumed: {assumed}")
+    } else {
+        format!("given: {given}\nassumed: {assumed}")
+    }
 }
 
 /// A table without lines, whose first columns are aligned to the left.
@@ -421,4 +433,14 @@ pub(crate) fn plain_table(header: &[&str], left: usize) -> Table {
         }
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_difference_is_nothing() {
+        assert_eq!([0.0, 0.0004, 0.0006].map(by), ["less than 0.1%", "less than 0.1%", "0.1%"]);
+    }
 }

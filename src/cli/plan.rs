@@ -308,6 +308,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let report = Report {
         sections: &sections,
         model: &args.model,
+        job: &args.job,
         objective: args.objective,
         bounds: Bounds { deadline: args.deadline, budget: args.budget_usd },
         top: args.top as usize * args.per_layout as usize,
@@ -434,7 +435,7 @@ fn phases(args: &PlanArgs) -> Result<Ending, Failure> {
         .map(|planned| (planned.prepared.run(&planned.found.prediction), planned.phase.tokens))
         .collect();
     let total = phased_cost(&runs).map_err(|e| Failure::Usage(e.to_string()))?;
-    output::print_phases(args.format, &planned, &total)?;
+    output::print_phases(args.format, &args.job, &planned, &total)?;
     Ok(Ending::Done)
 }
 

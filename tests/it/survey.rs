@@ -126,6 +126,12 @@ fn what_a_survey_says_adds_up_and_does_not_depend_on_threads() {
     let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).unwrap();
     let step = plan["plans"][0]["step_time_s"].as_f64().unwrap();
     assert!((survey["best"]["step_time_s"].as_f64().unwrap() / step - 1.0).abs() < 0.02, "{step}");
+    // How far the closed form may be off is said where plans differ in what it is off for.
+    let said = |more: &[&str]| {
+        let survey = autoplan(&[&job[..], more].concat());
+        String::from_utf8(survey.stdout).unwrap().contains("Of several virtual stages")
+    };
+    assert!(said(&["--fix", "pp=2"]) && !said(&["--fix", "pp=2,vpp=2"]));
     // Interrupted it says so, and of what.
     let none = autoplan(&[&job[..], &["--fix", "mb=64"]].concat());
     assert_eq!(none.status.code(), Some(1));

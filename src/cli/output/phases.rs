@@ -7,9 +7,10 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::json::{left_out_json, prediction_json};
-use super::{Format, assumptions, gigabytes, gpu_hours, left_out, money, percent, seconds, whereabouts};
+use super::{Format, gigabytes, gpu_hours, left_out, money, percent, premises, seconds, whereabouts};
 use crate::cli::Failure;
 use crate::cli::models::group;
+use crate::cli::options::JobArgs;
 use crate::cost::money::PhasedCost;
 use crate::planner::{Offloading, Prepared};
 use crate::search::Found;
@@ -30,6 +31,7 @@ pub(crate) struct PlannedPhase<'a> {
 /// Prints the phases of a run with its totals.
 pub(crate) fn print_phases(
     format: Format,
+    given: &JobArgs,
     phases: &[PlannedPhase],
     total: &PhasedCost,
 ) -> Result<(), Failure> {
@@ -56,7 +58,7 @@ pub(crate) fn print_phases(
     }
     let several = if phases.len() == 1 { "1 phase".to_owned() } else { format!("{} phases", phases.len()) };
     writeln!(out, "{}, {several}", whereabouts(task))?;
-    writeln!(out, "{}", assumptions(task))?;
+    writeln!(out, "{}", premises(task, given))?;
     for phase in phases.iter().filter(|phase| matches!(phase.offloading, Offloading::Needed)) {
         writeln!(out, "phase {}: nothing fits without offload; its plan offloads", phase.phase)?;
     }

@@ -6,7 +6,7 @@ use std::io::Write;
 use comfy_table::{CellAlignment, Table};
 
 use super::{
-    Report, Row, Section, assumptions, gigabytes, money, notes, percent, plain_table, seconds, whereabouts,
+    Report, Row, Section, gigabytes, money, notes, percent, plain_table, premises, seconds, whereabouts,
 };
 use crate::cli::lines::Lines;
 use crate::cli::models::group;
@@ -36,7 +36,7 @@ pub(super) fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) 
         job.global_batch_size,
         job.sequence_length,
     )?;
-    writeln!(out, "{}", assumptions(prepared.task))?;
+    writeln!(out, "{}", premises(prepared.task, report.job))?;
     for note in notes::notes(report, rows) {
         writeln!(out, "{note}")?;
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use comfy_table::{CellAlignment, Table};
 
+use super::explain::Format;
 use super::output::percent;
 use super::validate::note_unknown;
 use super::{Ending, Failure, files};
@@ -34,9 +35,9 @@ pub(crate) struct CalibrateArgs {
     /// Overwrite existing files.
     #[arg(long)]
     force: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    /// Output format.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
 }
 
 impl CalibrateArgs {
@@ -93,7 +94,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     let calibration = calibrate(&machine, &cases)
         .map_err(|e| Failure::Usage(format!("{name}: {e}\n{}", reasons(&skipped).trim_end())))?;
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if args.format == Format::Json {
         let each: Vec<String> = skipped
             .iter()
             .flat_map(|(reason, rows)| rows.iter().map(move |row| format!("{row}: {reason}")))
@@ -116,7 +117,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
             remarks.join("\n")
         )));
     }
-    if !args.json {
+    if args.format == Format::Table {
         for remark in &remarks {
             writeln!(out, "{remark}")?;
         }

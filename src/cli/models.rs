@@ -4,6 +4,7 @@ use std::io::Write;
 
 use comfy_table::{CellAlignment, Table};
 
+use super::explain::Format;
 use super::{Ending, Failure};
 use crate::layers::parameter_count;
 use crate::spec;
@@ -11,9 +12,9 @@ use crate::spec;
 /// Options of the lists.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ListArgs {
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
+    /// Output format.
+    #[arg(long, value_enum, default_value = "table")]
+    format: Format,
 }
 
 /// Lists models.
@@ -78,7 +79,7 @@ fn print(
     numeric: std::ops::Range<usize>,
 ) -> Result<Ending, Failure> {
     let mut out = std::io::stdout().lock();
-    if args.json {
+    if args.format == Format::Json {
         writeln!(out, "{}", serde_json::to_string_pretty(rows).unwrap_or_default())?;
         return Ok(Ending::Done);
     }

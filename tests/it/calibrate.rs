@@ -638,6 +638,11 @@ fn nothing_is_written_from_runs_that_make_no_sense() {
         "{other}"
     );
 
+    // Programs read the same.
+    let json = autoplan(&["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100", "--format", "json"]);
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!((&json["far_off"], json["residuals"].as_array().unwrap().len()), (&1.into(), 9));
+
     // What is there is told before anything is read.
     std::fs::write(&runs, "no,table\n").unwrap();
     let arguments = ["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100", "-o"];

@@ -219,11 +219,31 @@ fn a_run_time_profile_says_whose_rules_hold() {
     }
 }
 
+/// What was given is not assumed.
+#[test]
+fn what_is_given_is_told_from_what_is_assumed() {
+    for (more, premises) in [
+        (&[][..], "\nassumed: framework megatron, bf16, adamw, causal attention, unpacked sequences\n"),
+        (
+            &["--framework", "megatron", "--optimizer", "muon", "--precision", "bf16"],
+            "\ngiven: framework megatron, bf16, muon\nassumed: causal attention, unpacked sequences\n",
+        ),
+        (&["--packed", "512x4"], "\ngiven: sequences packed from 512x4\nassumed: framework megatron, bf16, "),
+    ] {
+        let text = stdout(&small(more));
+        assert!(text.contains(premises), "{more:?}: {text}");
+    }
+}
+
 #[test]
 fn lists_and_completions_print() {
-    for arguments in
-        [&["models"][..], &["clusters"], &["models", "--json"], &["completions", "bash"], &["--help"]]
-    {
+    for arguments in [
+        &["models"][..],
+        &["clusters"],
+        &["models", "--format", "json"],
+        &["completions", "bash"],
+        &["--help"],
+    ] {
         let output = autoplan(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
         assert!(output.stdout.len() > 200);

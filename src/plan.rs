@@ -649,6 +649,21 @@ impl Plan {
     }
 }
 
+impl fmt::Display for Offload {
+    /// What leaves the GPU, as plans are named: `off-opt off-act`; nothing of what stays.
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let words = [
+            (self.optimizer == Place::Cpu, "off-opt"),
+            (self.optimizer == Place::Nvme, "off-opt-nvme"),
+            (self.parameters == Place::Cpu, "off-par"),
+            (self.parameters == Place::Nvme, "off-par-nvme"),
+            (self.activations, "off-act"),
+        ];
+        let words: Vec<&str> = words.into_iter().filter(|(on, _)| *on).map(|(_, word)| word).collect();
+        f.write_str(&words.join(" "))
+    }
+}
+
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let l = self;
@@ -709,16 +724,8 @@ impl fmt::Display for Layout {
             CudaGraphs::AttentionRouter => f.write_str(" graph-router")?,
             CudaGraphs::FullIteration => f.write_str(" graph-full")?,
         }
-        for (on, word) in [
-            (l.offload.optimizer == Place::Cpu, " off-opt"),
-            (l.offload.optimizer == Place::Nvme, " off-opt-nvme"),
-            (l.offload.parameters == Place::Cpu, " off-par"),
-            (l.offload.parameters == Place::Nvme, " off-par-nvme"),
-            (l.offload.activations, " off-act"),
-        ] {
-            if on {
-                f.write_str(word)?;
-            }
+        if l.offload != Offload::NONE {
+            write!(f, " {}", l.offload)?;
         }
         Ok(())
     }

@@ -6,7 +6,7 @@ use super::Failure;
 use crate::candidates::{Axis, OFFLOADS, Restrictions};
 use crate::frameworks::export::inexpressible;
 use crate::frameworks::{Capabilities, Target, mtp_stands_alone};
-use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Recompute, Schedule};
+use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Offload, Recompute, Schedule};
 use crate::planner::Prepared;
 use crate::search::balance::LONGEST_GROUP;
 
@@ -159,6 +159,12 @@ fn name_of<T: Copy + PartialEq>(names: &[(&'static str, T)], choice: T) -> Strin
     names.iter().find(|(_, one)| *one == choice).map_or("-", |(name, _)| name).to_owned()
 }
 
+/// What is offloaded, as `--fix` takes it; what launches alone can say, as plans are named.
+pub(crate) fn offload_name(offload: Offload) -> String {
+    let known = OFFLOADS.iter().find(|(_, one)| *one == offload);
+    known.map_or_else(|| offload.to_string(), |(name, _)| (*name).to_owned())
+}
+
 /// Every axis but recomputation with the value of a layout, as `--fix` takes it, or why it has no effect.
 pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Result<String, &'static str>)> {
     let switch = |on: bool| name_of(&SWITCH, on);
@@ -191,7 +197,7 @@ pub(crate) fn choices_of(l: &Layout) -> Vec<(&'static str, Result<String, &'stat
         ("dispatcher", beside(ep, "ep is 1", dispatcher)),
         ("mtp", Ok(name_of(&MTP_PLACES, l.mtp_standalone))),
         ("graphs", Ok(name_of(&GRAPHS, l.cuda_graphs))),
-        ("offload", Ok(name_of(&OFFLOADS, l.offload))),
+        ("offload", Ok(offload_name(l.offload))),
     ]
 }
 

@@ -5,7 +5,7 @@ use std::io::Write;
 use serde_json::Value;
 
 use super::{Row, layout_json};
-use crate::candidates::OFFLOADS;
+use crate::cli::fix::offload_name;
 use crate::cli::{Failure, stages};
 
 /// Prints a line for every plan.
@@ -106,7 +106,7 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             row.found.plan.common_recompute().map_or_else(|| "mixed".to_owned(), |mode| mode.to_string()),
             row.section.prepared.task.target.name().to_owned(),
             row.section.prepared.task.job.precision.name().to_owned(),
-            OFFLOADS.iter().find(|(_, one)| *one == degrees.offload).map_or("", |(name, _)| name).to_owned(),
+            offload_name(degrees.offload),
         ];
         let layout = layout_json(degrees);
         let choice = |name: &str| match layout.get(name) {

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::cost::StateClass;
 use crate::cost::advice::{
     BatchAdvice, BatchChange, BatchRamp, LearningRateSchedule, PrecisionAdvice, REFERENCE_WARM_UP_STEPS,
     RampCost, RampError, batch_advice, precision_advice, ramp_cost,
@@ -9,7 +10,7 @@ use crate::cost::advice::{
 use crate::cost::goodput::NoProgress;
 use crate::cost::model::CostModel;
 use crate::cost::money::{Waste, run_cost, step_cost, waste};
-use crate::cost::network::ring_all_reduce_volume;
+use crate::cost::network::{Fabric, ring_all_reduce_volume};
 use crate::cost::roofline::{Ceiling, Ceilings};
 use crate::cost::scaling::{least_gpus, petaflop_days, time_at};
 use crate::cost::step::{Prediction, predict};
@@ -236,6 +237,26 @@ pub fn ramp_advice(
     Ok(RampAdvice { ramp, stages, cost })
 }
 
+/// What a GPU's share of the network cards carries of the gradients' all-reduce at least: the ranks of a fast domain make
+/// one sum, of which each sends its part.
+fn gradients_on_the_network(prepared: &Prepared<'_>, layout: &Layout) -> Bytes {
+    let cluster = &prepared.task.machine.cluster;
+    let fabric = Fabric::new(cluster, prepared.task.job.gpus, 1.0);
+    let own = prepared.parameters_under(layout);
+    let of = |classes: &[StateClass], ranks: u32, stride: u32| {
+        let group = fabric.group(ranks, stride);
+        let parameters: u64 = classes.iter().map(|&class| own.0[class as usize]).sum();
+        let part = Bytes(2 * parameters / u64::from(layout.pipeline_parallel) / u64::from(group.inside));
+        // Switches that sum take every part once.
+        let once = cluster.scale_out.in_network_reduce && group.domains > 1;
+        if once { part } else { ring_all_reduce_volume(u64::from(group.domains), part) }
+    };
+    let replicas = layout.data_parallel * layout.context_parallel;
+    let expert_stride = layout.expert_parallel * layout.expert_tensor_parallel;
+    of(&[StateClass::Dense, StateClass::Ends], replicas, layout.tensor_parallel)
+        + of(&[StateClass::Expert], layout.expert_data_parallel(), expert_stride)
+}
+
 /// Advises on a plan.
 #[must_use]
 pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, reference: Reference) -> Advice {
@@ -263,20 +284,12 @@ pub fn advice(prepared: &Prepared<'_>, plan: &Plan, prediction: &Prediction, ref
     let moved = 2.0 * (tokens * hidden + tokens * columns + hidden * columns);
     let products = on(2.0 * tokens * hidden * columns, Some(moved), None);
 
-    let ranks = u64::from(layout.data_parallel) * u64::from(layout.context_parallel);
     let flops = 6.0 * prepared.parameters.active as f64 * prepared.tokens_per_step().0 as f64;
-    let own = prepared.parameters_under(layout).trained() / u64::from(layout.pipeline_parallel);
-    // Inside one fast domain they do not see the network; ranks of other stages are further apart.
-    let cluster = &task.machine.cluster;
-    let domain = cluster.block_of(job.gpus).unwrap_or(cluster.scale_up.domain);
-    let leave = ranks * u64::from(layout.tensor_parallel) > u64::from(domain);
-    let gradients = (ranks > 1 && leave).then(|| {
-        let bytes = ring_all_reduce_volume(ranks, Bytes(2 * own));
-        on(flops / f64::from(job.gpus), None, Some(bytes.0 as f64))
-    });
+    let sent = gradients_on_the_network(prepared, layout);
+    let gradients = (sent > Bytes::ZERO).then(|| on(flops / f64::from(job.gpus), None, Some(sent.0 as f64)));
 
     let recipe = states(task.profile, job.precision);
-    let owned = recipe.owned + moment_bytes(job.optimizer, crate::cost::StateClass::Dense);
+    let owned = recipe.owned + moment_bytes(job.optimizer, StateClass::Dense);
     let total = prepared.parameters.total as f64;
     let kept = task.profile.memory.gradients_of(layout);
     let gradient = if kept == OffloadedGradients::OnGpu { recipe.gradients } else { 0.0 };

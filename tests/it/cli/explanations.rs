@@ -147,3 +147,51 @@ fn compared_jobs_show_all_that_differs() {
         assert!(text.lines().any(|line| line.starts_with("differs in: ") && line.contains(said)), "{text}");
     }
 }
+
+/// What only launches can say, such as weights beside activations off the GPU, has names too.
+#[test]
+fn compared_plans_show_what_is_offloaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = stdout(&small(&["--fix", "tp=1,pp=1,mb=1,recompute=none,offload=none", "--format", "ron"]));
+    let saved = |name: &str, offload: [&str; 3]| {
+        let [optimizer, parameters, activations] = offload;
+        let path = folder.path().join(name).to_str().unwrap().to_owned();
+        let text = text.replace("optimizer: Gpu", &format!("optimizer: {optimizer}"));
+        let text = text.replace("parameters: Gpu", &format!("parameters: {parameters}"));
+        std::fs::write(&path, text.replace("activations: false", &format!("activations: {activations}")))
+            .unwrap();
+        path
+    };
+    let listed = saved("listed.ron", ["Cpu", "Gpu", "false"]);
+    let one = saved("one.ron", ["Cpu", "Cpu", "true"]);
+    let other = saved("other.ron", ["Cpu", "Nvme", "false"]);
+    for (first, second, said) in [
+        (&listed, &one, "offload optimizer -> off-opt off-par off-act"),
+        (&one, &other, "offload off-opt off-par off-act -> off-opt off-par-nvme"),
+    ] {
+        let output = autoplan(&["compare", first, second]);
+        let text = stdout(&output);
+        assert!(text.contains(&format!("differs in: {said}")), "{text}{}", stderr(&output));
+    }
+}
+
+/// A GPU's cards carry its part of what the node's replicas sum, however the replicas lie.
+#[test]
+fn gradients_cross_the_network_once_a_node() {
+    let intensity = |degrees: &str| {
+        let fixed = format!("pp=1,cp=1,mb=1,zero=1,{degrees}");
+        let job = "explain llama3.1-8b dgx-h100 -g 64 -b 128 -s 4096 --alone --format json --fix";
+        let output = autoplan_says(&format!("{job} {fixed}"));
+        let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        value["advice"]["gradients"].clone()
+    };
+    // Of 2 bytes a weight of the layers, eight nodes send 2 x 7/8 by eight GPUs each.
+    let sent = 2.0 * 7.0 / 8.0 * 2.0 * 32.0 * 218_112_000.0 / 8.0;
+    let expected = 6.0 * 8_030_261_248.0 * 128.0 * 4096.0 / 64.0 / sent;
+    for degrees in ["tp=1", "tp=2", "tp=8"] {
+        let gradients = intensity(degrees);
+        let found = gradients["flops_per_byte"].as_f64().unwrap();
+        assert!((found / expected - 1.0).abs() < 0.02, "{degrees}: {found}, not {expected}");
+        assert_eq!(gradients["ceiling"], "compute", "{degrees}");
+    }
+}

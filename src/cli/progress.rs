@@ -1,7 +1,7 @@
-//! A progress bar for searches that take longer than a second, and Ctrl-C.
+//! A progress bar for searches that take longer than a second, lines where none can be drawn, and Ctrl-C.
 
 use std::fmt::Write;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,12 @@ static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(fals
 /// How long nothing is drawn, and how often at least then.
 const WAIT: Duration = Duration::from_secs(1);
 
+/// How often a line is printed where no bar can be drawn, and how long none is.
+const LINES_APART: Duration = Duration::from_secs(30);
+
+/// What is proved of plans.
+const PROVING: &str = "proving how near their splits are to the fastest";
+
 /// Whether Ctrl-C has asked for an end.
 pub(crate) fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
@@ -41,11 +47,11 @@ enum Phase {
 
 impl Phase {
     fn style(self) -> ProgressStyle {
-        let proof = "{bar:30} {pos}/{len} plans, proving how near their splits are to the fastest, {elapsed}";
         match self {
             Self::Search => style("layouts", "{msg}"),
             Self::Proof => {
-                ProgressStyle::with_template(proof).unwrap_or_else(|_| ProgressStyle::default_bar())
+                let proof = format!("{{bar:30}} {{pos}}/{{len}} plans, {PROVING}, {{elapsed}}");
+                ProgressStyle::with_template(&proof).unwrap_or_else(|_| ProgressStyle::default_bar())
             }
             Self::WaysOut => {
                 let looking = "looking for ways out, {elapsed}; Ctrl-C ends that";
@@ -53,9 +59,22 @@ impl Phase {
             }
         }
     }
+
+    /// What the bar says, as a line.
+    fn line(self, bar: &ProgressBar) -> String {
+        let of = |things: &str| {
+            format!("{} of {} {things}", group(bar.position()), group(bar.length().unwrap_or_default()))
+        };
+        match self {
+            Self::Search if bar.message().is_empty() => of("layouts"),
+            Self::Search => format!("{}, {}", of("layouts"), bar.message()),
+            Self::Proof => format!("{}, {PROVING}", of("plans")),
+            Self::WaysOut => "looking for ways out".to_owned(),
+        }
+    }
 }
 
-/// Draws a bar on stderr, once searches have taken a second or at once.
+/// Draws a bar on stderr, once searches have taken a second or at once; where that is no terminal, prints a line now and then.
 pub(crate) struct Bar {
     begun: Instant,
     wait: Duration,
@@ -66,6 +85,8 @@ pub(crate) struct Bar {
     search: AtomicUsize,
     /// Of how many.
     searches: AtomicUsize,
+    /// Times of a line that are over.
+    lines: AtomicU64,
     bar: Mutex<Option<(Phase, ProgressBar)>>,
 }
 
@@ -85,6 +106,7 @@ impl Bar {
             ways_out: AtomicBool::new(false),
             search: AtomicUsize::new(1),
             searches: AtomicUsize::new(1),
+            lines: AtomicU64::new(0),
             bar: Mutex::new(None),
         }
     }
@@ -123,6 +145,15 @@ impl Bar {
         });
         bar.set_length(all);
         draw(bar);
+        let elapsed = self.elapsed();
+        if bar.is_hidden() && self.line_is_due(elapsed) {
+            anstream::eprintln!("{} s: {}", elapsed.as_secs(), phase.line(bar));
+        }
+    }
+    /// Whether it is time for another line, which is told once.
+    fn line_is_due(&self, elapsed: Duration) -> bool {
+        let over = elapsed.as_secs() / LINES_APART.as_secs();
+        over > self.lines.swap(over, Ordering::Relaxed)
     }
     /// Removes the bar.
     pub(crate) fn clear(&self) {
@@ -162,5 +193,25 @@ impl Observer for Bar {
     }
     fn stop(&self) -> bool {
         interrupted() || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_stand_in_for_the_bar() {
+        let due: Vec<u64> = {
+            let bar = Bar::new(None);
+            (0..130).filter(|&second| bar.line_is_due(Duration::from_secs(second))).collect()
+        };
+        assert_eq!(due, [30, 60, 90, 120]);
+        let bar = ProgressBar::hidden();
+        bar.set_length(120_000);
+        bar.set_position(4000);
+        assert_eq!(Phase::Search.line(&bar), "4,000 of 120,000 layouts");
+        bar.set_message("best 2.1 s, gap at most 3.0%");
+        assert_eq!(Phase::Search.line(&bar), "4,000 of 120,000 layouts, best 2.1 s, gap at most 3.0%");
     }
 }

@@ -8,8 +8,9 @@ use super::models::group;
 use super::output::{Report, Section, money, seconds};
 use super::progress::Bar;
 use super::remedies::{Bounds, Remedy, remedies, run_of, within};
-use crate::candidates::SplitLost;
+use crate::candidates::{SplitLost, divisors};
 use crate::cost::money::{RunCost, run_cost};
+use crate::frameworks::ExpertTensor;
 use crate::planner::{NearestMiss, Offloading, Prepared};
 use crate::search::{Answer, Found, Observer, Stop};
 use crate::spec::job::Training;
@@ -300,7 +301,7 @@ fn undivided(prepared: &Prepared) -> String {
         }
     }
     const NO_LAYOUT: &str = "no layout is left";
-    if let Some(experts) = undivided_experts(prepared) {
+    if let Some(experts) = undivided_experts(prepared).or_else(|| beyond_tensor_parallel(prepared)) {
         return format!("{NO_LAYOUT}: {experts}");
     }
     let lost = prepared.splits_lost();
@@ -316,6 +317,9 @@ fn undivided(prepared: &Prepared) -> String {
             }
             SplitLost::Stages => "have more stages than layers and ends".into(),
             SplitLost::MicroBatches => "leave no micro-batch and accumulation under --fix and --max".into(),
+            SplitLost::Experts if searches_up_to_tp(prepared) => {
+                format!("leave no degrees of experts ({UP_TO_TP})")
+            }
             SplitLost::Experts => "leave no degrees of experts".into(),
             SplitLost::Rules => format!("break rules of {}", prepared.task.target),
             SplitLost::Chunks => "have more chunks (pp x vpp) than layers and ends under --fix vpp".into(),
@@ -356,6 +360,25 @@ fn undivided_experts(prepared: &Prepared) -> Option<String> {
         (false, true) => format!("{values} does not divide the GPUs"),
         (false, false) => return None,
     })
+}
+
+/// What is not searched of degrees that a framework has.
+const UP_TO_TP: &str = "etp is searched up to tp: beyond, experts would be cut finer than attention";
+
+/// Whether the framework would take other degrees of expert tensor parallelism than are searched.
+fn searches_up_to_tp(prepared: &Prepared) -> bool {
+    prepared.task.target.capabilities().expert_tensor == ExpertTensor::Free
+}
+
+/// Which expert-tensor-parallel degrees that are asked for are above every tensor-parallel one that may be.
+fn beyond_tensor_parallel(prepared: &Prepared) -> Option<String> {
+    let (r, gpus) = (&prepared.task.restrictions, prepared.task.job.gpus);
+    let only = r.expert_tensor_parallel.only.as_ref().filter(|_| searches_up_to_tp(prepared))?;
+    let most = divisors(gpus).into_iter().filter(|&tp| r.tensor_parallel.admits(tp, gpus)).max()?;
+    let values: Vec<String> = only.iter().map(u32::to_string).collect();
+    only.iter()
+        .all(|&etp| etp > most)
+        .then(|| format!("etp={} is above tp, which is {most} at most, and {UP_TO_TP}", values.join("|")))
 }
 
 /// What comes nearest to fitting, where memory binds.

@@ -328,3 +328,22 @@ fn parts_of_racks_are_told_and_asked_for() {
         stdout(&autoplan(&["plan", "llama3.1-70b", "gb200-nvl72", "-g", "72", "-b", "72", "-s", "4096"]));
     assert!(!whole.contains("NVLink domain"), "{whole}");
 }
+
+/// What of the degrees of experts is not searched is said where it leaves nothing.
+#[test]
+fn expert_tensor_parallelism_beyond_tp_is_told() {
+    let plan = |fixed: &str| {
+        let job = "plan mixtral-8x7b dgx-h100 -g 8 -b 64 -s 4096 --framework";
+        let output = autoplan_says(&format!("{job} {fixed}"));
+        assert_eq!(output.status.code(), Some(1), "{fixed}");
+        stdout(&output)
+    };
+    let searched = "etp is searched up to tp";
+    let text = plan("megatron --fix tp=2,etp=4");
+    assert!(text.contains(&format!("etp=4 is above tp, which is 2 at most, and {searched}")), "{text}");
+    let text = plan("megatron --fix tp=1|4,etp=4,pp=4");
+    assert!(text.contains(&format!("leave no degrees of experts ({searched}")), "{text}");
+    // Where the framework has one degree alone nothing else could be searched.
+    let text = plan("torchtitan --fix tp=2,etp=4");
+    assert!(!text.contains(searched), "{text}");
+}

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::arithmetic::both;
 use super::calls::{in_folder, plain_path};
+use super::expand::word_of;
 use super::launches::program;
 use super::parse::{Command, List, Part, Raw, parse_sourced};
 use super::run::{LONGEST, Run, Shell};
@@ -142,7 +143,7 @@ impl Shell<'_> {
         let words = if assignments.is_empty() {
             words
         } else {
-            expanded = self.all_fields(words).iter().map(Raw::field).collect();
+            expanded = self.all_fields(words).iter().map(word_of).collect();
             &expanded
         };
         let mut before = Vec::new();

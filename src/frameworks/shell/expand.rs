@@ -595,6 +595,11 @@ fn at_slash(text: &str) -> (&str, &str) {
     (text, "")
 }
 
+/// A field as a word again: what is not even known to be one word stays so.
+pub(super) fn word_of(field: &Word) -> Raw {
+    if loose(&field.text) { Raw::not_understood(field.line) } else { Raw::quoted(&field.text, field.line) }
+}
+
 /// The words that braces make of one, `a{b,c}` or `{1..3}`; none where there are none.
 fn braced(raw: &Raw) -> Option<Vec<Raw>> {
     let mut made = vec![raw.clone()];

@@ -567,10 +567,7 @@ impl Parser {
             words.push(word);
         }
         // Which of them `select` takes is asked.
-        let asked = (word == "select").then(|| Raw {
-            parts: vec![Part::Command { list: None, quoted: false }],
-            ..Raw::literal("", line)
-        });
+        let asked = (word == "select").then(|| Raw::not_understood(line));
         Ok(Loop::For { name, words: Some(words.into_iter().chain(asked).collect()) })
     }
 

@@ -2,9 +2,6 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::super::Word;
-use super::super::state::loose;
-
 /// A piece of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Part {
@@ -42,13 +39,10 @@ impl Raw {
         Self { parts, ..Self::literal("", line) }
     }
 
-    /// A field that was made before: what is not even known to be one word stays so.
-    pub fn field(word: &Word) -> Self {
-        if loose(&word.text) {
-            let parts = vec![Part::Command { list: None, quoted: false }];
-            return Self { parts, ..Self::literal("", word.line) };
-        }
-        Self::quoted(&word.text, word.line)
+    /// Output of commands of which nothing is known.
+    pub fn not_understood(line: usize) -> Self {
+        let parts = vec![Part::Command { list: None, quoted: false }];
+        Self { parts, ..Self::literal("", line) }
     }
 
     /// The text of a word without expansions.

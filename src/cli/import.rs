@@ -21,7 +21,9 @@ use crate::frameworks::deepspeed::import as deepspeed;
 use crate::frameworks::export::{one_line, sequence_of_header};
 use crate::frameworks::megatron::import as megatron;
 use crate::frameworks::profile::Profile;
-use crate::frameworks::shell::{Handed, Launch, READABLE, is_manifest, is_unknown, read_launch_with, shown};
+use crate::frameworks::shell::{
+    Handed, ImportError, Launch, READABLE, is_manifest, is_unknown, read_launch_with, shown,
+};
 use crate::layers::parameter_count;
 use crate::plan::Plan;
 use crate::planner::Task;
@@ -376,7 +378,7 @@ impl Launched {
         let given = megatron::Given { name: &name, gpus, vocabulary, architecture, words: &args.words };
         let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
             print(&e.notes);
-            in_launch(&source, &text, e.line, e.message)
+            in_launch(&source, &text, e)
         })?;
         let length = seq_len.is_some().then_some("--seq-len");
         own_job(&source, "a launch", &length.into_iter().chain(args.beside_flags()).collect::<Vec<_>>())?;
@@ -452,7 +454,9 @@ impl Launched {
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
         let source = script.display();
-        let of_line = |line: usize, message: String| in_launch(&source.to_string(), text, line, message);
+        let of_line = |line: usize, message: String| {
+            in_launch(&source.to_string(), text, ImportError::new(line, message))
+        };
         let ranks = launch.ranks().map_err(|e| of_line(e.line, e.message))?;
         if gpus.is_none() {
             launch.agrees().map_err(|e| of_line(e.line, e.message))?;
@@ -729,12 +733,21 @@ fn hf(args: &HfArgs) -> Result<Ending, Failure> {
     print_or_write(file_of(args.output.as_deref()), &text, args.force)
 }
 
-/// An error on a line of a launch, with what it is about marked.
-fn in_launch(source: &str, text: &str, line: usize, message: String) -> Failure {
-    let above: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
-    let held = text[above..].lines().next().unwrap_or_default();
-    let at = meant(held, &message);
-    SpecError::new(source, message).mark(text, above + at.start..above + at.end, "").into()
+/// An error on a line of a launch, with what it is about marked, and what else was found to be wrong.
+fn in_launch(source: &str, text: &str, ImportError { line, message, further, .. }: ImportError) -> Failure {
+    let place = |line: usize, message: &str| {
+        let above: usize = text.split_inclusive('\n').take(line.saturating_sub(1)).map(str::len).sum();
+        let held = text[above..].lines().next().unwrap_or_default();
+        let at = meant(held, message);
+        above + at.start..above + at.end
+    };
+    let at = place(line, &message);
+    let first = SpecError::new(source, message).mark(text, at, "");
+    let all = further.into_iter().fold(first, |error, (line, message)| {
+        let at = place(line, &message);
+        error.mark(text, at, message)
+    });
+    all.into()
 }
 
 /// What a message is about in a line: the first flag, quoted text or variable that it names; else all of it.

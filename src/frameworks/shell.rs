@@ -50,13 +50,25 @@ pub struct ImportError {
     pub line: usize,
     /// What was found and what was expected.
     pub message: String,
+    /// What else is wrong that was found with it, each with its line.
+    pub further: Vec<(usize, String)>,
     /// What had been decided before without knowing it, for people.
     pub notes: Vec<String>,
 }
 
 impl ImportError {
     pub(crate) fn new(line: usize, message: impl Into<String>) -> Self {
-        Self { line, message: message.into(), notes: Vec::new() }
+        Self { line, message: message.into(), further: Vec::new(), notes: Vec::new() }
+    }
+
+    /// All that is wrong, by line; nothing may be.
+    pub(crate) fn all(mut found: Vec<(usize, String)>) -> Result<(), Self> {
+        found.sort();
+        let mut found = found.into_iter();
+        match found.next() {
+            Some((line, message)) => Err(Self { further: found.collect(), ..Self::new(line, message) }),
+            None => Ok(()),
+        }
     }
 }
 

@@ -1110,15 +1110,19 @@ fn misspelt_flags_are_named_beside_other_errors() {
     let error = import_given(text, given).unwrap_err();
     assert!(error.message.contains("8 ranks do not divide by tp 1 x pp 3"), "{}", error.message);
     let note = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
-    assert!(error.notes.iter().any(|n| n.ends_with(note)), "{:?}", error.notes);
-    // Without the flag another layout is legal too; a flag that says no degree is left out of the prediction.
+    assert_eq!(error.further, [(1, note.to_owned())]);
+    // Without the flag another layout is legal too.
     let legal = text.replace("--pipeline-model-parallel-size 3", "--pipeline-model-parallel-size 2");
     let error = import_given(&legal, given).unwrap_err();
     let said = "--tensor-model-paralel-size is not understood: did you mean --tensor-model-parallel-size?";
     assert_eq!(error.message, said);
     assert!(!error.notes.iter().any(|n| n.contains("is not understood")), "{:?}", error.notes);
     let right = legal.replace("paralel", "parallel") + " --overlap-grad-reduse";
-    assert!(import_given(&right, given).is_ok());
+    let error = import_given(&right, given).unwrap_err();
+    assert!(error.message.contains("did you mean --overlap-grad-reduce?"), "{error}");
+    // Of a fork not all flags are known: one that says no degree is left out of the prediction.
+    let fork = import_given(&format!("{right} --layernorm-epsilon 1e-5"), given).unwrap();
+    assert!(fork.unknown[0].1.contains("did you mean --overlap-grad-reduce?"), "{:?}", fork.unknown);
     // What was not come to before the error is not called misspelt.
     let short =
         text.replace("paralel-size 4", "parallel-size 4").replace("embeddings 4096", "embeddings 2048");
@@ -1613,11 +1617,20 @@ fn misspelt_flags_are_named_with_what_was_meant() {
         let error = import_given(&script(&format!("{from} => {to}")), given).unwrap_err();
         assert!(error.message.contains(&format!("no {from}: did you mean it by {to}?")), "{error}");
     }
-    let text =
-        script("--use-distributed-optimizer => --use-distributed-optimiser;--sequence-parallel => --x");
-    let imported = import_given(&text, given).unwrap();
-    let unknown: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
-    assert_eq!(unknown, ["--x", "--use-distributed-optimiser (did you mean --use-distributed-optimizer?)"]);
+    // All of them at once, each with its line.
+    let change = "--use-distributed-optimizer => --use-distributed-optimiser\n    --overlap-grad-reduse";
+    let error = import_given(&script(&format!("{change};--sequence-parallel => --x")), given).unwrap_err();
+    assert_eq!(
+        error.message,
+        "--use-distributed-optimiser is not understood: did you mean --use-distributed-optimizer?"
+    );
+    let further = "--overlap-grad-reduse is not understood: did you mean --overlap-grad-reduce?";
+    assert_eq!(error.further, [(error.line + 1, further.to_owned())]);
+    // So are values of wrong kinds.
+    let change = "--swiglu => --swiglu\n    --seed x\n    --lr y\n    --position-embedding-type rop";
+    let error = import_given(&script(change), given).unwrap_err();
+    assert_eq!(error.message, "--seed takes a whole number, found `x`");
+    assert!(error.further[0].1.starts_with("--lr takes a number, found `y`"), "{error:?}");
     // Without a degree it would be another layout.
     let text = script("--tensor-model-parallel-size 4 => --tensor-model-paralel-size 4");
     let error = import_given(&text, given).unwrap_err();
@@ -1629,15 +1642,13 @@ fn misspelt_flags_are_named_with_what_was_meant() {
 #[test]
 fn flags_that_nobody_knows_are_listed() {
     for (flag, meant) in [
-        ("--data-parallel-sharding-stategy optim", Some("--data-parallel-sharding-strategy")),
         ("--data-parallel-size 4", None),
-        ("--train-itres 5", Some("--train-iters")),
         ("--save-foo", None),
         ("--spec my.module my_layers", None),
         ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec", None),
         ("--lrank 5", None),
         ("--loading-balance 5", None),
-        ("--lr-warmup-iter 5", Some("--lr-warmup-iters")),
+        ("--adam-beta3 0.9", Some("--adam-beta2")),
         ("--expert-parallel-size 8", Some("--expert-model-parallel-size")),
         ("--mtp-layers 1", Some("--mtp-num-layers")),
     ] {
@@ -1645,6 +1656,15 @@ fn flags_that_nobody_knows_are_listed() {
         let meant = meant.map_or(String::new(), |meant| format!(" (did you mean {meant}?)"));
         let listed: Vec<&str> = imported.unknown.iter().map(|(_, text)| text.as_str()).collect();
         assert_eq!(listed, [format!("{flag}{meant}")]);
+    }
+    // Those that are spelt all but like a known one are mistakes.
+    for (flag, meant) in [
+        ("--data-parallel-sharding-stategy optim", "--data-parallel-sharding-strategy"),
+        ("--train-itres 5", "--train-iters"),
+        ("--lr-warmup-iter 5", "--lr-warmup-iters"),
+    ] {
+        let error = import(&with_flags(flag), "x", None).unwrap_err();
+        assert!(error.message.ends_with(&format!("did you mean {meant}?")), "{flag}: {error}");
     }
     let known = "--train-data-path x --profile-ranks 0 1 --log-interval 1 --lr 1e-4 --wandb-project x --data-impl mmap";
     assert_eq!(import(&with_flags(known), "x", None).unwrap().unknown, []);

@@ -141,6 +141,8 @@ pub(super) struct Flags {
     pub(super) earlier: Vec<(String, (Vec<String>, usize))>,
     /// Names that were asked for, given or not.
     pub(super) asked: BTreeSet<String>,
+    /// Whether nothing shows that a fork or an earlier version reads the command, whose flags are not all known.
+    of_today: bool,
     /// Lines of flags that only a running shell knows.
     left_out: Vec<usize>,
     /// Flags that say degrees, shapes or batches and may or may not be set, with their lines.
@@ -159,6 +161,18 @@ pub(super) struct Flags {
     pub(super) line: usize,
 }
 
+/// A flag that is like a known one.
+pub(super) struct Misspelt<'a> {
+    /// The known one.
+    pub(super) near: &'a str,
+    /// Where it stands.
+    pub(super) line: usize,
+    /// In words.
+    pub(super) text: String,
+    /// Whether it is taken for an error.
+    pub(super) refused: bool,
+}
+
 pub(super) type Read<T> = Result<T, ImportError>;
 
 /// Share of a flag's letters up to which another may differ and still be meant.
@@ -174,6 +188,15 @@ pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     likeness(found, meant) > 1.0 - SPELT_WRONGLY
 }
 
+/// Letters by which two flags differ where one of them is a slip.
+const SLIP: usize = 2;
+
+/// Whether a flag is another one but for a slip: not for a number in it, as of `--adam-beta3`.
+fn differs_by_a_slip(found: &str, meant: &str) -> bool {
+    let letters = |flag: &str| flag.replace(|c: char| c.is_ascii_digit(), "");
+    strsim::damerau_levenshtein(&plain(found), meant) <= SLIP && letters(found) != letters(meant)
+}
+
 /// Whether a flag of several words is another one but for a word.
 fn lacks_a_word(found: &str, meant: &str) -> bool {
     let words = |flag: &str| flag.trim_start_matches('-').split(['-', '_']).map(str::to_owned).collect();
@@ -182,9 +205,14 @@ fn lacks_a_word(found: &str, meant: &str) -> bool {
     found.len() > 1 && found.len() + 1 == meant.len() && found[same..] == meant[same + 1..]
 }
 
-/// The share of two flags' letters that is the same, whatever stands between their words.
+/// A flag whatever stands between its words.
+fn plain(flag: &str) -> String {
+    flag.replace('_', "-").to_lowercase()
+}
+
+/// The share of two flags' letters that is the same.
 fn likeness(found: &str, meant: &str) -> f64 {
-    strsim::normalized_damerau_levenshtein(&found.replace('_', "-").to_lowercase(), meant)
+    strsim::normalized_damerau_levenshtein(&plain(found), meant)
 }
 
 /// Flags beside which the model is told elsewhere, and where.
@@ -252,7 +280,10 @@ impl Flags {
     pub(super) fn new(launch: &Launch, text: &str, notes: &mut Vec<String>) -> Read<Self> {
         let (arguments, text_of_script) = (placed(&launch.arguments, text), text);
         let line = launch.script.as_ref().or(launch.arguments.first()).map_or(1, |w| w.line);
-        notes.extend(of_earlier_versions(&arguments)?);
+        let earlier_version = of_earlier_versions(&arguments)?;
+        let fork = arguments.iter().any(|word| word.text == DEEPSPEED);
+        let of_today = earlier_version.is_none() && !fork;
+        notes.extend(earlier_version);
         let mut map: BTreeMap<String, (Vec<String>, usize)> = BTreeMap::new();
         let mut earlier: Vec<(String, (Vec<String>, usize))> = Vec::new();
         let mut open: Option<String> = None;
@@ -334,6 +365,7 @@ impl Flags {
             earlier,
             map,
             asked: BTreeSet::new(),
+            of_today,
             left_out,
             undecided: launch.undecided.clone(),
             perhaps_set: !launch.perhaps_set.is_empty(),
@@ -355,19 +387,22 @@ impl Flags {
         !self.left_out.is_empty() || self.perhaps_set || !self.behind_switches.is_empty()
     }
 
-    /// Refuses a command with a flag that is likely one of those that say its degrees and batch, misspelt: the framework does,
-    /// and without it the layout is another.
-    pub(super) fn spells_degrees(&self) -> Read<()> {
-        let mut misspelt: Vec<_> = self
-            .map
-            .iter()
-            .filter_map(|(name, (_, line))| {
-                let near = self.meant(name).filter(|near| DEGREES.contains(near) && misspelt(name, near))?;
-                Some((*line, format!("{name} is not understood: did you mean {near}?")))
-            })
-            .collect();
-        misspelt.sort();
-        misspelt.into_iter().next().map_or(Ok(()), |(line, text)| Err(ImportError::new(line, text)))
+    /// Flags that are likely misspelt, with the known ones that they are like, in words, and whether that is an error.
+    pub(super) fn misspelt(&self) -> impl Iterator<Item = Misspelt<'_>> {
+        self.map.iter().filter(|(name, _)| !is_neutral(name)).filter_map(|(name, (_, line))| {
+            let near = self.meant(name)?;
+            let refused = misspelt(name, near)
+                && (DEGREES.contains(&near) || self.of_today && differs_by_a_slip(name, near));
+            let text = format!("{name} is not understood: did you mean {near}?");
+            Some(Misspelt { near, line: *line, text, refused })
+        })
+    }
+
+    /// Refuses a command with flags that are likely misspelt: the framework does, and without one that says degrees or the
+    /// batch the layout is another.
+    pub(super) fn spells(&self) -> Read<()> {
+        let refused = self.misspelt().filter(|one| one.refused);
+        ImportError::all(refused.map(|one| (one.line, one.text)).collect())
     }
 
     /// Refuses a command of which a part is unknown that could hold its degrees.

@@ -134,7 +134,7 @@ fn imported(
     if !f.is_fork() {
         values::check(&mut f, text, assumed)?;
     }
-    let read = of_flags(&mut f, given, (launch, text, files), world, assumed);
+    let mut read = of_flags(&mut f, given, (launch, text, files), world, assumed);
     let cut = f.cut_off(text).map(|(name, line)| {
         (line, format!("the text ends in `{name}`, with which longer flags begin: is the script cut off?"))
     });
@@ -143,15 +143,15 @@ fn imported(
         return Err(ImportError::new(*line, cut.clone()));
     }
     assumed.extend(cut.map(|(line, text)| format!("line {line}: {text}")));
-    if let Err(error) = &read {
+    if let Err(error) = &mut read {
         // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
         // come to.
-        for (name, (_, line)) in f.map.iter().filter(|(name, _)| !values::is_neutral(name)) {
-            if let Some(near) = f.meant(name).filter(|near| f.was_asked(near)) {
-                let text = format!("{name} is not understood: did you mean {near}?");
-                if error.message != text {
-                    assumed.push(format!("line {line}: {text}"));
-                }
+        for one in f.misspelt().filter(|one| f.was_asked(one.near)) {
+            let told = error.message == one.text || error.further.iter().any(|(_, text)| *text == one.text);
+            match one.refused {
+                _ if told => {}
+                true => error.further.push((one.line, one.text)),
+                false => assumed.push(format!("line {}: {}", one.line, one.text)),
             }
         }
     }
@@ -336,7 +336,7 @@ fn of_flags(
     }
     // By now it is known behind which flags that take no value something unknown stands.
     f.knows_degrees()?;
-    f.spells_degrees()?;
+    f.spells()?;
     let mut unknown: Vec<(usize, String)> = f
         .map
         .iter()

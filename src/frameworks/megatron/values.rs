@@ -373,54 +373,43 @@ pub(super) fn is_earlier(name: &str) -> bool {
 /// Looks at the values of such flags; `assumed` takes what a person has to know of them.
 ///
 /// # Errors
-/// A value of another kind than the flag takes, several where it takes one, or none where the text ends, at the flag's
-/// line.
+/// Values of another kind than their flags take, several where one is taken, and none where the text ends, each at its flag's
+/// line; where all are of their kinds, numbers that are too large or too small.
 pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Read<()> {
-    for (name, (values, line)) in &f.given {
-        if let Some((_, span, beside, source)) = SPANS.iter().find(|(flag, ..)| flag == name)
-            && beside.is_none_or(|beside| f.given.contains_key(beside))
-            && let Some(number) = values.first().and_then(|value| real_number(value))
-            && !span.holds(number)
-        {
-            let found = one_line(&values[0]);
-            let text = format!("{name} takes a number {}, found `{found}` ({source})", span.words());
-            return Err(ImportError::new(*line, text));
-        }
-    }
-    let mut behind_switches = Vec::new();
+    let (mut behind_switches, mut wrong) = (Vec::new(), Vec::new());
     for (name, (values, line)) in f.given.iter().chain(f.earlier.iter().map(|(name, given)| (name, given))) {
-        let refuse = |text: String| Err(ImportError::new(*line, text));
+        let mut refuse = |text: String| wrong.push((*line, text));
         let Some((kind, several)) = kind_of(name) else { continue };
         if let Kind::Nothing = kind {
             match values.first() {
                 Some(value) if is_unknown(value) => behind_switches.push(*line),
-                Some(value) => return refuse(format!("{name} takes no value, found `{}`", one_line(value))),
+                Some(value) => refuse(format!("{name} takes no value, found `{}`", one_line(value))),
                 None => {}
             }
             continue;
         }
         if values.is_empty() {
             if !matches!(kind, Kind::Text) || several || text.trim_end().ends_with(name.as_str()) {
-                return refuse(format!(
-                    "{name} has no value: is the script cut off, or what stands for it empty?"
-                ));
+                refuse(format!("{name} has no value: is the script cut off, or what stands for it empty?"));
+            } else {
+                // Names of files are often left to be filled in.
+                assumed.push(format!("line {line}: {name} has no value; it is left out of the prediction"));
             }
-            // Names of files are often left to be filled in.
-            assumed.push(format!("line {line}: {name} has no value; it is left out of the prediction"));
             continue;
         }
         // What only a running shell knows may be any number of words.
         if values.len() > 1 && !several && !values.iter().any(|value| is_unknown(value)) {
-            return refuse(format!("{name} takes one value, found `{}`", one_line(&values.join(" "))));
+            refuse(format!("{name} takes one value, found `{}`", one_line(&values.join(" "))));
+            continue;
         }
         for value in values.iter().filter(|value| !is_unknown(value)) {
             let found = shown(&one_line(value));
             match kind {
                 Kind::Whole if integer(value).is_none() => {
-                    return refuse(format!("{name} takes {}, found `{found}`", numbers("whole", several)));
+                    refuse(format!("{name} takes {}, found `{found}`", numbers("whole", several)));
                 }
                 Kind::Real if real_number(value).is_none() => {
-                    return refuse(format!("{name} takes {}, found `{found}`", numbers("", several)));
+                    refuse(format!("{name} takes {}, found `{found}`", numbers("", several)));
                 }
                 Kind::Word(words) if !words.contains(&value.as_str()) => {
                     let earlier = EARLIER_VALUES.iter().find(|(flag, _)| flag == name);
@@ -433,15 +422,25 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
                     }
                     let near = nearest(value, words.iter().copied());
                     let near = near.first().map_or(String::new(), |near| format!(": did you mean {near}?"));
-                    let text = format!("{name} is `{found}`; expected one of {}{near}", words.join(", "));
-                    return refuse(text);
+                    refuse(format!("{name} is `{found}`; expected one of {}{near}", words.join(", ")));
                 }
                 _ => {}
             }
         }
     }
     f.behind_switches.extend(behind_switches);
-    Ok(())
+    ImportError::all(wrong)?;
+    ImportError::all(f.given.iter().filter_map(|(name, given)| out_of_span(f, name, given)).collect())
+}
+
+/// A number that the framework refuses, where a flag has one.
+fn out_of_span(f: &Flags, name: &str, (values, line): &(Vec<String>, usize)) -> Option<(usize, String)> {
+    let (_, span, beside, source) = SPANS.iter().find(|(flag, ..)| *flag == name)?;
+    let counts = beside.is_none_or(|beside| f.given.contains_key(beside));
+    let found = values.first().filter(|_| counts)?;
+    let wrong = !span.holds(real_number(found)?);
+    let text = || format!("{name} takes a number {}, found `{}` ({source})", span.words(), one_line(found));
+    wrong.then(|| (*line, text()))
 }
 
 /// What a flag takes, in words.

@@ -557,3 +557,23 @@ fn an_import_prints_what_it_would_write() {
         assert!(stderr(&refused).contains("--cluster"), "{}", stderr(&refused));
     }
 }
+
+/// Every flag that is misspelt is marked, each with what was meant, before anything is predicted.
+#[test]
+fn misspelt_flags_of_a_launch_are_marked_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("launch.sh");
+    let text = LAUNCH.replace("--tensor-model-parallel", "--tensor-model-paralel");
+    std::fs::write(&path, text.replace("--micro-batch-size 1", "--micro-batch-size 1 --overlap-grad-reduse"))
+        .unwrap();
+    let output = autoplan(&["explain", path.to_str().unwrap(), "--cluster", "dgx-h100"]);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("launch.sh:9:5") && output.stdout.is_empty(), "{text}");
+    for (found, meant) in [
+        ("--tensor-model-paralel-size", "--tensor-model-parallel-size"),
+        ("--overlap-grad-reduse", "--overlap-grad-reduce"),
+    ] {
+        assert!(text.contains(&format!("{found} is not understood: did you mean {meant}?")), "{text}");
+    }
+}

@@ -333,7 +333,7 @@ fn parts_of_racks_are_told_and_asked_for() {
 #[test]
 fn expert_tensor_parallelism_beyond_tp_is_told() {
     let plan = |fixed: &str| {
-        let job = "plan mixtral-8x7b dgx-h100 -g 8 -b 64 -s 4096 --framework";
+        let job = "plan qwen3-30b-a3b dgx-h100 -g 8 -b 64 -s 4096 --framework";
         let output = autoplan_says(&format!("{job} {fixed}"));
         assert_eq!(output.status.code(), Some(1), "{fixed}");
         stdout(&output)

@@ -47,7 +47,7 @@ pub use verify::Verified;
 use balance::{LegalModes, Pipelines};
 use best::{Class, class_of};
 use bounds::{Family, Floors};
-use layouts::{Completions, RankPasses, Simulated};
+use layouts::{Completions, Passes, RankPasses, Simulated, Timing};
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -274,6 +274,8 @@ struct Scratch {
     evaluation: Evaluation,
     /// Schedules simulated for the current line.
     known: Vec<Simulated>,
+    /// How schedules run, whatever line they are of.
+    timings: Kept<Arc<Passes>, Arc<Timing>, KEPT_TIMINGS>,
     /// Work memory: what the ends of a step need of the ranks of a completion.
     ranks: Vec<RankPasses>,
     /// Ways to recompute that could matter in the current group.
@@ -325,6 +327,8 @@ impl Drop for Held<'_> {
     }
 }
 
+/// Simulated schedules that a thread keeps.
+const KEPT_TIMINGS: usize = 512;
 /// Priced floors that a thread keeps.
 const KEPT_FLOORS: usize = 128;
 /// Counts of parameters that a thread keeps.

@@ -34,6 +34,8 @@ pub mod milp;
 mod modes;
 pub mod pipeline;
 #[cfg(feature = "milp")]
+mod rank_walk;
+#[cfg(feature = "milp")]
 mod ranks;
 mod reach;
 pub mod relax;
@@ -785,12 +787,9 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
         // Read once, as there may be many states.
         let own: SmallVec<[u64; 32]> =
             order.chunks.iter().map(|&chunk| into.memory[chunk as usize].0).collect();
-        let kept =
-            |counts: &[u32]| counts.iter().zip(&own).map(|(&n, &kept)| u64::from(n) * kept).sum::<u64>();
-        let in_flight = order.states().map(kept).max().unwrap_or(0);
         let need = problem.rank_bytes.0
             + state.0
-            + in_flight
+            + order.most_kept(&own)
             + state.1
             + state.2
             + shared_bytes(&problem.shared, state.3);

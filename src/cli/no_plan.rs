@@ -317,7 +317,7 @@ fn undivided(prepared: &Prepared) -> String {
             }
             SplitLost::Stages => "have more stages than layers and ends".into(),
             SplitLost::MicroBatches => "leave no micro-batch and accumulation under --fix and --max".into(),
-            SplitLost::Experts if searches_up_to_tp(prepared) => {
+            SplitLost::Experts if may_be_above_tp(prepared) => {
                 format!("leave no degrees of experts ({UP_TO_TP})")
             }
             SplitLost::Experts => "leave no degrees of experts".into(),
@@ -368,6 +368,14 @@ const UP_TO_TP: &str = "etp is searched up to tp: beyond, experts would be cut f
 /// Whether the framework would take other degrees of expert tensor parallelism than are searched.
 fn searches_up_to_tp(prepared: &Prepared) -> bool {
     prepared.task.target.capabilities().expert_tensor == ExpertTensor::Free
+}
+
+/// Whether such a degree is asked for that is above some tensor-parallel one that may be.
+fn may_be_above_tp(prepared: &Prepared) -> bool {
+    let (r, gpus) = (&prepared.task.restrictions, prepared.task.job.gpus);
+    let least = divisors(gpus).into_iter().filter(|&tp| r.tensor_parallel.admits(tp, gpus)).min();
+    let above = |only: &Vec<u32>| only.iter().any(|&etp| least.is_some_and(|tp| etp > tp));
+    searches_up_to_tp(prepared) && r.expert_tensor_parallel.only.as_ref().is_some_and(above)
 }
 
 /// Which expert-tensor-parallel degrees that are asked for are above every tensor-parallel one that may be.

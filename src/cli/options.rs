@@ -158,8 +158,9 @@ impl JobArgs {
         if let Some(lack) = machine.accelerator.lacks(job.precision) {
             return Err(Failure::Usage(lack));
         }
-        let of_experts =
-            [(self.expert_capacity.is_some(), "--expert-capacity"), (self.routing.is_some(), "--routing")];
+        // Balanced routing says nothing of models without.
+        let natural = self.routing == Some(Routing::Natural);
+        let of_experts = [(self.expert_capacity.is_some(), "--expert-capacity"), (natural, "--routing")];
         if let Some((_, option)) = of_experts.iter().find(|(given, _)| *given && !model.has_experts()) {
             return Err(Failure::Usage(format!(
                 "{option} is of models with experts, and {} has none",

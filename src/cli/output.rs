@@ -405,6 +405,7 @@ pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
         (given.framework.is_some(), Some(format!("framework {}{profile}", task.target))),
         (given.precision.is_some(), Some(job.precision.name().to_owned())),
         (given.optimizer.is_some(), Some(job.optimizer.name().to_owned())),
+        (given.lora.is_some(), given.lora.map(|rank| format!("adapters of rank {rank}"))),
         (false, Some("causal attention".to_owned())),
         (given.packed.is_some(), Some(sequences)),
         (given.routing.is_some(), routing),

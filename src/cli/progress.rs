@@ -85,7 +85,7 @@ pub(crate) struct Bar {
     search: AtomicUsize,
     /// Of how many.
     searches: AtomicUsize,
-    /// Times of a line that are over.
+    /// How often it was time for a line, told or not.
     lines: AtomicU64,
     bar: Mutex<Option<(Phase, ProgressBar)>>,
 }
@@ -150,6 +150,7 @@ impl Bar {
             anstream::eprintln!("{} s: {}", elapsed.as_secs(), phase.line(bar));
         }
     }
+
     /// Whether it is time for another line, which is told once.
     fn line_is_due(&self, elapsed: Duration) -> bool {
         let over = elapsed.as_secs() / LINES_APART.as_secs();

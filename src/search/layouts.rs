@@ -7,7 +7,7 @@ use super::best::{Settled, Threshold};
 use super::bounds::Floor;
 use super::groups::{Line, StateCost};
 use super::{Counters, Request, Scratch, Search};
-use crate::cost::schedule::Load;
+use crate::cost::schedule::{Load, Shape};
 use crate::cost::step::{OncePerStep, Tables, exposed, fits_with, once_per_step, predict_with, shape};
 use crate::cost::{CellCosts, CellKey, LocalParameters, Sharding};
 use crate::frameworks::{Reach, legal_plan};
@@ -47,12 +47,26 @@ pub(super) struct Simulated {
     split: Assignment,
     /// [`has_passes_of_line`] of its layout.
     of_line: bool,
+    passes: Arc<Passes>,
+    timing: Arc<Timing>,
+    ranks: Vec<RankPasses>,
+}
+
+/// What decides how a schedule runs: lines whose flags change no pass have such in common.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct Passes {
+    shape: Shape,
+    hop: Picos,
     forward: Vec<Picos>,
     backward: Vec<Picos>,
+}
+
+/// How it does.
+pub(super) struct Timing {
     makespan: Picos,
+    /// By rank.
     starts: Vec<Picos>,
     ends: Vec<Picos>,
-    ranks: Vec<RankPasses>,
 }
 
 /// What the step's ends need of a rank: passes of one micro-batch, and parameters.
@@ -403,30 +417,34 @@ impl Search<'_> {
         let same = |run: &&Simulated| {
             run.schedule == layout.schedule
                 && run.split.layers == assignment.layers
-                && run.forward == evaluation.forward
-                && run.backward == evaluation.backward
+                && run.passes.forward == evaluation.forward
+                && run.passes.backward == evaluation.backward
         };
         if let Some(run) = scratch.known.iter().find(same) {
             return run.step(sharding);
         }
-        let load = Load {
-            forward: &evaluation.forward,
-            backward: &evaluation.backward,
-            weight: &evaluation.backward,
+        let passes = Arc::new(Passes {
+            shape: shape(layout),
             hop: hop.latency,
+            forward: evaluation.forward.clone(),
+            backward: evaluation.backward.clone(),
+        });
+        let simulator = &mut scratch.simulator;
+        let simulate = || {
+            let Passes { shape, hop, forward, backward } = &*passes;
+            let makespan = simulator.run(*shape, Load { forward, backward, weight: backward, hop: *hop });
+            Arc::new(Timing { makespan, starts: simulator.starts.clone(), ends: simulator.ends.clone() })
         };
-        let makespan = scratch.simulator.run(shape(layout), load);
+        let timing = scratch.timings.get(passes.clone(), simulate).clone();
         let mut ranks = Vec::new();
         self.passes_of_ranks(layout, assignment, tables, evaluation, &mut ranks);
+        let of_line = has_passes_of_line(layout);
         let run = Simulated {
             schedule: layout.schedule,
             split: assignment.clone(),
-            of_line: has_passes_of_line(layout),
-            forward: evaluation.forward.clone(),
-            backward: evaluation.backward.clone(),
-            makespan,
-            starts: scratch.simulator.starts.clone(),
-            ends: scratch.simulator.ends.clone(),
+            of_line,
+            passes,
+            timing,
             ranks,
         };
         let step = run.step(sharding);
@@ -438,11 +456,12 @@ impl Search<'_> {
 impl Simulated {
     /// What a step takes with its data-parallel traffic.
     fn step(&self, sharding: &Sharding) -> Picos {
-        let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, self.makespan, Picos::ZERO);
+        let Timing { makespan, starts, ends } = &*self.timing;
+        let (mut gather_wait, mut flush, mut update) = (Picos::ZERO, *makespan, Picos::ZERO);
         for (r, load) in self.ranks.iter().enumerate() {
             let at_ends = load.at_ends(r, sharding);
-            gather_wait = gather_wait.max(at_ends.gather.saturating_sub(self.starts[r]));
-            flush = flush.max(self.ends[r] + at_ends.reduce);
+            gather_wait = gather_wait.max(at_ends.gather.saturating_sub(starts[r]));
+            flush = flush.max(ends[r] + at_ends.reduce);
             update = update.max(at_ends.update);
         }
         Floor { once: gather_wait + update + sharding.step_overhead, jitter: sharding.jitter }.step(flush)

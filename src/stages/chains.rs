@@ -22,6 +22,7 @@ use highs::{Col, HighsModelStatus, HighsSolutionStatus, Model, RowProblem, Sense
 
 use super::caps::{self, Caps};
 use super::ends::{Duals, Margins};
+use super::rank_walk::RankWalk;
 use super::reach;
 use super::relax::Relaxation;
 use super::walk::{self, Chunks, Shown, Walk};
@@ -57,10 +58,14 @@ const MOST_WEIGHTS: usize = 4;
 const SHARES: [f64; 4] = [0.02, 0.1, 0.3, 1.0];
 /// By how much longer one chunk takes in the schedules that show chains through each.
 const LONGER: f64 = 1.5;
-/// Steps that walks of a problem may be expected to take, three quarters of a second; and passes that are simulated in the
-/// time of one.
+/// Steps that walks of a problem may be expected to take, three quarters of a second; and passes of one split that are
+/// simulated in the time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
+/// Steps of walks by ranks: three of ten plans of 70B on 5,376 need more than half of them.
+const RANK_STEPS: u64 = 2 * STEPS;
+/// Passes that are simulated in the time of a step, each of as many splits as are simulated at once.
+const LANE_PASSES_PER_STEP: u64 = 24;
 /// How many times as many they may take that were expected to end within them, one walk no more than that of the usual work
 /// or all that was asked for.
 const BEGUN: u64 = 3;
@@ -256,8 +261,9 @@ struct Search<'a> {
     whole: usize,
     /// Pivots of such programmes times chains times chunks.
     work: u64,
-    /// Steps that further walks may be expected to take.
+    /// Steps that further walks may be expected to take, and those that walks by ranks may take.
     steps: u64,
+    rank_steps: u64,
     /// How many times the usual work is done.
     effort: u32,
     /// Whether whole layers showed no more than parts of them for the latest programme, and no row of memory bound those.
@@ -290,6 +296,7 @@ impl<'a> Search<'a> {
             whole: 0,
             work: 0,
             steps: STEPS,
+            rank_steps: 0,
             effort: 1,
             stuck: false,
             stop,
@@ -302,6 +309,7 @@ impl<'a> Search<'a> {
         self.whole = MOST_WHOLE * effort as usize;
         self.work = 0;
         self.steps = STEPS * u64::from(effort);
+        self.rank_steps = RANK_STEPS * u64::from(effort);
     }
 
     /// A bound on all assignments; above `goal` it need not be the highest.
@@ -340,6 +348,7 @@ impl<'a> Search<'a> {
     /// A bound on all assignments that recompute in the programme's ways, of which one is known; none if nothing
     /// fits.
     fn least(&mut self, programme: &Programme, known: Picos, enough: Picos) -> Option<Picos> {
+        self.stuck = false;
         let priced = self.weights.iter().map(|weights| programme.weighted(&self.chains, weights));
         let known = priced.fold(known, Picos::max);
         if known >= enough {
@@ -349,6 +358,17 @@ impl<'a> Search<'a> {
         if pipeline.chunks_per_rank == 1 && !pipeline.split_backward {
             known = known.max(programme.least_of_ranks(known, self.judged.passes));
             if known >= enough.scale(SHRINK) {
+                return Some(known);
+            }
+        }
+        if self.rank_steps > 0
+            && self.looks_for_chains()
+            && !pipeline.split_backward
+            && let Some(least) = self.walk_ranks(programme, enough)
+        {
+            known = known.max(least);
+            // What was seen of several ways together need not fit with any of them.
+            if !programme.several() || known >= enough.scale(SHRINK) {
                 return Some(known);
             }
         }
@@ -375,7 +395,6 @@ impl<'a> Search<'a> {
         let mut stated = first;
         let mut weights = None;
         let mut roomy = true;
-        self.stuck = false;
         for round in 0..=rounds {
             let solved = solve(model)?;
             match solved.status() {
@@ -499,14 +518,9 @@ impl<'a> Search<'a> {
         let allowed = (*steps * BEGUN).min(most);
         let mut left = allowed;
         let end = walk.run(&mut left, &mut |split| {
-            let least = programme.passes_of(split);
-            let [mut forward, mut backward, weight, after] =
-                least.map(|times| times.iter().map(|&time| Picos(time as u64)).collect::<Vec<_>>());
-            match programme.fit(split) {
-                Fit::Open => {}
-                Fit::Never => return Shown::Nothing,
-                Fit::As(costs) => (forward, backward) = (costs.forward, costs.backward),
-            }
+            let Some([forward, backward, weight, after]) = programme.passes_that_fit(split) else {
+                return Shown::Nothing;
+            };
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
             let makespan = simulator.run(shape, load);
             let time = programme.step_of(split, makespan, &simulator.starts, &simulator.ends);
@@ -527,6 +541,31 @@ impl<'a> Search<'a> {
             Shown::Row(row(&chain, lowest))
         });
         *steps -= (allowed - left).div_ceil(BEGUN).min(*steps);
+        (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
+    }
+
+    /// The same, rank by rank.
+    fn walk_ranks(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
+        let (problem, shape) = (self.problem, self.judged.shape);
+        // The first rank ends last.
+        let margin = programme.least_margin(0);
+        let below = ceiling.saturating_sub(margin);
+        let chunks = programme.fillable(shape, below);
+        let each = super::descent::simulated_passes(&problem.pipeline) / LANE_PASSES_PER_STEP;
+        let Self { simulator, rank_steps, stop, .. } = self;
+        let mut walk = RankWalk::new(&chunks, below, programme.may_hold(), each.max(32), *stop)?;
+        let mut lowest = ceiling;
+        let end = walk.run(rank_steps, &mut |split| {
+            let [forward, backward, weight, _] = programme.passes_that_fit(split)?;
+            let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
+            let makespan = simulator.run(shape, load);
+            lowest = lowest.min(programme.step_of(split, makespan, &simulator.starts, &simulator.ends));
+            Some(lowest.saturating_sub(margin))
+        });
+        if end == walk::End::Stopped {
+            // What is left is not enough for the next.
+            *rank_steps = 0;
+        }
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 
@@ -845,6 +884,17 @@ impl<'a> Programme<'a> {
             times[3] = self.reductions(|rank, kind| f64::from(counts[rank][kind]));
         }
         times
+    }
+
+    /// [`Programme::passes_of`] a split, recomputed as little as it takes; none if it does not fit.
+    fn passes_that_fit(&self, split: &[u32]) -> Option<[Vec<Picos>; 4]> {
+        let picos = |times: Vec<f64>| times.into_iter().map(|time| Picos(time as u64)).collect::<Vec<_>>();
+        let [forward, backward, weight, after] = self.passes_of(split).map(picos);
+        match self.fit(split) {
+            Fit::Open => Some([forward, backward, weight, after]),
+            Fit::Never => None,
+            Fit::As(costs) => Some([costs.forward, costs.backward, weight, after]),
+        }
     }
 
     /// How a split fits, where the programme stands for one way to recompute that all chunks have in common: recomputed

@@ -1,6 +1,8 @@
 //! What a split over several chunks per rank puts on every rank: tabulated once, so that a way to recompute
 //! costs little more than a product per rank.
 
+use smallvec::SmallVec;
+
 use super::chunked::Policy;
 use super::tables::{ModeCost, Tables};
 use super::{Choice, Counts, Problem, shared_bytes};
@@ -12,8 +14,8 @@ pub(super) struct Loads {
     /// First layer of every chunk, and the end of the last.
     cuts: Vec<u32>,
     ranks: Vec<RankLoad>,
-    /// Work memory: costs of the chunks of one rank.
-    chunks: Vec<ModeCost>,
+    /// Work memory: what a micro-batch keeps on each chunk of one rank.
+    kept: Vec<u64>,
 }
 
 /// Load of one rank.
@@ -22,9 +24,8 @@ struct RankLoad {
     counts: Counts,
     /// Most layers of a chunk.
     longest: u32,
-    /// If all layers are of one kind and nothing else is kept or recomputed: which, and the most of their micro-batches
-    /// in flight, summed over layers.
-    alike: Option<(usize, u64)>,
+    /// If all layers are of one kind and nothing else is recomputed.
+    alike: Option<Alike>,
     /// Both passes of one micro-batch without recomputation, ends included.
     time: u64,
     /// What passes before the rank can start and after it ends, at least.
@@ -35,6 +36,24 @@ struct RankLoad {
     transient: u64,
     /// Bytes beside those, whatever is recomputed, at least.
     least: u64,
+}
+
+/// A rank whose layers are all of one kind.
+#[derive(Debug, Clone, Copy)]
+struct Alike {
+    kind: usize,
+    /// The most of their micro-batches in flight, summed over layers.
+    in_flight: u64,
+    /// The most that each of its ends keeps, perhaps not at once.
+    ends: u64,
+}
+
+impl Alike {
+    /// Bytes that the rank keeps at least, and at most, if a layer keeps so many.
+    fn kept(self, by_layer: u64) -> [u64; 2] {
+        let layers = self.in_flight * by_layer;
+        [layers, layers + self.ends]
+    }
 }
 
 /// A rank under one way to recompute.
@@ -79,7 +98,7 @@ impl Loads {
             let first = order.chunks.first() == Some(&(rank as u32));
             let idle = if first { before + hops * problem.hop.0 } else { 0 };
             let mut load = RankLoad { idle, ..RankLoad::default() };
-            let mut keeps = false;
+            let mut recomputes = false;
             for &chunk in &order.chunks {
                 let k = chunk as usize;
                 let (from, to) = (self.cuts[k], self.cuts[k + 1]);
@@ -87,18 +106,21 @@ impl Loads {
                 load.time += fixed.forward.0 + fixed.backward.0 + tables.time(from, to);
                 load.longest = load.longest.max(to - from);
                 load.transient = load.transient.max(fixed.transient.0);
-                keeps |= fixed.kept.0 > 0 || fixed.recomputes;
+                recomputes |= fixed.recomputes;
                 tables.count(from, to, &mut load.counts);
             }
             let mut kinds = (0..tables.kinds).filter(|&kind| load.counts[kind] > 0);
-            if let (Some(kind), None, false) = (kinds.next(), kinds.next(), keeps) {
-                let sum = |in_flight: &[u32]| {
-                    let chunks = in_flight.iter().zip(&order.chunks);
-                    let layers = |k: u32| self.cuts[k as usize + 1] - self.cuts[k as usize];
-                    chunks.map(|(&n, &k)| u64::from(n) * u64::from(layers(k))).sum::<u64>()
+            if let (Some(kind), None, false) = (kinds.next(), kinds.next(), recomputes) {
+                let chunks = || order.chunks.iter().map(|&k| k as usize);
+                let layers: SmallVec<[u64; 32]> =
+                    chunks().map(|k| u64::from(self.cuts[k + 1] - self.cuts[k])).collect();
+                let in_flight = order.most_kept(&layers);
+                let kept_by_end = |(at, k): (usize, usize)| match problem.fixed[k].kept.0 {
+                    0 => 0,
+                    kept => kept * order.states().map(|state| u64::from(state[at])).max().unwrap_or(0),
                 };
-                let most = order.states().map(sum).max();
-                load.alike = Some((kind, most.unwrap_or(0)));
+                let ends = chunks().enumerate().map(kept_by_end).sum();
+                load.alike = Some(Alike { kind, in_flight, ends });
             }
             // The first chunks of the ranks follow one another at both ends of the step, at its beginning
             // alone where weight gradients may come last.
@@ -191,9 +213,9 @@ impl Loads {
                 problem.fixed[k as usize].kept.0 + layers.sum::<u64>()
             };
             let kept = match load.alike {
-                Some((kind, in_flight)) => in_flight * least[kind].kept,
+                Some(alike) if alike.ends == 0 => alike.kept(least[alike.kind].kept)[0],
                 // One state of the many: most ranks lack memory in the first.
-                None => {
+                _ => {
                     order.in_flight.iter().zip(&order.chunks).map(|(&n, &k)| u64::from(n) * kept_by(k)).sum()
                 }
             };
@@ -211,45 +233,42 @@ impl Loads {
     /// Whether a rank holds more than the limit.
     fn lacks(&mut self, problem: &Problem, tables: &Tables, rank: usize, policy: Policy) -> bool {
         let Policy::All(choice) = policy else { return self.rank(problem, tables, rank, policy).excess > 0 };
-        if let Some(cost) = self.cost_alike(problem, tables, rank, choice) {
-            return cost.excess > 0;
+        if let Some((alike, cost)) = self.alike(problem, tables, rank, choice) {
+            let [least, most] =
+                alike.kept(cost.kept).map(|kept| self.beyond(problem, rank, kept, cost.transient));
+            if least > 0 || most == 0 {
+                return least > 0;
+            }
         }
         let (_, transient) = self.price_chunks(problem, tables, rank, choice);
         let load = &self.ranks[rank];
         let most = problem.limit.0.checked_sub(load.steady + load.transient.max(transient));
-        // The first state that exceeds the limit is enough.
-        let order = &problem.pipeline.orders[rank];
-        most.is_none_or(|most| order.states().any(|state| self.kept(state) > most))
+        most.is_none_or(|most| problem.pipeline.orders[rank].most_kept(&self.kept) > most)
     }
 
     fn cost(&mut self, problem: &Problem, tables: &Tables, rank: usize, choice: Choice) -> RankCost {
-        if let Some(cost) = self.cost_alike(problem, tables, rank, choice) {
-            return cost;
+        if let Some((alike, cost)) = self.alike(problem, tables, rank, choice)
+            && let [kept, most] = alike.kept(cost.kept)
+            && kept == most
+        {
+            let extra = u64::from(self.ranks[rank].counts[alike.kind]) * cost.extra;
+            return RankCost { extra, excess: self.beyond(problem, rank, kept, cost.transient), choice };
         }
         let (extra, transient) = self.price_chunks(problem, tables, rank, choice);
-        let order = &problem.pipeline.orders[rank];
-        let states = order.states();
-        let kept = states.map(|state| self.kept(state)).max().unwrap_or(0);
+        let kept = problem.pipeline.orders[rank].most_kept(&self.kept);
         RankCost { extra, excess: self.beyond(problem, rank, kept, transient), choice }
     }
 
-    /// Cost of a rank whose layers are all of one kind, beside ends that keep nothing.
-    fn cost_alike(
+    /// The layers of a rank if they are all of one kind, and what one of them costs.
+    fn alike<'a>(
         &self,
         problem: &Problem,
-        tables: &Tables,
+        tables: &'a Tables,
         rank: usize,
         choice: Choice,
-    ) -> Option<RankCost> {
-        let (Choice::Mode(mode), Some((kind, in_flight))) = (choice, self.ranks[rank].alike) else {
-            return None;
-        };
-        let cost = tables.mode(mode)[kind];
-        (problem.modes[usize::from(mode)].group == 1).then(|| RankCost {
-            extra: u64::from(self.ranks[rank].counts[kind]) * cost.extra,
-            excess: self.beyond(problem, rank, in_flight * cost.kept, cost.transient),
-            choice,
-        })
+    ) -> Option<(Alike, &'a ModeCost)> {
+        let (Choice::Mode(mode), Some(alike)) = (choice, self.ranks[rank].alike) else { return None };
+        (problem.modes[usize::from(mode)].group == 1).then(|| (alike, &tables.mode(mode)[alike.kind]))
     }
 
     /// Bytes of a rank beyond the limit.
@@ -266,22 +285,20 @@ impl Loads {
         rank: usize,
         choice: Choice,
     ) -> (u64, u64) {
-        self.chunks.clear();
-        self.chunks.extend(problem.pipeline.orders[rank].chunks.iter().map(|&k| {
+        self.kept.clear();
+        let (mut extra, mut transient) = (0, 0);
+        for &k in &problem.pipeline.orders[rank].chunks {
             let fixed = &problem.fixed[k as usize];
             let at = (self.cuts[k as usize], self.cuts[k as usize + 1]);
-            match choice {
+            let cost = match choice {
                 Choice::Mode(mode) => tables.in_mode(problem, fixed, &tables.counts(at.0, at.1), mode),
                 Choice::Block(n) => tables.in_block(problem, fixed, at, n),
-            }
-        }));
-        let extra = self.chunks.iter().map(|chunk| chunk.extra).sum();
-        (extra, self.chunks.iter().map(|chunk| chunk.transient).max().unwrap_or(0))
-    }
-
-    /// Bytes that the priced chunks keep with so many micro-batches in flight.
-    fn kept(&self, in_flight: &[u32]) -> u64 {
-        in_flight.iter().zip(&self.chunks).map(|(&n, chunk)| u64::from(n) * chunk.kept).sum()
+            };
+            extra += cost.extra;
+            transient = transient.max(cost.transient);
+            self.kept.push(cost.kept);
+        }
+        (extra, transient)
     }
 
     /// The choice with the fewest bytes beyond the limit, and of those the least recomputation.

@@ -90,6 +90,19 @@ impl RankOrder {
         Self { most_in_flight: order.states().map(together).max().unwrap_or(0), ..order }
     }
 
+    /// The most that is kept in any state, if a micro-batch keeps so much on each of the chunks.
+    pub(super) fn most_kept(&self, by_chunk: &[u64]) -> u64 {
+        match by_chunk {
+            [first, rest @ ..] if rest.iter().all(|kept| kept == first) => self.most_in_flight * first,
+            _ => {
+                let kept = |counts: &[u32]| {
+                    counts.iter().zip(by_chunk).map(|(&n, &kept)| u64::from(n) * kept).sum::<u64>()
+                };
+                self.states().map(kept).max().unwrap_or(0)
+            }
+        }
+    }
+
     /// The moments when no other has as many micro-batches in flight on every chunk: how many there are, by chunk.
     pub fn states(&self) -> impl Iterator<Item = &[u32]> + Clone {
         self.in_flight.chunks_exact(self.chunks.len().max(1))

@@ -65,6 +65,8 @@ pub struct Splits {
     spread: Spread,
     /// What was found for the last problem in which none was to be relieved.
     found: Option<Found>,
+    /// What a problem costs of which relaxed bounds say that nothing fits and takes no longer than that.
+    futile: Option<(Costs, Picos)>,
 }
 
 /// Splits that fit a problem, and with what.
@@ -160,7 +162,7 @@ impl Splits {
         most: Picos,
     ) -> Vec<Assignment> {
         // Without even the even split there are more chunks than layers.
-        if self.list.is_empty() {
+        if self.list.is_empty() || self.is_futile(problem, most) {
             return Vec::new();
         }
         self.list.iter_mut().for_each(|split| split.loads.hold(problem));
@@ -203,6 +205,12 @@ impl Splits {
                 Chunked::new(problem, tables, work).assignment(layers, policy)
             })
             .collect()
+    }
+
+    /// Whether nothing was fast enough that fits a problem that held no more.
+    fn is_futile(&self, problem: &Problem, most: Picos) -> bool {
+        let futile = self.futile.as_ref();
+        futile.is_some_and(|(costs, longest)| most <= *longest && problem.holds_no_less(costs))
     }
 
     /// Whether all that was found last, for a problem that held no more, fits again, one of it by rules: then it is what
@@ -345,7 +353,7 @@ impl Splits {
     /// all policies, in the order of their relaxed bounds, the first that can. None if its bound is
     /// certainly above `most`.
     fn relieved(
-        &self,
+        &mut self,
         problem: &Problem,
         tables: &Tables,
         work: &mut ChunkWork,
@@ -376,9 +384,10 @@ impl Splits {
         let mut hopeful = offered.take_while(|priced| priced.busy <= most);
         let mut bounds: Vec<(Picos, Policy)> = Vec::new();
         bounds.extend(hopeful.find_map(|priced| bounded(priced.policy)));
+        let none_offered = bounds.is_empty();
         // Where the leanest does not fit, neither do others that keep no less, and hardly any other.
         let lean =
-            leanest.filter(|_| !bounds.is_empty()).map_or(Vec::new(), |leanest| relief.splits(work, leanest));
+            leanest.filter(|_| !none_offered).map_or(Vec::new(), |leanest| relief.splits(work, leanest));
         let hopeless = |&policy: &Policy| {
             lean.is_empty()
                 && (self.spread < Spread::Any
@@ -391,6 +400,10 @@ impl Splits {
         bounds.sort_unstable();
         drop(bound);
         work.relaxation = relaxation;
+        if none_offered {
+            self.futile = Some((problem.costs(), most));
+            return Vec::new();
+        }
         // Where nothing is found for one way, hardly anything is for others that keep no less.
         let mut futile: Vec<Policy> = Vec::new();
         let first = bounds.into_iter().find_map(|(_, policy)| {

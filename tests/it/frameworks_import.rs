@@ -1644,6 +1644,7 @@ fn flags_that_nobody_knows_are_listed() {
     for (flag, meant) in [
         ("--data-parallel-size 4", None),
         ("--save-foo", None),
+        ("--o-lora-rank 1024", None),
         ("--spec my.module my_layers", None),
         ("--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec", None),
         ("--lrank 5", None),

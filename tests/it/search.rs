@@ -706,6 +706,19 @@ fn no_split_is_faster_than_its_certificate_allows() {
     assert!(walked > 5000 && faster > 100, "{walked}, {faster}");
 }
 
+/// Chunks of one layer or two make ranks wait, which chains of passes averaged over splits do not show: it is seen where ranks
+/// are filled one by one.
+#[test]
+fn splits_into_short_chunks_are_proved_rank_by_rank() {
+    let task = Task::shipped("llama3.1-70b", "dgx-h100", 5376, 1024, 8192).unwrap();
+    let found = task.prepare().search(&Request { top: 1, verified: 1, ..Request::default() }, &Silent).found;
+    let plan = found[0].polished.as_ref().map_or(&found[0].plan, |better| &better.plan);
+    let layout = plan.layout();
+    assert_eq!((layout.pipeline_parallel, layout.virtual_stages), (21, 3), "{plan}");
+    let gap = found[0].polished.as_ref().map_or(found[0].split_gap, |better| better.split_gap);
+    assert!(gap < 0.05, "{gap}");
+}
+
 /// Layers of printed plans are moved as long as that helps, where proofs leave something open. What was ranked stays as it
 /// is, in its order, and what is proved holds for both splits.
 #[test]

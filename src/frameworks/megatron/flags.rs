@@ -188,13 +188,19 @@ pub(in crate::frameworks) fn misspelt(found: &str, meant: &str) -> bool {
     likeness(found, meant) > 1.0 - SPELT_WRONGLY
 }
 
-/// Letters by which two flags differ where one of them is a slip.
+/// Letters by which two flags differ where one of them is a slip, and letters of a word from which on that is none but a slip:
+/// `--o-lora-rank` is another flag than `--q-lora-rank`.
 const SLIP: usize = 2;
+const LONG_WORD: usize = 4;
 
 /// Whether a flag is another one but for a slip: not for a number in it, as of `--adam-beta3`.
 fn differs_by_a_slip(found: &str, meant: &str) -> bool {
+    let found = plain(found);
     let letters = |flag: &str| flag.replace(|c: char| c.is_ascii_digit(), "");
-    strsim::damerau_levenshtein(&plain(found), meant) <= SLIP && letters(found) != letters(meant)
+    let words = || found.split('-').zip(meant.split('-'));
+    let another_word = found.split('-').count() == meant.split('-').count()
+        && words().any(|(one, other)| one != other && one.len().max(other.len()) < LONG_WORD);
+    strsim::damerau_levenshtein(&found, meant) <= SLIP && letters(&found) != letters(meant) && !another_word
 }
 
 /// Whether a flag of several words is another one but for a word.

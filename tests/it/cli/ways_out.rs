@@ -343,7 +343,9 @@ fn expert_tensor_parallelism_beyond_tp_is_told() {
     assert!(text.contains(&format!("etp=4 is above tp, which is 2 at most, and {searched}")), "{text}");
     let text = plan("megatron --fix tp=1|4,etp=4,pp=4");
     assert!(text.contains(&format!("leave no degrees of experts ({searched}")), "{text}");
-    // Where the framework has one degree alone nothing else could be searched.
+    // It is told of what was asked for alone, and where the framework has one degree nothing else could be searched.
+    let text = plan("megatron --fix tp=1|2,ep=8,pp=4");
+    assert!(text.contains("leave no degrees of experts") && !text.contains(searched), "{text}");
     let text = plan("torchtitan --fix tp=2,etp=4");
     assert!(!text.contains(searched), "{text}");
 }

@@ -695,15 +695,45 @@ pub fn evaluate_into(
     assignment: &Assignment,
     into: &mut Evaluation,
 ) -> Result<(), Violation> {
-    measure(problem, assignment, into)?;
+    let ranks = measure(problem, assignment, into)?;
+    let chunks = problem.chunks();
+    for (order, rank) in problem.pipeline.orders.iter().zip(&ranks) {
+        // Read once, as there may be many states.
+        let own: SmallVec<[u64; 32]> =
+            order.chunks.iter().map(|&chunk| into.memory[chunk as usize].0).collect();
+        let need = problem.rank_bytes.0
+            + rank.held
+            + order.most_kept(&own)
+            + rank.transient
+            + rank.gathered
+            + shared_bytes(&problem.shared, rank.touches);
+        into.memory.push(Bytes(need));
+    }
+    into.memory.drain(..chunks);
     match into.memory.iter().position(|&need| need > problem.limit) {
         Some(rank) => Err(Violation::Memory { rank, need: into.memory[rank], limit: problem.limit }),
         None => Ok(()),
     }
 }
 
-/// [`evaluate_into`] whatever the memory limit.
-fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) -> Result<(), Violation> {
+/// Bytes of a rank, beside what it keeps per micro-batch.
+#[derive(Debug, Clone, Copy, Default)]
+struct RankBytes {
+    held: u64,
+    /// Largest working set, and largest unit that is gathered.
+    transient: u64,
+    gathered: u64,
+    /// Groups of which it holds what is paid once.
+    touches: u64,
+}
+
+/// [`evaluate_into`] whatever the memory: in its place are the bytes kept per micro-batch of every chunk, and the rest by rank
+/// is returned.
+fn measure(
+    problem: &Problem,
+    assignment: &Assignment,
+    into: &mut Evaluation,
+) -> Result<SmallVec<[RankBytes; 32]>, Violation> {
     check_shape(problem, assignment)?;
     let pipeline = &*problem.pipeline;
     let chunks = problem.chunks();
@@ -712,25 +742,17 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
     into.memory.clear();
     let (mut run, mut used) = (0, 0);
     let mut first_rank = Counts::default();
-    // Of every rank: what is held, the largest transient and gathered unit, the groups touched.
-    let mut ranks = [(0_u64, 0_u64, 0_u64, 0_u64); 64];
-    let mut more_ranks;
-    let ranks = if pipeline.ranks as usize <= ranks.len() {
-        &mut ranks[..pipeline.ranks as usize]
-    } else {
-        more_ranks = vec![(0, 0, 0, 0); pipeline.ranks as usize];
-        &mut more_ranks[..]
-    };
-    // `memory` holds the bytes kept per micro-batch of every chunk until the ranks are summed up.
+    let mut ranks: SmallVec<[RankBytes; 32]> =
+        SmallVec::from_elem(RankBytes::default(), pipeline.ranks as usize);
     for chunk in 0..chunks {
         let fixed = &problem.fixed[chunk];
         let rank = pipeline.rank_of_chunk[chunk] as usize;
         let (mut forward, mut backward, mut kept) = (fixed.forward.0, fixed.backward.0, fixed.kept.0);
         let state = &mut ranks[rank];
-        state.0 += fixed.held.0;
-        state.1 = state.1.max(fixed.transient.0);
-        state.2 = state.2.max(fixed.gathered.0);
-        state.3 |= fixed.touches;
+        state.held += fixed.held.0;
+        state.transient = state.transient.max(fixed.transient.0);
+        state.gathered = state.gathered.max(fixed.gathered.0);
+        state.touches |= fixed.touches;
         let mut left = assignment.layers[chunk];
         let (mut whole, full, rest) = match (assignment.recompute[chunk], problem.block) {
             (Choice::Block(n), Some(block)) => (n, usize::from(block.full), usize::from(block.rest)),
@@ -741,7 +763,7 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
             let beside = problem.modes[rest].beside;
             backward += beside.extra.0;
             kept += beside.kept.0;
-            state.1 = state.1.max(beside.transient.0);
+            state.transient = state.transient.max(beside.transient.0);
         }
         let group = problem.modes[rest].group;
         if group > 1 && left > 0 {
@@ -765,10 +787,10 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
             if group == 1 {
                 kept += n * mode.kept[q].0;
             }
-            state.0 += n * kind.held.0;
-            state.1 = state.1.max(mode.transient[q].0);
-            state.2 = state.2.max(kind.gathered.0);
-            state.3 |= kind.touches;
+            state.held += n * kind.held.0;
+            state.transient = state.transient.max(mode.transient[q].0);
+            state.gathered = state.gathered.max(kind.gathered.0);
+            state.touches |= kind.touches;
             if rank == 0 {
                 first_rank[q] += take;
             }
@@ -782,26 +804,12 @@ fn measure(problem: &Problem, assignment: &Assignment, into: &mut Evaluation) ->
         into.backward.push(Picos(backward));
         into.memory.push(Bytes(kept));
     }
-    for (rank, state) in ranks.iter().enumerate() {
-        let order = &pipeline.orders[rank];
-        // Read once, as there may be many states.
-        let own: SmallVec<[u64; 32]> =
-            order.chunks.iter().map(|&chunk| into.memory[chunk as usize].0).collect();
-        let need = problem.rank_bytes.0
-            + state.0
-            + order.most_kept(&own)
-            + state.1
-            + state.2
-            + shared_bytes(&problem.shared, state.3);
-        into.memory.push(Bytes(need));
-    }
-    into.memory.drain(..chunks);
     into.tail = Picos(problem.tail.as_ref().map_or(0, |tail| tail.at(&first_rank)));
     let (chain, bound) = pipeline.chain_and_bound(&into.forward, &into.backward, problem.hop);
     into.chain = chain + into.tail;
     into.bound = bound + into.tail;
     into.closed = pipeline.closed_form(&into.forward, &into.backward) + into.tail;
-    Ok(())
+    Ok(ranks)
 }
 
 /// Bytes of the touched groups.

@@ -184,12 +184,12 @@ fn ways_out(report: &Report) -> Vec<Remedy> {
         let mut found = within(report.bounds);
         let Bounds { deadline, budget } = report.bounds;
         if found.is_empty() && deadline.is_some() && budget.is_some() {
-            // No number of GPUs keeps both: one of them is better than none.
+            // No number of GPUs keeps both: one of them is better than none, but for one that is kept already.
             let alone = [
                 (Bounds { deadline, budget: None }, "beyond the budget"),
                 (Bounds { deadline: None, budget }, "after the deadline"),
             ];
-            for (bounds, missed) in alone {
+            for (bounds, missed) in alone.into_iter().filter(|(bounds, _)| !bounds.admit(Some(&run))) {
                 let some = within(bounds).into_iter();
                 found.extend(some.map(|one| {
                     // What was not tried for both may keep both.

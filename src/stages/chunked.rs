@@ -198,7 +198,7 @@ impl<'a> Chunked<'a> {
         self.choices(layers, policy, &mut trial.recompute);
         let measured = measure(self.problem, &trial, &mut self.work.evaluation);
         self.work.trial = trial;
-        measured.ok().map(|()| self.work.evaluation.bound)
+        measured.ok().map(|_| self.work.evaluation.bound)
     }
 
     /// How far a chunk reaches from `from` under a level: at least its fewest layers, and those after it keep

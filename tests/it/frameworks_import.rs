@@ -1626,6 +1626,13 @@ fn misspelt_flags_are_named_with_what_was_meant() {
     );
     let further = "--overlap-grad-reduse is not understood: did you mean --overlap-grad-reduce?";
     assert_eq!(error.further, [(error.line + 1, further.to_owned())]);
+    // Once each: what the command cannot be without says so already.
+    let error = import_given(&script("--micro-batch-size => --micro-batchsize"), given).unwrap_err();
+    assert!(
+        error.message.contains("no --micro-batch-size: did you mean it by --micro-batchsize?"),
+        "{error}"
+    );
+    assert_eq!(error.further, []);
     // So are values of wrong kinds.
     let change = "--swiglu => --swiglu\n    --seed x\n    --lr y\n    --position-embedding-type rop";
     let error = import_given(&script(change), given).unwrap_err();

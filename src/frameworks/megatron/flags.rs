@@ -163,6 +163,7 @@ pub(super) struct Flags {
 
 /// A flag that is like a known one.
 pub(super) struct Misspelt<'a> {
+    pub(super) name: &'a str,
     /// The known one.
     pub(super) near: &'a str,
     /// Where it stands.
@@ -400,7 +401,7 @@ impl Flags {
             let refused = misspelt(name, near)
                 && (DEGREES.contains(&near) || self.of_today && differs_by_a_slip(name, near));
             let text = format!("{name} is not understood: did you mean {near}?");
-            Some(Misspelt { near, line: *line, text, refused })
+            Some(Misspelt { name, near, line: *line, text, refused })
         })
     }
 

@@ -147,7 +147,8 @@ fn imported(
         // What is wrong may be that a flag counts for nothing: one that is like a flag that was asked for. Others were not
         // come to.
         for one in f.misspelt().filter(|one| f.was_asked(one.near)) {
-            let told = error.message == one.text || error.further.iter().any(|(_, text)| *text == one.text);
+            let names = |text: &str| text.split([' ', '`', '?', ',']).any(|word| word == one.name);
+            let told = names(&error.message) || error.further.iter().any(|(_, text)| names(text));
             match one.refused {
                 _ if told => {}
                 true => error.further.push((one.line, one.text)),

@@ -329,6 +329,17 @@ fn parts_of_racks_are_told_and_asked_for() {
     assert!(!whole.contains("NVLink domain"), "{whole}");
 }
 
+/// Where the deadline alone is missed, nothing that makes up for dollars is a way out.
+#[test]
+fn bounds_that_are_kept_need_no_remedy() {
+    let job = "plan llama3.1-8b dgx-h100 --gpus 8 -s 4096 -b 64 --tokens 15T --deadline 10d --budget-usd 5M";
+    let output = autoplan_says(job);
+    let text = stdout(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("after the deadline"), "{text}");
+    assert!(!text.contains("fewer GPUs") && !text.contains("--price reserved"), "{text}");
+}
+
 /// What of the degrees of experts is not searched is said where it leaves nothing.
 #[test]
 fn expert_tensor_parallelism_beyond_tp_is_told() {

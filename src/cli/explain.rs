@@ -906,10 +906,25 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
                 format!("  {}", item_name(name, &prepared[0].0.layers)),
                 seconds(one),
                 seconds(two),
-                format!("{change:+.1}% of the step"),
+                format!("{change:+.1}% of the first step"),
             ]);
         }
     }
+    let rates = |i: usize| prepared[i].0.rates(prepared[i].1, &predictions[i]);
+    let speed = |i: usize| rates(i).tokens_per_s_per_gpu;
+    table.add_row([
+        "tokens/s per GPU".to_owned(),
+        format!("{:.0}", speed(0)),
+        format!("{:.0}", speed(1)),
+        signed(speed(0), speed(1)),
+    ]);
+    let points = |one: f64, two: f64| format!("{:+.1} points", (two - one) * 100.0);
+    table.add_row([
+        "MFU".to_owned(),
+        percent(rates(0).mfu),
+        percent(rates(1).mfu),
+        points(rates(0).mfu, rates(1).mfu),
+    ]);
     let usd = |i: usize| step_cost(&prepared[i].0.run(&predictions[i])).per_trillion_tokens;
     table.add_row([
         "$ per trillion tokens".to_owned(),
@@ -924,6 +939,9 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
         format!("{:.1} GB", gb(b)),
         signed(gb(a), gb(b)),
     ]);
+    let fits = |i: usize| prepared[i].0.cost().chance_to_fit(&predictions[i]);
+    let of_100 = |share: f64| format!("{:.0}%", share * 100.0);
+    table.add_row(["fits".to_owned(), of_100(fits(0)), of_100(fits(1)), points(fits(0), fits(1))]);
     writeln!(out, "{table}")?;
     Ok(Ending::Done)
 }

@@ -65,7 +65,7 @@ pub(super) struct RankWalk<'a> {
     stop: &'a dyn Fn() -> bool,
 }
 
-/// What ranks of a pipeline are filled first: far from those that are.
+/// Which ranks of a pipeline are filled after which: far from those that are.
 fn far_apart(ranks: usize) -> Vec<usize> {
     let mut order = Vec::with_capacity(ranks);
     order.extend([0, ranks - 1]);

@@ -24,6 +24,13 @@ fn a_saved_plan_goes_through_explain_compare_and_export() {
     );
     let compared = autoplan(&["compare", path, path]);
     assert!(compared.status.success(), "{}", stderr(&compared));
+    let rows =
+        ["step", "tokens/s per GPU", "MFU", "$ per trillion tokens", "memory of the fullest GPU", "fits"];
+    let compared = stdout(&compared);
+    assert!(
+        rows.iter().all(|row| compared.lines().any(|line| line.trim_start().starts_with(row))),
+        "{compared}"
+    );
     let out = folder.path().join("launch");
     let out = out.to_str().unwrap();
     let exported = autoplan(&["export", path, "--to", "megatron", "-o", out]);

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Jobs held to chunks that nobody would choose: how far a printed split is at most from the fastest.
 #
-#   benches/held.sh           75 jobs, five plans each (ten minutes); further words go to autoplan, such as --prove 10
+#   benches/held.sh           75 jobs, five plans each (two minutes); further words go to autoplan, such as --prove 10
 #
 # A line is the seconds of a job, how many of its plans may be more than 5 % slower than with another split, by how much the
 # worst may be, and the job. Needs the release build (./x build --release).

@@ -859,13 +859,14 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
     let mut sides = Vec::new();
     for path in [&args.first, &args.second] {
         let (saved, plan) = SavedPlan::load(path)?;
-        let task = task_of(&saved)?;
-        note_wrong_statements(path, &saved, &plan, &task.prepare().predict(&plan));
-        sides.push((task, plan));
+        sides.push((path, task_of(&saved)?, saved, plan));
     }
-    let prepared: Vec<_> = sides.iter().map(|(task, plan)| (task.prepare(), plan)).collect();
+    let prepared: Vec<_> = sides.iter().map(|(_, task, _, plan)| (task.prepare(), plan)).collect();
     let predictions: Vec<Prediction> =
         prepared.iter().map(|(prepared, plan)| prepared.predict(plan)).collect();
+    for ((path, _, saved, plan), prediction) in sides.iter().zip(&predictions) {
+        note_wrong_statements(path, saved, plan, prediction);
+    }
     let mut out = std::io::stdout().lock();
     if args.format == Format::Json {
         let values: Vec<_> = prepared

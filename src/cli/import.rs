@@ -454,12 +454,11 @@ impl Launched {
         args: &LaunchArgs,
     ) -> Result<Self, Failure> {
         let source = script.display();
-        let of_line = |line: usize, message: String| {
-            in_launch(&source.to_string(), text, ImportError::new(line, message))
-        };
-        let ranks = launch.ranks().map_err(|e| of_line(e.line, e.message))?;
+        let refused = |error: ImportError| in_launch(&source.to_string(), text, error);
+        let of_line = |line: usize, message: String| refused(ImportError::new(line, message));
+        let ranks = launch.ranks().map_err(refused)?;
         if gpus.is_none() {
-            launch.agrees().map_err(|e| of_line(e.line, e.message))?;
+            launch.agrees().map_err(refused)?;
         }
         let line = launch.script.as_ref().map_or(1, |word| word.line);
         let (held, written, path, told) = match config {
@@ -497,8 +496,7 @@ impl Launched {
             let text = "part of what this writes is known only when the script runs; variables can be given behind `--`";
             return Err(of_line(line, text.to_owned()));
         }
-        let (mut trainer, others) =
-            deepspeed::Trainer::read(launch, text).map_err(|e| of_line(e.line, e.message))?;
+        let (mut trainer, others) = deepspeed::Trainer::read(launch, text).map_err(refused)?;
         trainer.precision = trainer.precision.or(mixed_precision(launch));
         let mut beside = flags_of(launch);
         beside.extend(constants_of(script, launch));
@@ -549,7 +547,7 @@ impl Launched {
         let flag = |(line, words): (usize, String)| (line, format!("{words} (a flag of {source})"));
         read.unknown.extend(others.into_iter().map(flag));
         notes.append(&mut read.assumed);
-        let per_node = launch.ranks_per_node().map_err(|e| of_line(e.line, e.message))?;
+        let per_node = launch.ranks_per_node().map_err(refused)?;
         Ok(Self { assumed: notes, ranks_per_node: per_node.filter(|_| gpus.is_none()), ..read })
     }
 

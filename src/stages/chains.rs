@@ -361,11 +361,7 @@ impl<'a> Search<'a> {
                 return Some(known);
             }
         }
-        if self.rank_steps > 0
-            && self.looks_for_chains()
-            && !pipeline.split_backward
-            && let Some(least) = self.walk_ranks(programme, enough)
-        {
+        if let Some(least) = self.walk_ranks(programme, enough) {
             known = known.max(least);
             // What was seen of several ways together need not fit with any of them.
             if !programme.several() || known >= enough.scale(SHRINK) {
@@ -544,9 +540,12 @@ impl<'a> Search<'a> {
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 
-    /// The same, rank by rank.
+    /// The same of an interleaved schedule, rank by rank.
     fn walk_ranks(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
         let (problem, shape) = (self.problem, self.judged.shape);
+        if self.rank_steps == 0 || shape.schedule != Schedule::Interleaved || shape.virtual_stages == 1 {
+            return None;
+        }
         // The first rank ends last.
         let margin = programme.least_margin(0);
         let below = ceiling.saturating_sub(margin);

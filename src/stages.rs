@@ -11,7 +11,7 @@
 //! * `milp`: the integer programme, solved by HiGHS: an independent check, and bounds with proof.
 //! * `chains`: what every split takes at least, with proof, several chunks per rank or with traffic at both ends of
 //!   the step (`ends`).
-//! * `ranks`: the same of whole layers, one chunk per rank.
+//! * `ranks`: the same of whole layers, one chunk per rank; `stretches`: several, by what chunks may hold.
 //! * `descent`: a fast split found by simulation; `fitting`: one that has the memory, several chunks per rank; `walk`:
 //!   every split that no chain rules out.
 //! * [`evaluate`]: what a given assignment costs; both solvers are judged by it.
@@ -34,13 +34,13 @@ pub mod milp;
 mod modes;
 pub mod pipeline;
 #[cfg(feature = "milp")]
-mod rank_walk;
-#[cfg(feature = "milp")]
 mod ranks;
 mod reach;
 pub mod relax;
 mod rounding;
 mod splits;
+#[cfg(feature = "milp")]
+mod stretches;
 mod tables;
 mod walk;
 

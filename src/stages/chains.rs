@@ -22,9 +22,9 @@ use highs::{Col, HighsModelStatus, HighsSolutionStatus, Model, RowProblem, Sense
 
 use super::caps::{self, Caps};
 use super::ends::{Duals, Margins};
-use super::rank_walk::RankWalk;
 use super::reach;
 use super::relax::Relaxation;
+use super::stretches::Narrowing;
 use super::walk::{self, Chunks, Shown, Walk};
 use super::{Assignment, Block, Choice, Evaluation, Fixed, Problem, Traffic, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
@@ -62,8 +62,10 @@ const LONGER: f64 = 1.5;
 /// simulated in the time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
-/// Steps of walks by ranks: three of ten plans of 70B on 5,376 need more than half of them.
-const RANK_STEPS: u64 = 2 * STEPS;
+/// Steps of narrowing where nothing else proves enough: the dearest proof of `benches/held.sh` takes most of them.
+const NARROW_STEPS: u64 = 5 * STEPS;
+/// And those of trying that before anything else: of ten plans of 70B on 5,376 three take more than a third of them.
+const FIRST_STEPS: u64 = STEPS + STEPS / 6;
 /// Passes that are simulated in the time of a step, each of as many splits as are simulated at once.
 const LANE_PASSES_PER_STEP: u64 = 24;
 /// How many times as many they may take that were expected to end within them, one walk no more than that of the usual work
@@ -261,9 +263,9 @@ struct Search<'a> {
     whole: usize,
     /// Pivots of such programmes times chains times chunks.
     work: u64,
-    /// Steps that further walks may be expected to take, and those that walks by ranks may take.
+    /// Steps that further walks may be expected to take; and those that narrowing may take last, and first.
     steps: u64,
-    rank_steps: u64,
+    narrow_steps: [u64; 2],
     /// How many times the usual work is done.
     effort: u32,
     /// Whether whole layers showed no more than parts of them for the latest programme, and no row of memory bound those.
@@ -296,7 +298,7 @@ impl<'a> Search<'a> {
             whole: 0,
             work: 0,
             steps: STEPS,
-            rank_steps: 0,
+            narrow_steps: [0; 2],
             effort: 1,
             stuck: false,
             stop,
@@ -309,12 +311,27 @@ impl<'a> Search<'a> {
         self.whole = MOST_WHOLE * effort as usize;
         self.work = 0;
         self.steps = STEPS * u64::from(effort);
-        self.rank_steps = RANK_STEPS * u64::from(effort);
+        self.narrow_steps = match (effort, self.judged.effort) {
+            (1, _) => [NARROW_STEPS, FIRST_STEPS],
+            // More of other work is worth it; what narrowing shows was seen.
+            (_, 1) => [0; 2],
+            (_, asked) => [NARROW_STEPS.max(FIRST_STEPS * u64::from(asked)), 0],
+        };
     }
 
     /// A bound on all assignments; above `goal` it need not be the highest.
     fn least_of_all(&mut self, families: &[Family], goal: Picos) -> Picos {
-        families.iter().fold(self.judged.passes, |least, family| self.least_of(family, goal, least))
+        families.iter().fold(self.judged.passes, |least, family| {
+            let bound = self.least_of(family, goal, least);
+            let enough = goal.min(least);
+            if bound >= enough.scale(SHRINK) || self.narrow_steps[0] == 0 {
+                return bound;
+            }
+            let open: Vec<Way> =
+                family.iter().filter(|(floor, _)| *floor < enough).map(|(_, way)| *way).collect();
+            let narrowed = self.narrow(&Programme::new(self.problem, self.judged, &open), enough, false);
+            narrowed.map_or(bound, |narrowed| bound.max(narrowed))
+        })
     }
 
     /// After it was told to stop, no more programmes over whole layers are solved.
@@ -361,7 +378,7 @@ impl<'a> Search<'a> {
                 return Some(known);
             }
         }
-        if let Some(least) = self.walk_ranks(programme, enough) {
+        if let Some(least) = self.narrow(programme, enough, true) {
             known = known.max(least);
             // What was seen of several ways together need not fit with any of them.
             if !programme.several() || known >= enough.scale(SHRINK) {
@@ -540,31 +557,34 @@ impl<'a> Search<'a> {
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 
-    /// The same of an interleaved schedule, rank by rank.
-    fn walk_ranks(&mut self, programme: &Programme, ceiling: Picos) -> Option<Picos> {
+    /// The same of an interleaved schedule, by the stretches of layers that chunks may hold: first as far as little work goes.
+    fn narrow(&mut self, programme: &Programme, ceiling: Picos, first: bool) -> Option<Picos> {
         let (problem, shape) = (self.problem, self.judged.shape);
-        if self.rank_steps == 0 || shape.schedule != Schedule::Interleaved || shape.virtual_stages == 1 {
+        let steps = self.narrow_steps[usize::from(first)];
+        if steps == 0 || shape.schedule != Schedule::Interleaved || shape.virtual_stages == 1 {
             return None;
         }
+        let average = |weights: &Duals| {
+            let (least, each) = programme.average(&self.chains, weights);
+            walk::Row { most: ceiling.0 as f64 / programme.time_unit - least, each, lowers: true }
+        };
+        let division = programme.division(shape, self.weights.iter().map(average).collect());
         // The first rank ends last.
         let margin = programme.least_margin(0);
-        let below = ceiling.saturating_sub(margin);
-        let chunks = programme.fillable(shape, below);
         let each = super::descent::simulated_passes(&problem.pipeline) / LANE_PASSES_PER_STEP;
-        let Self { simulator, rank_steps, stop, .. } = self;
-        let mut walk = RankWalk::new(&chunks, below, programme.may_hold(), each.max(32), *stop)?;
+        let Self { simulator, stop, .. } = self;
+        let mut narrowing = Narrowing::new(&division, ceiling.saturating_sub(margin), each.max(32), *stop)?;
         let mut lowest = ceiling;
-        let end = walk.run(rank_steps, &mut |split| {
+        let mut left = steps;
+        let end = narrowing.run(&mut left, &mut |split| {
             let [forward, backward, weight, _] = programme.passes_that_fit(split)?;
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
             let makespan = simulator.run(shape, load);
             lowest = lowest.min(programme.step_of(split, makespan, &simulator.starts, &simulator.ends));
             Some(lowest.saturating_sub(margin))
         });
-        if end == walk::End::Stopped {
-            // What is left is not enough for the next.
-            *rank_steps = 0;
-        }
+        // Where it was stopped, what is left is not enough for the next.
+        self.narrow_steps[usize::from(first)] = if end == walk::End::Stopped { 0 } else { left };
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 
@@ -1146,7 +1166,7 @@ impl<'a> Programme<'a> {
     }
 
     /// By chunk, the fewest layers, and whether it takes any.
-    fn fewest(&self) -> Vec<(u32, bool)> {
+    pub(super) fn fewest(&self) -> Vec<(u32, bool)> {
         let fixed = self.problem.fixed.iter().enumerate();
         fixed.map(|(k, fixed)| (self.problem.least(k), !fixed.closed)).collect()
     }

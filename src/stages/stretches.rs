@@ -95,8 +95,7 @@ pub(super) struct Narrowing<'a> {
     hop: f32,
     /// The same in picoseconds.
     below: Picos,
-    /// By chunk and layer: what layers before it take on average of chains, the most of all, and what a step of any split is
-    /// taken for beside.
+    /// By chunk and layer: what the layers before it add there to an average of chains; and the most that all may add.
     average: Vec<f64>,
     most: f64,
     scale: Scale,
@@ -581,8 +580,9 @@ impl<'a> Narrowing<'a> {
             let lightest: f64 = rank.chunks.iter().map(|&k| both(self.floors[k])).sum();
             let beyond = f64::from(self.limit) / f64::from(self.of.shape.micro_batches) - lightest;
             let mut fitting = Vec::new();
+            let memory = self.memory_of(&rank.chunks);
             if !self.fill(state, &rank.chunks, beyond, &mut Vec::new(), &mut |filling, beyond| {
-                if self.has_memory(&rank.chunks, filling) {
+                if self.has_memory(&memory, &rank.chunks, filling) {
                     fitting.push((beyond, filling.to_vec()));
                 }
                 room = room.saturating_sub(1);
@@ -633,10 +633,18 @@ impl<'a> Narrowing<'a> {
         true
     }
 
-    /// Whether a rank may have the memory to hold stretches of some classes on its chunks.
-    fn has_memory(&self, chunks: &[usize], filling: &[u8]) -> bool {
+    /// Rows of memory that some chunks count in.
+    fn memory_of(&self, chunks: &[usize]) -> Vec<&'a Row> {
         let sorts = self.of.sorts.len();
-        self.of.memory.iter().all(|row| {
+        let counts =
+            |row: &&Row| chunks.iter().any(|k| row.each[k * sorts..][..sorts].iter().any(|&n| n != 0.0));
+        self.of.memory.iter().filter(counts).collect()
+    }
+
+    /// Whether a rank may have the memory to hold stretches of some classes on its chunks.
+    fn has_memory(&self, rows: &[&Row], chunks: &[usize], filling: &[u8]) -> bool {
+        let sorts = self.of.sorts.len();
+        rows.iter().all(|row| {
             let bytes = |(&k, &class): (&usize, &u8)| {
                 let counts = self.stretches.counts[usize::from(class)].iter();
                 counts.zip(&row.each[k * sorts..]).map(|(&n, each)| f64::from(n) * each).sum::<f64>()
@@ -801,7 +809,7 @@ mod tests {
     use super::*;
     use crate::plan::Schedule;
 
-    /// Of a pipeline whose layers differ: passes of a split, and the least of any chunk with so many.
+    /// A pipeline whose layers differ.
     struct Case {
         shape: Shape,
         hop: Picos,
@@ -900,9 +908,7 @@ mod tests {
             let mut random = Random(seed);
             let case = Case::new(&mut random);
             let p = case.shape.ranks;
-            let ranks: Vec<Vec<u32>> = (0..p)
-                .map(|rank| (rank..p * case.shape.virtual_stages).step_by(p as usize).collect())
-                .collect();
+            let ranks = case.ranks();
             let most: Vec<u32> = (0..p).map(|_| 3 + random.below(8) as u32).collect();
             let fits = |rank: usize, filling: &[u32]| filling.iter().sum::<u32>() <= most[rank];
             let fewest: Vec<(u32, bool)> = case.fewest.iter().map(|&n| (n, true)).collect();

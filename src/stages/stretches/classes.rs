@@ -18,12 +18,9 @@ pub fn bits(mut of: u64) -> impl Iterator<Item = usize> {
 }
 
 /// Which classes these are, the shortest first.
-pub fn each(mut of: Classes) -> impl Iterator<Item = usize> {
-    std::iter::from_fn(move || {
-        let first = (of != 0).then(|| of.trailing_zeros() as usize);
-        of &= of.wrapping_sub(1);
-        first
-    })
+pub fn each(of: Classes) -> impl Iterator<Item = usize> {
+    let half = u64::BITS as usize;
+    bits(of as u64).chain(bits((of >> half) as u64).map(move |at| half + at))
 }
 
 /// The longest of some classes.
@@ -154,6 +151,13 @@ mod tests {
             let total = |at: usize| of.passes[at].iter().sum::<f64>();
             total(at - 1) <= total(at)
         }));
+    }
+
+    #[test]
+    fn classes_are_told_one_by_one() {
+        let of: Classes = 1 | 1 << 5 | 1 << 63 | 1 << 64 | 1 << 127;
+        assert!(each(of).eq([0, 5, 63, 64, 127]));
+        assert_eq!((longest(of), each(0).count()), (127, 0));
     }
 
     #[test]

@@ -48,6 +48,7 @@ use balance::{LegalModes, Pipelines};
 use best::{Class, class_of};
 use bounds::{Family, Floors};
 use layouts::{Completions, Passes, RankPasses, Simulated, Timing};
+use walk::Walked;
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -345,31 +346,39 @@ impl Search<'_> {
         let first = self.passes(&Request { insist: false, ..request.clone() }, found, observer);
         let futile = !request.insist || self.spread(request) < Spread::Any;
         let small = first.counters.candidates <= SMALL_SPACE;
-        if futile || first.stop == Stop::Interrupted || !(first.found.is_empty() || small) {
-            return first;
+        if futile || first.stop == Stop::Interrupted || !(first.best.is_empty() || small) {
+            return self.finished(first, request, observer);
         }
         let second = self.passes(request, found, observer);
-        let best = |answer: &Answer| answer.found.first().map(|best| best.prediction.step());
-        match (best(&first), best(&second)) {
-            (Some(first_step), Some(second_step)) if second_step < first_step => second,
-            (None, Some(_)) => Answer { insisted: true, ..second },
-            _ => first,
+        let least = |walked: &Walked| walked.best.first().map(|best| best.time);
+        match (least(&first), least(&second)) {
+            (Some(first_step), Some(second_step)) if second_step < first_step => {
+                self.finished(second, request, observer)
+            }
+            (None, Some(_)) => Answer { insisted: true, ..self.finished(second, request, observer) },
+            _ => self.finished(first, request, observer),
         }
     }
 
+    /// The answer that a walk has found, with what is said of its plans.
+    fn finished(&self, walked: Walked, request: &Request, observer: &dyn Observer) -> Answer {
+        let Walked { best, counters, optimality_gap, stop } = walked;
+        let found = self.finish_all(best, request, observer);
+        Answer { found, counters, optimality_gap, stop, insisted: false }
+    }
+
     /// As many walks over the space as are needed for the classes that are kept.
-    fn passes(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Answer {
+    fn passes(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Walked {
         if request.per_class <= 1 || request.exhaustive {
             return self.pass(request, found, observer, None);
         }
         // Which classes are kept is decided by the best layout of each; only then is it known that a
         // slower layout of such a class matters.
-        let kept =
-            self.pass(&Request { per_class: 1, verified: 0, ..request.clone() }, found, observer, None);
-        if kept.stop == Stop::Interrupted || kept.found.is_empty() {
+        let kept = self.pass(&Request { per_class: 1, ..request.clone() }, found, observer, None);
+        if kept.stop == Stop::Interrupted || kept.best.is_empty() {
             return kept;
         }
-        let classes: Vec<Class> = kept.found.iter().map(|found| class_of(found.plan.layout())).collect();
+        let classes: Vec<Class> = kept.best.iter().map(|best| class_of(best.plan.layout())).collect();
         self.pass(&Request { top: usize::MAX, ..request.clone() }, &[], observer, Some(&classes))
     }
 }

@@ -312,6 +312,12 @@ pub struct Assignment {
 }
 
 impl Assignment {
+    /// So many layers by chunk, all of which recompute alike.
+    #[must_use]
+    pub fn uniform(layers: &[u32], recompute: Choice) -> Self {
+        Self { layers: layers.to_vec(), recompute: vec![recompute; layers.len()] }
+    }
+
     /// The same after a move of layers.
     pub(crate) fn after(&self, pairs: &Move) -> Self {
         let mut moved = self.clone();

@@ -583,6 +583,17 @@ impl Balancing {
         }
     }
 
+    /// Whether chunks may recompute so.
+    #[must_use]
+    pub fn offers(&self, recompute: Recompute) -> bool {
+        match recompute {
+            Recompute::FullBlock(n) => {
+                self.problem.block.is_some_and(|block| (block.counts.0..=block.counts.1).contains(&n))
+            }
+            mode => self.modes.contains(&mode),
+        }
+    }
+
     /// The assignment that some chunks stand for.
     #[must_use]
     pub fn assignment(&self, chunks: &[Chunk]) -> stages::Assignment {

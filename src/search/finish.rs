@@ -18,7 +18,7 @@ use crate::cost::schedule::Shape;
 #[cfg(feature = "milp")]
 use crate::cost::step::StepItem;
 use crate::cost::step::{predict, shape};
-use crate::plan::{Layout, Plan};
+use crate::plan::{Chunk, Layout, Plan};
 #[cfg(feature = "milp")]
 use crate::stages::chains::{Judged, Known, Proof};
 use crate::stages::relax::{ANY, Relaxation};
@@ -56,9 +56,14 @@ struct Closely {
     effort: u32,
 }
 
-/// What the proof of one plan shows of others of its shape.
-#[cfg(not(feature = "milp"))]
-type Known = ();
+/// What one plan shows of others of its shape.
+struct Example {
+    /// Its layers, after they were moved.
+    chunks: Vec<Chunk>,
+    /// What was proved of it.
+    #[cfg(feature = "milp")]
+    known: Option<Known>,
+}
 
 impl Search<'_> {
     /// Finishes plans, best first, of which so many are verified. The first of every shape begins with nothing known,
@@ -80,7 +85,7 @@ impl Search<'_> {
         observer.certified(0, all);
         let (first, others): (Vec<_>, Vec<_>) =
             plans.into_iter().partition(|(_, settled)| seen.insert(shape(settled.plan.layout())));
-        let finish = |known: &HashMap<Shape, Known>, (at, settled): (usize, Settled)| {
+        let finish = |examples: &HashMap<Shape, Example>, (at, settled): (usize, Settled)| {
             let layout = *settled.plan.layout();
             let quick = layout.virtual_stages > 1 || layout.pipeline_parallel <= DEEP;
             let shape = shape(&layout);
@@ -88,19 +93,19 @@ impl Search<'_> {
             let looked_at = closely && (at == 0 || quick);
             let moves = closely && !request.even_stages;
             let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
-            let (found, shown) = self.finish(settled, verify, moves, known.get(&shape), observer);
+            let (found, example) = self.finish(settled, verify, moves, examples.get(&shape), observer);
             observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);
-            (at, found, shown.map(|shown| (shape, shown)))
+            (at, found, (shape, example))
         };
         let nothing = HashMap::new();
         let first: Vec<_> = first.into_par_iter().with_max_len(1).map(|one| finish(&nothing, one)).collect();
-        let mut known = HashMap::new();
+        let mut examples = HashMap::new();
         let mut found = Vec::new();
-        for (at, one, shown) in first {
+        for (at, one, example) in first {
             found.push((at, one));
-            known.extend(shown);
+            examples.extend([example]);
         }
-        let others = others.into_par_iter().with_max_len(1).map(|one| finish(&known, one));
+        let others = others.into_par_iter().with_max_len(1).map(|one| finish(&examples, one));
         found.par_extend(others.map(|(at, one, _)| (at, one)));
         found.sort_by_key(|(at, _)| *at);
         found.into_iter().map(|(_, one)| one).collect()
@@ -126,9 +131,9 @@ impl Search<'_> {
         settled: Settled,
         verify: Option<Closely>,
         moves: bool,
-        known: Option<&Known>,
+        example: Option<&Example>,
         observer: &dyn Observer,
-    ) -> (Found, Option<Known>) {
+    ) -> (Found, Example) {
         let layout = *settled.plan.layout();
         let prediction = predict(self.cost, self.layers, &settled.plan);
         let mut scratch = Scratch::default();
@@ -147,8 +152,6 @@ impl Search<'_> {
             relaxation.ways(problem, floor.passes(settled.time), &mut ways);
             traffic(&layout, problem, tables, &ways)
         });
-        #[cfg(not(feature = "milp"))]
-        let (shown, _) = (None, (known, observer));
         #[cfg(feature = "milp")]
         let mut shown = None;
         #[cfg(feature = "milp")]
@@ -216,6 +219,7 @@ impl Search<'_> {
                 && (layout.schedule.splits_backward() || much && bound < within(settled.time, TOLERATED));
         #[cfg(feature = "milp")]
         let mut proof = verify.filter(|_| chained && problem.check().is_ok()).map(|closely| {
+            let known = example.and_then(|example| example.known.as_ref());
             Proof::new(problem, judged(settled.time, &own, chunks[0].recompute, closely), known, &stop)
         });
         #[cfg(feature = "milp")]
@@ -242,6 +246,11 @@ impl Search<'_> {
             self.otherwise(&settled.plan, present, &balancing, tables, most, &mut scratch)
         });
         let better = otherwise.flatten().filter(worth).or(better);
+        let present = better.as_ref().map_or(settled.time, |better| better.step);
+        let alike = example.filter(|_| moves).and_then(|example| {
+            self.alike(&settled.plan, present, &example.chunks, &balancing, tables, &mut scratch)
+        });
+        let better = alike.filter(worth).or(better);
         #[cfg(feature = "milp")]
         let moved = better.as_ref().map(|better| layers_of(&better.plan));
         #[cfg(feature = "milp")]
@@ -250,7 +259,15 @@ impl Search<'_> {
             let recompute = better.as_ref().map_or(chunks, |better| better.plan.chunks())[0].recompute;
             bound =
                 bound.max(proof.closely(judged(step, moved.as_ref().unwrap_or(&own), recompute, closely)));
+            shown.as_mut().into_iter().for_each(|shown| proof.teach(shown));
         }
+        #[cfg(feature = "milp")]
+        let better = {
+            let seen = proof.as_ref().filter(|_| moves).and_then(Proof::faster);
+            let present = better.as_ref().map_or(settled.time, |better| better.step);
+            let seen = seen.and_then(|split| self.timed(&layout, &split, &balancing, tables, &mut scratch));
+            seen.filter(|seen| seen.step < present).filter(worth).or(better)
+        };
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let thorough = verify.is_some_and(|closely| closely.best || closely.effort > 1);
         let better = if moves && thorough && gap(present, bound) > TOLERATED {
@@ -262,6 +279,12 @@ impl Search<'_> {
             annealed.map(|found| nearest(found, &mut scratch)).filter(worth).or(better)
         } else {
             better
+        };
+        let best = better.as_ref().map_or(&settled.plan, |better| &better.plan);
+        let example = Example {
+            chunks: best.chunks().to_vec(),
+            #[cfg(feature = "milp")]
+            known: shown,
         };
         let mut even_bound = None;
         let even = self.even(&layout, problem, &mut scratch).and_then(|assignment| {
@@ -291,6 +314,6 @@ impl Search<'_> {
             #[cfg(feature = "milp")]
             verified,
         };
-        (found, shown)
+        (found, example)
     }
 }

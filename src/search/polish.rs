@@ -7,7 +7,7 @@ use super::bounds::Floor;
 use super::{Scratch, Search};
 use crate::cost::schedule::{LANE_MARGIN, LANES, Lanes, Load, MOST_EXACT, MOST_LANE_PASSES};
 use crate::cost::step::shape;
-use crate::plan::{Layout, Plan, Schedule};
+use crate::plan::{Chunk, Layout, Plan, Schedule};
 use crate::stages::{Assignment, Evaluation, Move, Problem, evaluate_into, shortening, simulated_passes};
 use crate::units::Picos;
 
@@ -34,7 +34,7 @@ const NEAR: f64 = 0.06;
 
 /// Splits that are tried at random at most, and passes that are simulated of them: a second's work. Of how much longer ones
 /// than the present one every third is taken in the beginning and in the end, as shares of a step.
-const ANNEALED: u32 = 40_000;
+const ANNEALED: u32 = 400_000;
 const ANNEALED_PASSES: u64 = 120_000_000;
 const WARM: f64 = 0.01;
 const COLD: f64 = 2e-5;
@@ -153,17 +153,48 @@ impl Search<'_> {
         let splits = scratch.balancer.relieved_otherwise(&balancing.problem, (own, most), OTHERWISE);
         let mut best: Option<Better> = None;
         for split in splits {
-            scratch.known.clear();
-            let plan = self.completion(layout, balancing, &split, tables, |_| true, scratch);
-            let Some(plan) = plan else { continue };
-            let taken = self.time(layout, &split, &plan, tables, scratch);
-            if best.as_ref().is_none_or(|best| taken < best.step) {
-                best = Some(Better { step: taken, plan });
+            let Some(found) = self.timed(layout, &split, balancing, tables, scratch) else { continue };
+            if best.as_ref().is_none_or(|best| found.step < best.step) {
+                best = Some(found);
             }
         }
         let best = best.filter(|best| best.step <= step + step.scale(NEAR))?;
         let moved = self.better(&best.plan, best.step, balancing, tables, scratch);
         Some(moved.unwrap_or(best)).filter(|best| best.step < step)
+    }
+
+    /// The plan with a split, if that fits.
+    pub(super) fn timed(
+        &self,
+        layout: &Layout,
+        split: &Assignment,
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Option<Better> {
+        scratch.known.clear();
+        let plan = self.completion(layout, balancing, split, tables, |_| true, scratch)?;
+        let step = self.time(layout, split, &plan, tables, scratch);
+        Some(Better { step, plan })
+    }
+
+    /// A better split than that of a plan, from the chunks of another plan of its shape.
+    pub(super) fn alike(
+        &self,
+        plan: &Plan,
+        step: Picos,
+        chunks: &[Chunk],
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Option<Better> {
+        let layout = plan.layout();
+        if chunks == plan.chunks() || !chunks.iter().all(|chunk| balancing.offers(chunk.recompute)) {
+            return None;
+        }
+        let found = self.timed(layout, &balancing.assignment(chunks), balancing, tables, scratch)?;
+        let moved = self.better(&found.plan, found.step, balancing, tables, scratch);
+        Some(moved.unwrap_or(found)).filter(|found| found.step < step)
     }
 
     /// The best split that simulated annealing (Kirkpatrick, Gelatt and Vecchi 1983) comes by from that of a plan, if it is
@@ -182,41 +213,58 @@ impl Search<'_> {
         let (mut time, mut best) = (step, None);
         let mut random = Random(1);
         let (passes, mut simulated) = (simulated_passes(&problem.pipeline), 0);
-        for tried in 0..ANNEALED {
+        let mut tried = 0;
+        loop {
             let done = f64::from(tried) / f64::from(ANNEALED);
             let done = done.max(simulated as f64 / ANNEALED_PASSES as f64);
             if done >= 1.0 || stop() {
                 break;
             }
             let warmth = step.0 as f64 * WARM * libm::pow(COLD / WARM, done);
-            let mut trial = present.clone();
-            for _ in 0..=random.below(MOST_MOVED) {
-                let count = trial.layers.len() as u64;
-                let (less, more) = (random.below(count) as usize, random.below(count) as usize);
-                if trial.layers[less] > problem.least(less) && !problem.fixed[more].closed {
-                    trial.layers[less] -= 1;
-                    trial.layers[more] += 1;
+            // All are moves from the present split: what comes after the first that is taken is forgotten.
+            let mut trials: Vec<(Assignment, Picos, Plan)> = Vec::with_capacity(LANES);
+            while trials.len() < LANES && tried < ANNEALED {
+                tried += 1;
+                let mut trial = present.clone();
+                for _ in 0..=random.below(MOST_MOVED) {
+                    let count = trial.layers.len() as u64;
+                    let (less, more) = (random.below(count) as usize, random.below(count) as usize);
+                    if trial.layers[less] > problem.least(less) && !problem.fixed[more].closed {
+                        trial.layers[less] -= 1;
+                        trial.layers[more] += 1;
+                    }
                 }
+                // Drawn before it is known how long the trial takes: what its bound rules out is not simulated.
+                let slack = -libm::log(random.share()) * warmth;
+                let most = Picos(time.0.saturating_add(slack as u64));
+                if trial.layers == present.layers {
+                    continue;
+                }
+                let open = |least: Picos| least <= most;
+                let plan = self.completion(layout, balancing, &trial, tables, open, scratch);
+                trials.extend(plan.map(|plan| (trial, most, plan)));
             }
-            // Drawn before it is known how long the trial takes: what its bound rules out is not simulated.
-            let slack = -libm::log(random.share()) * warmth;
-            let most = Picos(time.0.saturating_add(slack as u64));
-            if trial.layers == present.layers {
-                continue;
-            }
-            scratch.known.clear();
-            let open = |least: Picos| least <= most;
-            let Some(plan) = self.completion(layout, balancing, &trial, tables, open, scratch) else {
-                continue;
-            };
+            let splits: Vec<Assignment> = trials.iter().map(|(trial, ..)| trial.clone()).collect();
+            let longest = trials.iter().map(|(_, most, _)| *most).max().unwrap_or(time);
+            let least = self.glance(layout, balancing, &splits, tables, longest, scratch);
             simulated += passes;
-            let taken = self.time(layout, &trial, &plan, tables, scratch);
-            if taken > most {
-                continue;
-            }
-            (time, present) = (taken, trial);
-            if time < best.as_ref().map_or(step, |best: &Better| best.step) {
-                best = Some(Better { step: time, plan });
+            for ((trial, most, plan), least) in trials.into_iter().zip(least) {
+                let open = |least: Picos| least <= most;
+                if !open(least) || self.completion(layout, balancing, &trial, tables, open, scratch).is_none()
+                {
+                    continue;
+                }
+                scratch.known.clear();
+                simulated += passes;
+                let taken = self.time(layout, &trial, &plan, tables, scratch);
+                if taken > most {
+                    continue;
+                }
+                (time, present) = (taken, trial);
+                if time < best.as_ref().map_or(step, |best: &Better| best.step) {
+                    best = Some(Better { step: time, plan });
+                }
+                break;
             }
         }
         best

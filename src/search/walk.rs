@@ -9,7 +9,7 @@ use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::flow::{Source, flow};
 use super::groups::{Opened, Seen};
 use super::incumbents::Open;
-use super::{Answer, Bounded, Counters, Found, Held, Observer, Request, Scratches, Search, Stop};
+use super::{Bounded, Counters, Found, Held, Observer, Request, Scratches, Search, Stop};
 use crate::candidates::Group;
 use crate::units::Picos;
 
@@ -42,6 +42,15 @@ struct Walk<'a> {
     at: usize,
     /// Bounds of the groups that are being opened, in the order in which they were given out.
     at_work: VecDeque<Picos>,
+}
+
+/// What a walk has found, as in [`super::Answer`]: nothing is said of its plans yet.
+pub(super) struct Walked {
+    /// Best first.
+    pub best: Vec<Settled>,
+    pub counters: Counters,
+    pub optimality_gap: f64,
+    pub stop: Stop,
 }
 
 impl Source for Walk<'_> {
@@ -225,7 +234,7 @@ impl Search<'_> {
         found: &[Found],
         observer: &dyn Observer,
         classes: Option<&[Class]>,
-    ) -> Answer {
+    ) -> Walked {
         let mut groups = self.space.groups();
         let count = |groups: &[Group]| groups.par_iter().map(|g| self.space.count(g)).sum::<u64>();
         let mut counters = Counters { candidates: count(&groups), ..Counters::default() };
@@ -265,9 +274,6 @@ impl Search<'_> {
         };
         flow(&mut walk, OPENED_AT_ONCE, &open);
         let (counters, optimality_gap, stop, best) = walk.end();
-        // What follows solves programmes, which need their own memory.
-        drop(scratches);
-        let found = self.finish_all(best.into_sorted(), request, observer);
-        Answer { found, counters, optimality_gap, stop, insisted: false }
+        Walked { best: best.into_sorted(), counters, optimality_gap, stop }
     }
 }

@@ -24,7 +24,7 @@ use super::caps::{self, Caps};
 use super::ends::{Duals, Margins};
 use super::reach;
 use super::relax::Relaxation;
-use super::stretches::Narrowing;
+use super::stretches::{Clauses, Narrowing};
 use super::walk::{self, Chunks, Shown, Walk};
 use super::{Assignment, Block, Choice, Evaluation, Fixed, Problem, Traffic, Way, evaluate};
 use crate::cost::schedule::{Chain, Load, Shape, Simulator};
@@ -62,9 +62,12 @@ const LONGER: f64 = 1.5;
 /// simulated in the time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
-/// Steps of narrowing where nothing else proves enough: with three fifths of them seven plans more of `benches/held.sh` are open.
+/// Steps of narrowing, and after which part of them a programme is given up unless it has begun: with three fifths of them
+/// seven plans more of `benches/held.sh` are open.
 const NARROW_STEPS: u64 = 5 * STEPS;
-/// And those of trying that before anything else: of ten plans of 70B on 5,376 three take more than a third of them.
+const GLANCE: u64 = 4;
+/// Steps before anything else where layers have an order that programmes over whole layers know: those decide most. Of ten
+/// plans of 70B on 5,376 three take more than a third of them.
 const FIRST_STEPS: u64 = STEPS + STEPS / 6;
 /// Passes that are simulated in the time of a step, each of as many splits as are simulated at once.
 const LANE_PASSES_PER_STEP: u64 = 24;
@@ -122,9 +125,10 @@ pub struct Judged<'a> {
 }
 
 /// What is known from a problem of the same shape.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Known {
     chains: Vec<Chain>,
+    clauses: Clauses,
     weights: Vec<Duals>,
     /// Share of the judged time that the bound was, without programmes over whole layers.
     reached: f64,
@@ -156,32 +160,12 @@ impl<'a> Proof<'a> {
         let mut ways = Vec::new();
         let mut relaxation = Relaxation::default();
         relaxation.ways(problem, judged.passes, &mut ways);
-        // Ways that recompute no less are one programme: it is mostly time that rules them out. The others lack memory.
-        let (alike, other): (Vec<Way>, Vec<Way>) = ways.into_iter().partition(|&way| {
-            let Choice::Mode(mode) = judged.recompute else { return false };
-            let judged = &problem.modes[usize::from(mode)];
-            problem.modes_of(way).iter().all(|&part| {
-                let part = &problem.modes[part];
-                part.beside.extra >= judged.beside.extra
-                    && part.extra.iter().zip(&judged.extra).all(|(extra, judged)| extra >= judged)
-            })
-        });
         relaxation.prepare(problem);
-        let mut floors = |ways: Vec<Way>| -> Family {
-            let mut floor = |way| relaxation.bound_of(problem, way, judged.passes).unwrap_or(judged.passes);
-            ways.into_iter().map(|way| (floor(way), way)).collect()
-        };
-        let (mut modes, mixed): (Family, Family) =
-            floors(other).into_iter().partition(|(_, way)| matches!(way, Way::Mode(_)));
-        // Neighbours keep about as much: what lacks memory with the least of some does with each.
-        modes.sort_by_key(|&(floor, way)| (kept(problem, way), floor));
-        let mut families = vec![floors(alike), modes];
-        families.extend(mixed.into_iter().map(|one| vec![one]));
-        families.retain(|family| !family.is_empty());
-        families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
+        let mut floor = |way| relaxation.bound_of(problem, way, judged.passes).unwrap_or(judged.passes);
+        let ways: Family = ways.into_iter().map(|way| (floor(way), way)).collect();
         Self {
             search: Search::new(problem, judged, known, stop),
-            families,
+            families: families_of(problem, judged.recompute, ways),
             least: Picos::ZERO,
             reached: known.map_or(1.0, |known| known.reached * (1.0 - LESS)),
         }
@@ -194,20 +178,35 @@ impl<'a> Proof<'a> {
             self.search.least_of_all(&self.families, enough.min(passes.scale(self.reached).max(tolerable)));
         let known = Known {
             chains: self.search.chains.clone(),
+            clauses: self.search.clauses.clone(),
             weights: self.search.weights.clone(),
             reached: self.least.0 as f64 / passes.0.max(1) as f64,
         };
         (self.least, known)
     }
 
+    /// The fastest split that was seen by the way, if one is faster than what was judged; it need not fit.
+    #[must_use]
+    pub fn faster(&self) -> Option<Assignment> {
+        let Search { faster, judged, .. } = &self.search;
+        faster.as_ref().filter(|(time, _)| *time < judged.passes).map(|(_, split)| split.clone())
+    }
+
+    /// Adds the chains that whole layers have shown.
+    pub fn teach(&self, known: &mut Known) {
+        known.clauses = self.search.clauses.clone();
+    }
+
     /// What whole layers show beside that, as far as it is asked for. What is judged may be another split than before, of
-    /// the same problem: its layers, times and effort count, while families of ways and traffic stay those of [`Proof::new`].
+    /// the same problem: its layers, times and effort count, while traffic stays that of [`Proof::new`].
     pub fn closely(&mut self, judged: Judged<'a>) -> Picos {
         let search = &mut self.search;
         if (search.stop)() {
             return self.least;
         }
         search.judged = Judged { traffic: search.judged.traffic, ..judged };
+        let ways = std::mem::take(&mut self.families).into_iter().flatten().collect();
+        self.families = families_of(search.problem, judged.recompute, ways);
         let near = judged.tolerable.scale(WORTH_A_TRY);
         let hopeful = search.problem.chunks() < MANY_CHUNKS || self.least > near || judged.effort > 1;
         if self.least < judged.tolerable && hopeful {
@@ -238,6 +237,34 @@ type Times = [Vec<f64>; 4];
 /// Ways to recompute, each with what is known of it.
 type Family = Vec<(Picos, Way)>;
 
+/// Ways to recompute that are one programme, beside a split that recomputes in one of them.
+fn families_of(problem: &Problem, judged: Choice, ways: Family) -> Vec<Family> {
+    // Ways that recompute no less are one: it is mostly time that rules them out. The others lack memory.
+    let (alike, other): (Family, Family) = ways.into_iter().partition(|&(_, way)| {
+        let Choice::Mode(mode) = judged else { return false };
+        let judged = &problem.modes[usize::from(mode)];
+        problem.modes_of(way).iter().all(|&part| {
+            let part = &problem.modes[part];
+            part.beside.extra >= judged.beside.extra
+                && part.extra.iter().zip(&judged.extra).all(|(extra, judged)| extra >= judged)
+        })
+    });
+    let (mut modes, mixed): (Family, Family) =
+        other.into_iter().partition(|(_, way)| matches!(way, Way::Mode(_)));
+    // Neighbours keep about as much: what lacks memory with the least of some does with each.
+    modes.sort_by_key(|&(floor, way)| (kept(problem, way), floor));
+    let mut families = vec![alike, modes];
+    families.extend(mixed.into_iter().map(|one| vec![one]));
+    families.retain(|family| !family.is_empty());
+    families.sort_by_key(|family| family.iter().map(|(floor, _)| *floor).min());
+    families
+}
+
+/// Whether the order of layers is kept.
+fn ordered(problem: &Problem) -> bool {
+    problem.runs.len() <= MOST_RUNS
+}
+
 /// Bytes that all layers keep per micro-batch, in the first mode of a way.
 fn kept(problem: &Problem, way: Way) -> u64 {
     let mode = &problem.modes[problem.modes_of(way)[0]];
@@ -255,17 +282,22 @@ struct Search<'a> {
     simulator: Simulator,
     chains: Vec<Chain>,
     known: HashSet<Chain>,
+    /// Those that ruled out stretches of layers.
+    clauses: Clauses,
     /// Of the latest programmes' answers.
     weights: Vec<Duals>,
+    /// The fastest split that was seen, with what comes before and behind its passes.
+    faster: Option<(Picos, Assignment)>,
     /// Whether the first schedules are simulated.
     started: bool,
     /// Programmes over whole layers that may still be solved.
     whole: usize,
     /// Pivots of such programmes times chains times chunks.
     work: u64,
-    /// Steps that further walks may be expected to take; and those that narrowing may take last, and first.
+    /// Steps that further walks may be expected to take; and those that narrowing may take, and whether that comes first.
     steps: u64,
-    narrow_steps: [u64; 2],
+    narrow_steps: u64,
+    narrows_first: bool,
     /// How many times the usual work is done.
     effort: u32,
     /// Whether whole layers showed no more than parts of them for the latest programme, and no row of memory bound those.
@@ -282,6 +314,7 @@ impl<'a> Search<'a> {
     ) -> Self {
         let mut chains = known.map_or_else(|| listed(problem, false), |known| known.chains.clone());
         let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
+        let clauses = known.map_or_else(Clauses::default, |known| known.clauses.clone());
         let started = known.is_some();
         let mut known: HashSet<Chain> = chains.iter().cloned().collect();
         if judged.traffic.is_some() && !problem.pipeline.split_backward {
@@ -293,12 +326,15 @@ impl<'a> Search<'a> {
             simulator: Simulator::default(),
             chains,
             known,
+            clauses,
             weights,
+            faster: None,
             started,
             whole: 0,
             work: 0,
             steps: STEPS,
-            narrow_steps: [0; 2],
+            narrow_steps: 0,
+            narrows_first: false,
             effort: 1,
             stuck: false,
             stop,
@@ -312,25 +348,43 @@ impl<'a> Search<'a> {
         self.work = 0;
         self.steps = STEPS * u64::from(effort);
         self.narrow_steps = match (effort, self.judged.effort) {
-            (1, _) => [NARROW_STEPS, FIRST_STEPS],
+            (1, _) => NARROW_STEPS,
             // More of other work is worth it; what narrowing shows was seen.
-            (_, 1) => [0; 2],
-            (_, asked) => [NARROW_STEPS.max(FIRST_STEPS * u64::from(asked)), 0],
+            (_, 1) => 0,
+            (_, asked) => NARROW_STEPS.max(NARROW_STEPS / GLANCE * u64::from(asked)),
         };
+        self.narrows_first = effort == 1;
     }
 
     /// A bound on all assignments; above `goal` it need not be the highest.
     fn least_of_all(&mut self, families: &[Family], goal: Picos) -> Picos {
         families.iter().fold(self.judged.passes, |least, family| {
-            let bound = self.least_of(family, goal, least);
             let enough = goal.min(least);
-            if bound >= enough.scale(SHRINK) || self.narrow_steps[0] == 0 {
+            let open = family.iter().filter(|(floor, _)| *floor < enough);
+            let open: Vec<Way> = open.map(|(_, way)| *way).collect();
+            let first = self.narrows_first;
+            if first
+                && !open.contains(&self.judged.recompute.way())
+                && let Some(narrowed) = self.narrow_family(&open, enough)
+            {
+                return least.min(narrowed);
+            }
+            let bound = self.least_of(family, goal, least);
+            let done = self.narrow_steps == 0 || first && !ordered(self.problem);
+            if done || bound >= enough.scale(SHRINK) {
                 return bound;
             }
-            let open: Vec<Way> =
-                family.iter().filter(|(floor, _)| *floor < enough).map(|(_, way)| *way).collect();
-            let narrowed = self.narrow(&Programme::new(self.problem, self.judged, &open), enough, false);
-            narrowed.map_or(bound, |narrowed| bound.max(narrowed))
+            self.narrow_family(&open, enough).map_or(bound, |narrowed| bound.max(narrowed))
+        })
+    }
+
+    /// [`Search::narrow`] of the ways of a family, not above the ceiling.
+    fn narrow_family(&mut self, ways: &[Way], ceiling: Picos) -> Option<Picos> {
+        // Ways that lack memory need what each keeps, and all together the least of that.
+        let together = if ways.contains(&self.judged.recompute.way()) { ways.len().max(1) } else { 1 };
+        ways.chunks(together).try_fold(ceiling, |least, some| {
+            let programme = Programme::new(self.problem, self.judged, some);
+            Some(least.min(self.narrow(&programme, ceiling, u64::MAX)?))
         })
     }
 
@@ -378,10 +432,13 @@ impl<'a> Search<'a> {
                 return Some(known);
             }
         }
-        if let Some(least) = self.narrow(programme, enough, true) {
-            known = known.max(least);
+        if self.narrows_first && programme.is_judged() {
+            let most = if programme.ordered { FIRST_STEPS } else { u64::MAX };
+            let narrowed = self.narrow(programme, enough, most);
+            self.narrows_first = narrowed.is_some();
+            known = known.max(narrowed.unwrap_or_default());
             // What was seen of several ways together need not fit with any of them.
-            if !programme.several() || known >= enough.scale(SHRINK) {
+            if narrowed.is_some() && (!programme.several() || known >= enough.scale(SHRINK)) {
                 return Some(known);
             }
         }
@@ -512,7 +569,9 @@ impl<'a> Search<'a> {
         };
         let mut rows: Vec<walk::Row> = Vec::new();
         for weights in &self.weights {
-            let (least, each) = programme.average(&self.chains, weights);
+            let (least, mut each) = programme.average(&self.chains, weights);
+            // Perhaps none is recomputed wholly.
+            each.truncate(problem.chunks() * programme.sorts.len());
             rows.push(walk::Row { most: ceiling.0 as f64 / unit - least, each, lowers: true });
         }
         let memory = programme.memory().into_iter().map(|row| programme.by_layer(row));
@@ -522,7 +581,7 @@ impl<'a> Search<'a> {
         // Simulated once, and once more for its chain.
         let each = (2 * super::descent::simulated_passes(&problem.pipeline) / PASSES_PER_STEP).max(32);
         let most = STEPS * BEGUN.max(u64::from(self.effort));
-        let Self { simulator, known, chains, steps, stop, .. } = self;
+        let Self { simulator, known, chains, steps, stop, faster, .. } = self;
         let mut walk = Walk::new(chunks, &rows, each, *stop);
         if walk.expected_steps(steps) > *steps as f64 {
             return None;
@@ -531,7 +590,8 @@ impl<'a> Search<'a> {
         let allowed = (*steps * BEGUN).min(most);
         let mut left = allowed;
         let end = walk.run(&mut left, &mut |split| {
-            let Some([forward, backward, weight, after]) = programme.passes_that_fit(split) else {
+            let Some(([forward, backward, weight, after], recompute)) = programme.passes_that_fit(split)
+            else {
                 return Shown::Nothing;
             };
             let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
@@ -540,6 +600,7 @@ impl<'a> Search<'a> {
             if time < lowest {
                 let by = (lowest - time).0 as f64 / unit;
                 lowest = time;
+                *faster = Some((time, Assignment::uniform(split, recompute)));
                 return Shown::Lower(by);
             }
             // Chains stay for programmes: not more than those take.
@@ -557,35 +618,52 @@ impl<'a> Search<'a> {
         (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
     }
 
-    /// The same of an interleaved schedule, by the stretches of layers that chunks may hold: first as far as little work goes.
-    fn narrow(&mut self, programme: &Programme, ceiling: Picos, first: bool) -> Option<Picos> {
+    /// The same of an interleaved schedule, by the stretches of layers that chunks may hold, in at most so many steps.
+    fn narrow(&mut self, programme: &Programme, ceiling: Picos, most: u64) -> Option<Picos> {
         let (problem, shape) = (self.problem, self.judged.shape);
-        let steps = self.narrow_steps[usize::from(first)];
-        if steps == 0 || shape.schedule != Schedule::Interleaved || shape.virtual_stages == 1 {
+        if self.narrow_steps == 0 || shape.schedule != Schedule::Interleaved || shape.virtual_stages == 1 {
             return None;
         }
         let average = |weights: &Duals| {
             let (least, each) = programme.average(&self.chains, weights);
             walk::Row { most: ceiling.0 as f64 / programme.time_unit - least, each, lowers: true }
         };
-        let division = programme.division(shape, self.weights.iter().map(average).collect());
+        let averages: Vec<walk::Row> = self.weights.iter().map(average).collect();
         // The first rank ends last.
         let margin = programme.least_margin(0);
         let each = super::descent::simulated_passes(&problem.pipeline) / LANE_PASSES_PER_STEP;
-        let Self { simulator, stop, .. } = self;
-        let mut narrowing = Narrowing::new(&division, ceiling.saturating_sub(margin), each.max(32), *stop)?;
+        let glance = NARROW_STEPS * u64::from(self.judged.effort) / GLANCE;
+        let Self { simulator, clauses, stop, faster, .. } = self;
         let mut lowest = ceiling;
-        let mut left = steps;
-        let end = narrowing.run(&mut left, &mut |split| {
-            let [forward, backward, weight, _] = programme.passes_that_fit(split)?;
-            let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
-            let makespan = simulator.run(shape, load);
-            lowest = lowest.min(programme.step_of(split, makespan, &simulator.starts, &simulator.ends));
-            Some(lowest.saturating_sub(margin))
-        });
-        // Where it was stopped, what is left is not enough for the next.
-        self.narrow_steps[usize::from(first)] = if end == walk::End::Stopped { 0 } else { left };
-        (end == walk::End::Complete).then(|| lowest.scale(SHRINK))
+        let mut left = self.narrow_steps.min(most);
+        let given = left;
+        let mut complete = true;
+        for recomputed in programme.recomputed_by_chunk() {
+            let division = programme.division(shape, recomputed as usize, &averages);
+            let below = lowest.saturating_sub(margin);
+            let Some(mut narrowing) = Narrowing::new(&division, below, each.max(32), *stop) else {
+                complete = false;
+                break;
+            };
+            narrowing.clauses = std::mem::take(clauses);
+            complete = narrowing.run(&mut left, glance, &mut |split| {
+                let ([forward, backward, weight, _], recompute) = programme.passes_that_fit(split)?;
+                let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
+                let makespan = simulator.run(shape, load);
+                let time = programme.step_of(split, makespan, &simulator.starts, &simulator.ends);
+                if time < lowest {
+                    lowest = time;
+                    *faster = Some((time, Assignment::uniform(split, recompute)));
+                }
+                Some(lowest.saturating_sub(margin))
+            }) == walk::End::Complete;
+            *clauses = std::mem::take(&mut narrowing.clauses);
+            if !complete || narrowing.recomputes_all() {
+                break;
+            }
+        }
+        self.narrow_steps -= given - left;
+        complete.then(|| lowest.scale(SHRINK))
     }
 
     /// Solves the programme over whole layers, as far as a ceiling and so many nodes.
@@ -734,7 +812,7 @@ enum Fit {
     Open,
     Never,
     /// With what it costs.
-    As(Evaluation),
+    As(Evaluation, Choice),
 }
 
 /// Layers that count as one sort: a run, or where order is given up all of a kind.
@@ -757,6 +835,11 @@ impl Sort {
     pub(super) fn passes(&self) -> [f64; 2] {
         [self.forward, self.backward]
     }
+
+    /// The same if it is recomputed wholly, under block recomputation.
+    pub(super) fn recomputed(&self) -> Option<[f64; 2]> {
+        self.whole.map(|(extra, _)| [self.forward, self.backward + extra])
+    }
 }
 
 /// A row: a sum of columns that stays below a number.
@@ -773,8 +856,9 @@ pub(super) struct Programme<'a> {
     pub margins: Option<Margins<'a>>,
     block: bool,
     ordered: bool,
-    /// Ways to recompute that it stands for.
+    /// Ways to recompute that it stands for, and that of what is judged.
     ways: Vec<Way>,
+    judged: Choice,
     /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
     pub time_unit: f64,
     byte_unit: f64,
@@ -809,7 +893,7 @@ impl<'a> Programme<'a> {
                 (extra(full, kind) - extra(rest, kind), kept(full, kind) - kept(rest, kind))
             }),
         };
-        let ordered = problem.runs.len() <= MOST_RUNS;
+        let ordered = ordered(problem);
         let mut sorts: Vec<Sort> = Vec::new();
         for run in &problem.runs {
             let kind = usize::from(run.kind);
@@ -833,6 +917,7 @@ impl<'a> Programme<'a> {
             block: block.is_some(),
             ordered,
             ways: ways.to_vec(),
+            judged: judged.recompute,
             // Where traffic takes longest, it is what numbers are measured by.
             time_unit: (busy.max(judged.traffic.map_or(0.0, |_| judged.passes.0 as f64)) / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
@@ -862,6 +947,21 @@ impl<'a> Programme<'a> {
     /// Column of the end of all passes and reductions.
     pub(super) fn flush(&self) -> usize {
         self.problem.chunks() * self.sorts.len() * if self.block { 2 } else { 1 }
+    }
+
+    /// How many layers of every chunk block recomputation may recompute: as many as it takes.
+    fn recomputed_by_chunk(&self) -> std::ops::RangeInclusive<u32> {
+        match self.problem.block {
+            Some(Block { counts: (fewest, most), .. }) if self.block => {
+                fewest..=most.min(self.problem.layer_count()).max(fewest)
+            }
+            _ => 0..=0,
+        }
+    }
+
+    /// Whether what is judged recomputes in one of its ways.
+    fn is_judged(&self) -> bool {
+        self.ways.contains(&self.judged.way())
     }
 
     fn several(&self) -> bool {
@@ -905,14 +1005,15 @@ impl<'a> Programme<'a> {
         times
     }
 
-    /// [`Programme::passes_of`] a split, recomputed as little as it takes; none if it does not fit.
-    fn passes_that_fit(&self, split: &[u32]) -> Option<[Vec<Picos>; 4]> {
+    /// [`Programme::passes_of`] a split, recomputed as little as it takes, and how; none if it does not fit. Of several ways it is
+    /// the least of each, and which of them fits is not known.
+    fn passes_that_fit(&self, split: &[u32]) -> Option<([Vec<Picos>; 4], Choice)> {
         let picos = |times: Vec<f64>| times.into_iter().map(|time| Picos(time as u64)).collect::<Vec<_>>();
         let [forward, backward, weight, after] = self.passes_of(split).map(picos);
         match self.fit(split) {
-            Fit::Open => Some([forward, backward, weight, after]),
+            Fit::Open => Some(([forward, backward, weight, after], self.judged)),
             Fit::Never => None,
-            Fit::As(costs) => Some([costs.forward, costs.backward, weight, after]),
+            Fit::As(costs, choice) => Some(([costs.forward, costs.backward, weight, after], choice)),
         }
     }
 
@@ -931,9 +1032,9 @@ impl<'a> Programme<'a> {
         let mut assignment = Assignment { layers: split.to_vec(), recompute: Vec::new() };
         let fitting = choices.into_iter().find_map(|choice| {
             assignment.recompute = vec![choice; split.len()];
-            evaluate(problem, &assignment).ok()
+            evaluate(problem, &assignment).ok().map(|costs| (costs, choice))
         });
-        fitting.map_or(Fit::Never, Fit::As)
+        fitting.map_or(Fit::Never, |(costs, choice)| Fit::As(costs, choice))
     }
 
     /// [`Programme::passes_of`] an answer.
@@ -1186,6 +1287,13 @@ impl<'a> Programme<'a> {
         (most, each)
     }
 
+    /// What layers count, column by column.
+    pub(super) fn by_column(&self, terms: Vec<(usize, f64)>) -> Vec<f64> {
+        let mut columns = vec![0.0; self.flush()];
+        terms.into_iter().filter(|&(at, _)| at < self.flush()).for_each(|(at, n)| columns[at] += n);
+        columns
+    }
+
     /// Layers of each kind by rank.
     fn by_rank(&self, split: &[u32]) -> Vec<Vec<u32>> {
         let problem = self.problem;
@@ -1204,17 +1312,17 @@ impl<'a> Programme<'a> {
         wait + flush
     }
 
-    /// What chains of such weights take on average whatever the split, and what each layer adds by chunk and sort.
+    /// What chains of such weights take on average whatever the split, and what each layer adds by chunk and sort, then what it
+    /// adds to that if it is recomputed wholly.
     fn average(&self, chains: &[Chain], weights: &Duals) -> (f64, Vec<f64>) {
-        let problem = self.problem;
         let mut least = 0.0;
-        let mut each = vec![0.0; problem.chunks() * self.sorts.len()];
+        let mut each = vec![0.0; self.flush()];
         let rows = chains.iter().map(|chain| self.sum(chain)).zip(weights.chains.iter().copied());
         let margins = self.margin_rows().into_iter().zip(self.balanced(chains, weights));
         for ((most, terms), weight) in rows.chain(margins).filter(|(_, weight)| *weight > 0.0) {
             least -= weight * most;
             for (at, n) in terms {
-                // Columns beyond are layers recomputed wholly, perhaps none, and those that do not count.
+                // Columns beyond do not count.
                 if let Some(each) = each.get_mut(at) {
                     *each += weight * n;
                 }

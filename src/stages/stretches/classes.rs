@@ -28,7 +28,7 @@ pub fn longest(of: Classes) -> usize {
     of.checked_ilog2().unwrap_or(0) as usize
 }
 
-/// Stretches of layers with the same number of every sort, those that take longest last.
+/// Stretches of layers with the same number of every sort, recomputed or not, those that take longest last.
 pub struct Stretches {
     /// Layers of the model.
     pub layers: usize,
@@ -45,17 +45,19 @@ pub struct Stretches {
 const NONE: u8 = u8::MAX;
 
 impl Stretches {
-    /// All stretches that take less than so many picoseconds; none where there are too many to tell apart. `order` is the
-    /// sort of every layer, `sorts` both passes of one.
-    pub fn new(order: &[u8], sorts: &[[f64; 2]], below: f64) -> Option<Self> {
+    /// All stretches that take less than so many picoseconds; none where there are too many to tell apart. `order`, `sorts` and
+    /// `recomputed` are as in [`super::Division`].
+    pub fn new(order: &[u8], sorts: &[[f64; 2]], recomputed: usize, below: f64) -> Option<Self> {
         let layers = order.len();
+        let again = if recomputed > 0 { sorts.len() / 2 } else { 0 };
         let mut seen: Vec<(f64, Vec<u32>)> = Vec::new();
         let mut place = vec![None; (layers + 1) * (MOST_LAYERS + 1)];
         for from in 0..=layers {
             let mut counts = vec![0; sorts.len()];
             for n in 0..=layers - from {
                 if n > 0 {
-                    counts[usize::from(order[from + n - 1])] += 1;
+                    let sort = usize::from(order[from + n - 1]);
+                    counts[if n <= recomputed { sort + again } else { sort }] += 1;
                 }
                 let [forward, backward] = sum(&counts, sorts);
                 if forward + backward >= below {
@@ -131,7 +133,7 @@ mod tests {
     #[test]
     fn stretches_with_the_same_layers_are_one_class() {
         // Layers a b a b c.
-        let of = Stretches::new(&[0, 1, 0, 1, 2], &[[1.0, 2.0], [2.0, 3.0], [5.0, 1.0]], 12.0).unwrap();
+        let of = Stretches::new(&[0, 1, 0, 1, 2], &[[1.0, 2.0], [2.0, 3.0], [5.0, 1.0]], 0, 12.0).unwrap();
         assert_eq!(of.class(0, 2), of.class(1, 2));
         assert_ne!(of.class(0, 1), of.class(1, 1));
         // a b a takes 11, b a b 13.
@@ -162,10 +164,10 @@ mod tests {
 
     #[test]
     fn too_many_are_not_told_apart() {
-        assert!(Stretches::new(&[0; 80], &[[1.0, 1.0]], 100.0).is_some());
-        assert!(Stretches::new(&[0; 80], &[[1.0, 1.0]], 130.0).is_none());
+        assert!(Stretches::new(&[0; 80], &[[1.0, 1.0]], 0, 100.0).is_some());
+        assert!(Stretches::new(&[0; 80], &[[1.0, 1.0]], 0, 130.0).is_none());
         let order: Vec<u8> = (0..60).map(|at| (at * at / 7 % 5) as u8).collect();
         let sorts: Vec<[f64; 2]> = (0..5).map(|sort| [f64::from(sort) + 1.0, 1.0]).collect();
-        assert!(Stretches::new(&order, &sorts, 200.0).is_none());
+        assert!(Stretches::new(&order, &sorts, 0, 200.0).is_none());
     }
 }

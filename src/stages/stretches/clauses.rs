@@ -7,15 +7,15 @@ const LANES: usize = 8;
 /// By how much sums of 32 bits may be off.
 const ROUNDING: f32 = 1e-5;
 
-/// Chains, the latest that said something first.
-#[derive(Default)]
+/// Chains, the latest that said something first: they hold whatever passes take.
+#[derive(Clone, Default)]
 pub struct Clauses {
-    /// What messages take, and how often the chain goes through the passes of chunks.
+    /// Messages, and how often the chain goes through the passes of chunks.
     chains: Vec<(f32, Passes)>,
 }
 
 /// A number for both passes of every chunk: forward passes, then backward passes, either filled up with nothing.
-#[derive(Clone, Default)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Passes(Vec<f32>);
 
 impl Passes {
@@ -64,7 +64,7 @@ impl Clauses {
         self.chains.len()
     }
 
-    /// Adds a chain that goes so often through passes, whose messages take so long.
+    /// Adds a chain of so many messages that goes so often through passes.
     pub fn add(&mut self, passes: impl Iterator<Item = [f32; 2]> + Clone, messages: f32) {
         let mut chain = if self.chains.len() < MOST {
             Passes::default()
@@ -75,19 +75,19 @@ impl Clauses {
         self.chains.insert(0, (messages, chain));
     }
 
-    /// Tells `of` of every chain that takes too long with what one chunk may take beyond some passes what it leaves beside
+    /// Tells `of` of every chain that takes too long, where a message takes `hop`, with what one chunk may take beyond some passes what it leaves beside
     /// those, and how often it goes through passes: that says whether it ruled something out. False if one takes too long
     /// without.
     pub fn all(
         &mut self,
-        floors: &Passes,
-        beyond: &Passes,
+        (floors, beyond): (&Passes, &Passes),
+        hop: f32,
         limit: f32,
         mut of: impl FnMut(f32, &Passes) -> bool,
     ) -> bool {
         for at in 0..self.chains.len() {
             let (messages, chain) = &self.chains[at];
-            let left = limit - messages - chain.times(floors) + limit * ROUNDING;
+            let left = limit - messages * hop - chain.times(floors) + limit * ROUNDING;
             if left <= 0.0 || chain.largest(beyond) >= left && of(left, chain) {
                 self.chains[..=at].rotate_right(1);
             }
@@ -122,23 +122,23 @@ mod tests {
     fn chains_that_say_something_come_first() {
         let mut clauses = Clauses::default();
         let floors = passes(&[[1.0, 2.0], [3.0, 4.0]]);
-        clauses.add([[1.0, 0.0], [0.0, 1.0]].into_iter(), 10.0); // 15
-        clauses.add([[0.0, 1.0], [1.0, 0.0]].into_iter(), 20.0); // 25
+        clauses.add([[1.0, 0.0], [0.0, 1.0]].into_iter(), 2.0); // 15
+        clauses.add([[0.0, 1.0], [1.0, 0.0]].into_iter(), 4.0); // 25
         let mut seen = Vec::new();
         let left = |seen: &mut Vec<f32>, left: f32| {
             seen.push(left.round());
             left > 80.0
         };
         let beyond = passes(&[[90.0, 90.0], [0.0, 0.0]]);
-        assert!(clauses.all(&floors, &beyond, 100.0, |own, _| left(&mut seen, own)));
+        assert!(clauses.all((&floors, &beyond), 5.0, 100.0, |own, _| left(&mut seen, own)));
         // The second spoke: it is asked first from there on.
-        assert!(clauses.all(&floors, &beyond, 100.0, |own, _| left(&mut seen, own)));
+        assert!(clauses.all((&floors, &beyond), 5.0, 100.0, |own, _| left(&mut seen, own)));
         assert_eq!(seen, [75.0, 85.0, 85.0, 75.0]);
         // Neither takes too long with so little more, or only the first.
-        assert!(clauses.all(&floors, &passes(&[[70.0, 70.0], [0.0, 0.0]]), 100.0, |_, _| panic!()));
-        assert!(clauses.all(&floors, &passes(&[[0.0, 80.0], [0.0, 0.0]]), 100.0, |own, _| own < 80.0));
-        assert!(!clauses.all(&floors, &passes(&[]), 24.0, |_, _| panic!()));
-        assert!(clauses.all(&floors, &passes(&[]), 26.0, |_, _| panic!()));
+        assert!(clauses.all((&floors, &passes(&[[70.0, 70.0], [0.0, 0.0]])), 5.0, 100.0, |_, _| panic!()));
+        assert!(clauses.all((&floors, &passes(&[[0.0, 80.0], [0.0, 0.0]])), 5.0, 100.0, |own, _| own < 80.0));
+        assert!(!clauses.all((&floors, &passes(&[])), 5.0, 24.0, |_, _| panic!()));
+        assert!(clauses.all((&floors, &passes(&[])), 5.0, 26.0, |_, _| panic!()));
     }
 
     #[test]

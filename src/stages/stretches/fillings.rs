@@ -19,8 +19,11 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Of a model with so many layers of each sort.
-    pub fn new(stretches: &Stretches, all: &[u32], sorts: &[[f64; 2]]) -> Self {
+    /// Of a model with layers of these sorts, which may come twice.
+    pub fn new(stretches: &Stretches, order: &[u8], sorts: &[[f64; 2]]) -> Self {
+        let different = order.iter().map(|&sort| usize::from(sort) + 1).max().unwrap_or(0);
+        let mut all = vec![0; different];
+        order.iter().for_each(|&sort| all[usize::from(sort)] += 1);
         let time = |counts: &[u32]| -> f64 {
             counts
                 .iter()
@@ -28,7 +31,7 @@ impl Scale {
                 .map(|(&n, [forward, backward])| f64::from(n) * (forward + backward))
                 .sum()
         };
-        let whole = time(all).max(f64::MIN_POSITIVE);
+        let whole = time(&all).max(f64::MIN_POSITIVE);
         let measures = |counts: &[u32]| -> Vec<f64> {
             let sum = f64::from(counts.iter().sum::<u32>());
             if counts.len() == 1 {
@@ -37,8 +40,14 @@ impl Scale {
             let counted = counts.iter().map(|&n| f64::from(n));
             counted.chain([sum, MILLION * time(counts) / whole]).collect()
         };
-        let of_class = |counts: &Vec<u32>| measures(counts).into_iter().map(|n| n as f32).collect();
-        Self { by_class: stretches.counts.iter().map(of_class).collect(), all: measures(all) }
+        // All splits have the same layers, whatever of them is recomputed.
+        let of_class = |counts: &Vec<u32>| {
+            let (own, recomputed) = counts.split_at(different);
+            let more = recomputed.iter().copied().chain(std::iter::repeat(0));
+            let counts: Vec<u32> = own.iter().zip(more).map(|(&own, more)| own + more).collect();
+            measures(&counts).into_iter().map(|n| n as f32).collect()
+        };
+        Self { by_class: stretches.counts.iter().map(of_class).collect(), all: measures(&all) }
     }
 
     fn width(&self) -> usize {

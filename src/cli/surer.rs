@@ -44,7 +44,7 @@ impl Surer {
         let request = Request { top: 1, insist: false, even_stages, ..Request::default() };
         let plan = fastest(prepared, found, limit, (&request, &Quiet(stop)));
         let chance = plan.as_ref().map_or(0.0, |plan| cost.chance_to_fit(&plan.prediction));
-        let step = |found: &Found| found.ranked_step().0 as f64;
+        let step = |found: &Found| found.prediction.step().0 as f64;
         let longer = plan.as_ref().map_or(0.0, |plan| step(plan) / step(found) - 1.0);
         let alike = plan.as_ref().filter(|one| one.plan.to_string() == found.plan.to_string());
         let layers = alike.map(|one| stages::layout(prepared, &one.plan));

@@ -52,6 +52,9 @@ const DEEP: u32 = 64;
 struct Closely {
     /// Whether the plan is the best.
     best: bool,
+    /// Whether whole layers are looked at, where parts of them leave much open.
+    #[cfg_attr(not(feature = "milp"), expect(dead_code, reason = "programmes count whole layers"))]
+    whole: bool,
     /// [`Request::effort`].
     effort: u32,
 }
@@ -92,7 +95,9 @@ impl Search<'_> {
             let closely = at < request.verified || request.picked == Some(at);
             let looked_at = closely && (at == 0 || quick);
             let moves = closely && !request.even_stages;
-            let verify = looked_at.then_some(Closely { best: at == 0, effort: request.effort });
+            // Of even splits it is asked what they take, not what others could.
+            let (best, whole) = (at == 0, !request.even_stages);
+            let verify = looked_at.then_some(Closely { best, whole, effort: request.effort });
             let (found, example) = self.finish(settled, verify, moves, examples.get(&shape), observer);
             observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);
             (at, found, (shape, example))
@@ -254,19 +259,24 @@ impl Search<'_> {
         #[cfg(feature = "milp")]
         let moved = better.as_ref().map(|better| layers_of(&better.plan));
         #[cfg(feature = "milp")]
-        if let (Some(proof), Some(closely)) = (&mut proof, verify) {
+        if let (Some(proof), Some(closely)) = (&mut proof, verify.filter(|closely| closely.whole)) {
             let step = better.as_ref().map_or(settled.time, |better| better.step);
             let recompute = better.as_ref().map_or(chunks, |better| better.plan.chunks())[0].recompute;
             bound =
                 bound.max(proof.closely(judged(step, moved.as_ref().unwrap_or(&own), recompute, closely)));
-            shown.as_mut().into_iter().for_each(|shown| proof.teach(shown));
+            if let Some(shown) = &mut shown {
+                proof.teach(shown);
+            }
         }
         #[cfg(feature = "milp")]
         let better = {
             let seen = proof.as_ref().filter(|_| moves).and_then(Proof::faster);
             let present = better.as_ref().map_or(settled.time, |better| better.step);
             let seen = seen.and_then(|split| self.timed(&layout, &split, &balancing, tables, &mut scratch));
-            seen.filter(|seen| seen.step < present).filter(worth).or(better)
+            let moved = seen.map(|seen| {
+                self.better(&seen.plan, seen.step, &balancing, tables, &mut scratch).unwrap_or(seen)
+            });
+            moved.filter(|moved| moved.step < present).filter(worth).or(better)
         };
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let thorough = verify.is_some_and(|closely| closely.best || closely.effort > 1);

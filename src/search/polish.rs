@@ -109,8 +109,7 @@ impl Search<'_> {
         most: Picos,
         scratch: &mut Scratch,
     ) -> [Picos; LANES] {
-        let passes = balancing.problem.pipeline.passes();
-        if layout.schedule != Schedule::Interleaved || passes > MOST_LANE_PASSES {
+        if !in_lanes(layout, &balancing.problem) {
             return [Picos::ZERO; LANES];
         }
         let unit = most.0 / (MOST_EXACT / LANE_MARGIN) + 1;
@@ -213,17 +212,16 @@ impl Search<'_> {
         let (mut time, mut best) = (step, None);
         let mut random = Random(1);
         let (passes, mut simulated) = (simulated_passes(&problem.pipeline), 0);
-        let mut tried = 0;
-        loop {
-            let done = f64::from(tried) / f64::from(ANNEALED);
-            let done = done.max(simulated as f64 / ANNEALED_PASSES as f64);
-            if done >= 1.0 || stop() {
-                break;
-            }
-            let warmth = step.0 as f64 * WARM * libm::pow(COLD / WARM, done);
+        let at_once = if in_lanes(layout, problem) { LANES } else { 1 };
+        let (mut tried, mut over) = (0, false);
+        while !over {
             // All are moves from the present split: what comes after the first that is taken is forgotten.
-            let mut trials: Vec<(Assignment, Picos, Plan)> = Vec::with_capacity(LANES);
-            while trials.len() < LANES && tried < ANNEALED {
+            let mut trials: Vec<(Assignment, Picos)> = Vec::with_capacity(at_once);
+            while trials.len() < at_once && !over {
+                let done = f64::from(tried) / f64::from(ANNEALED);
+                let done = done.max(simulated as f64 / ANNEALED_PASSES as f64);
+                let warmth = step.0 as f64 * WARM * libm::pow(COLD / WARM, done);
+                over = done >= 1.0 || stop();
                 tried += 1;
                 let mut trial = present.clone();
                 for _ in 0..=random.below(MOST_MOVED) {
@@ -237,23 +235,25 @@ impl Search<'_> {
                 // Drawn before it is known how long the trial takes: what its bound rules out is not simulated.
                 let slack = -libm::log(random.share()) * warmth;
                 let most = Picos(time.0.saturating_add(slack as u64));
-                if trial.layers == present.layers {
-                    continue;
-                }
                 let open = |least: Picos| least <= most;
-                let plan = self.completion(layout, balancing, &trial, tables, open, scratch);
-                trials.extend(plan.map(|plan| (trial, most, plan)));
-            }
-            let splits: Vec<Assignment> = trials.iter().map(|(trial, ..)| trial.clone()).collect();
-            let longest = trials.iter().map(|(_, most, _)| *most).max().unwrap_or(time);
-            let least = self.glance(layout, balancing, &splits, tables, longest, scratch);
-            simulated += passes;
-            for ((trial, most, plan), least) in trials.into_iter().zip(least) {
-                let open = |least: Picos| least <= most;
-                if !open(least) || self.completion(layout, balancing, &trial, tables, open, scratch).is_none()
+                if trial.layers != present.layers
+                    && self.completion(layout, balancing, &trial, tables, open, scratch).is_some()
                 {
-                    continue;
+                    trials.push((trial, most));
                 }
+            }
+            let mut least = [Picos::ZERO; LANES];
+            if trials.len() > 1 {
+                let (splits, longest): (Vec<Assignment>, Vec<Picos>) = trials.iter().cloned().unzip();
+                let longest = longest.into_iter().fold(time, Picos::max);
+                least = self.glance(layout, balancing, &splits, tables, longest, scratch);
+                simulated += passes;
+            }
+            for ((trial, most), least) in trials.into_iter().zip(least) {
+                let open = |known: Picos| known.max(least) <= most;
+                // Its evaluation is what is simulated.
+                let plan = self.completion(layout, balancing, &trial, tables, open, scratch);
+                let Some(plan) = plan else { continue };
                 scratch.known.clear();
                 simulated += passes;
                 let taken = self.time(layout, &trial, &plan, tables, scratch);
@@ -269,6 +269,11 @@ impl Search<'_> {
         }
         best
     }
+}
+
+/// Whether several splits of a layout can be simulated at once.
+fn in_lanes(layout: &Layout, problem: &Problem) -> bool {
+    layout.schedule == Schedule::Interleaved && problem.pipeline.passes() <= MOST_LANE_PASSES
 }
 
 /// Random numbers, those of Knuth's MMIX.

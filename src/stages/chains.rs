@@ -10,6 +10,9 @@
 //! is whole layers that do not fit. Every step ends with a proven bound. With one chunk per rank whole layers come first
 //! ([`super::ranks`]).
 //!
+//! Short chunks wait for one another, which whole layers show sooner by which stretches of them chunks may hold
+//! ([`super::stretches`]): that comes before programmes where kinds of layers alternate, and after them too where they do not.
+//!
 //! Problems of one shape have the same chains, and in the answer to one the same chains are long as in another's: what
 //! one found is what the next begins with, weights of chains included.
 //!
@@ -62,11 +65,11 @@ const LONGER: f64 = 1.5;
 /// simulated in the time of one.
 const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
-/// Steps of narrowing, and after which part of them a programme is given up unless it has begun: with three fifths of them
-/// seven plans more of `benches/held.sh` are open.
+/// Steps of narrowing.
 const NARROW_STEPS: u64 = 5 * STEPS;
+/// After this part of what all are allowed a programme is given up unless it has begun.
 const GLANCE: u64 = 4;
-/// Steps before anything else where layers have an order that programmes over whole layers know: those decide most. Of ten
+/// Steps for the way that is judged before anything else where layers have an order that programmes over whole layers know: those decide most. Of ten
 /// plans of 70B on 5,376 three take more than a third of them.
 const FIRST_STEPS: u64 = STEPS + STEPS / 6;
 /// Passes that are simulated in the time of a step, each of as many splits as are simulated at once.
@@ -125,13 +128,15 @@ pub struct Judged<'a> {
 }
 
 /// What is known from a problem of the same shape.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Known {
     chains: Vec<Chain>,
     clauses: Clauses,
     weights: Vec<Duals>,
     /// Share of the judged time that the bound was, without programmes over whole layers.
     reached: f64,
+    /// Whether narrowing was given up where it had all steps that are left: others then get fewer.
+    hard: bool,
 }
 
 /// A proof of what no step of an assignment of a problem goes below, with what comes before and behind its passes.
@@ -181,20 +186,22 @@ impl<'a> Proof<'a> {
             clauses: self.search.clauses.clone(),
             weights: self.search.weights.clone(),
             reached: self.least.0 as f64 / passes.0.max(1) as f64,
+            hard: false,
         };
         (self.least, known)
     }
 
-    /// The fastest split that was seen by the way, if one is faster than what was judged; it need not fit.
+    /// The fastest split that fits and was seen by the way, if one is faster than what was judged.
     #[must_use]
     pub fn faster(&self) -> Option<Assignment> {
-        let Search { faster, judged, .. } = &self.search;
-        faster.as_ref().filter(|(time, _)| *time < judged.passes).map(|(_, split)| split.clone())
+        let Search { fastest, judged, .. } = &self.search;
+        fastest.as_ref().filter(|(time, _)| *time < judged.passes).map(|(_, split)| split.clone())
     }
 
-    /// Adds the chains that whole layers have shown.
+    /// The chains by which stretches of layers were ruled out are known as well, and whether that took too long.
     pub fn teach(&self, known: &mut Known) {
         known.clauses = self.search.clauses.clone();
+        known.hard = self.search.hard;
     }
 
     /// What whole layers show beside that, as far as it is asked for. What is judged may be another split than before, of
@@ -239,7 +246,7 @@ type Family = Vec<(Picos, Way)>;
 
 /// Ways to recompute that are one programme, beside a split that recomputes in one of them.
 fn families_of(problem: &Problem, judged: Choice, ways: Family) -> Vec<Family> {
-    // Ways that recompute no less are one: it is mostly time that rules them out. The others lack memory.
+    // Ways that recompute no less are one: it is mostly time that rules them out. The others mostly lack memory.
     let (alike, other): (Family, Family) = ways.into_iter().partition(|&(_, way)| {
         let Choice::Mode(mode) = judged else { return false };
         let judged = &problem.modes[usize::from(mode)];
@@ -286,18 +293,24 @@ struct Search<'a> {
     clauses: Clauses,
     /// Of the latest programmes' answers.
     weights: Vec<Duals>,
-    /// The fastest split that was seen, with what comes before and behind its passes.
-    faster: Option<(Picos, Assignment)>,
+    /// The fastest split that was seen and fits, with what comes before and behind its passes.
+    fastest: Option<(Picos, Assignment)>,
     /// Whether the first schedules are simulated.
     started: bool,
     /// Programmes over whole layers that may still be solved.
     whole: usize,
     /// Pivots of such programmes times chains times chunks.
     work: u64,
-    /// Steps that further walks may be expected to take; and those that narrowing may take, and whether that comes first.
+    /// Steps that further walks may be expected to take.
     steps: u64,
+    /// Steps that narrowing may still take, of so many; whether it comes before programmes, until it was stopped there; and whether it
+    /// has seen all of the family that is judged, ways together.
     narrow_steps: u64,
+    narrow_allowed: u64,
     narrows_first: bool,
+    narrowed: bool,
+    /// [`Known::hard`], of another problem; then of this as well.
+    hard: bool,
     /// How many times the usual work is done.
     effort: u32,
     /// Whether whole layers showed no more than parts of them for the latest programme, and no row of memory bound those.
@@ -315,6 +328,7 @@ impl<'a> Search<'a> {
         let mut chains = known.map_or_else(|| listed(problem, false), |known| known.chains.clone());
         let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
         let clauses = known.map_or_else(Clauses::default, |known| known.clauses.clone());
+        let hard = known.is_some_and(|known| known.hard);
         let started = known.is_some();
         let mut known: HashSet<Chain> = chains.iter().cloned().collect();
         if judged.traffic.is_some() && !problem.pipeline.split_backward {
@@ -328,13 +342,16 @@ impl<'a> Search<'a> {
             known,
             clauses,
             weights,
-            faster: None,
+            fastest: None,
             started,
             whole: 0,
             work: 0,
             steps: STEPS,
             narrow_steps: 0,
+            narrow_allowed: 0,
             narrows_first: false,
+            narrowed: false,
+            hard,
             effort: 1,
             stuck: false,
             stop,
@@ -348,11 +365,13 @@ impl<'a> Search<'a> {
         self.work = 0;
         self.steps = STEPS * u64::from(effort);
         self.narrow_steps = match (effort, self.judged.effort) {
+            (1, _) if self.hard => NARROW_STEPS / GLANCE,
             (1, _) => NARROW_STEPS,
             // More of other work is worth it; what narrowing shows was seen.
             (_, 1) => 0,
             (_, asked) => NARROW_STEPS.max(NARROW_STEPS / GLANCE * u64::from(asked)),
         };
+        self.narrow_allowed = self.narrow_steps;
         self.narrows_first = effort == 1;
     }
 
@@ -362,26 +381,38 @@ impl<'a> Search<'a> {
             let enough = goal.min(least);
             let open = family.iter().filter(|(floor, _)| *floor < enough);
             let open: Vec<Way> = open.map(|(_, way)| *way).collect();
+            let judged = open.contains(&self.judged.recompute.way());
             let first = self.narrows_first;
+            self.narrowed = false;
+            // Other ways mostly lack memory, which shows soonest way by way.
             if first
-                && !open.contains(&self.judged.recompute.way())
-                && let Some(narrowed) = self.narrow_family(&open, enough)
+                && !judged
+                && !open.is_empty()
+                && let Some(narrowed) = self.narrow_family(&open, 1, enough)
             {
                 return least.min(narrowed);
             }
             let bound = self.least_of(family, goal, least);
-            let done = self.narrow_steps == 0 || first && !ordered(self.problem);
-            if done || bound >= enough.scale(SHRINK) {
+            if bound >= enough.scale(SHRINK) {
                 return bound;
             }
-            self.narrow_family(&open, enough).map_or(bound, |narrowed| bound.max(narrowed))
+            // Programmes that know the order of layers had the first word, others may have the last.
+            let tried = first && !ordered(self.problem);
+            let narrowed = match (judged, self.narrowed) {
+                (true, true) if open.len() > 1 => self.narrow_family(&open, 1, enough),
+                (true, false) if !tried => self.narrow_family(&open, open.len(), enough),
+                (false, _) if !tried => self.narrow_family(&open, 1, enough),
+                _ => None,
+            };
+            narrowed.map_or(bound, |narrowed| bound.max(narrowed))
         })
     }
 
-    /// [`Search::narrow`] of the ways of a family, not above the ceiling.
-    fn narrow_family(&mut self, ways: &[Way], ceiling: Picos) -> Option<Picos> {
-        // Ways that lack memory need what each keeps, and all together the least of that.
-        let together = if ways.contains(&self.judged.recompute.way()) { ways.len().max(1) } else { 1 };
+    /// [`Search::narrow`] of some ways, so many together, not above the ceiling: together they need the least of what each keeps.
+    fn narrow_family(&mut self, ways: &[Way], together: usize, ceiling: Picos) -> Option<Picos> {
+        if self.narrow_steps == 0 {
+            return None;
+        }
         ways.chunks(together).try_fold(ceiling, |least, some| {
             let programme = Programme::new(self.problem, self.judged, some);
             Some(least.min(self.narrow(&programme, ceiling, u64::MAX)?))
@@ -436,6 +467,7 @@ impl<'a> Search<'a> {
             let most = if programme.ordered { FIRST_STEPS } else { u64::MAX };
             let narrowed = self.narrow(programme, enough, most);
             self.narrows_first = narrowed.is_some();
+            self.narrowed = narrowed.is_some();
             known = known.max(narrowed.unwrap_or_default());
             // What was seen of several ways together need not fit with any of them.
             if narrowed.is_some() && (!programme.several() || known >= enough.scale(SHRINK)) {
@@ -581,7 +613,7 @@ impl<'a> Search<'a> {
         // Simulated once, and once more for its chain.
         let each = (2 * super::descent::simulated_passes(&problem.pipeline) / PASSES_PER_STEP).max(32);
         let most = STEPS * BEGUN.max(u64::from(self.effort));
-        let Self { simulator, known, chains, steps, stop, faster, .. } = self;
+        let Self { simulator, known, chains, steps, stop, fastest, .. } = self;
         let mut walk = Walk::new(chunks, &rows, each, *stop);
         if walk.expected_steps(steps) > *steps as f64 {
             return None;
@@ -590,24 +622,21 @@ impl<'a> Search<'a> {
         let allowed = (*steps * BEGUN).min(most);
         let mut left = allowed;
         let end = walk.run(&mut left, &mut |split| {
-            let Some(([forward, backward, weight, after], recompute)) = programme.passes_that_fit(split)
-            else {
+            let Some((time, times)) = programme.time_of(split, shape, simulator, fastest) else {
                 return Shown::Nothing;
             };
-            let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
-            let makespan = simulator.run(shape, load);
-            let time = programme.step_of(split, makespan, &simulator.starts, &simulator.ends);
             if time < lowest {
                 let by = (lowest - time).0 as f64 / unit;
                 lowest = time;
-                *faster = Some((time, Assignment::uniform(split, recompute)));
                 return Shown::Lower(by);
             }
             // Chains stay for programmes: not more than those take.
             if chains.len() >= MANY_CHAINS * problem.chunks() {
                 return Shown::Nothing;
             }
-            let chain = simulator.longest_chain(shape, load, &after);
+            let [forward, backward, weight, after] = &times;
+            let load = Load { forward, backward, weight, hop: problem.hop };
+            let chain = simulator.longest_chain(shape, load, after);
             if !known.insert(chain.clone()) {
                 return Shown::Nothing;
             }
@@ -632,8 +661,8 @@ impl<'a> Search<'a> {
         // The first rank ends last.
         let margin = programme.least_margin(0);
         let each = super::descent::simulated_passes(&problem.pipeline) / LANE_PASSES_PER_STEP;
-        let glance = NARROW_STEPS * u64::from(self.judged.effort) / GLANCE;
-        let Self { simulator, clauses, stop, faster, .. } = self;
+        let glance = self.narrow_allowed.min(most) / GLANCE;
+        let Self { simulator, clauses, stop, fastest, .. } = self;
         let mut lowest = ceiling;
         let mut left = self.narrow_steps.min(most);
         let given = left;
@@ -647,14 +676,8 @@ impl<'a> Search<'a> {
             };
             narrowing.clauses = std::mem::take(clauses);
             complete = narrowing.run(&mut left, glance, &mut |split| {
-                let ([forward, backward, weight, _], recompute) = programme.passes_that_fit(split)?;
-                let load = Load { forward: &forward, backward: &backward, weight: &weight, hop: problem.hop };
-                let makespan = simulator.run(shape, load);
-                let time = programme.step_of(split, makespan, &simulator.starts, &simulator.ends);
-                if time < lowest {
-                    lowest = time;
-                    *faster = Some((time, Assignment::uniform(split, recompute)));
-                }
+                let (time, _) = programme.time_of(split, shape, simulator, fastest)?;
+                lowest = lowest.min(time);
                 Some(lowest.saturating_sub(margin))
             }) == walk::End::Complete;
             *clauses = std::mem::take(&mut narrowing.clauses);
@@ -663,6 +686,7 @@ impl<'a> Search<'a> {
             }
         }
         self.narrow_steps -= given - left;
+        self.hard |= !complete && most == u64::MAX;
         complete.then(|| lowest.scale(SHRINK))
     }
 
@@ -1005,16 +1029,35 @@ impl<'a> Programme<'a> {
         times
     }
 
-    /// [`Programme::passes_of`] a split, recomputed as little as it takes, and how; none if it does not fit. Of several ways it is
-    /// the least of each, and which of them fits is not known.
-    fn passes_that_fit(&self, split: &[u32]) -> Option<([Vec<Picos>; 4], Choice)> {
+    /// What a split takes, recomputed as little as it takes, and its passes; none if it does not fit. Of several ways it is the
+    /// least of each, and which of them fits is not known. If it is known, the fastest so far is kept.
+    fn time_of(
+        &self,
+        split: &[u32],
+        shape: Shape,
+        simulator: &mut Simulator,
+        fastest: &mut Option<(Picos, Assignment)>,
+    ) -> Option<(Picos, [Vec<Picos>; 4])> {
         let picos = |times: Vec<f64>| times.into_iter().map(|time| Picos(time as u64)).collect::<Vec<_>>();
-        let [forward, backward, weight, after] = self.passes_of(split).map(picos);
-        match self.fit(split) {
-            Fit::Open => Some(([forward, backward, weight, after], self.judged)),
-            Fit::Never => None,
-            Fit::As(costs, choice) => Some(([costs.forward, costs.backward, weight, after], choice)),
+        let mut times = self.passes_of(split).map(picos);
+        let fit = self.fit(split);
+        match fit {
+            Fit::Open => {}
+            Fit::Never => return None,
+            Fit::As(ref costs, _) => {
+                times[0].clone_from(&costs.forward);
+                times[1].clone_from(&costs.backward);
+            }
         }
+        let [forward, backward, weight, _] = &times;
+        let makespan = simulator.run(shape, Load { forward, backward, weight, hop: self.problem.hop });
+        let time = self.step_of(split, makespan, &simulator.starts, &simulator.ends);
+        if let Fit::As(_, recompute) = fit
+            && fastest.as_ref().is_none_or(|(least, _)| time < *least)
+        {
+            *fastest = Some((time, Assignment::uniform(split, recompute)));
+        }
+        Some((time, times))
     }
 
     /// How a split fits, where the programme stands for one way to recompute that all chunks have in common: recomputed
@@ -1029,12 +1072,11 @@ impl<'a> Programme<'a> {
             }
             _ => return Fit::Open,
         };
-        let mut assignment = Assignment { layers: split.to_vec(), recompute: Vec::new() };
         let fitting = choices.into_iter().find_map(|choice| {
-            assignment.recompute = vec![choice; split.len()];
-            evaluate(problem, &assignment).ok().map(|costs| (costs, choice))
+            let costs = evaluate(problem, &Assignment::uniform(split, choice)).ok()?;
+            Some(Fit::As(costs, choice))
         });
-        fitting.map_or(Fit::Never, |(costs, choice)| Fit::As(costs, choice))
+        fitting.unwrap_or(Fit::Never)
     }
 
     /// [`Programme::passes_of`] an answer.

@@ -92,8 +92,9 @@ fn splits(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fai
     let open = rows.iter().filter(|row| row.found.split_gap > MUCH);
     let (open, looked_at): (Vec<String>, Vec<bool>) =
         open.map(|row| (row.number().to_string(), row.found.looked_at)).unzip();
-    if !open.is_empty() {
-        let usual = report.effort == 1 && !report.even_stages;
+    // Even splits are asked for to compare with.
+    if !open.is_empty() && !report.even_stages {
+        let usual = report.effort == 1;
         let could = cfg!(feature = "milp") && usual && looked_at.contains(&true);
         let more = if could { "; --prove 4 looks closer" } else { "" };
         let (much, open) = (percent(MUCH), open.join(", "));

@@ -131,6 +131,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_first_layers_may_be_recomputed() {
+        // Layers a b a, of which the first of a stretch takes 10 more backward.
+        let sorts = [[1.0, 2.0], [2.0, 3.0], [1.0, 12.0], [2.0, 13.0]];
+        let of = Stretches::new(&[0, 1, 0], &sorts, 1, 30.0).unwrap();
+        let class = of.class(0, 2).unwrap();
+        assert_eq!((of.counts[class].as_slice(), of.passes[class]), ([0, 1, 1, 0].as_slice(), [3.0, 15.0]));
+        // b a is another class than a b.
+        let class = of.class(1, 2).unwrap();
+        assert_eq!((of.counts[class].as_slice(), of.passes[class]), ([1, 0, 0, 1].as_slice(), [3.0, 15.0]));
+        let class = of.class(0, 3).unwrap();
+        assert_eq!(of.counts[class], [1, 1, 1, 0]);
+    }
+
+    #[test]
     fn stretches_with_the_same_layers_are_one_class() {
         // Layers a b a b c.
         let of = Stretches::new(&[0, 1, 0, 1, 2], &[[1.0, 2.0], [2.0, 3.0], [5.0, 1.0]], 0, 12.0).unwrap();

@@ -8,14 +8,14 @@ const LANES: usize = 8;
 const ROUNDING: f32 = 1e-5;
 
 /// Chains, the latest that said something first: they hold whatever passes take.
-#[derive(Clone, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Clauses {
     /// Messages, and how often the chain goes through the passes of chunks.
     chains: Vec<(f32, Passes)>,
 }
 
 /// A number for both passes of every chunk: forward passes, then backward passes, either filled up with nothing.
-#[derive(Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Passes(Vec<f32>);
 
 impl Passes {
@@ -75,9 +75,9 @@ impl Clauses {
         self.chains.insert(0, (messages, chain));
     }
 
-    /// Tells `of` of every chain that takes too long, where a message takes `hop`, with what one chunk may take beyond some passes what it leaves beside
-    /// those, and how often it goes through passes: that says whether it ruled something out. False if one takes too long
-    /// without.
+    /// Tells `of` of every chain that takes too long, where a message takes `hop`, with what one chunk may take beyond some
+    /// passes: what it leaves beside those, and how often it goes through passes. That says whether it ruled something out.
+    /// False if one takes too long without.
     pub fn all(
         &mut self,
         (floors, beyond): (&Passes, &Passes),

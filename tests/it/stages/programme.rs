@@ -1,5 +1,7 @@
 //! The integer programme against the dynamic programme and against trying everything.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use autoplan::stages::chains::{Judged, Known, Proof};
 use autoplan::stages::milp::{self, Limits, Outcome as Programme};
 use autoplan::stages::{Balancer, Choice, Objective, Outcome, Problem};
@@ -20,9 +22,19 @@ fn least_makespan(problem: &Problem, judged: Judged<'_>, known: Option<&Known>) 
 /// The same where another split is judged closely than was judged first.
 fn proved(problem: &Problem, first: Judged<'_>, then: Judged<'_>, known: Option<&Known>) -> (Picos, Known) {
     let mut proof = Proof::new(problem, first, known, &|| false);
-    let (quick, shows) = proof.quickly();
+    let (quick, mut shows) = proof.quickly();
     let least = proof.closely(then);
     assert!(least >= quick);
+    proof.teach(&mut shows);
+    // What is seen and faster fits and takes so long.
+    if let Some(split) = proof.faster() {
+        let evaluation = autoplan::stages::evaluate(problem, &split).unwrap();
+        let time = match then.traffic {
+            Some(traffic) => with_traffic(problem, then.shape, (&split.layers, &evaluation), traffic),
+            None => simulated(problem, then.shape, &split.layers, &evaluation),
+        };
+        assert!(time < then.passes.0, "{time} {}", then.passes.0);
+    }
     (least, shows)
 }
 
@@ -128,7 +140,10 @@ fn nothing_is_faster_than_the_chains_say() {
                 kind.forward = Picos(kind.forward.0 * (3 + at as u64));
                 kind.backward = Picos(kind.backward.0 * 2);
             }
-            let (_, known) = least_makespan(&other, judged(passes * 9, passes * 9, 0), None);
+            other.hop = Picos(other.hop.0 * 5 + 1);
+            let far = passes * 9;
+            let (_, known) =
+                least_makespan(&other, judged(far, far, if seed % 4 < 2 { 0 } else { far }), None);
             let bound = |passes: u64, enough: u64, tolerable: u64| {
                 let judged = judged(passes, enough, tolerable);
                 let bound = least_makespan(&problem, judged, None).0.0;
@@ -273,6 +288,7 @@ fn single_chunks_leave_little_open() {
 /// whatever comes before and behind ranks' passes.
 #[test]
 fn walks_end_with_the_fastest_of_all_splits() {
+    let seen = AtomicU32::new(0);
     (0..120_u64).into_par_iter().for_each(|seed| {
         let (problem, shape) = if seed % 4 == 3 { roomy_of_split_passes(seed) } else { roomy(seed, true) };
         let traffic = (seed % 2 == 0).then(|| some_traffic(&mut Random(seed), &problem));
@@ -296,10 +312,24 @@ fn walks_end_with_the_fastest_of_all_splits() {
             asked: above,
             effort: 1,
         };
-        let least = least_makespan(&problem, judged, None).0.0;
+        let mut proof = Proof::new(&problem, judged, None, &|| false);
+        proof.quickly();
+        let least = proof.closely(judged).0;
         assert!(least <= fastest, "seed {seed}: {least} > {fastest}");
         assert!(least as f64 >= fastest as f64 * (1.0 - 1e-6), "seed {seed}: {least} < {fastest}");
+        // It is seen on the way, unless programmes know as much without.
+        if let Some(split) = proof.faster() {
+            let evaluation = autoplan::stages::evaluate(&problem, &split).unwrap();
+            let time = match &traffic {
+                Some(traffic) => with_traffic(&problem, shape, (&split.layers, &evaluation), traffic),
+                None => simulated(&problem, shape, &split.layers, &evaluation),
+            };
+            assert_eq!(time, fastest, "seed {seed}");
+            seen.fetch_add(1, Ordering::Relaxed);
+        }
     });
+    let seen = seen.into_inner();
+    assert!(seen > 60, "{seen}");
 }
 
 /// Real proportions: the same optimum to the precision of floating point, and the closed form second.

@@ -28,7 +28,7 @@ use crate::units::Picos;
 /// A split that no other is faster than by more is good enough to stop proving.
 #[cfg(feature = "milp")]
 const CERTIFIED: f64 = 0.02;
-/// More is worth some tenths of a second more of proving, and what is open beyond a second of looking for a faster one.
+/// More is worth some tenths of a second more of proving, and what is open beyond two more of looking for a faster one.
 const TOLERATED: f64 = 0.049;
 /// Chunks beyond which that is enough for all but the best plan: a programme takes tens of milliseconds.
 #[cfg(feature = "milp")]

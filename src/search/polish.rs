@@ -32,7 +32,7 @@ const PASSES: u64 = 10_000_000;
 const OTHERWISE: usize = 8;
 const NEAR: f64 = 0.06;
 
-/// Splits that are tried at random at most, and passes that are simulated of them: a second's work. Of how much longer ones
+/// Splits that are tried at random at most, and passes that are simulated of them: two seconds' work at most. Of how much longer ones
 /// than the present one every third is taken in the beginning and in the end, as shares of a step.
 const ANNEALED: u32 = 400_000;
 const ANNEALED_PASSES: u64 = 120_000_000;

@@ -69,8 +69,8 @@ const PASSES_PER_STEP: u64 = 12;
 const NARROW_STEPS: u64 = 5 * STEPS;
 /// After this part of what all are allowed a programme is given up unless it has begun.
 const GLANCE: u64 = 4;
-/// Steps for the way that is judged before anything else where layers have an order that programmes over whole layers know: those decide most. Of ten
-/// plans of 70B on 5,376 three take more than a third of them.
+/// Steps for ways like that of the plan, before anything else, where layers have an order that programmes over whole layers
+/// know: those decide most. Of ten plans of 70B on 5,376 three take more than a third of them.
 const FIRST_STEPS: u64 = STEPS + STEPS / 6;
 /// Passes that are simulated in the time of a step, each of as many splits as are simulated at once.
 const LANE_PASSES_PER_STEP: u64 = 24;
@@ -401,7 +401,7 @@ impl<'a> Search<'a> {
             let narrowed = match (judged, self.narrowed) {
                 (true, true) if open.len() > 1 => self.narrow_family(&open, 1, enough),
                 (true, false) if !tried => self.narrow_family(&open, open.len(), enough),
-                (false, _) if !tried => self.narrow_family(&open, 1, enough),
+                (false, _) if !first => self.narrow_family(&open, 1, enough),
                 _ => None,
             };
             narrowed.map_or(bound, |narrowed| bound.max(narrowed))
@@ -463,7 +463,7 @@ impl<'a> Search<'a> {
                 return Some(known);
             }
         }
-        if self.narrows_first && programme.is_judged() {
+        if self.narrows_first && programme.ways.contains(&self.judged.recompute.way()) {
             let most = if programme.ordered { FIRST_STEPS } else { u64::MAX };
             let narrowed = self.narrow(programme, enough, most);
             self.narrows_first = narrowed.is_some();
@@ -880,9 +880,8 @@ pub(super) struct Programme<'a> {
     pub margins: Option<Margins<'a>>,
     block: bool,
     ordered: bool,
-    /// Ways to recompute that it stands for, and that of what is judged.
+    /// Ways to recompute that it stands for.
     ways: Vec<Way>,
-    judged: Choice,
     /// Picoseconds and bytes of one unit, so that numbers stay where floating point is at ease.
     pub time_unit: f64,
     byte_unit: f64,
@@ -941,7 +940,6 @@ impl<'a> Programme<'a> {
             block: block.is_some(),
             ordered,
             ways: ways.to_vec(),
-            judged: judged.recompute,
             // Where traffic takes longest, it is what numbers are measured by.
             time_unit: (busy.max(judged.traffic.map_or(0.0, |_| judged.passes.0 as f64)) / 1e4).max(1.0),
             byte_unit: (problem.limit.0 as f64 / 1e4).max(1.0),
@@ -981,11 +979,6 @@ impl<'a> Programme<'a> {
             }
             _ => 0..=0,
         }
-    }
-
-    /// Whether what is judged recomputes in one of its ways.
-    fn is_judged(&self) -> bool {
-        self.ways.contains(&self.judged.way())
     }
 
     fn several(&self) -> bool {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use autoplan::stages::chains::{Judged, Known, Proof};
 use autoplan::stages::milp::{self, Limits, Outcome as Programme};
-use autoplan::stages::{Balancer, Choice, Objective, Outcome, Problem};
+use autoplan::stages::{Assignment, Balancer, Choice, Objective, Outcome, Problem, evaluate};
 use autoplan::units::Picos;
 use rayon::prelude::*;
 
@@ -28,14 +28,19 @@ fn proved(problem: &Problem, first: Judged<'_>, then: Judged<'_>, known: Option<
     proof.teach(&mut shows);
     // What is seen and faster fits and takes so long.
     if let Some(split) = proof.faster() {
-        let evaluation = autoplan::stages::evaluate(problem, &split).unwrap();
-        let time = match then.traffic {
-            Some(traffic) => with_traffic(problem, then.shape, (&split.layers, &evaluation), traffic),
-            None => simulated(problem, then.shape, &split.layers, &evaluation),
-        };
+        let time = taken(problem, then, &split);
         assert!(time < then.passes.0, "{time} {}", then.passes.0);
     }
     (least, shows)
+}
+
+/// What a split that fits takes, with the traffic that is judged.
+fn taken(problem: &Problem, judged: Judged<'_>, split: &Assignment) -> u64 {
+    let evaluation = evaluate(problem, split).unwrap();
+    match judged.traffic {
+        Some(traffic) => with_traffic(problem, judged.shape, (&split.layers, &evaluation), traffic),
+        None => simulated(problem, judged.shape, &split.layers, &evaluation),
+    }
 }
 
 /// Value by the integer programme; none if it proves that nothing fits.
@@ -319,12 +324,7 @@ fn walks_end_with_the_fastest_of_all_splits() {
         assert!(least as f64 >= fastest as f64 * (1.0 - 1e-6), "seed {seed}: {least} < {fastest}");
         // It is seen on the way, unless programmes know as much without.
         if let Some(split) = proof.faster() {
-            let evaluation = autoplan::stages::evaluate(&problem, &split).unwrap();
-            let time = match &traffic {
-                Some(traffic) => with_traffic(&problem, shape, (&split.layers, &evaluation), traffic),
-                None => simulated(&problem, shape, &split.layers, &evaluation),
-            };
-            assert_eq!(time, fastest, "seed {seed}");
+            assert_eq!(taken(&problem, judged, &split), fastest, "seed {seed}");
             seen.fetch_add(1, Ordering::Relaxed);
         }
     });
@@ -348,7 +348,7 @@ fn integer_programme_agrees_on_real_proportions() {
                 assert!((answer.value.0 as f64 / value - 1.0).abs() < 1e-6, "seed {seed}");
                 assert!(answer.bound.0 as f64 <= value, "seed {seed}");
                 let chain = balancer.assignment().clone();
-                let other = autoplan::stages::evaluate(&problem, &chain).unwrap();
+                let other = evaluate(&problem, &chain).unwrap();
                 assert!(answer.evaluation.closed.0 as f64 <= other.closed.0 as f64 * (1.0 + 1e-6));
             }
             (Programme::Infeasible, None) => {}

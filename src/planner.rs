@@ -213,14 +213,13 @@ impl Prepared<'_> {
     /// Searches the whole space.
     #[must_use]
     pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
-        self.search_beyond(&[], request, observer)
+        self.with_search(|search| search.run(request, observer))
     }
 
-    /// The same where a part of the space was searched before.
-    fn search_beyond(&self, found: &[Found], request: &Request, observer: &dyn Observer) -> Answer {
+    fn with_search<R>(&self, work: impl FnOnce(&Search<'_>) -> R) -> R {
         let cost = self.cost();
         let space = self.space(self.task.target);
-        Search { cost: &cost, layers: &self.layers, space: &space }.run(request, found, observer)
+        work(&Search { cost: &cost, layers: &self.layers, space: &space })
     }
 
     /// Searches the space without offload. Where nothing was said about offload, the framework has it, and either
@@ -228,34 +227,48 @@ impl Prepared<'_> {
     /// it is needed or pays.
     #[must_use]
     pub fn solve(&self, request: &Request, observer: &dyn Observer) -> Solution {
-        let answer = self.search(request, observer);
-        let memory_binds = answer.found.is_empty() && answer.counters.pruned.contains_key("memory");
-        let (ways, said) = (self.ways_to_offload(), self.task.restrictions.offload.is_some());
-        let few = (self.task.job.gpus <= FEW_GPUS || answer.insisted) && !answer.found.is_empty();
-        if !(memory_binds || few) || answer.stop == Stop::Interrupted || said || ways.is_empty() {
-            return Solution { answer, offloading: Offloading::Left };
-        }
-        let mut task = self.task.clone();
-        task.restrictions.offload = Some(if few { with_none(ways) } else { ways });
-        let mut open = task.prepare().search_beyond(&answer.found, request, observer);
-        open.counters.candidates += answer.counters.candidates;
-        open.counters.add(&answer.counters);
-        if memory_binds {
-            return Solution { answer: open, offloading: Offloading::Needed };
-        }
-        let (Some(without), Some(with)) = (answer.found.first(), open.found.first()) else {
-            return Solution { answer, offloading: Offloading::Left };
-        };
-        let gain = (without.prediction.step().0 as f64 / with.prediction.step().0 as f64).ln();
-        if gain <= 0.0 || with.plan.layout().offload == Offload::NONE {
-            return Solution { answer, offloading: Offloading::Left };
-        }
-        if gain > with.prediction.interval.difference {
-            let without = Box::new(without.clone());
-            return Solution { answer: open, offloading: Offloading::Pays(without) };
-        }
-        let with = Box::new(with.clone());
-        Solution { answer, offloading: Offloading::Ties(with) }
+        self.with_search(|search| {
+            let ranking = search.rank(request, None, observer);
+            let left = |ranking| Solution {
+                answer: search.finish(ranking, request, observer),
+                offloading: Offloading::Left,
+            };
+            let memory_binds = ranking.step().is_none() && ranking.counters.pruned.contains_key("memory");
+            let (ways, said) = (self.ways_to_offload(), self.task.restrictions.offload.is_some());
+            let few = (self.task.job.gpus <= FEW_GPUS || ranking.insisted) && ranking.step().is_some();
+            if !(memory_binds || few) || ranking.stop == Stop::Interrupted || said || ways.is_empty() {
+                return left(ranking);
+            }
+            let mut task = self.task.clone();
+            task.restrictions.offload = Some(if few { with_none(ways) } else { ways });
+            task.prepare().with_search(|open| {
+                let mut offloads = open.rank(request, Some(&ranking), observer);
+                offloads.counters.candidates += ranking.counters.candidates;
+                offloads.counters.add(&ranking.counters);
+                if memory_binds {
+                    let answer = open.finish(offloads, request, observer);
+                    return Solution { answer, offloading: Offloading::Needed };
+                }
+                let (Some(without), Some(with), Some(plan)) =
+                    (ranking.step(), offloads.step(), offloads.plan())
+                else {
+                    return left(ranking);
+                };
+                let gain = (without.0 as f64 / with.0 as f64).ln();
+                if gain <= 0.0 || plan.layout().offload == Offload::NONE {
+                    return left(ranking);
+                }
+                let pays = gain > open.cost.interval(plan.layout()).difference;
+                let (chosen, other, ranking, another) =
+                    if pays { (open, search, offloads, ranking) } else { (search, open, ranking, offloads) };
+                let answer = chosen.finish(ranking, request, observer);
+                let Some(other) = other.finish_best(&another, request, observer).map(Box::new) else {
+                    return Solution { answer, offloading: Offloading::Left };
+                };
+                let offloading = if pays { Offloading::Pays(other) } else { Offloading::Ties(other) };
+                Solution { answer, offloading }
+            })
+        })
     }
 
     /// What the search does not try where nothing is said of it, each with the option that opens it; `offloads`: its plans

@@ -45,10 +45,9 @@ use crate::units::Picos;
 pub use verify::Verified;
 
 use balance::{LegalModes, Pipelines};
-use best::{Class, class_of};
+use best::{Class, Settled, class_of};
 use bounds::{Family, Floors};
 use layouts::{Completions, Passes, RankPasses, Simulated, Timing};
-use walk::Walked;
 
 /// What to look for.
 #[derive(Debug, Clone)]
@@ -180,6 +179,34 @@ impl Counters {
         for (reason, count) in &other.pruned {
             *self.pruned.entry(reason.clone()).or_default() += count;
         }
+    }
+}
+
+/// The best layouts of a space, of which nothing is said yet.
+#[derive(Debug, Clone)]
+pub struct Ranking {
+    /// Best first.
+    best: Vec<Settled>,
+    /// As in [`Answer`].
+    pub counters: Counters,
+    optimality_gap: f64,
+    /// As in [`Answer`].
+    pub stop: Stop,
+    /// As in [`Answer`].
+    pub insisted: bool,
+}
+
+impl Ranking {
+    /// The best plan.
+    #[must_use]
+    pub fn plan(&self) -> Option<&Plan> {
+        self.best.first().map(|best| &best.plan)
+    }
+
+    /// The time of its step.
+    #[must_use]
+    pub fn step(&self) -> Option<Picos> {
+        self.best.first().map(|best| best.time)
     }
 }
 
@@ -340,35 +367,54 @@ const KEPT_LEGAL: usize = 1024;
 const KEPT_PARTS: usize = 1024;
 
 impl Search<'_> {
-    /// Finds the best layouts. What was `found` before in a part of this space the rest has to beat from the start.
+    /// Finds the best layouts.
     #[must_use]
-    pub fn run(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Answer {
+    pub fn run(&self, request: &Request, observer: &dyn Observer) -> Answer {
+        let ranking = self.rank(request, None, observer);
+        self.finish(ranking, request, observer)
+    }
+
+    /// Finds the best layouts, of which nothing is said yet. What was `found` before in a part of this space the rest has
+    /// to beat from the start.
+    #[must_use]
+    pub fn rank(&self, request: &Request, found: Option<&Ranking>, observer: &dyn Observer) -> Ranking {
+        let found = found.map_or(&[][..], |found| &found.best);
         let first = self.passes(&Request { insist: false, ..request.clone() }, found, observer);
         let futile = !request.insist || self.spread(request) < Spread::Any;
         let small = first.counters.candidates <= SMALL_SPACE;
         if futile || first.stop == Stop::Interrupted || !(first.best.is_empty() || small) {
-            return self.finished(first, request, observer);
+            return first;
         }
         let second = self.passes(request, found, observer);
-        let least = |walked: &Walked| walked.best.first().map(|best| best.time);
-        match (least(&first), least(&second)) {
-            (Some(first_step), Some(second_step)) if second_step < first_step => {
-                self.finished(second, request, observer)
-            }
-            (None, Some(_)) => Answer { insisted: true, ..self.finished(second, request, observer) },
-            _ => self.finished(first, request, observer),
+        match (first.step(), second.step()) {
+            (Some(first_step), Some(second_step)) if second_step < first_step => second,
+            (None, Some(_)) => Ranking { insisted: true, ..second },
+            _ => first,
         }
     }
 
-    /// The answer that a walk has found, with what is said of its plans.
-    fn finished(&self, walked: Walked, request: &Request, observer: &dyn Observer) -> Answer {
-        let Walked { best, counters, optimality_gap, stop } = walked;
+    /// Says what there is to say of the plans of a ranking.
+    #[must_use]
+    pub fn finish(&self, ranking: Ranking, request: &Request, observer: &dyn Observer) -> Answer {
+        let Ranking { best, counters, optimality_gap, stop, insisted } = ranking;
         let found = self.finish_all(best, request, observer);
-        Answer { found, counters, optimality_gap, stop, insisted: false }
+        Answer { found, counters, optimality_gap, stop, insisted }
+    }
+
+    /// The same of the best of them, if there is one.
+    #[must_use]
+    pub fn finish_best(
+        &self,
+        ranking: &Ranking,
+        request: &Request,
+        observer: &dyn Observer,
+    ) -> Option<Found> {
+        let best = ranking.best.first().cloned();
+        self.finish_all(best.into_iter().collect(), request, observer).into_iter().next()
     }
 
     /// As many walks over the space as are needed for the classes that are kept.
-    fn passes(&self, request: &Request, found: &[Found], observer: &dyn Observer) -> Walked {
+    fn passes(&self, request: &Request, found: &[Settled], observer: &dyn Observer) -> Ranking {
         if request.per_class <= 1 || request.exhaustive {
             return self.pass(request, found, observer, None);
         }

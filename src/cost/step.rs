@@ -519,7 +519,10 @@ pub fn predict_with(
     let chunks = chunk_times(layers, plan, tables);
     let parameters = rank_parameters(layers, plan, tables);
     let times = step_times(layout, tables, &chunks, &parameters, simulator);
-    let memory = rank_memory(layers, plan, tables);
+    let in_flight: Vec<Vec<u32>> =
+        in_flight_vectors(shape(layout)).iter().map(|vectors| vectors.concat()).collect();
+    let in_flight = |rank: usize| in_flight[rank].as_slice();
+    let memory = rank_memory(layers, plan, tables, in_flight);
     let allocated = memory.iter().map(RankMemory::total).max().unwrap_or_default();
     let reserve = cost.reserve();
     let reserved = reserve.reserved(allocated);
@@ -529,20 +532,32 @@ pub fn predict_with(
         memory_interval: cost.memory_interval(layout),
         chunks,
         memory,
-        off_gpu: off_gpu(cost.cluster().gpus_per_node, layers, plan, tables, &parameters),
+        off_gpu: off_gpu(cost, layers, plan, tables, &parameters, in_flight),
         allocated,
         reserved,
         device: reserve.device(allocated),
     }
 }
 
-/// Whether a plan fits its GPUs and what it keeps off them fits their nodes, without its times.
+/// Whether a plan fits its GPUs and what it keeps off them fits their nodes, without its times. `in_flight` has the states
+/// of a rank one after the other: micro-batches by chunk, as [`in_flight_vectors`].
 #[must_use]
-pub fn fits_with(cost: &CostModel<'_>, layers: &Layers, plan: &Plan, tables: &Tables) -> bool {
-    let memory = rank_memory(layers, plan, tables);
+pub fn fits_with<'a>(
+    cost: &CostModel<'_>,
+    layers: &Layers,
+    plan: &Plan,
+    tables: &Tables,
+    in_flight: impl Fn(usize) -> &'a [u32] + Copy,
+) -> bool {
     let parameters = rank_parameters(layers, plan, tables);
-    memory.iter().map(RankMemory::total).max().unwrap_or_default() <= cost.memory_limit()
-        && cost.off_gpu_holds(&off_gpu(cost.cluster().gpus_per_node, layers, plan, tables, &parameters))
+    cost.off_gpu_holds(&off_gpu(cost, layers, plan, tables, &parameters, in_flight))
+        && rank_memory(layers, plan, tables, in_flight).iter().all(|rank| rank.total() <= cost.memory_limit())
+}
+
+/// The most that the chunks of a rank hold at once, each so much per micro-batch in flight.
+fn most_held(states: &[u32], kept: &[Bytes]) -> Bytes {
+    let held = |state: &[u32]| kept.iter().zip(state).map(|(&kept, &n)| kept * u64::from(n)).sum();
+    states.chunks_exact(kept.len().max(1)).map(held).max().unwrap_or_default()
 }
 
 /// Layers of each chunk, by position in the model.
@@ -676,12 +691,13 @@ fn step_times(
 }
 
 /// What the fullest node keeps off its GPUs. Ranks of a pipeline stage are neighbours.
-fn off_gpu(
-    gpus_per_node: u32,
+fn off_gpu<'a>(
+    cost: &CostModel<'_>,
     layers: &Layers,
     plan: &Plan,
     tables: &Tables,
     parameters: &[LocalParameters],
+    in_flight: impl Fn(usize) -> &'a [u32],
 ) -> OffGpu {
     let layout = plan.layout();
     if layout.offload == Offload::NONE {
@@ -712,13 +728,12 @@ fn off_gpu(
             range.enumerate().map(of).chain(further).sum()
         })
         .collect();
-    let in_flight = if layout.offload.activations { in_flight_vectors(shape(layout)) } else { Vec::new() };
     let activations = |r: usize| -> Bytes {
-        let Some(in_flight) = in_flight.get(r) else { return Bytes::ZERO };
+        if !layout.offload.activations {
+            return Bytes::ZERO;
+        }
         let own = (0..moved.len()).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r);
-        let own: Vec<usize> = own.collect();
-        let held = |vector: &Vec<u32>| own.iter().zip(vector).map(|(&k, &n)| moved[k] * u64::from(n)).sum();
-        in_flight.iter().map(held).max().unwrap_or_default()
+        most_held(in_flight(r), &own.map(|k| moved[k]).collect::<Vec<_>>())
     };
     let ranks: Vec<OffGpu> = parameters
         .iter()
@@ -732,7 +747,7 @@ fn off_gpu(
             OffGpu { states, activations: activations(r), drives }
         })
         .collect();
-    let (gpus, node) = (layout.gpus(), u64::from(gpus_per_node.max(1)));
+    let (gpus, node) = (layout.gpus(), u64::from(cost.cluster().gpus_per_node.max(1)));
     let stage = (gpus / ranks.len() as u64).max(1);
     let mut fullest = OffGpu::default();
     for first in (0..gpus).step_by(node as usize) {
@@ -752,7 +767,12 @@ fn off_gpu(
     fullest
 }
 
-fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory> {
+fn rank_memory<'a>(
+    layers: &Layers,
+    plan: &Plan,
+    tables: &Tables,
+    in_flight: impl Fn(usize) -> &'a [u32],
+) -> Vec<RankMemory> {
     let layout = plan.layout();
     let Tables { cell, sharding, hop } = tables;
     let chunks = plan.chunks().len();
@@ -798,15 +818,10 @@ fn rank_memory(layers: &Layers, plan: &Plan, tables: &Tables) -> Vec<RankMemory>
         ranks[r].buffers += hop.further_buffers_of(layout, k as u32);
     }
     let parameters = rank_parameters(layers, plan, tables);
-    let in_flight = in_flight_vectors(shape(layout));
     for (r, rank) in ranks.iter_mut().enumerate() {
         let own: Vec<usize> = (0..chunks).filter(|&k| layout.rank_of_chunk(k as u32) as usize == r).collect();
         debug_assert_eq!(own.len(), v);
-        rank.activations = in_flight[r]
-            .iter()
-            .map(|vector| own.iter().zip(vector).map(|(&k, &n)| kept[k] * u64::from(n)).sum())
-            .max()
-            .unwrap_or_default();
+        rank.activations = most_held(in_flight(r), &own.iter().map(|&k| kept[k]).collect::<Vec<_>>());
         // Staging at the update comes when the activations are gone: the larger of both counts.
         let staging = sharding.staging(&parameters[r]);
         rank.transient = rank.transient.max(staging.saturating_sub(rank.activations));

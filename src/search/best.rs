@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{Found, Request};
+use super::Request;
 use crate::candidates::Group;
 use crate::plan::{Layout, Plan};
 use crate::units::Picos;
@@ -23,12 +23,6 @@ pub(super) fn class_of_group(g: &Group) -> Class {
 pub(super) struct Settled {
     pub time: Picos,
     pub plan: Plan,
-}
-
-impl From<&Found> for Settled {
-    fn from(found: &Found) -> Self {
-        Self { time: found.prediction.step(), plan: found.plan.clone() }
-    }
 }
 
 impl Settled {

@@ -98,7 +98,7 @@ impl Search<'_> {
             // Of even splits it is asked what they take, not what others could.
             let (best, whole) = (at == 0, !request.even_stages);
             let verify = looked_at.then_some(Closely { best, whole, effort: request.effort });
-            let (found, example) = self.finish(settled, verify, moves, examples.get(&shape), observer);
+            let (found, example) = self.finish_one(settled, verify, moves, examples.get(&shape), observer);
             observer.certified(done.fetch_add(1, Ordering::Relaxed) + 1, all);
             (at, found, (shape, example))
         };
@@ -131,7 +131,7 @@ impl Search<'_> {
 
     /// Prediction, even split and certificate of a plan that is printed. `verify` says whether the split is looked at
     /// closely, and `moves` whether a faster one is looked for by moving its layers.
-    fn finish(
+    fn finish_one(
         &self,
         settled: Settled,
         verify: Option<Closely>,

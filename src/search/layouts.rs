@@ -391,7 +391,8 @@ impl Search<'_> {
         if stages || layout.offload != Offload::NONE {
             let TablesOf { cell, sharding, hop } = tables;
             let tables = Tables { cell: cell.clone(), sharding: sharding.clone(), hop };
-            if !fits_with(self.cost, self.layers, &plan, &tables) {
+            let in_flight = |rank: usize| balancing.problem.pipeline.orders[rank].in_flight.as_slice();
+            if !fits_with(self.cost, self.layers, &plan, &tables, in_flight) {
                 return None;
             }
         }

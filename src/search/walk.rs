@@ -9,7 +9,7 @@ use super::best::{Best, Class, Settled, Threshold, class_of_group};
 use super::flow::{Source, flow};
 use super::groups::{Opened, Seen};
 use super::incumbents::Open;
-use super::{Bounded, Counters, Found, Held, Observer, Request, Scratches, Search, Stop};
+use super::{Bounded, Counters, Held, Observer, Ranking, Request, Scratches, Search, Stop};
 use crate::candidates::Group;
 use crate::units::Picos;
 
@@ -42,15 +42,6 @@ struct Walk<'a> {
     at: usize,
     /// Bounds of the groups that are being opened, in the order in which they were given out.
     at_work: VecDeque<Picos>,
-}
-
-/// What a walk has found, as in [`super::Answer`]: nothing is said of its plans yet.
-pub(super) struct Walked {
-    /// Best first.
-    pub best: Vec<Settled>,
-    pub counters: Counters,
-    pub optimality_gap: f64,
-    pub stop: Stop,
 }
 
 impl Source for Walk<'_> {
@@ -231,10 +222,10 @@ impl Search<'_> {
     pub(super) fn pass(
         &self,
         request: &Request,
-        found: &[Found],
+        found: &[Settled],
         observer: &dyn Observer,
         classes: Option<&[Class]>,
-    ) -> Walked {
+    ) -> Ranking {
         let mut groups = self.space.groups();
         let count = |groups: &[Group]| groups.par_iter().map(|g| self.space.count(g)).sum::<u64>();
         let mut counters = Counters { candidates: count(&groups), ..Counters::default() };
@@ -250,7 +241,7 @@ impl Search<'_> {
         let scratches = Scratches::default();
         let known = (!found.is_empty()).then(|| {
             let mut best = Best::new(request);
-            found.iter().map(Settled::from).for_each(|settled| best.offer(settled));
+            found.iter().cloned().for_each(|settled| best.offer(settled));
             best
         });
         let mut walk = Walk {
@@ -274,6 +265,6 @@ impl Search<'_> {
         };
         flow(&mut walk, OPENED_AT_ONCE, &open);
         let (counters, optimality_gap, stop, best) = walk.end();
-        Walked { best: best.into_sorted(), counters, optimality_gap, stop }
+        Ranking { best: best.into_sorted(), counters, optimality_gap, stop, insisted: false }
     }
 }

@@ -2860,6 +2860,15 @@ fn what_the_parser_refuses_is_refused() {
         ),
         ("--swiglu => --swiglu --exit-signal 15", "--exit-signal is `15`; expected one of SIGABRT, "),
         ("--swiglu => --swiglu --exit-signal sigterm", "SIGXFSZ: did you mean SIGTERM?"),
+        (
+            "--swiglu => --swiglu --recompute-granularity selective --recompute-modules mlp core_atn",
+            "--recompute-modules is `core_atn`; expected one of core_attn, layernorm, mla_up_proj, moe_act, mlp, moe, \
+             shared_experts: did you mean core_attn?",
+        ),
+        (
+            "--swiglu => --swiglu --recompute-granularity selectiv",
+            "--recompute-granularity is `selectiv`; expected one of full, selective: did you mean selective?",
+        ),
         ("--swiglu => --swiglu --timing-log-level 3", "--timing-log-level is `3`; expected one of 0, 1, 2"),
         ("--swiglu => --offload-modules --swiglu", "--offload-modules has no value"),
         (

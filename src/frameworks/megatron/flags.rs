@@ -8,6 +8,7 @@ use super::super::shell::{
 };
 use super::read_rules::ReadRule;
 use super::values::{is_earlier, is_neutral, neutral};
+use crate::spec::shipped::nearest;
 
 /// The switch that Megatron-DeepSpeed's commands have.
 pub(super) const DEEPSPEED: &str = "--deepspeed";
@@ -609,6 +610,13 @@ impl Flags {
     pub(super) fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Read<Option<T>> {
         let words: Vec<&str> = choices.iter().map(|c| c.0).collect();
         let find = |text: &str| choices.iter().find(|(word, _)| *word == text).map(|c| c.1);
-        self.converted(name, find, |text| format!("{name} is `{text}`; expected one of {}", words.join(", ")))
+        self.converted(name, find, |text| no_choice(name, text, &words))
     }
+}
+
+/// That a value is none of those that a flag takes, and which of them may be meant.
+pub(super) fn no_choice(name: &str, found: &str, words: &[&str]) -> String {
+    let near = nearest(found, words.iter().copied());
+    let near = near.first().map_or(String::new(), |near| format!(": did you mean {near}?"));
+    format!("{name} is `{found}`; expected one of {}{near}", words.join(", "))
 }

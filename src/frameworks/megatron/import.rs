@@ -12,7 +12,7 @@ use super::super::shell::{
 };
 use super::super::{Context, Hardware, Judge, Target, legal_plan};
 use super::flag_rules::{Command, FLAG_RULES, warnings};
-use super::flags::{DEEPSPEED, Flags, Read, left_out_note, real_number, whole_number};
+use super::flags::{DEEPSPEED, Flags, Read, left_out_note, no_choice, real_number, whole_number};
 use super::layer_lists::flags_of;
 use super::read_rules::ReadRule;
 use super::{batches, experts, left_out, other_jobs, positions, values, vocabulary};
@@ -1313,7 +1313,8 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
         }
         _ => f.small("--recompute-num-layers")?.or(usual),
     };
-    let modules = f.values("--recompute-modules")?;
+    let flag = "--recompute-modules";
+    let modules = f.values(flag)?;
     match granularity {
         None if old || method.is_some() && f.given.contains_key("--DDP-impl") => {
             let n = number.unwrap_or(1);
@@ -1349,7 +1350,9 @@ fn recompute(f: &mut Flags) -> Read<Recompute> {
             for name in names {
                 let module = Module::ALL.into_iter().find(|m| m.name() == name);
                 let module = module.ok_or_else(|| {
-                    ImportError::new(line, format!("`{name}` is no module that can be recomputed"))
+                    let known = Target::Megatron.capabilities().recompute.selective;
+                    let known: Vec<&str> = known.iter().map(Module::name).collect();
+                    ImportError::new(line, no_choice(flag, &one_line(&name), &known))
                 })?;
                 set = set.with(module);
             }

@@ -3,8 +3,7 @@
 
 use super::super::export::one_line;
 use super::super::shell::{ImportError, is_unknown, shown};
-use super::flags::{Flags, Read, integer, real_number};
-use crate::spec::shipped::nearest;
+use super::flags::{Flags, Read, integer, no_choice, real_number};
 
 /// Flags that take no value.
 const SWITCHES: &str = "
@@ -420,9 +419,7 @@ pub(super) fn check(f: &mut Flags, text: &str, assumed: &mut Vec<String>) -> Rea
                         ));
                         continue;
                     }
-                    let near = nearest(value, words.iter().copied());
-                    let near = near.first().map_or(String::new(), |near| format!(": did you mean {near}?"));
-                    refuse(format!("{name} is `{found}`; expected one of {}{near}", words.join(", ")));
+                    refuse(no_choice(name, &found, words));
                 }
                 _ => {}
             }

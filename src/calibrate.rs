@@ -21,7 +21,7 @@ use crate::spec::cluster::{Format, OwnRuns};
 use crate::spec::special::Special;
 use crate::validate::case::Case;
 use crate::validate::refit::solve;
-use crate::validate::{CasePrediction, predict_case};
+use crate::validate::{CasePrediction, ErrorStatistics, predict_case};
 
 /// Residuals beyond this share (of the logarithm) count linearly, at least.
 const HUBER: f64 = 0.10;
@@ -134,6 +134,8 @@ pub struct Residual {
     pub before: f64,
     /// And with the fitted ones.
     pub after: f64,
+    /// Relative error of the predicted peak memory, on which no fitted constant bears, where it was measured.
+    pub memory: Option<f64>,
 }
 
 /// A calibration.
@@ -152,6 +154,13 @@ impl Calibration {
     #[must_use]
     pub fn far_off(&self) -> usize {
         self.residuals.iter().filter(|run| run.after.abs() > FAR_OFF).count()
+    }
+
+    /// How far predictions of peak memory are off, of the runs that state it.
+    #[must_use]
+    pub fn memory(&self) -> Option<ErrorStatistics> {
+        let errors: Vec<f64> = self.residuals.iter().filter_map(|run| run.memory).collect();
+        ErrorStatistics::of(&errors)
     }
 
     /// How many times as long as predicted with the shipped constants a step takes, in the median over the runs.
@@ -463,12 +472,14 @@ impl Runs<'_> {
     fn residuals(&self, fitted: &Machine) -> Vec<Residual> {
         let residual = |case: &&Case| {
             let measured = case.measured.step_s.unwrap_or(f64::NAN);
-            let error = |machine: &Machine| on(machine, case).step_s / measured - 1.0;
+            let [before, after] = [self.machine, fitted].map(|machine| on(machine, case));
+            let counted = |prediction: &CasePrediction| case.measured.memory_kind.of(prediction.reported);
             Residual {
                 id: case.id.clone(),
                 measured_step_s: measured,
-                before: error(self.machine),
-                after: error(fitted),
+                before: before.step_s / measured - 1.0,
+                after: after.step_s / measured - 1.0,
+                memory: case.measured.memory.map(|memory| counted(&after) / memory - 1.0),
             }
         };
         self.cases.iter().map(residual).collect()

@@ -16,6 +16,7 @@ use crate::spec;
 use crate::spec::cluster::OwnRuns;
 use crate::spec::measured::MeasuredReader;
 use crate::spec::special::Special;
+use crate::validate::ErrorStatistics;
 use crate::validate::case::{Case, Shelf, Skip};
 
 /// Options of `autoplan calibrate`.
@@ -101,7 +102,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
             .collect();
         let value = serde_json::json!({
             "constants": calibration.constants, "residuals": calibration.residuals, "skipped": each,
-            "error_bars": own_runs(&calibration),
+            "error_bars": own_runs(&calibration), "memory": calibration.memory(),
             "far_off": calibration.far_off(), "explains": calibration.explains(),
         });
         writeln!(out, "{}", serde_json::to_string_pretty(&value).unwrap_or_default())?;
@@ -164,6 +165,7 @@ fn remarks(calibration: &Calibration) -> Vec<String> {
                 .to_owned(),
         );
     }
+    remarks.push(memory(calibration));
     let plans: usize = own_runs(calibration).iter().map(|own| own.runs).sum();
     if plans < runs {
         remarks.push(format!(
@@ -172,6 +174,22 @@ fn remarks(calibration: &Calibration) -> Vec<String> {
         ));
     }
     remarks
+}
+
+/// How far predictions of memory are off.
+fn memory(calibration: &Calibration) -> String {
+    let runs = calibration.residuals.len();
+    match calibration.memory() {
+        Some(ErrorStatistics { rows, median, worst, bias, .. }) => format!(
+            "memory: the peak of {rows} of {runs} runs is stated; predictions of it are off by {} in the median (signed \
+             {:+.1}%), by {} at most; nothing is fitted to it",
+            percent(median),
+            bias * 100.0,
+            percent(worst)
+        ),
+        None => "memory: no run states its peak (peak_mem_gb), so that it is not known how far predictions of it are off"
+            .to_owned(),
+    }
 }
 
 /// Why rows were skipped: a line for each reason, with the first of its rows.
@@ -212,13 +230,15 @@ fn print(calibration: &Calibration, out: &mut impl Write) -> Result<(), Failure>
     }
     let mut runs = Table::new();
     runs.load_style(comfy_table::presets::NOTHING);
-    runs.set_header(["run", "measured step, s", "error before", "error after"]);
+    runs.set_header(["run", "measured step, s", "error before", "error after", "of memory"]);
+    let signed = |error: f64| format!("{:+.1}%", error * 100.0);
     for r in &calibration.residuals {
         runs.add_row([
             r.id.clone(),
             format!("{:.3}", r.measured_step_s),
-            format!("{:+.1}%", r.before * 100.0),
-            format!("{:+.1}%", r.after * 100.0),
+            signed(r.before),
+            signed(r.after),
+            r.memory.map_or_else(|| "-".into(), signed),
         ]);
     }
     let mut bars = Table::new();

@@ -590,6 +590,10 @@ fn nothing_is_written_from_runs_that_make_no_sense() {
     assert!(err.contains("gpu `a100-80gb` is not the accelerator"), "{err}");
     assert!(out.contains("1 of 9 runs is off by more than 25%"), "{out}");
     assert!(
+        out.contains("\nmemory: the peak of 1 of 9 runs is stated; predictions of it are off by "),
+        "{out}"
+    );
+    assert!(
         out.contains(
             "share of the network's line rate: the runs' step times hardly depend on it, so that it stays as shipped"
         ),
@@ -642,6 +646,22 @@ fn nothing_is_written_from_runs_that_make_no_sense() {
     let json = autoplan(&["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100", "--format", "json"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!((&json["far_off"], json["residuals"].as_array().unwrap().len()), (&1.into(), 9));
+
+    // Of peaks that are stated it is told how far predictions of them are off: those of 1 TB by nearly all of it.
+    for (peak, said) in [
+        ("1000", "\nmemory: the peak of 10 of 10 runs is stated; predictions of it are off by 9"),
+        ("", "\nmemory: no run states its peak (peak_mem_gb), "),
+    ] {
+        let change = |_: usize, column: &str, cell: &str| match column {
+            "peak_mem_gb" => peak.to_owned(),
+            _ => keep(cell),
+        };
+        own_runs(&runs, change);
+        let output = autoplan(&["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100"]);
+        let out = String::from_utf8(output.stdout).unwrap();
+        assert!(out.contains(said), "{out}");
+    }
+    own_runs(&runs, one_wrong);
 
     // What is there is told before anything is read.
     std::fs::write(&runs, "no,table\n").unwrap();

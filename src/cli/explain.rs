@@ -539,7 +539,7 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     let cost = step_cost(&run);
     writeln!(
         out,
-        "\nmoney: {} a GPU-hour, {} a step, {} per trillion tokens; {} a step",
+        "\nmoney: {} a GPU-hour, {} a step, {} per trillion tokens without losses; {} a step",
         money(crate::units::Dollars(cost.per_gpu_hour.0)),
         money(cost.per_step),
         money(cost.per_trillion_tokens),
@@ -550,10 +550,11 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
             Ok(c) => {
                 writeln!(
                     out,
-                    "the run: {tokens} tokens in {} steps, {:.1} days, {}, {} GPU-hours",
+                    "the run: {tokens} tokens in {} steps, {:.1} days, {} ({} per trillion tokens), {} GPU-hours, losses included",
                     c.steps,
                     c.days,
                     money(c.dollars.total),
+                    money(c.per_trillion_tokens),
                     gpu_hours(c.gpu_hours),
                 )?;
                 run_items(out, &c)?;
@@ -928,7 +929,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
     ]);
     let usd = |i: usize| step_cost(&prepared[i].0.run(&predictions[i])).per_trillion_tokens;
     table.add_row([
-        "$ per trillion tokens".to_owned(),
+        "$ per trillion tokens, no losses".to_owned(),
         money(usd(0)),
         money(usd(1)),
         signed(usd(0).0, usd(1).0),

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::{Row, layout_json};
 use crate::cli::fix::offload_name;
 use crate::cli::{Failure, stages};
+use crate::cost::money::RunCost;
 
 /// Prints a line for every plan.
 pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
@@ -33,6 +34,7 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         "usd_per_trillion_tokens",
         "days",
         "usd_total",
+        "usd_per_trillion_tokens_with_losses",
         "limiting",
         "layout",
         "tensor_parallel",
@@ -70,6 +72,8 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
         let [low, high] = p.step_range();
         let [least, most] = p.allocated_range();
         let degrees = row.found.plan.layout();
+        let of_run =
+            |of: fn(&RunCost) -> f64| row.run.as_ref().map(of).map_or_else(String::new, |x| x.to_string());
         let record = [
             row.number().to_string(),
             row.found.plan.to_string(),
@@ -89,8 +93,9 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             row.chance_to_fit().to_string(),
             row.usd_per_step.0.to_string(),
             row.usd_per_trillion.0.to_string(),
-            row.run.as_ref().map(|r| r.days.to_string()).unwrap_or_default(),
-            row.run.as_ref().map(|r| r.dollars.total.0.to_string()).unwrap_or_default(),
+            of_run(|run| run.days),
+            of_run(|run| run.dollars.total.0),
+            of_run(|run| run.per_trillion_tokens.0),
             p.times.limiting().to_owned(),
             stages::layout(row.section.prepared, &row.found.plan),
             degrees.tensor_parallel.to_string(),

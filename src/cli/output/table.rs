@@ -54,6 +54,9 @@ pub(super) fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) 
     for line in notes::bars(rows).into_iter().chain(notes::unmeasured(rows)) {
         writeln!(out, "{line}")?;
     }
+    if rows.iter().any(|row| row.run.is_some()) {
+        writeln!(out, "days and $ total are with checkpoints, lost work and restarts; $/step is without")?;
+    }
     let mut told: Vec<(&str, u32)> = Vec::new();
     for row in rows {
         let place = (row.section.cluster.as_str(), row.section.prepared.task.job.gpus);

@@ -260,6 +260,31 @@ fn runs_rank_by_their_totals() {
     assert!(plans[0]["pareto"] == true);
 }
 
+/// Dollars of a step and of tokens are told with losses or without.
+#[test]
+fn dollars_with_losses_are_told_from_those_without() {
+    let job = "llama3.1-70b dgx-h100 -g 512 -b 1024 -s 8192 --tokens 1T";
+    let table = stdout(&autoplan_says(&format!("plan {job}")));
+    let note = "\ndays and $ total are with checkpoints, lost work and restarts; $/step is without\n";
+    assert!(table.contains(note), "{table}");
+    let rows = stdout(&autoplan_says(&format!("plan {job} --top 1 --format csv")));
+    let mut rows = csv::Reader::from_reader(rows.as_bytes());
+    let header = rows.headers().unwrap().clone();
+    let first = rows.records().next().unwrap().unwrap();
+    let of = |name: &str| -> f64 {
+        first[header.iter().position(|column| column == name).unwrap()].parse().unwrap()
+    };
+    // A trillion tokens are all there are.
+    let (with, without) = (of("usd_per_trillion_tokens_with_losses"), of("usd_per_trillion_tokens"));
+    assert!((with / of("usd_total") - 1.0).abs() < 1e-5 && with > without, "{with} {without}");
+    let explained = stdout(&autoplan_says(&format!("explain {job} --alone")));
+    for said in
+        [" per trillion tokens without losses; ", " per trillion tokens), ", " GPU-hours, losses included\n"]
+    {
+        assert!(explained.contains(said), "{explained}");
+    }
+}
+
 #[test]
 fn a_run_that_makes_no_progress_is_said_to() {
     let folder = tempfile::tempdir().unwrap();

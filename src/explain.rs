@@ -114,17 +114,22 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
 }
 
 /// Places a plan among the others: the best of all, the best with its degrees, and what each halving and doubling of an axis
-/// would give. Layers of the best are moved where that makes it faster; those of the others stay as they are ranked.
+/// would give. Layers of all of these are moved where that makes them faster, as those of the plan may be.
 #[must_use]
 pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -> Standing {
-    let request = Request { top: 1, ..Request::default() };
+    let request = Request { top: 1, moved: 1, ..Request::default() };
     let free = Task { restrictions: Restrictions::default(), ..prepared.task.clone() };
     let mut solution = free.prepare().solve(&Request { verified: 1, ..request.clone() }, observer);
     solution.take_polished();
+    let search = |restrictions: Restrictions| {
+        let task = Task { restrictions, ..prepared.task.clone() };
+        let mut answer = task.prepare().search(&request, observer);
+        answer.found.iter_mut().for_each(Found::take_polished);
+        answer
+    };
     let best = solution.answer.found.into_iter().next();
     let own = prepared.predict(plan).step();
-    let task = Task { restrictions: fixed_to(plan.layout()), ..prepared.task.clone() };
-    let same = task.prepare().search(&request, observer).found.into_iter().next();
+    let same = search(fixed_to(plan.layout())).found.into_iter().next();
     let same = same.map(|found| (Box::new(found.plan), found.prediction.step()));
     let same = same.filter(|(_, time)| *time < own);
     let experts = prepared.context.has_experts();
@@ -135,9 +140,7 @@ pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -
         }
         let halved = (from > 1).then_some(from / 2);
         for to in [halved, from.checked_mul(2)].into_iter().flatten() {
-            let restrictions = changed(plan.layout(), axis, to);
-            let task = Task { restrictions, ..prepared.task.clone() };
-            let answer = task.prepare().search(&request, observer);
+            let answer = search(changed(plan.layout(), axis, to));
             let outcome = match answer.found.into_iter().next() {
                 Some(found) => {
                     let time = found.prediction.step();

@@ -713,7 +713,12 @@ fn place_text(
         return Ok(());
     }
     let mut table = plain_table(
-        &["one change, other degrees and ZeRO stage held", "step", "against this", "best plan with it"],
+        &[
+            "one change, other degrees and ZeRO stage held, layers moved",
+            "step",
+            "against this",
+            "best plan with it",
+        ],
         1,
     );
     let row = |what: String, plan: &Plan, time: Picos| {

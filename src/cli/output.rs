@@ -110,6 +110,8 @@ pub(crate) struct Report<'a> {
     pub(crate) effort: u32,
     /// Whether no other splits were looked for.
     pub(crate) even_stages: bool,
+    /// Whether splits are printed as they were ranked.
+    pub(crate) as_ranked: bool,
     /// GPUs that may be used at most, where some may stay idle.
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.

@@ -317,6 +317,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         stages: args.stages,
         effort: args.effort(),
         even_stages: args.even_stages,
+        as_ranked: args.as_ranked,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
         bar: &bar,

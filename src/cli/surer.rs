@@ -27,11 +27,12 @@ pub(crate) struct Surer {
 }
 
 impl Surer {
-    /// Looked for where a plan fits less surely; nothing to say of others, nor where another GPU is thought of.
+    /// Looked for where a plan fits less surely; nothing to say of others, nor where another GPU is thought of. `moved`:
+    /// layers of what is found are moved where that makes it faster, as those of the plan were.
     pub(crate) fn of(
         prepared: &Prepared,
         found: &Found,
-        (even_stages, stop): (bool, &dyn Observer),
+        (even_stages, moved, stop): (bool, bool, &dyn Observer),
     ) -> Option<Self> {
         let cost = prepared.cost();
         let known = cost.memory_limit() <= cost.device_limit();
@@ -41,7 +42,8 @@ impl Surer {
         let room = cost.device_limit().scale(1.0 / found.prediction.memory_interval.factor_at(SURE.1));
         // Rounded up it would leave a little too many.
         let limit = Bytes::from_f64((room.gigabytes() * 10.0).floor() * 1e8);
-        let request = Request { top: 1, insist: false, even_stages, ..Request::default() };
+        let moved = usize::from(moved);
+        let request = Request { top: 1, insist: false, even_stages, moved, ..Request::default() };
         let plan = fastest(prepared, found, limit, (&request, &Quiet(stop)));
         let chance = plan.as_ref().map_or(0.0, |plan| cost.chance_to_fit(&plan.prediction));
         let step = |found: &Found| found.prediction.step().0 as f64;
@@ -86,7 +88,9 @@ fn fastest(
     let prepared = task.prepare();
     let answer = prepared.search(request, observer);
     let verified = |found: &Found| prepared.check(&found.plan, &found.prediction).passed();
-    answer.found.into_iter().next().filter(|found| answer.stop == Stop::Proved && verified(found))
+    let mut found = answer.found.into_iter().next()?;
+    found.take_polished();
+    (answer.stop == Stop::Proved && verified(&found)).then_some(found)
 }
 
 impl fmt::Display for Surer {

@@ -94,7 +94,7 @@ impl Search<'_> {
             let shape = shape(&layout);
             let closely = at < request.verified || request.picked == Some(at);
             let looked_at = closely && (at == 0 || quick);
-            let moves = closely && !request.even_stages;
+            let moves = (closely || at < request.moved) && !request.even_stages;
             // Of even splits it is asked what they take, not what others could.
             let (best, whole) = (at == 0, !request.even_stages);
             let verify = looked_at.then_some(Closely { best, whole, effort: request.effort });

@@ -285,7 +285,7 @@ pub(super) fn choice(report: &Report, rows: &[Row]) -> Vec<String> {
 /// What fits more surely than the first plan.
 pub(super) fn surer_of(report: &Report, rows: &[Row]) -> Option<Surer> {
     let first = rows.first()?;
-    Surer::of(first.section.prepared, first.found, (report.even_stages, report.bar))
+    Surer::of(first.section.prepared, first.found, (report.even_stages, !report.as_ranked, report.bar))
 }
 
 /// Where error bars come from, cluster by cluster.

@@ -135,6 +135,22 @@ fn a_faster_plan_is_told_where_the_best_is_saved() {
     assert!(!stderr(&alone).contains("is faster than the first"), "{}", stderr(&alone));
 }
 
+/// Layers of a plan that is explained were moved, and so are those of what it is compared with.
+#[test]
+fn single_changes_are_compared_with_layers_moved() {
+    let value = |output: &Output| -> serde_json::Value { serde_json::from_str(&stdout(output)).unwrap() };
+    let job = "gemma3-27b dgx-h100 -g 64 -b 512 -s 8192 --format json --fix pp=8,vpp=2,cp=1,mb=1,zero=1";
+    let explained = value(&autoplan_says(&format!("explain {job},tp=4")));
+    let changes = explained["changes"].as_array().unwrap();
+    let change = changes.iter().find(|change| change["axis"] == "tp" && change["to"] == 2).unwrap();
+    let plan = &value(&autoplan_says(&format!("plan {job},tp=2")))["plans"][0];
+    let step = |plan: &serde_json::Value| plan["step_time_s"].as_f64().unwrap();
+    assert_eq!(change["name"], plan["name"]);
+    // What proofs see beside is little.
+    assert!((step(change) / step(plan) - 1.0).abs() < 0.01, "{change} {}", step(plan));
+    assert!(step(change) < 0.95 * step(&plan["ranked"]), "{change} {}", plan["ranked"]);
+}
+
 /// Plans of two jobs differ in whatever the jobs do.
 #[test]
 fn compared_jobs_show_all_that_differs() {

@@ -284,10 +284,13 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let picked = report.pick.and_then(|pick| all.get(pick - 1..pick));
     let rows = picked.unwrap_or(&all);
     let mut out = std::io::stdout().lock();
-    if matches!(format, Format::Csv | Format::Ron) {
-        for note in notes::notes(report, rows) {
-            anstream::eprintln!("note: {note}");
-        }
+    // The table and JSON have a place for them.
+    let own = matches!(format, Format::Csv | Format::Ron).then(|| notes::notes(report, rows));
+    // The table says below which plans.
+    let faster = notes::faster_when_moved(rows).filter(|_| format != Format::Table);
+    let faster = faster.map(|faster| format!("with layers moved between chunks after the ranking, {faster}"));
+    for note in own.into_iter().flatten().chain(faster) {
+        anstream::eprintln!("note: {note}");
     }
     match format {
         Format::Table => table::table(report, rows, &mut Lines::new(out, table::width()))?,
@@ -299,9 +302,6 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
         Format::Ron => {
             if rows.len() > 1 {
                 anstream::eprintln!("note: RON holds the best plan only; --pick 2 is for the second");
-            }
-            if let Some(faster) = notes::faster_when_moved(rows) {
-                anstream::eprintln!("note: with layers moved between chunks after the ranking, {faster}");
             }
             if let Some(row) = rows.first() {
                 let task = row.section.prepared.task;

@@ -260,7 +260,7 @@ pub(super) fn faster_when_moved(rows: &[Row]) -> Option<String> {
         |row: &&Row| row.found.ranked_step() >= first.found.ranked_step() && place(row) == place(first);
     let fastest = rows.iter().filter(behind).min_by_key(|row| step(row))?;
     (fastest.place > first.place && step(fastest) < step(first))
-        .then(|| format!("{0} is faster than the first (--pick {0} is for it)", fastest.number()))
+        .then(|| format!("{0} is faster than the first (--pick {0} prints or saves it)", fastest.number()))
 }
 
 /// What is said of a search that did not try everything; nothing of one that did.

@@ -129,8 +129,13 @@ fn a_faster_plan_is_told_where_the_best_is_saved() {
     let table = stdout(&autoplan_says(job));
     let (_, faster) = table.split_once("  with that, ").unwrap_or_else(|| panic!("{table}"));
     let faster = faster.lines().next().unwrap();
-    let saved = autoplan_says(&format!("{job} --format ron"));
-    assert!(stderr(&saved).contains(faster), "{}", stderr(&saved));
+    assert!(faster.contains("(--pick "), "{faster}");
+    for format in ["ron", "json", "csv"] {
+        let saved = autoplan_says(&format!("{job} --format {format}"));
+        let noted = stderr(&saved);
+        let times = noted.lines().filter(|line| line.starts_with("note: ") && line.ends_with(faster)).count();
+        assert_eq!(times, 1, "{noted}");
+    }
     let alone = autoplan_says(&format!("{job} --format ron --as-ranked"));
     assert!(!stderr(&alone).contains("is faster than the first"), "{}", stderr(&alone));
 }

@@ -107,6 +107,8 @@ pub struct Found {
     pub split_gap: f64,
     /// Whether its split was looked at closely: of others no more is known with more work.
     pub looked_at: bool,
+    /// Whether the observer ended the proof of that, and the search for a better split, before little was left open.
+    pub cut_short: bool,
     /// What the integer programme says of the layout's split, one chunk per rank.
     #[cfg(feature = "milp")]
     pub verified: Option<Verified>,
@@ -132,6 +134,14 @@ impl Found {
     #[must_use]
     pub fn ranked_step(&self) -> Picos {
         self.ranked.as_ref().map_or(self.prediction.step(), |ranked| ranked.prediction.step())
+    }
+
+    /// By what share the better split beside it is faster, 0 where there is none: [`Found::split_gap`] is no less.
+    #[must_use]
+    pub fn known_gap(&self) -> f64 {
+        let faster =
+            |better: &OtherSplit| self.prediction.step().0 as f64 / better.prediction.step().0 as f64;
+        self.polished.as_deref().map_or(0.0, |better| faster(better) - 1.0)
     }
 
     /// The same with the better split in the place of its own, if one was found.

@@ -71,7 +71,8 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     as_ranked: bool,
     /// Do up to so many times the usual work to prove how little another split of the layers could gain: as far as 2%, where
-    /// that can be reached, instead of 5%.
+    /// that can be reached, instead of 5%. Faster splits may be found on the way, so that what is printed may change. For
+    /// each plan whose proof is hard it takes about as many seconds of a core; those of up to ten plans are proved.
     #[cfg(feature = "milp")]
     #[arg(
         long,
@@ -335,6 +336,12 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
                 (false, false) => " before it found a plan that keeps the deadline and the budget",
                 (false, true) => "; the plans above are the best so far",
             }
+        );
+    }
+    if sections.iter().flat_map(|section| &section.answer.found).any(|found| found.cut_short) {
+        anstream::eprintln!(
+            "note: {} ended the proofs of how near splits are to the fastest, and the search for faster ones; both get further with more time",
+            bar.stopped_by()
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {

@@ -123,6 +123,10 @@ impl Bar {
     pub(crate) fn at_once(self) -> Self {
         Self { wait: Duration::ZERO, ..self }
     }
+    /// What told it to stop.
+    pub(crate) fn stopped_by(&self) -> &'static str {
+        if interrupted() { "Ctrl-C" } else { "--time-limit" }
+    }
     /// Time since the beginning.
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use comfy_table::{CellAlignment, Table};
 
-use super::output::{percent, plain_table, seconds};
+use super::output::{by, percent, plain_table, seconds};
 use crate::cost::step::Prediction;
 use crate::plan::{Plan, Recompute};
 use crate::planner::Prepared;
@@ -32,7 +32,12 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
         },
         None => ("the even split does not fit".into(), "split"),
     };
-    format!("{said}; no other {other} is more than {} faster", percent(found.split_gap))
+    // Better splits stand beside plans that are printed as they were ranked.
+    let known = match found.known_gap() {
+        0.0 => "no".to_owned(),
+        known => format!("one with layers moved is {} faster, and no", by(known)),
+    };
+    format!("{said}; {known} other {other} is more than {} faster", percent(found.split_gap))
 }
 
 /// Chunk by chunk: its ranks, its layers, what it recomputes, its passes of one micro-batch, and what else it holds; where

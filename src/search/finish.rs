@@ -234,7 +234,8 @@ impl Search<'_> {
             shown = Some(shows);
         }
         // What is proved of the better split tells more of the other one too.
-        let moves = moves && capabilities.uneven_stages && !stop() && gap(settled.time, bound) > WORTH;
+        let wanted = moves && capabilities.uneven_stages;
+        let moves = wanted && !stop() && gap(settled.time, bound) > WORTH;
         let better =
             moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
         // Another split is worth what it gains in time, less what it loses in room.
@@ -313,12 +314,14 @@ impl Search<'_> {
             let prediction = predict(self.cost, self.layers, &better.plan);
             Box::new(OtherSplit { prediction, split_gap: gap(better.step, bound), plan: better.plan })
         });
+        let open = polished.as_ref().map_or(split_gap, |better| better.split_gap);
         let found = Found {
             plan: settled.plan,
             prediction,
             even,
             split_gap,
             looked_at: verify.is_some(),
+            cut_short: wanted && open > WORTH && stop(),
             polished,
             ranked: None,
             #[cfg(feature = "milp")]

@@ -108,6 +108,7 @@ fn plan_json(row: &Row, all: &[Row]) -> Value {
     }
     value["even_split_step_time_s"] = json!(found.even.map(|t| t.seconds().0));
     value["split_gap"] = json!(found.split_gap);
+    value["proof_cut_short"] = json!(found.cut_short);
     let split = |split: &OtherSplit| {
         json!({
             "stages": split.plan.chunks().iter().map(|chunk| chunk.layers).collect::<Vec<u32>>(),

@@ -93,14 +93,25 @@ fn splits(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fai
         writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
     }
     let open = rows.iter().filter(|row| row.found.split_gap > MUCH);
-    let (open, looked_at): (Vec<String>, Vec<bool>) =
-        open.map(|row| (row.number().to_string(), row.found.looked_at)).unzip();
+    let (known, open): (Vec<&Row>, Vec<&Row>) = open.partition(|row| row.found.known_gap() > MUCH);
+    let much = percent(MUCH);
+    let numbers =
+        |rows: &[&Row]| rows.iter().map(|row| row.number().to_string()).collect::<Vec<_>>().join(", ");
+    if !known.is_empty() {
+        writeln!(out, "known to be more than {much} slower than with another split: {}", numbers(&known))?;
+    }
     // Even splits are asked for to compare with.
     if !open.is_empty() && !report.even_stages {
         let usual = report.effort == 1;
-        let could = cfg!(feature = "milp") && usual && looked_at.contains(&true);
-        let more = if could { "; --prove 4 looks closer" } else { "" };
-        let (much, open) = (percent(MUCH), open.join(", "));
+        let could = cfg!(feature = "milp") && usual && open.iter().any(|row| row.found.looked_at);
+        let more = if open.iter().any(|row| row.found.cut_short) {
+            format!("; {} ended the proofs, which get further with more time", report.bar.stopped_by())
+        } else if could {
+            "; --prove 4 looks closer".to_owned()
+        } else {
+            String::new()
+        };
+        let open = numbers(&open);
         writeln!(out, "not proved that no other split is more than {much} faster: {open}{more}")?;
     }
     notes::moved_layers(out, rows)?;

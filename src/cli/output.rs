@@ -154,9 +154,13 @@ impl Row<'_> {
     fn number(&self) -> usize {
         self.place + 1
     }
-    /// [`crate::cost::model::CostModel::chance_to_fit`].
+    /// How surely the plan that is printed fits.
     fn chance_to_fit(&self) -> f64 {
-        self.section.prepared.cost().chance_to_fit(&self.found.prediction)
+        self.chance_of(&self.found.prediction)
+    }
+    /// [`crate::cost::model::CostModel::chance_to_fit`], of this split of its layers or of another.
+    fn chance_of(&self, prediction: &Prediction) -> f64 {
+        self.section.prepared.cost().chance_to_fit(prediction)
     }
     /// The share of the memory that may be allocated and is not.
     fn free(&self) -> f64 {
@@ -284,9 +288,9 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let picked = report.pick.and_then(|pick| all.get(pick - 1..pick));
     let rows = picked.unwrap_or(&all);
     let mut out = std::io::stdout().lock();
-    // The table and JSON have a place for them.
+    // Tables and JSON have a place of their own for notes.
     let own = matches!(format, Format::Csv | Format::Ron).then(|| notes::notes(report, rows));
-    // The table says below which plans.
+    // The table says it below the plans.
     let faster = notes::faster_when_moved(rows).filter(|_| format != Format::Table);
     let faster = faster.map(|faster| format!("with layers moved between chunks after the ranking, {faster}"));
     for note in own.into_iter().flatten().chain(faster) {

@@ -161,8 +161,13 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let tied = tied.filter(|_| !picked).map_or(String::new(), |row| {
         format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
     });
+    // What moving layers made faster may have fitted surely before.
+    let ranked = best.found.ranked.as_deref().map(|ranked| best.chance_of(&ranked.prediction));
+    let ranked = ranked.filter(|&chance| chance >= surer::SURE.0).map_or(String::new(), |chance| {
+        format!("; as it was ranked it fits {:.0} of 100 (--as-ranked)", chance * 100.0)
+    });
     Some(format!(
-        "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{tied}\n  surer: {surer}",
+        "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{ranked}{tied}\n  surer: {surer}",
         if picked { "this plan" } else { "the first" },
         (1.0 - best.chance_to_fit()) * 100.0,
     ))
@@ -202,16 +207,16 @@ pub(super) fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Fai
     for row in rows {
         let Found { plan, prediction, polished, ranked, .. } = row.found;
         if let Some(ranked) = ranked.as_deref() {
-            taken.push(moved(row, (&ranked.plan, &ranked.prediction), (plan, prediction)));
+            taken.push(moved(row, [(&ranked.plan, &ranked.prediction), (plan, prediction)]));
         }
         if let Some(polished) = polished.as_deref() {
-            left.push(moved(row, (plan, prediction), (&polished.plan, &polished.prediction)));
+            left.push(moved(row, [(plan, prediction), (&polished.plan, &polished.prediction)]));
         }
     }
     if let Some(faster) = faster_when_moved(rows).filter(|_| !taken.is_empty()) {
         taken.push(format!("  with that, {faster}"));
     }
-    let title = "layers moved between chunks after the ranking, which is without; what is recomputed may change with them (--as-ranked leaves both):";
+    let title = "layers moved after the ranking, and with them what is recomputed where that is told (--as-ranked leaves both):";
     for (title, lines) in
         [(title, taken), ("layers moved between chunks would give (without --as-ranked):", left)]
     {
@@ -222,33 +227,34 @@ pub(super) fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Fai
     Ok(())
 }
 
-/// A plan before and after its layers were moved.
-fn moved(row: &Row, before: (&Plan, &Prediction), after: (&Plan, &Prediction)) -> String {
+/// A plan before and after its layers were moved: a line of what that changes, and one of the layers.
+fn moved(row: &Row, splits: [(&Plan, &Prediction); 2]) -> String {
     /// Share of the memory from which on another need for it is told.
     const MORE: f64 = 0.02;
-    let [(was, ranked), (is, now)] = [before, after];
-    let gain = 1.0 - now.step().0 as f64 / ranked.step().0 as f64;
-    let layout = |plan| stages::layout(row.section.prepared, plan);
-    let times = format!("{} instead of {}", seconds(now.step().seconds()), seconds(ranked.step().seconds()));
-    let recompute = |plan: &Plan| plan.common_recompute().map_or("several".into(), |way| way.to_string());
-    let otherwise = if recompute(is) == recompute(was) {
-        String::new()
-    } else {
-        format!(", with rc-{} instead of rc-{}", recompute(is), recompute(was))
+    let prepared = row.section.prepared;
+    let [before, after] = splits.map(|(_, prediction)| prediction);
+    let differ = |of: &dyn Fn(&Plan, &Prediction) -> String| {
+        let [was, is] = splits.map(|(plan, prediction)| of(plan, prediction));
+        if was == is { String::new() } else { format!("{was} -> {is}") }
     };
-    let [needs, needed] = [now, ranked].map(|prediction| prediction.allocated.gigabytes());
-    let memory = if (needs / needed - 1.0).abs() < MORE {
-        String::new()
-    } else {
-        format!("; {needs:.1} GB instead of {needed:.1} GB")
+    let change = after.step().0 as f64 / before.step().0 as f64 - 1.0;
+    let step = [before, after].map(|prediction| seconds(prediction.step().seconds())).join(" -> ");
+    let recompute = differ(&|plan, _| match plan.common_recompute() {
+        Some(way) => format!("rc-{way}"),
+        None => "rc-mixed".to_owned(),
+    });
+    let fits = differ(&|_, prediction| format!("{:.0}%", row.chance_of(prediction) * 100.0));
+    let [had, has] = [before, after].map(|prediction| prediction.allocated.gigabytes());
+    let much = (has / had - 1.0).abs() >= MORE || !fits.is_empty();
+    let memory = if much { format!("{had:.1} -> {has:.1} GB") } else { String::new() };
+    let fits = if fits.is_empty() { fits } else { format!("fits {fits}") };
+    let also = [recompute, memory, fits].into_iter().filter(|also| !also.is_empty());
+    let also: String = also.map(|also| format!(", {also}")).collect();
+    let layers = match differ(&|plan, _| stages::layout(prepared, plan)) {
+        same if same.is_empty() => "no layer is moved".to_owned(),
+        layers => layers,
     };
-    format!(
-        "  {}: {times} ({} less): {} instead of {}{otherwise}{memory}",
-        row.number(),
-        percent(gain),
-        layout(is),
-        layout(was)
-    )
+    format!("  {}: {step} ({}){also}\n     {layers}", row.number(), percent(change))
 }
 
 /// Which plan is faster than the first since layers were moved: what is best is decided by what was ranked.

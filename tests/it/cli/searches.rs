@@ -111,9 +111,7 @@ fn plans_whose_layers_are_not_moved_are_told() {
         let moved = |number: usize| {
             let begin = format!("  {number}: ");
             text.lines().any(|line| {
-                line.starts_with(&begin)
-                    && line.contains(" s instead of ")
-                    && line.contains(" GB instead of ")
+                line.starts_with(&begin) && line.contains(" s -> ") && line.contains(" GB, fits ")
             })
         };
         ([moved(10), moved(12)], text.contains("plans after the first"))
@@ -122,6 +120,90 @@ fn plans_whose_layers_are_not_moved_are_told() {
     assert_eq!(said(&["10"]), ([true, false], false));
     assert_eq!(said(&["12", "--pick", "12"]), ([false, true], false));
     assert!(!said(&["12", "--as-ranked"]).1);
+}
+
+/// What is printed of plans whose layers were moved is of them as they are printed: their memory, how surely they fit, what
+/// they recompute, and what splits as ranked would give.
+#[test]
+fn what_moving_layers_changes_is_told() {
+    let job = "plan gemma3-27b dgx-h100 -g 64 -b 512 -s 8192 --fix pp=8,vpp=2";
+    let said = |more: &str| stdout(&autoplan_says(&format!("{job} {more}")));
+    let plans = |more: &str| -> Vec<serde_json::Value> {
+        let value: serde_json::Value = serde_json::from_str(&said(&format!("--format json {more}"))).unwrap();
+        value["plans"].as_array().unwrap().clone()
+    };
+    let (moved, ranked, table) = (plans(""), plans("--as-ranked"), said(""));
+    let chance = |plan: &serde_json::Value| plan["memory"]["chance_to_fit"].as_f64().unwrap() * 100.0;
+    let step = |plan: &serde_json::Value| plan["step_time_s"].as_f64().unwrap();
+    let mut otherwise = 0;
+    for (at, (moved, ranked)) in moved.iter().zip(&ranked).enumerate() {
+        let number = at + 1;
+        let begin = format!("  {number}: {:.2} s -> {:.2} s (", step(ranked), step(moved));
+        let mut lines = table.lines().skip_while(|line| !line.starts_with(&begin));
+        let (Some(line), Some(layers)) = (lines.next(), lines.next()) else { panic!("{begin}: {table}") };
+        let [was, is] = [ranked, moved].map(|plan| plan["plan"]["recompute"].as_str().unwrap());
+        assert_eq!(line.contains(&format!(", rc-{was} -> rc-{is}")), was != is, "{line}");
+        let [before, after] = [ranked, moved].map(|plan| format!("{:.0}%", chance(plan)));
+        assert_eq!(line.ends_with(&format!(", fits {before} -> {after}")), before != after, "{line}");
+        let [was, is] = [ranked, moved].map(|plan| plan["layout"].as_str().unwrap());
+        assert_eq!(layers.trim(), format!("{was} -> {is}"));
+        assert!(line.len() <= 110 && layers.len() <= 110, "{line} {layers}");
+        let row = table.lines().find(|line| line.trim_start().starts_with(&format!("{number}=  tp")));
+        assert!(row.is_none_or(|row| row.contains(&format!("  {after}  $"))), "{row:?} {after}");
+        otherwise += usize::from(is != was && before != after);
+    }
+    assert!(otherwise > 0);
+    // The ranked split of one that fits less surely now is a way out.
+    let loses = |at: &usize| chance(&ranked[*at]) >= 95.0 && chance(&moved[*at]) < 95.0;
+    let at = (0..moved.len()).find(loses).unwrap();
+    let picked = said(&format!("--pick {}", at + 1));
+    let way = format!("; as it was ranked it fits {:.0} of 100 (--as-ranked)", chance(&ranked[at]));
+    assert!(picked.contains(&way), "{picked}");
+
+    // Where splits stay as ranked, what is known of others is not said to be open.
+    let known = |plan: &serde_json::Value| step(plan) / step(&plan["polished"]) - 1.0;
+    let gains: Vec<f64> =
+        ranked.iter().map(|plan| if plan["polished"].is_null() { 0.0 } else { known(plan) }).collect();
+    let numbers = |open: bool| -> Vec<String> {
+        let gap = |at: usize| ranked[at]["split_gap"].as_f64().unwrap() > 0.05;
+        let some = (0..ranked.len()).filter(|&at| gap(at) && (gains[at] > 0.05) != open);
+        some.map(|at| (at + 1).to_string()).collect()
+    };
+    let table = said("--as-ranked");
+    let slower =
+        format!("known to be more than 5.0% slower than with another split: {}\n", numbers(false).join(", "));
+    assert!(table.contains(&slower) && !numbers(false).is_empty(), "{table}");
+    let open = format!(
+        "no other split is more than 5.0% faster: {}; --prove 4 looks closer\n",
+        numbers(true).join(", ")
+    );
+    assert!(table.contains(&open), "{table}");
+    assert!(
+        table.contains(&format!("one with layers moved is {:.1}% faster, and no other", gains[0] * 100.0))
+    );
+}
+
+/// Proofs that the time limit ends are told from those that have done their work: more of that brings nothing there.
+#[test]
+fn proofs_that_the_time_limit_ends_are_told() {
+    let job = "plan nemotron-h-56b dgx-h100 -g 256 -b 256 -s 8192 --fix tp=4,cp=1,mb=1,pp=8,vpp=2";
+    let output = autoplan_says(&format!("{job} --time-limit 1s"));
+    let (table, noted) = (stdout(&output), stderr(&output));
+    assert!(
+        table.contains(": 1; --time-limit ended the proofs, which get further with more time\n"),
+        "{table}"
+    );
+    assert!(table.contains("proved optimal") && !table.contains("--prove"), "{table}");
+    assert!(noted.contains("note: --time-limit ended the proofs of how near splits are"), "{noted}");
+    let help = stdout(&autoplan(&["plan", "--help"]));
+    let (_, prove) = help.split_once("--prove <TIMES>").unwrap();
+    assert!(
+        prove
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .contains("Faster splits may be found on the way")
+    );
 }
 
 /// A hybrid of three kinds of layers in alternation that has the memory for few splits, none of them near the even one.

@@ -934,7 +934,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
     ]);
     let usd = |i: usize| step_cost(&prepared[i].0.run(&predictions[i])).per_trillion_tokens;
     table.add_row([
-        "$ per trillion tokens, no losses".to_owned(),
+        "$ per trillion tokens without losses".to_owned(),
         money(usd(0)),
         money(usd(1)),
         signed(usd(0).0, usd(1).0),

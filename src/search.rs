@@ -13,6 +13,7 @@
 pub mod balance;
 mod best;
 mod bounds;
+mod every;
 mod finish;
 mod flow;
 mod groups;

@@ -190,11 +190,16 @@ impl Search<'_> {
         #[cfg(feature = "milp")]
         let much = exposed > settled.time.scale(LITTLE_TRAFFIC);
         let chunks = settled.plan.chunks();
-        let gap = |step: Picos, bound: Picos| match chunks.len() {
+        let beyond = |step: Picos, least: Picos| match chunks.len() {
             // One chunk holds all layers, and what recomputes least is fastest: it hides no more traffic than it adds.
             1 => 0.0,
-            _ => (step.0 as f64 / floor.step(bound).0.max(1) as f64 - 1.0).max(0.0),
+            _ => (step.0 as f64 / least.0.max(1) as f64 - 1.0).max(0.0),
         };
+        let few = (verify.is_some() && beyond(settled.time, floor.step(bound)) > WORTH)
+            .then(|| self.fastest_of_all(&settled.plan, settled.time, &balancing, tables, &mut scratch));
+        let fastest = few.flatten();
+        let least = fastest.as_ref().map_or(Picos::ZERO, |fastest| fastest.step);
+        let gap = |step: Picos, bound: Picos| beyond(step, floor.step(bound).max(least));
         let stop = || observer.stop();
         #[cfg(feature = "milp")]
         let within = |step: Picos, share: f64| floor.passes(step.scale(1.0 / (1.0 + share)));
@@ -223,10 +228,11 @@ impl Search<'_> {
             || layout.pipeline_parallel > 1
                 && (layout.schedule.splits_backward() || much && bound < within(settled.time, TOLERATED));
         #[cfg(feature = "milp")]
-        let mut proof = verify.filter(|_| chained && problem.check().is_ok()).map(|closely| {
-            let known = example.and_then(|example| example.known.as_ref());
-            Proof::new(problem, judged(settled.time, &own, chunks[0].recompute, closely), known, &stop)
-        });
+        let mut proof =
+            verify.filter(|_| chained && fastest.is_none() && problem.check().is_ok()).map(|closely| {
+                let known = example.and_then(|example| example.known.as_ref());
+                Proof::new(problem, judged(settled.time, &own, chunks[0].recompute, closely), known, &stop)
+            });
         #[cfg(feature = "milp")]
         if let Some(proof) = &mut proof {
             let (least, shows) = proof.quickly();
@@ -236,8 +242,10 @@ impl Search<'_> {
         // What is proved of the better split tells more of the other one too.
         let wanted = moves && capabilities.uneven_stages;
         let moves = wanted && !stop() && gap(settled.time, bound) > WORTH;
-        let better =
-            moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
+        let better = moves
+            .then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch))
+            .flatten();
+        let better = better.or(fastest.filter(|fastest| wanted && fastest.step < settled.time));
         // Another split is worth what it gains in time, less what it loses in room.
         let chance = self.cost.chance_to_fit(&prediction);
         let worth = |better: &Better| {
@@ -245,7 +253,7 @@ impl Search<'_> {
             let chance_then = self.cost.chance_to_fit(&predict(self.cost, self.layers, &better.plan));
             gain >= LEAST_GAIN && gain >= (chance - chance_then) * GAIN_PER_CHANCE
         };
-        let better = better.flatten().filter(worth);
+        let better = better.filter(worth);
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let otherwise = moves.then(|| {
             let most = floor.passes(present);

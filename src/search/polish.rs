@@ -171,10 +171,23 @@ impl Search<'_> {
         tables: TablesOf<'_>,
         scratch: &mut Scratch,
     ) -> Option<Better> {
+        self.timed_below(Picos(u64::MAX), layout, split, balancing, tables, scratch)
+    }
+
+    /// The same if its step takes less than so long.
+    pub(super) fn timed_below(
+        &self,
+        most: Picos,
+        layout: &Layout,
+        split: &Assignment,
+        balancing: &Balancing,
+        tables: TablesOf<'_>,
+        scratch: &mut Scratch,
+    ) -> Option<Better> {
         scratch.known.clear();
-        let plan = self.completion(layout, balancing, split, tables, |_| true, scratch)?;
+        let plan = self.completion(layout, balancing, split, tables, |least| least < most, scratch)?;
         let step = self.time(layout, split, &plan, tables, scratch);
-        Some(Better { step, plan })
+        (step < most).then_some(Better { step, plan })
     }
 
     /// A better split than that of a plan, from the chunks of another plan of its shape.

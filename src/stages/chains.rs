@@ -67,7 +67,8 @@ const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
 /// Steps of narrowing.
 const NARROW_STEPS: u64 = 5 * STEPS;
-/// After this part of what all are allowed a programme is given up unless it has begun.
+/// After this part of what all are allowed a programme is given up unless it has begun; and the part of all work that is done
+/// where that of another of the shape was in vain.
 const GLANCE: u64 = 4;
 /// Steps for ways like that of the plan, before anything else, where layers have an order that programmes over whole layers
 /// know: those decide most. Of ten plans of 70B on 5,376 three take more than a third of them.
@@ -88,10 +89,6 @@ const WORTH_A_TRY: f64 = 0.88;
 /// Parts of a family whose programme no row of memory binds are tried from this share of what is tolerable on: of nine plans
 /// of 70B on 5,376 that were at .915 to .967 none was proved by parts from below, and trying them took two thirds of the time.
 const WORTH_PARTS: f64 = 0.96;
-/// What lacks less than this share of what is tolerable is worth [`MORE`] times the usual work unasked: few plans do, and
-/// that is mostly enough for them.
-const NEARLY: f64 = 0.985;
-const MORE: u32 = 4;
 /// Nodes of a search tree, and those where parts of a family are searched next or a node is dear; so that answers do
 /// not depend on the machine's load. Seconds are the last resort.
 const NODES: i32 = 300;
@@ -135,8 +132,10 @@ pub struct Known {
     weights: Vec<Duals>,
     /// Share of the judged time that the bound was, without programmes over whole layers.
     reached: f64,
-    /// Whether narrowing was given up where it had all steps that are left: others then get fewer.
+    /// Whether narrowing was given up where it had all steps that were left, and whether all of the usual work was in vain: less
+    /// of either is worth it for others.
     hard: bool,
+    vain: bool,
 }
 
 /// A proof of what no step of an assignment of a problem goes below, with what comes before and behind its passes.
@@ -187,6 +186,7 @@ impl<'a> Proof<'a> {
             weights: self.search.weights.clone(),
             reached: self.least.0 as f64 / passes.0.max(1) as f64,
             hard: false,
+            vain: false,
         };
         (self.least, known)
     }
@@ -198,10 +198,11 @@ impl<'a> Proof<'a> {
         fastest.as_ref().filter(|(time, _)| *time < judged.passes).map(|(_, split)| split.clone())
     }
 
-    /// The chains by which stretches of layers were ruled out are known as well, and whether that took too long.
+    /// The chains by which stretches of layers were ruled out are known as well, and whether work was in vain.
     pub fn teach(&self, known: &mut Known) {
         known.clauses = self.search.clauses.clone();
         known.hard = self.search.hard;
+        known.vain = self.least < self.search.judged.tolerable.scale(NEAR);
     }
 
     /// What whole layers show beside that, as far as it is asked for. What is judged may be another split than before, of
@@ -220,16 +221,14 @@ impl<'a> Proof<'a> {
             search.allow(1);
             self.least = self.least.max(search.least_of_all(&self.families, judged.tolerable));
         }
-        let nearly = self.least < judged.tolerable && self.least > judged.tolerable.scale(NEARLY);
-        let effort = if nearly { judged.effort.max(MORE) } else { judged.effort };
         // What the usual work shows stays: more of it goes other ways.
-        if effort > 1 {
-            search.allow(effort);
+        if judged.effort > 1 {
+            search.allow(judged.effort);
             for goal in [judged.tolerable, judged.asked] {
                 if self.least < goal.scale(NEAR) {
                     self.least = self.least.max(search.least_of_all(&self.families, goal));
                 }
-                if self.least < goal.scale(NEAR) || judged.effort == 1 {
+                if self.least < goal.scale(NEAR) {
                     break;
                 }
             }
@@ -311,6 +310,8 @@ struct Search<'a> {
     narrowed: bool,
     /// [`Known::hard`], of another problem; then of this as well.
     hard: bool,
+    /// [`Known::vain`], of another problem.
+    vain: bool,
     /// How many times the usual work is done.
     effort: u32,
     /// Whether whole layers showed no more than parts of them for the latest programme, and no row of memory bound those.
@@ -328,7 +329,7 @@ impl<'a> Search<'a> {
         let mut chains = known.map_or_else(|| listed(problem, false), |known| known.chains.clone());
         let weights = known.map_or_else(Vec::new, |known| known.weights.clone());
         let clauses = known.map_or_else(Clauses::default, |known| known.clauses.clone());
-        let hard = known.is_some_and(|known| known.hard);
+        let (hard, vain) = known.map_or((false, false), |known| (known.hard, known.vain));
         let started = known.is_some();
         let mut known: HashSet<Chain> = chains.iter().cloned().collect();
         if judged.traffic.is_some() && !problem.pipeline.split_backward {
@@ -352,6 +353,7 @@ impl<'a> Search<'a> {
             narrows_first: false,
             narrowed: false,
             hard,
+            vain,
             effort: 1,
             stuck: false,
             stop,
@@ -360,17 +362,14 @@ impl<'a> Search<'a> {
 
     /// Allows for programmes over whole layers, so many times the usual work.
     fn allow(&mut self, effort: u32) {
+        let share = |less: bool| if less && effort == 1 { GLANCE } else { 1 };
+        let (all, narrowing) = (share(self.vain), share(self.vain || self.hard));
         self.effort = effort;
-        self.whole = MOST_WHOLE * effort as usize;
+        self.whole = MOST_WHOLE * effort as usize / all as usize;
         self.work = 0;
-        self.steps = STEPS * u64::from(effort);
-        self.narrow_steps = match (effort, self.judged.effort) {
-            (1, _) if self.hard => NARROW_STEPS / GLANCE,
-            (1, _) => NARROW_STEPS,
-            // More of other work is worth it; what narrowing shows was seen.
-            (_, 1) => 0,
-            (_, asked) => NARROW_STEPS.max(NARROW_STEPS / GLANCE * u64::from(asked)),
-        };
+        self.steps = STEPS * u64::from(effort) / all;
+        // What the usual narrowing shows was seen.
+        self.narrow_steps = NARROW_STEPS.max(NARROW_STEPS / GLANCE * u64::from(effort)) / narrowing;
         self.narrow_allowed = self.narrow_steps;
         self.narrows_first = effort == 1;
     }

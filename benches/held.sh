@@ -1,13 +1,52 @@
 #!/bin/sh
-# Jobs held to chunks that nobody would choose: how far a printed split is at most from the fastest.
+# How far a printed split is at most from the fastest: of jobs held to chunks that nobody would choose, or of any.
 #
-#   benches/held.sh           75 jobs, five plans each (two minutes); further words go to autoplan, such as --prove 10
+#   benches/held.sh           75 jobs held to chunks, five plans each (two minutes)
+#   benches/held.sh drawn     300 jobs of shipped models on shipped clusters, of ordinary and odd sizes, drawn always alike; ten
+#                             plans each, without those that a framework cannot express (six minutes)
 #
-# A line is the seconds of a job, how many of its plans may be more than 5 % slower than with another split, by how much the
+# Further words go to autoplan, such as --prove 10. A line is the seconds of a job, how many of its plans may be more than 5 % slower than with another split, by how much the
 # worst may be, and the job. Needs the release build (./x build --release).
 set -eu
 cd "$(dirname "$0")/.."
 autoplan=${AUTOPLAN:-target/release/autoplan}
+what=held
+if [ "${1:-}" = drawn ]; then
+    what=drawn
+    shift
+fi
+
+held() {
+    jobs | while read -r of; do
+        for chunks in 4,vpp=3 8,vpp=2 8,vpp=4 16,vpp=2 16,vpp=4; do
+            echo "$of --top 5 --fix pp=$chunks"
+        done
+    done
+}
+
+# Numbers are Lehmer's, of which each takes the next: the same in every awk.
+drawn() {
+    names() { "$autoplan" "$1" | awk 'NR > 1 && NF { printf "%s ", $1 }'; }
+    awk -v models="$(names models)" -v clusters="$(names clusters)" '
+        function next_of(many) { state = state * 16807 % 2147483647; return state % many + 1 }
+        BEGIN {
+            state = 20261130
+            m = split(models, model); c = split(clusters, cluster)
+            n = split("1 1 2 3 4 5 6 7 8 12 16 20 24 32 48 64 96 100 128 192 256 384 512 640 1024 1536 2048", nodes)
+            s = split("2048 4096 4096 8192 8192 16384 32768", length_of)
+            f = split("megatron megatron megatron megatron bridge torchtitan deepspeed megatron-deepspeed", framework)
+            while (drawn < 300) {
+                gpus = 8 * nodes[next_of(n)]
+                b = split(sprintf("%d %d %d %d %d 512 960 1024 1536 2000", gpus / 8, gpus / 4, gpus / 2, gpus, gpus * 2), batch)
+                job = sprintf("%s %s --gpus %d --global-batch %d --seq-len %d --framework %s", model[next_of(m)],
+                    cluster[next_of(c)], gpus, batch[next_of(b)], length_of[next_of(s)], framework[next_of(f)])
+                # The box has eight GPUs.
+                if (job ~ /l40s/ && gpus > 8) continue
+                print job
+                drawn++
+            }
+        }'
+}
 
 jobs() {
     cat <<'JOBS'
@@ -37,8 +76,9 @@ measure() {
     status=0
     started=$(date +%s.%N)
     # shellcheck disable=SC2086 # a job is several words
-    "$autoplan" plan $job --top 5 --format json "$@" >"$scratch/plans" 2>"$scratch/notes" || status=$?
+    "$autoplan" plan $job --format json "$@" >"$scratch/plans" 2>"$scratch/notes" || status=$?
     ended=$(date +%s.%N)
+    [ "$what $status" != "drawn 2" ] || return 0
     if [ "$status" -gt 1 ]; then
         echo "held.sh: plan $job $*" >&2
         cat "$scratch/notes" >&2
@@ -49,12 +89,9 @@ measure() {
         END { printf "%.1f s\t%d of %d\t%.1f %%\t%s\n", e - s, open, plans, 100 * worst, job }' "$scratch/plans"
 }
 
-jobs | while read -r of; do
-    for chunks in 4,vpp=3 8,vpp=2 8,vpp=4 16,vpp=2 16,vpp=4; do
-        job="$of --fix pp=$chunks"
-        measure "$@" >"$scratch/line"
-        tee -a "$scratch/lines" <"$scratch/line"
-    done
+$what | while read -r job; do
+    measure "$@" >"$scratch/line"
+    tee -a "$scratch/lines" <"$scratch/line"
 done
 awk '
     { open += $3; plans += $5 }

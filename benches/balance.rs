@@ -68,7 +68,7 @@ fn problem(seed: u64, kinds: usize, virtual_stages: u32, freedom: Freedom) -> Pr
     let problem = Problem {
         pipeline: Arc::new(Pipeline::of(shape)),
         kinds: scale.iter().map(kind).collect(),
-        runs,
+        runs: runs.into(),
         modes: (0..12).map(mode).collect(),
         block: Some(Block { full: 11, rest: 0, counts: (1, LAYERS), hopeless: false }),
         freedom,

@@ -1,6 +1,8 @@
 //! A model as a flat list of layers with their parameters and FLOPs. Knows no hardware and no
 //! parallelism.
 
+use std::sync::Arc;
+
 use crate::spec::job::PackedLengths;
 use crate::spec::model::{
     Attention, Block, FeedForward, LatentAttention, Mamba2, Mixer, Model, Moe, Norm, Position, QkNorm,
@@ -16,7 +18,7 @@ pub struct Layers {
     /// Kind of every decoder layer, first to last.
     pub order: Vec<u8>,
     /// `order` as runs of equal layers.
-    pub runs: Vec<Run>,
+    pub runs: Arc<[Run]>,
     /// Decoder layers of every kind.
     pub counts: Vec<u32>,
     /// Kind of the multi-token-prediction modules and their number.
@@ -35,11 +37,11 @@ pub struct LayerKind {
 }
 
 /// `count` layers of one kind in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Run {
     /// Index into [`Layers::kinds`].
     pub kind: u8,
-    /// How many.
+    /// How many layers, at least one.
     pub count: u32,
 }
 
@@ -118,7 +120,7 @@ impl Layers {
         }
         let mut counts = vec![0; kinds.len()];
         runs.iter().for_each(|run| counts[usize::from(run.kind)] += run.count);
-        Self { kinds, order, runs, counts, mtp }
+        Self { kinds, order, runs: runs.into(), counts, mtp }
     }
 
     /// Number of decoder layers.

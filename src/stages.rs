@@ -46,6 +46,7 @@ mod walk;
 
 use crate::units::{Bytes, Picos};
 
+pub use crate::layers::Run;
 pub(crate) use chunked::KnownSplits;
 pub(crate) use descent::{Move, shortening, simulated_passes};
 pub use dp::{Balancer, Outcome};
@@ -64,15 +65,6 @@ pub const MAX_KINDS: usize = 16;
 
 /// A value for every kind of layers; few models have more than are kept without allocating.
 pub type PerKind<T> = SmallVec<[T; 4]>;
-
-/// `count` layers of one kind in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
-    /// Index into [`Problem::kinds`].
-    pub kind: u8,
-    /// How many layers, at least one.
-    pub count: u32,
-}
 
 /// What one layer of a kind costs on one rank, whatever it recomputes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -260,7 +252,7 @@ pub struct Problem {
     /// Kinds of layers, at most [`MAX_KINDS`].
     pub kinds: Vec<Kind>,
     /// The layers in model order.
-    pub runs: Vec<Run>,
+    pub runs: Arc<[Run]>,
     /// Ways to recompute, at least one.
     pub modes: Modes,
     /// Recomputation of the first layers of every chunk, where the framework has it.
@@ -608,7 +600,7 @@ impl Problem {
         // Everything on one rank at once, in 128 bits, must leave room for a factor of 8.
         let in_flight = u128::from(self.pipeline.most_in_flight);
         let mut counts = [0_u128; MAX_KINDS];
-        for run in &self.runs {
+        for run in &*self.runs {
             counts[usize::from(run.kind)] += u128::from(run.count);
         }
         let mut time = 0;

@@ -416,7 +416,7 @@ impl Balancing {
         let problem = Problem {
             pipeline,
             kinds,
-            runs: layers.runs.iter().map(|run| stages::Run { kind: run.kind, count: run.count }).collect(),
+            runs: layers.runs.clone(),
             modes: ways.modes.clone(),
             block: ways.block,
             hopeless: ways.hopeless.clone(),

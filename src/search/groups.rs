@@ -685,7 +685,7 @@ impl Search<'_> {
                 longest_forward = longest_forward.max(forward.0 as f64 / all);
             }
         };
-        for run in &self.layers.runs {
+        for run in &*self.layers.runs {
             let layer = &cell.layers[run.kind as usize];
             let (f, b) = (layer.forward.total(), layer.backward.total());
             passes = [passes[0] + f * u64::from(run.count), passes[1] + b * u64::from(run.count)];

@@ -917,7 +917,7 @@ impl<'a> Programme<'a> {
         };
         let ordered = ordered(problem);
         let mut sorts: Vec<Sort> = Vec::new();
-        for run in &problem.runs {
+        for run in &*problem.runs {
             let kind = usize::from(run.kind);
             match sorts.iter_mut().find(|sort| !ordered && sort.kind == kind) {
                 Some(sort) => sort.count += run.count,

@@ -203,7 +203,7 @@ impl<'a> Passes<'a> {
     fn new(problem: &'a Problem, shape: Shape, simulator: &'a mut Simulator) -> Self {
         let mut all = [Picos::ZERO; 3];
         let mut before = vec![all];
-        for run in &problem.runs {
+        for run in &*problem.runs {
             let kind = &problem.kinds[usize::from(run.kind)];
             for _ in 0..run.count {
                 let own = [kind.forward, kind.backward, kind.weight];
@@ -380,7 +380,7 @@ pub(super) mod tests {
         Problem {
             pipeline: Arc::new(Pipeline::of(shape)),
             kinds: vec![kind(3), kind(5)],
-            runs: vec![Run { kind: 0, count: 3 }, Run { kind: 1, count: layers - 3 }],
+            runs: [Run { kind: 0, count: 3 }, Run { kind: 1, count: layers - 3 }].into(),
             modes: Vec::new().into(),
             block: None,
             hopeless: 0..0,
@@ -427,7 +427,7 @@ pub(super) mod tests {
         let shape = shape(Schedule::Interleaved, 4, 2, 32);
         let lumpy = problem(shape, 17);
         let mut level = problem(shape, 16);
-        level.runs = vec![Run { kind: 1, count: 16 }];
+        level.runs = [Run { kind: 1, count: 16 }].into();
         level.fixed.fill(Fixed::default());
         let mut simulator = Simulator::default();
         let mut descend = |problem: &Problem| {

@@ -305,7 +305,7 @@ enum Way {
 
 fn totals(problem: &Problem) -> Counts {
     let mut totals = Counts::default();
-    for run in &problem.runs {
+    for run in &*problem.runs {
         totals[usize::from(run.kind)] += run.count;
     }
     totals

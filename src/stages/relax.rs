@@ -376,7 +376,7 @@ impl Relaxation {
         let chain = pipeline.chunks_per_rank == 1 && !pipeline.split_backward;
         let looped = !pipeline.split_backward;
         self.counts = [0; MAX_KINDS];
-        for run in &problem.runs {
+        for run in &*problem.runs {
             self.counts[usize::from(run.kind)] += u64::from(run.count);
         }
         self.present.clear();

@@ -1,8 +1,10 @@
 //! Problems whose times are rounded to a fraction of a layer: so many have the same splits, which are found once.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
-use super::{Fixed, Kind, Problem};
+use super::{Fixed, Kind, Problem, Run};
 use crate::plan::Schedule;
 use crate::units::Picos;
 
@@ -67,8 +69,7 @@ pub(super) fn rounded(problem: &Problem) -> Problem {
 /// All of a [`rounded`] problem that says how long its passes take before anything is recomputed.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(super) struct PassTimes {
-    /// Kind and number of layers of every run.
-    runs: Vec<(u8, u32)>,
+    runs: Arc<[Run]>,
     /// Both passes of a layer and its weight gradients, by kind.
     layers: Vec<[Picos; 3]>,
     /// The same of every chunk beside its layers, the fewest layers it may have, and whether it has none; and of how many
@@ -99,7 +100,7 @@ impl PassTimes {
         }
         let layer = |kind: &Kind| rounding.passes(kind.forward, kind.backward, kind.weight);
         Self {
-            runs: problem.runs.iter().map(|run| (run.kind, run.count)).collect(),
+            runs: problem.runs.clone(),
             layers: problem.kinds.iter().map(layer).collect(),
             ends,
             schedule: problem.pipeline.schedule,

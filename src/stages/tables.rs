@@ -1,5 +1,7 @@
 //! Tables of one problem that solvers look up: counts of layers in an interval, costs of modes.
 
+use std::sync::Arc;
+
 use super::chunked::Policy;
 use super::{Choice, Counts, Fixed, Modes, Problem, Run};
 
@@ -56,7 +58,7 @@ pub(super) struct Tables {
     /// Work memory: recomputation of the whole model in each mode.
     priced: Vec<(u64, u16)>,
     /// What was loaded: runs, ways to recompute, and both passes of a layer by kind.
-    runs: Vec<Run>,
+    runs: Arc<[Run]>,
     ways: Option<Modes>,
     passes: Vec<u64>,
 }
@@ -77,7 +79,7 @@ impl Tables {
         self.layers = problem.layer_count();
         self.kind_at.clear();
         self.totals = Counts::default();
-        for run in &problem.runs {
+        for run in &*problem.runs {
             self.kind_at.extend(std::iter::repeat_n(run.kind, run.count as usize));
             self.totals[usize::from(run.kind)] += run.count;
         }

@@ -117,7 +117,7 @@ fn random_problem(random: &mut Random, pipeline: Pipeline, layers: u32, most_cho
     let mut problem = Problem {
         pipeline: Arc::new(pipeline),
         kinds,
-        runs,
+        runs: runs.into(),
         modes: modes.into(),
         block,
         hopeless: 0..0,
@@ -563,7 +563,7 @@ fn relaxed_bounds_know_what_chunks_must_hold() {
     (problem.min_layers, problem.limit) = (1, Bytes(u64::MAX / 16));
     problem.kinds[1].forward = Picos(1);
     problem.kinds[1].backward = Picos(2);
-    problem.runs = vec![Run { kind: 1, count: 2 }, Run { kind: 0, count: 12 }];
+    problem.runs = [Run { kind: 1, count: 2 }, Run { kind: 0, count: 12 }].into();
     let layer = problem.kinds[0].forward.0 + problem.kinds[0].backward.0;
     let head = &mut problem.fixed[11];
     (head.forward, head.backward) = (Picos(5 * layer), Picos(10 * layer));
@@ -575,7 +575,7 @@ fn relaxed_bounds_know_what_chunks_must_hold() {
     let bound = relaxation.lower_bound(&problem, ANY).expect("everything fits");
     let busy = problem.pipeline.micro_batches * (15 + 2) * layer;
     assert!(bound.0 >= busy - busy / 1_000_000, "{bound:?} < {busy}");
-    problem.runs[1].count = 9;
+    Arc::make_mut(&mut problem.runs)[1].count = 9;
     assert_eq!(relaxation.lower_bound(&problem, ANY), None);
 }
 
@@ -805,7 +805,7 @@ fn realistic(random: &mut Random, layers: u32, ranks: u32, virtual_stages: u32, 
     let mut problem = Problem {
         pipeline: Arc::new(Pipeline::of(shape)),
         kinds,
-        runs,
+        runs: runs.into(),
         modes: modes.into(),
         block: Some(Block { full: 11, rest: 0, counts: (1, layers), hopeless: false }),
         freedom: if random.chance(50) { Freedom::Global } else { Freedom::PerStage },

@@ -259,10 +259,10 @@ impl Prepared<'_> {
                     return left(ranking);
                 }
                 let pays = gain > open.cost.interval(plan.layout()).difference;
-                let (chosen, other, ranking, another) =
-                    if pays { (open, search, offloads, ranking) } else { (search, open, ranking, offloads) };
-                let answer = chosen.finish(ranking, request, observer);
-                let Some(other) = other.finish_best(&another, request, observer).map(Box::new) else {
+                let (without, with) = ((search, ranking), (open, offloads));
+                let ((search, best), (other, second)) = if pays { (with, without) } else { (without, with) };
+                let answer = search.finish(best, request, observer);
+                let Some(other) = other.finish_best(&second, request, observer).map(Box::new) else {
                     return Solution { answer, offloading: Offloading::Left };
                 };
                 let offloading = if pays { Offloading::Pays(other) } else { Offloading::Ties(other) };

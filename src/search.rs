@@ -106,7 +106,7 @@ pub struct Found {
     pub even: Option<Picos>,
     /// By what share any other placement of layers could at most be faster.
     pub split_gap: f64,
-    /// Whether its split was looked at closely: of others no more is known with more work.
+    /// Whether its split was looked at closely by bounds: of others no more is known with more work.
     pub looked_at: bool,
     /// Whether the observer ended the proof of that, and the search for a better split, before little was left open.
     pub cut_short: bool,

@@ -1,37 +1,43 @@
 //! All splits of a layout that has few: the fastest of them is known, not bounded.
 
 use super::balance::{Balancing, TablesOf};
+use super::best::Settled;
 use super::polish::Better;
 use super::{Scratch, Search};
-use crate::plan::Plan;
-use crate::stages::{Assignment, Choice, Freedom, Problem};
-use crate::units::Picos;
+use crate::stages::{Assignment, Block, Choice, Freedom, Problem, simulated_passes};
 
-/// Splits, each with every choice of what is recomputed, up to which all are tried: some hundredths of a second.
+/// Splits, each with every choice of what is recomputed, up to which all are tried, and passes that are simulated of them:
+/// some tenths of a second at most.
 const FEW: u64 = 4096;
+const PASSES: u64 = 10_000_000;
 
 impl Search<'_> {
-    /// The fastest split of a layout, if it has few: that of a plan which takes so long, or a faster one. Where the framework
-    /// has even splits alone, they differ in what is recomputed.
+    /// The fastest split of a layout, if it has few: that which was settled, or a faster one. As in the balancing problem, no
+    /// chunks but the ends are empty. Where the framework has even splits alone, they differ in what is recomputed.
     pub(super) fn fastest_of_all(
         &self,
-        plan: &Plan,
-        step: Picos,
+        settled: &Settled,
         balancing: &Balancing,
         tables: TablesOf<'_>,
+        stop: &dyn Fn() -> bool,
         scratch: &mut Scratch,
     ) -> Option<Better> {
-        let (layout, problem) = (plan.layout(), &balancing.problem);
+        let (layout, problem) = (settled.plan.layout(), &balancing.problem);
         let choices = choices(problem)?;
-        let most = FEW / (choices.len() as u64).max(1);
+        let few = FEW.min(PASSES / simulated_passes(&problem.pipeline).max(1));
         let splits = if self.space.capabilities().uneven_stages {
-            splits(problem, most)?
+            splits(problem, few / choices.len() as u64)?
         } else {
             vec![self.even(layout, problem, scratch)?.layers]
         };
-        let mut best = Better { step, plan: plan.clone() };
+        let own = balancing.assignment(settled.plan.chunks());
+        debug_assert!(splits.contains(&own.layers) && choices.contains(&own.recompute[0]), "{own:?}");
+        let mut best = Better { step: settled.time, plan: settled.plan.clone() };
         for layers in &splits {
             for &choice in &choices {
+                if stop() {
+                    return None;
+                }
                 let split = Assignment::uniform(layers, choice);
                 let found = self.timed_below(best.step, layout, &split, balancing, tables, scratch);
                 best = found.unwrap_or(best);
@@ -41,7 +47,7 @@ impl Search<'_> {
     }
 }
 
-/// What all chunks may recompute alike; none where ranks choose for themselves.
+/// What all chunks may recompute alike; none where ranks choose for themselves, or nothing is offered.
 fn choices(problem: &Problem) -> Option<Vec<Choice>> {
     if problem.freedom == Freedom::PerStage {
         return None;
@@ -50,9 +56,10 @@ fn choices(problem: &Problem) -> Option<Vec<Choice>> {
     let modes = offered.map(|(mode, _)| Choice::Mode(mode));
     let block = problem.block.filter(|block| !block.hopeless);
     // More than all layers of a chunk are all of them.
-    let blocks =
-        block.into_iter().flat_map(|block| block.counts.0..=block.counts.1.min(problem.layer_count()));
-    Some(modes.chain(blocks.map(Choice::Block)).collect())
+    let counts =
+        block.map(|Block { counts: (least, most), .. }| least..=most.min(problem.layer_count().max(least)));
+    let choices: Vec<Choice> = modes.chain(counts.into_iter().flatten().map(Choice::Block)).collect();
+    (!choices.is_empty()).then_some(choices)
 }
 
 /// Layers by chunk, in all ways, if those are not more.

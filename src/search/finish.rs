@@ -195,9 +195,13 @@ impl Search<'_> {
             1 => 0.0,
             _ => (step.0 as f64 / least.0.max(1) as f64 - 1.0).max(0.0),
         };
-        let few = (verify.is_some() && beyond(settled.time, floor.step(bound)) > WORTH)
-            .then(|| self.fastest_of_all(&settled.plan, settled.time, &balancing, tables, &mut scratch));
-        let fastest = few.flatten();
+        let seeks = verify.is_some_and(|closely| closely.whole)
+            && beyond(settled.time, floor.step(bound)) > WORTH
+            && !observer.stop();
+        let fastest = seeks
+            .then(|| self.fastest_of_all(&settled, &balancing, tables, &|| observer.stop(), &mut scratch))
+            .flatten();
+        let all_known = fastest.is_some();
         let least = fastest.as_ref().map_or(Picos::ZERO, |fastest| fastest.step);
         let gap = |step: Picos, bound: Picos| beyond(step, floor.step(bound).max(least));
         let stop = || observer.stop();
@@ -228,24 +232,16 @@ impl Search<'_> {
             || layout.pipeline_parallel > 1
                 && (layout.schedule.splits_backward() || much && bound < within(settled.time, TOLERATED));
         #[cfg(feature = "milp")]
-        let mut proof =
-            verify.filter(|_| chained && fastest.is_none() && problem.check().is_ok()).map(|closely| {
-                let known = example.and_then(|example| example.known.as_ref());
-                Proof::new(problem, judged(settled.time, &own, chunks[0].recompute, closely), known, &stop)
-            });
+        let mut proof = verify.filter(|_| chained && !all_known && problem.check().is_ok()).map(|closely| {
+            let known = example.and_then(|example| example.known.as_ref());
+            Proof::new(problem, judged(settled.time, &own, chunks[0].recompute, closely), known, &stop)
+        });
         #[cfg(feature = "milp")]
         if let Some(proof) = &mut proof {
             let (least, shows) = proof.quickly();
             bound = bound.max(least);
             shown = Some(shows);
         }
-        // What is proved of the better split tells more of the other one too.
-        let wanted = moves && capabilities.uneven_stages;
-        let moves = wanted && !stop() && gap(settled.time, bound) > WORTH;
-        let better = moves
-            .then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch))
-            .flatten();
-        let better = better.or(fastest.filter(|fastest| wanted && fastest.step < settled.time));
         // Another split is worth what it gains in time, less what it loses in room.
         let chance = self.cost.chance_to_fit(&prediction);
         let worth = |better: &Better| {
@@ -253,7 +249,16 @@ impl Search<'_> {
             let chance_then = self.cost.chance_to_fit(&predict(self.cost, self.layers, &better.plan));
             gain >= LEAST_GAIN && gain >= (chance - chance_then) * GAIN_PER_CHANCE
         };
-        let better = better.filter(worth);
+        let fastest = fastest.filter(|_| moves).filter(worth);
+        // What is proved of the better split tells more of the other one too. Beside the fastest of all none is looked for.
+        let moves = moves
+            && capabilities.uneven_stages
+            && fastest.is_none()
+            && !stop()
+            && gap(settled.time, bound) > WORTH;
+        let better =
+            moves.then(|| self.better(&settled.plan, settled.time, &balancing, tables, &mut scratch));
+        let better = better.flatten().filter(worth).or(fastest);
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let otherwise = moves.then(|| {
             let most = floor.passes(present);
@@ -289,7 +294,7 @@ impl Search<'_> {
         };
         let present = better.as_ref().map_or(settled.time, |better| better.step);
         let thorough = verify.is_some_and(|closely| closely.best || closely.effort > 1);
-        let better = if moves && thorough && gap(present, bound) > TOLERATED {
+        let better = if moves && thorough && !all_known && gap(present, bound) > TOLERATED {
             let from = better.as_ref().map_or(&settled.plan, |better| &better.plan);
             let annealed = self.annealed(from, present, &balancing, tables, &stop, &mut scratch);
             let nearest = |found: Better, scratch: &mut Scratch| {
@@ -328,8 +333,8 @@ impl Search<'_> {
             prediction,
             even,
             split_gap,
-            looked_at: verify.is_some(),
-            cut_short: wanted && open > WORTH && stop(),
+            looked_at: verify.is_some() && !all_known,
+            cut_short: verify.is_some() && !all_known && open > TOLERATED && stop(),
             polished,
             ranked: None,
             #[cfg(feature = "milp")]

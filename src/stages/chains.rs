@@ -67,8 +67,8 @@ const STEPS: u64 = 3_000_000;
 const PASSES_PER_STEP: u64 = 12;
 /// Steps of narrowing.
 const NARROW_STEPS: u64 = 5 * STEPS;
-/// After this part of what all are allowed a programme is given up unless it has begun; and the part of all work that is done
-/// where that of another of the shape was in vain.
+/// After this part of what all are allowed a programme is given up unless it has begun; and the part of all steps and
+/// programmes that are worth it where those of another of the shape were in vain.
 const GLANCE: u64 = 4;
 /// Steps for ways like that of the plan, before anything else, where layers have an order that programmes over whole layers
 /// know: those decide most. Of ten plans of 70B on 5,376 three take more than a third of them.
@@ -147,6 +147,8 @@ pub struct Proof<'a> {
     least: Picos,
     /// [`Known::reached`] of the problem that showed this one something.
     reached: f64,
+    /// [`Known::vain`].
+    vain: bool,
 }
 
 impl<'a> Proof<'a> {
@@ -172,6 +174,7 @@ impl<'a> Proof<'a> {
             families: families_of(problem, judged.recompute, ways),
             least: Picos::ZERO,
             reached: known.map_or(1.0, |known| known.reached * (1.0 - LESS)),
+            vain: false,
         }
     }
 
@@ -202,7 +205,7 @@ impl<'a> Proof<'a> {
     pub fn teach(&self, known: &mut Known) {
         known.clauses = self.search.clauses.clone();
         known.hard = self.search.hard;
-        known.vain = self.least < self.search.judged.tolerable.scale(NEAR);
+        known.vain = self.vain;
     }
 
     /// What whole layers show beside that, as far as it is asked for. What is judged may be another split than before, of
@@ -220,6 +223,7 @@ impl<'a> Proof<'a> {
         if self.least < judged.tolerable && hopeful {
             search.allow(1);
             self.least = self.least.max(search.least_of_all(&self.families, judged.tolerable));
+            self.vain = self.least < judged.tolerable.scale(NEAR);
         }
         // What the usual work shows stays: more of it goes other ways.
         if judged.effort > 1 {
@@ -368,7 +372,7 @@ impl<'a> Search<'a> {
         self.whole = MOST_WHOLE * effort as usize / all as usize;
         self.work = 0;
         self.steps = STEPS * u64::from(effort) / all;
-        // What the usual narrowing shows was seen.
+        // More of it is worth less than more of the others: what the usual narrowing shows was seen.
         self.narrow_steps = NARROW_STEPS.max(NARROW_STEPS / GLANCE * u64::from(effort)) / narrowing;
         self.narrow_allowed = self.narrow_steps;
         self.narrows_first = effort == 1;

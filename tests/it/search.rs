@@ -3,8 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 
 use autoplan::candidates::{Axis, Restrictions, Space};
 use autoplan::cost::CellKey;
@@ -709,39 +709,60 @@ fn no_split_is_faster_than_its_certificate_allows() {
     assert!(walked > 5000 && faster > 100, "{walked}, {faster}");
 }
 
+/// All ways to share so many layers out over some chunks, of which only the ends may be empty.
+fn compositions(layers: u32, chunks: usize) -> Vec<Vec<u32>> {
+    let mut all = vec![Vec::new()];
+    for at in 0..chunks {
+        let last = at + 1 == chunks;
+        let longer = |split: Vec<u32>| {
+            let left = layers - split.iter().sum::<u32>();
+            let from = if last { left } else { u32::from(at > 0) };
+            (from..=left).map(move |n| [&split[..], &[n]].concat())
+        };
+        all = all.into_iter().flat_map(longer).collect();
+    }
+    all
+}
+
 /// Where a layout has few splits, all are tried: none is faster than the one that is printed, whatever certificates by bounds
 /// would leave open.
 #[test]
 fn of_few_splits_the_fastest_is_known() {
+    let full = Recompute::FullUniform(1);
     let mut moved = 0;
-    for (model, cluster, (gpus, batch, length), target) in [
-        ("llama3.2-3b", "dgx-h100", (40, 5, 8192), Target::Megatron),
-        ("llama3.2-1b", "dgx-a100", (96, 24, 2048), Target::Megatron),
-        ("llama2-70b", "gb300-nvl72", (800, 200, 8192), Target::MegatronDeepSpeed),
+    for (model, cluster, (gpus, batch, length), (stages, chunks), target, ways) in [
+        ("llama3.2-3b", "dgx-h100", (40, 5, 8192), (2, 1), Target::Megatron, vec![Recompute::None, full]),
+        ("llama3.2-1b", "dgx-a100", (96, 24, 2048), (3, 1), Target::Megatron, vec![Recompute::None, full]),
+        ("llama3.2-1b", "dgx-a100", (16, 4, 2048), (2, 2), Target::Megatron, vec![Recompute::None, full]),
+        ("llama3.1-8b", "dgx-a100", (288, 12, 2048), (3, 1), Target::Megatron, vec![full]),
+        // More layers than there are.
+        ("llama3.1-8b", "dgx-h100", (24, 3, 8192), (3, 1), Target::Megatron, vec![Recompute::FullBlock(100)]),
+        (
+            "llama2-70b",
+            "gb300-nvl72",
+            (800, 200, 8192),
+            (4, 1),
+            Target::MegatronDeepSpeed,
+            vec![Recompute::None, full],
+        ),
     ] {
         let mut task = Task::shipped(model, cluster, gpus, batch, length).unwrap();
         task.target = target;
-        let ways = vec![Recompute::None, Recompute::FullUniform(1)];
         task.restrictions.recompute = Some(ways.clone());
-        task.restrictions.pipeline_parallel.only = Some(vec![2, 3, 4, 5, 10]);
-        task.restrictions.virtual_stages.only = Some(vec![1]);
+        task.restrictions.pipeline_parallel.only = Some(vec![stages]);
+        task.restrictions.virtual_stages.only = Some(vec![chunks]);
         let prepared = task.prepare();
+        let layers = prepared.context.layers;
+        let splits = if target.capabilities().uneven_stages {
+            compositions(layers, (stages * chunks) as usize)
+        } else {
+            vec![vec![layers / stages; stages as usize]]
+        };
         let request = Request { top: 6, verified: 6, ..Request::default() };
         for mut found in prepared.search(&request, &Silent).found {
             found.take_polished();
             moved += u32::from(found.ranked.is_some());
             let layout = *found.plan.layout();
-            let (stages, layers) = (layout.pipeline_parallel as usize, prepared.context.layers);
-            if stages > 3 && target.capabilities().uneven_stages {
-                continue;
-            }
-            let splits: Vec<Vec<u32>> = if target.capabilities().uneven_stages {
-                let cuts = (0..=layers).flat_map(|a| (a..=layers).map(move |b| (a, b)));
-                let cuts = cuts.filter(|&(_, b)| stages == 3 || b == layers);
-                cuts.map(|(a, b)| [a, b - a, layers - b][..stages].to_vec()).collect()
-            } else {
-                vec![vec![layers / stages as u32; stages]]
-            };
             let mut least = found.prediction.step();
             for (split, &recompute) in
                 splits.iter().flat_map(|split| ways.iter().map(move |way| (split, way)))
@@ -749,20 +770,49 @@ fn of_few_splits_the_fastest_is_known() {
                 let chunks = split.iter().map(|&layers| Chunk { layers, recompute }).collect();
                 let plan = Plan::new(layout, chunks, gpus, batch, layers).unwrap();
                 let prediction = prepared.predict(&plan);
-                let inner = split.get(1..stages - 1).unwrap_or_default();
-                let legal = !inner.contains(&0) && legal_plan(task.target, &prepared.context, &plan).is_ok();
+                let legal = legal_plan(task.target, &prepared.context, &plan).is_ok();
                 if legal && prepared.cost().fits(&prediction) {
                     least = least.min(prediction.step());
                 }
             }
-            // Moves that gain nothing that is seen are left.
+            // What may gain no more than two per cent is left, and so is of another what gains nothing that is seen.
             let step = found.prediction.step();
-            assert!(step <= least + least.scale(1e-3), "{} takes {step}, another split {least}", found.plan);
+            let most = if found.ranked.is_some() { 1e-3 } else { 0.021 };
+            assert!(step <= least + least.scale(most), "{} takes {step}, another split {least}", found.plan);
             let bound = step.0 as f64 / (1.0 + found.split_gap);
             assert!(found.split_gap < 0.021 && bound <= least.0 as f64 * (1.0 + 1e-9), "{}", found.plan);
         }
     }
-    assert!(moved > 0);
+    assert!(moved > 2, "{moved}");
+}
+
+/// Stops as soon as splits are looked at.
+#[derive(Default)]
+struct Impatient(AtomicBool);
+
+impl Observer for Impatient {
+    fn certified(&self, _: usize, _: usize) {
+        self.0.store(true, Relaxed);
+    }
+    fn stop(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Proofs that are ended are told from those that have done their work: more time brings nothing there.
+#[test]
+fn proofs_that_are_cut_short_are_known() {
+    let mut task = Task::shipped("nemotron-h-8b", "dgx-h100", 64, 64, 8192).unwrap();
+    task.restrictions.pipeline_parallel.only = Some(vec![8]);
+    task.restrictions.virtual_stages.only = Some(vec![2]);
+    let request = Request { top: 3, verified: 3, ..Request::default() };
+    let ended = task.prepare().search(&request, &Impatient::default());
+    assert!(ended.stop == Stop::Proved && ended.found.iter().any(|found| found.cut_short));
+    for found in &ended.found {
+        assert_eq!(found.cut_short, found.split_gap > 0.049, "{}", found.split_gap);
+    }
+    let proved = task.prepare().search(&request, &Silent);
+    assert!(proved.found.iter().all(|found| !found.cut_short));
 }
 
 /// Chunks of one layer or two make ranks wait, which chains of passes averaged over splits do not show: it is seen where ranks

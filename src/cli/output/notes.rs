@@ -216,7 +216,7 @@ pub(super) fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Fai
     if let Some(faster) = faster_when_moved(rows).filter(|_| !taken.is_empty()) {
         taken.push(format!("  with that, {faster}"));
     }
-    let title = "layers moved after the ranking, and with them what is recomputed where that is told (--as-ranked leaves both):";
+    let title = "splits changed after the ranking (--as-ranked keeps those that were ranked):";
     for (title, lines) in
         [(title, taken), ("layers moved between chunks would give (without --as-ranked):", left)]
     {
@@ -251,7 +251,7 @@ fn moved(row: &Row, splits: [(&Plan, &Prediction); 2]) -> String {
     let also = [recompute, memory, fits].into_iter().filter(|also| !also.is_empty());
     let also: String = also.map(|also| format!(", {also}")).collect();
     let layers = match differ(&|plan, _| stages::layout(prepared, plan)) {
-        same if same.is_empty() => "no layer is moved".to_owned(),
+        same if same.is_empty() => "the same layers".to_owned(),
         layers => layers,
     };
     format!("  {}: {step} ({}){also}\n     {layers}", row.number(), percent(change))

@@ -704,7 +704,17 @@ fn place_text(
         Some(best) => {
             let left = left_out(prepared, best.plan.layout().offload != Offload::NONE);
             let left = if left.is_empty() { left } else { format!(" ({left})") };
-            writeln!(out, "\nnothing in the space is faster{left}")?;
+            // Layers of the best are moved after the ranking, and the plan need not be of the space itself.
+            match &place.same {
+                None => writeln!(out, "\nnothing in the space is faster{left}")?,
+                Some((plan, time)) => {
+                    let time = seconds(time.seconds());
+                    writeln!(
+                        out,
+                        "\nfaster with the same degrees and ZeRO stage: {plan} ({time}); nothing else in the space is{left}"
+                    )?;
+                }
+            }
         }
         None if !fits => writeln!(out, "\nno plan of this job fits; `autoplan plan` says what would help")?,
         None => {}

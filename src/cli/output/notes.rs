@@ -216,7 +216,8 @@ pub(super) fn moved_layers(out: &mut impl Write, rows: &[Row]) -> Result<(), Fai
     if let Some(faster) = faster_when_moved(rows).filter(|_| !taken.is_empty()) {
         taken.push(format!("  with that, {faster}"));
     }
-    let title = "splits changed after the ranking (--as-ranked keeps those that were ranked):";
+    let title =
+        "splits changed after the ranking, whose order stays (--as-ranked keeps those that were ranked):";
     for (title, lines) in
         [(title, taken), ("layers moved between chunks would give (without --as-ranked):", left)]
     {

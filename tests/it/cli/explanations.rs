@@ -156,6 +156,23 @@ fn single_changes_are_compared_with_layers_moved() {
     assert!(step(change) < 0.95 * step(&plan["ranked"]), "{change} {}", plan["ranked"]);
 }
 
+/// A plan need not be of the space that is searched unasked: what is faster with its own ZeRO stage is not passed over.
+#[test]
+fn what_is_faster_beyond_the_space_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let job = "plan llama3.1-70b dgx-h100 -g 96 -b 12 -s 8192 --framework torchtitan --format ron";
+    std::fs::write(path("plan.ron"), autoplan_says(job).stdout).unwrap();
+    autoplan(&["export", &path("plan.ron"), "--to", "megatron", "-o", &path("launch")]);
+    let script = path("launch/llama-3.1-70b.sh");
+    let explained = stdout(&autoplan(&["explain", &script, "--cluster", "dgx-h100"]));
+    let (_, settings) = explained.split_once("none: its degrees, other settings").unwrap();
+    let faster = settings.lines().next().unwrap().split_whitespace().collect::<Vec<_>>();
+    let said = format!("\nfaster with the same degrees and ZeRO stage: {} (", faster[3..].join(" "));
+    assert!(faster[2].starts_with('-') && explained.contains(&said), "{said} {explained}");
+    assert!(!explained.contains("nothing in the space is faster"), "{explained}");
+}
+
 /// Plans of two jobs differ in whatever the jobs do.
 #[test]
 fn compared_jobs_show_all_that_differs() {

@@ -53,7 +53,6 @@ struct Closely {
     /// Whether the plan is the best.
     best: bool,
     /// Whether whole layers are looked at, where parts of them leave much open.
-    #[cfg_attr(not(feature = "milp"), expect(dead_code, reason = "programmes count whole layers"))]
     whole: bool,
     /// [`Request::effort`].
     effort: u32,

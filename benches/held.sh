@@ -5,8 +5,8 @@
 #   benches/held.sh drawn     jobs of shipped models on shipped clusters, of ordinary and odd sizes, drawn always alike, ten
 #                             plans each: 300, less those that a framework cannot express (two to six minutes)
 #
-# Further words go to autoplan, such as --prove 10. A line is the seconds of a job, how many of its plans may be more than 5 % slower than with another split, by how much the
-# worst may be, and the job. Needs the release build (./x build --release).
+# Further words go to autoplan, such as --prove 10. A line is the seconds of a job, how many of its plans may be more than
+# 5 % slower than with another split, by how much the worst may be, and the job. Needs the release build (./x build --release).
 set -eu
 cd "$(dirname "$0")/.."
 autoplan=${AUTOPLAN:-target/release/autoplan}
@@ -24,7 +24,7 @@ held() {
     done
 }
 
-# Numbers are Lehmer's, of which each takes the next: the same in every awk.
+# Numbers are Lehmer's: each is made of the one before, alike in every awk.
 drawn() {
     names() { "$autoplan" "$1" | awk 'NR > 1 && NF { printf "%s ", $1 }'; }
     awk -v models="$(names models)" -v clusters="$(names clusters)" '

@@ -194,16 +194,15 @@ impl Search<'_> {
             1 => 0.0,
             _ => (step.0 as f64 / least.0.max(1) as f64 - 1.0).max(0.0),
         };
+        let stop = || observer.stop();
         let seeks = verify.is_some_and(|closely| closely.whole)
             && beyond(settled.time, floor.step(bound)) > WORTH
-            && !observer.stop();
-        let fastest = seeks
-            .then(|| self.fastest_of_all(&settled, &balancing, tables, &|| observer.stop(), &mut scratch))
-            .flatten();
+            && !stop();
+        let fastest =
+            seeks.then(|| self.fastest_of_all(&settled, &balancing, tables, &stop, &mut scratch)).flatten();
         let all_known = fastest.is_some();
         let least = fastest.as_ref().map_or(Picos::ZERO, |fastest| fastest.step);
         let gap = |step: Picos, bound: Picos| beyond(step, floor.step(bound).max(least));
-        let stop = || observer.stop();
         #[cfg(feature = "milp")]
         let within = |step: Picos, share: f64| floor.passes(step.scale(1.0 / (1.0 + share)));
         #[cfg(feature = "milp")]

@@ -19,7 +19,7 @@ use crate::cost::{
     CellCosts, CellKey, EndCost, Hop, ITEMS, Item, LayerCost, LocalParameters, ModuleCost, OffloadedInput,
     PerParameter, Sharding, Times,
 };
-use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Leaning, Scale, own_runs};
+use crate::frameworks::error_bars::{Class, ErrorBars, Interval, Leaning, Measured, Scale, own_runs};
 use crate::frameworks::hf::{eager_attention, windows_cut};
 use crate::frameworks::profile::{GradientPool, OffloadedActivations, Profile};
 use crate::layers::{LayerKind, Layers};
@@ -83,6 +83,7 @@ pub struct CostModel<'a> {
     /// Whether [`ErrorBars::known_by_rates`].
     by_rates: bool,
     leaning: Option<&'static Leaning>,
+    outside: Option<&'static Measured>,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -428,6 +429,8 @@ impl<'a> CostModel<'a> {
         let orthogonal = (job.optimizer == Optimizer::Muon && job.training == Training::Full)
             .then(|| Orthogonal::of(layers, model.hidden, &device));
         let own = |class: &Class| own_runs(cluster, &class.profile, experts, job, class.crossing);
+        let shipped = ErrorBars::shipped();
+        let error_bars = classes.each_ref().map(|class| shipped.at_site(class, own(class)));
         Self {
             model,
             layers,
@@ -450,12 +453,13 @@ impl<'a> CostModel<'a> {
             whole_layers: None,
             adapted: Adapted::default(),
             release: None,
-            error_bars: classes.each_ref().map(|class| ErrorBars::shipped().at_site(class, own(class))),
-            memory_bars: classes.each_ref().map(|class| ErrorBars::shipped().of_memory(class)),
+            error_bars,
+            memory_bars: classes.each_ref().map(|class| shipped.of_memory(class)),
             own_runs: own(&classes[0]),
-            measured: own(&classes[0]).is_some() || ErrorBars::shipped().measured(&classes[0]),
-            by_rates: ErrorBars::shipped().known_by_rates(&classes[0]),
-            leaning: ErrorBars::shipped().leaning(&classes[0]),
+            measured: own(&classes[0]).is_some() || shipped.measured(&classes[0]),
+            by_rates: shipped.known_by_rates(&classes[0]),
+            leaning: shipped.leaning(&classes[0]),
+            outside: shipped.outside(&classes[0], error_bars[0]),
         }
     }
 
@@ -482,6 +486,13 @@ impl<'a> CostModel<'a> {
     #[must_use]
     pub fn leaning(&self) -> Option<&'static Leaning> {
         self.leaning
+    }
+
+    /// The few runs of its profile on this generation of GPUs that its error bar is as wide as, since one of them lies outside
+    /// the bar that it would have.
+    #[must_use]
+    pub fn outside(&self) -> Option<&'static Measured> {
+        self.outside
     }
 
     /// Where activations are offloaded, those of whole layers are, of this share of them, all stages alike

@@ -4,7 +4,8 @@
 //! constant was fitted to. Classes of one generation of silicon come first; they alone know of times that printed rates say.
 //! A class that has too few runs is not in it; the next wider class stands in. One of a single publication is no narrower than the
 //! next wider one of its profile that several inform. Where nobody measured a profile on a
-//! generation of silicon, what predictions lose when their own publication is left out comes on top.
+//! generation of silicon, what predictions lose when their own publication is left out comes on top. Runs there that are too
+//! few for a class widen the bar to their own errors where one of them lies outside it.
 //!
 //! Some runs are special whatever the framework ([`Special`]): adapters, fine-tuning, long sequences, tensor parallelism
 //! across domains, GPUs that PCIe alone joins, rows of coarse tables. What is special is no better known than all such
@@ -25,6 +26,12 @@ static TABLE: LazyLock<ErrorBars> = LazyLock::new(ErrorBars::read);
 /// So many runs of a site say as much of its error bar as the class that ships. A variance is known from four runs within
 /// 70 %, and those of the classes of one framework differ by as much (0.019 to 0.072 for NeMo).
 const RUNS_OF_CLASS: f64 = 4.0;
+
+/// Fewest runs after which a profile counts as measured on a generation of GPUs.
+pub const FEWEST_KNOWN: usize = 3;
+
+/// Fewest runs of a class with an error bar of its own; of memory, fewest readings that repeat no other.
+pub const FEWEST_RUNS: usize = 12;
 
 /// Repeated runs of one plan differ by this much (logarithm of the step time): nothing is better known.
 pub const LEAST_SIGMA: f64 = 0.01;
@@ -195,6 +202,26 @@ pub struct Covered {
     pub experts: bool,
 }
 
+impl Covered {
+    fn is_of(&self, class: &Class) -> bool {
+        let Self { profile, architecture, experts } = self;
+        (profile, *architecture, *experts) == (&class.profile, class.architecture, class.experts)
+    }
+}
+
+/// Timed runs of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// What they are of.
+    pub of: Covered,
+    /// How many.
+    pub runs: usize,
+    /// Of fewer than [`FEWEST_RUNS`], what their logarithms err by, special ones aside: one standard deviation, and the most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spread: Option<(f64, f64)>,
+}
+
 /// Runs that lean to one side of their predictions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -253,8 +280,8 @@ pub struct Seen {
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ErrorBars {
-    /// What was measured.
-    pub measured: Vec<Covered>,
+    /// What was measured, if by one run.
+    pub measured: Vec<Measured>,
     /// What comes on top of a standard deviation of the logarithm of the step time where nothing was, in squares:
     /// what predictions lose when all constants are fitted without the run's own source.
     pub transfer: f64,
@@ -303,8 +330,25 @@ impl ErrorBars {
         let known = bar.is_some_and(|bar| bar.architecture.is_some()) || self.measured(class);
         let (shared, beyond): (Vec<Special>, Vec<Special>) =
             class.special.iter().partition(|kind| own.is_none_or(|own| own.special.contains(kind)));
-        let interval = self.widened(interval, &class.profile, &shared, u32::from(!known)).at_site(own);
-        self.widened(interval, &class.profile, &beyond, 0)
+        let interval = self.widened(interval, &class.profile, &shared, u32::from(!known));
+        let outside = self.outside(class, interval).and_then(|runs| runs.spread);
+        let interval = outside.map_or(interval, |(sigma, most)| interval.at_least(sigma, most));
+        self.widened(interval.at_site(own), &class.profile, &beyond, 0)
+    }
+
+    /// The runs of a class's profile on its generation of GPUs that are too few for a bar of their own, if one of them lies
+    /// outside an interval: no bar of theirs is narrower than they are. Those without experts stand in where none with
+    /// experts was timed.
+    #[must_use]
+    pub fn outside(&self, class: &Class, interval: Interval) -> Option<&Measured> {
+        let runs = self.runs_of(class).or_else(|| self.runs_of(&Class { experts: false, ..class.clone() }));
+        runs.filter(|runs| runs.spread.is_some_and(|(_, most)| most >= interval.two_sigma))
+    }
+
+    /// The timed runs of a class's profile on its generation of GPUs, with or without experts.
+    #[must_use]
+    pub fn runs_of(&self, class: &Class) -> Option<&Measured> {
+        self.measured.iter().find(|runs| runs.of.is_of(class))
     }
 
     /// An interval of a profile's runs where some things are special and so many others are unknown: as wide as all special
@@ -349,19 +393,13 @@ impl ErrorBars {
     /// How runs like those of a class lean, if they do.
     #[must_use]
     pub fn leaning(&self, class: &Class) -> Option<&Leaning> {
-        let like = |leaning: &&Leaning| {
-            let Covered { profile, architecture, experts } = &leaning.of;
-            (profile, *architecture, *experts) == (&class.profile, class.architecture, class.experts)
-        };
-        self.leanings.iter().find(like)
+        self.leanings.iter().find(|leaning| leaning.of.is_of(class))
     }
 
     /// Whether runs of the class's profile on its generation of GPUs, with or without experts, were measured.
     #[must_use]
     pub fn measured(&self, class: &Class) -> bool {
-        self.measured.iter().any(|m| {
-            (&m.profile, m.architecture, m.experts) == (&class.profile, class.architecture, class.experts)
-        })
+        self.runs_of(class).is_some_and(|measured| measured.runs >= FEWEST_KNOWN)
     }
 
     /// Whether such runs are known by printed rates alone, from which their times follow.

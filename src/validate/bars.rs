@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::constants::Measurand;
 use super::{Coverage, RowReport, median, quantile};
 use crate::frameworks::error_bars::{
-    Covered, ErrorBar, ErrorBars, Interval, LEAST_SIGMA, Leaning, Read, Scale, Seen, SpecialBar,
+    Covered, ErrorBar, ErrorBars, FEWEST_KNOWN, FEWEST_RUNS, Interval, LEAST_SIGMA, Leaning, Measured, Read,
+    Scale, Seen, SpecialBar,
 };
 use crate::spec::cluster::Architecture;
 use crate::spec::special::Special;
@@ -76,21 +77,27 @@ fn coarse(row: &RowReport) -> bool {
 #[must_use]
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     let round = |x: f64| (x * 1e4).round() / 1e4;
-    let mut counts: BTreeMap<Covered, usize> = BTreeMap::new();
+    // Runs, and how far those are off that are not special.
+    let mut timed: BTreeMap<Covered, (usize, [Vec<f64>; 2])> = BTreeMap::new();
     let mut leanings: BTreeMap<Covered, Vec<f64>> = BTreeMap::new();
     let mut seen: BTreeMap<Seen, usize> = BTreeMap::new();
     for row in distinct(rows, Measurand::StepTime).into_iter().filter(|row| !coarse(row)) {
-        let (labels, timed) = (&row.labels, row.measured_step_s.is_some());
+        let (labels, readings) = (&row.labels, Readings::of(row, Measurand::StepTime));
         let profile = labels.profile.to_owned();
         for &kind in &labels.special {
             *seen.entry(Seen { profile: profile.clone(), kind }).or_default() += 1;
         }
         if let Some(architecture) = labels.architecture {
             let of = Covered { profile, architecture, experts: labels.experts };
-            if timed {
-                *counts.entry(of.clone()).or_default() += 1;
+            if !readings.by_rate {
+                let (runs, [own, apart]) = timed.entry(of.clone()).or_default();
+                *runs += 1;
+                if let Some(residual) = readings.residual().filter(|_| labels.special.is_empty()) {
+                    own.push(residual.abs());
+                    apart.push(readings.left_out_residual().unwrap_or(residual).abs());
+                }
             }
-            leanings.entry(of).or_default().extend(Readings::of(row, Measurand::StepTime).residual());
+            leanings.entry(of).or_default().extend(readings.residual());
         }
     }
     let leaning = |(of, residuals): (Covered, Vec<f64>)| {
@@ -102,10 +109,14 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     for row in distinct(rows, Measurand::Memory) {
         *read.entry(read_of(row)).or_default() += 1;
     }
-    let known = counts.into_iter().filter(|(_, runs)| *runs >= FEWEST_KNOWN).map(|(measured, _)| measured);
+    let measured = |(of, (runs, [own, apart])): (Covered, (usize, [Vec<f64>; 2]))| {
+        let few = runs < FEWEST_RUNS && !own.is_empty();
+        let spread = few.then(|| wider(&own, &apart)).map(|(sigma, most)| (round(sigma), round(most)));
+        Measured { of, runs, spread }
+    };
     let read = read.into_iter().filter(|(_, readings)| *readings >= FEWEST_KNOWN).map(|(read, _)| read);
     ErrorBars {
-        measured: known.collect(),
+        measured: timed.into_iter().map(measured).collect(),
         transfer: round(transfer(rows, Measurand::StepTime)),
         read: read.collect(),
         memory_transfer: round(transfer(rows, Measurand::Memory)),
@@ -426,14 +437,9 @@ fn inside_others(rows: &[&RowReport], what: Measurand, by_rate: bool) -> Option<
 const ONE_SIGMA: f64 = 0.683;
 const TWO_SIGMA: f64 = 0.954;
 
-/// Fewest runs after which a profile counts as measured on a generation of GPUs.
-const FEWEST_KNOWN: usize = 3;
-
 /// Runs whose median errs by less than this share do not lean.
 const LEANS: f64 = 0.05;
 
-/// Fewest runs of a class with an error bar of its own; of memory, fewest readings that repeat no other.
-const FEWEST_RUNS: usize = 12;
 /// Fewest publications of a class that speaks for all frameworks, and of one whose runs tell how far runs elsewhere are off: one
 /// of fewer is no narrower than the next wider class of its profile that has as many.
 const FEWEST_SOURCES: usize = 2;

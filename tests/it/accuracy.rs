@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use autoplan::frameworks::error_bars::{ErrorBar, ErrorBars, Leaning};
+use autoplan::frameworks::error_bars::{ErrorBar, ErrorBars, FEWEST_RUNS, Leaning};
 use autoplan::frameworks::profile::Profile;
 use autoplan::spec::cluster::Architecture;
 use autoplan::validate::baseline::Baseline;
@@ -476,6 +476,13 @@ fn error_bars_are_those_of_the_residuals() {
             }
         }
     }
+    assert_eq!(shipped.measured.len(), now.measured.len());
+    for (a, b) in shipped.measured.iter().zip(&now.measured) {
+        assert_eq!((&a.of, a.runs), (&b.of, b.runs));
+        assert_eq!(a.spread.is_some(), b.spread.is_some());
+        let (a, b) = (a.spread.unwrap_or_default(), b.spread.unwrap_or_default());
+        assert!((a.1 - b.1).abs() < 0.01, "{a:?} {b:?}");
+    }
     assert_eq!((&shipped.seen, shipped.special.len()), (&now.seen, now.special.len()));
     for (a, b) in shipped.special.iter().zip(&now.special) {
         assert_eq!((a.kind, a.runs), (b.kind, b.runs));
@@ -559,6 +566,24 @@ fn what_was_measured_seldom_has_bars_that_hold_it() {
         let (one, two) = (share(meant, 1.0), share(meant, 2.0));
         assert!(one >= 0.6 && two >= 0.85, "{what}: {one} {two}");
     }
+}
+
+/// Runs of a framework on a generation of GPUs that are too few for a bar of their own are inside the one that they have.
+#[test]
+fn no_bar_is_narrower_than_the_few_runs_that_it_is_about() {
+    let report = published();
+    let of = |row: &RowReport| (row.labels.profile, row.labels.architecture, row.labels.experts);
+    let timed: Vec<&RowReport> = report.rows.iter().filter(|row| row.measured_step_s.is_some()).collect();
+    let few = |row: &RowReport| timed.iter().filter(|other| of(other) == of(row)).count() < FEWEST_RUNS;
+    let mut checked = 0;
+    for row in timed.iter().filter(|row| row.labels.special.is_empty() && few(row)) {
+        let Some(predicted) = row.predicted_step_s else { continue };
+        let off = (predicted / row.measured_step_s.unwrap()).ln().abs();
+        let bar = row.predicted_step_two_sigma.unwrap() / predicted;
+        assert!(off <= bar, "{}: {off} {bar}", row.id);
+        checked += 1;
+    }
+    assert!(checked >= 10, "{checked}");
 }
 
 /// Prefixes whose rows name one paper or site: one says what the others are fitted to.

@@ -322,6 +322,18 @@ pub(super) fn bars(rows: &[Row]) -> Vec<String> {
                     lines.push(format!(
                         "± : of {runs} only rates were printed, no times: the bar is from these"
                     ));
+                } else if let Some(few) = cost.outside() {
+                    let (_, most) = few.spread.unwrap_or_default();
+                    let whose = if few.of.experts { "with" } else { "without" };
+                    let which = if few.runs == 1 {
+                        "the one run".to_owned()
+                    } else {
+                        format!("one of {} runs", few.runs)
+                    };
+                    lines.push(format!(
+                        "± : {which} of `{profile}` {whose} experts on such GPUs was off by a factor of {:.1}: expect as much of these",
+                        most.exp()
+                    ));
                 } else if !cost.is_measured() {
                     lines.push(format!("± : no runs of {runs} inform this bar: what that may hide is in it"));
                 }

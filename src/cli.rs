@@ -20,6 +20,7 @@ mod stages;
 mod surer;
 mod survey;
 mod validate;
+mod warnings;
 
 use std::io::Write;
 use std::process::ExitCode;

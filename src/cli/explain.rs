@@ -13,6 +13,7 @@ use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
 use super::output::{by, gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
 use super::progress::Bar;
+use super::warnings::{holds_too_much, warnings, warnings_of_job};
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
 use crate::cost::goodput::Goodput;
@@ -353,6 +354,8 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     match args.format {
         Format::Json => {
             let mut value = breakdown_json(&prepared, &plan, &prediction, place.as_ref(), settings.as_ref());
+            value["notes"] =
+                json!([warnings_of_job(&prepared), warnings(&prepared, &plan, &prediction)].concat());
             value["advice"] = serde_json::to_value(&advice).unwrap_or_default();
             for (name, notes) in read.as_object().into_iter().flatten() {
                 value[name] = notes.clone();
@@ -361,6 +364,10 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
         Format::Table => {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
+            let warnings = [warnings_of_job(&prepared), warnings(&prepared, &plan, &prediction)].concat();
+            if !warnings.is_empty() {
+                writeln!(out, "\n{}", warnings.join("\n"))?;
+            }
             if let Some(place) = &place {
                 place_text(place, &prepared, (&plan, &prediction), settings.as_ref(), &mut out)?;
             }
@@ -480,7 +487,6 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         from = r + 1;
     }
     writeln!(out, "\n{table}")?;
-    let whole = prepared.task.machine.accelerator.memory;
     let [least, most] = p.allocated_range().map(|bytes| bytes.gigabytes());
     writeln!(
         out,
@@ -497,15 +503,12 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         p.reserved.gigabytes(),
         p.device.gigabytes(),
         match (prepared.cost().fits(p), p.allocated <= limit) {
-            (true, _) if p.device > whole => format!(
-                "fits only if the allocator returns cached blocks in time (expandable segments), as the GPU has {:.1} GB",
-                whole.gigabytes()
-            ),
-            (true, _) => "fits as predicted".to_owned(),
+            (true, _) if holds_too_much(prepared, p) => "fits if the allocator lets it (below)",
+            (true, _) => "fits as predicted",
             (false, true) if p.allocated > prepared.cost().device_limit() => {
-                "DOES NOT FIT: within the limit, but not the GPU".to_owned()
+                "DOES NOT FIT: within the limit, but not the GPU"
             }
-            (false, _) => "DOES NOT FIT".to_owned(),
+            (false, _) => "DOES NOT FIT",
         },
     )?;
 

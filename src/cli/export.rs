@@ -7,6 +7,7 @@ use super::check::note_wrong_statements;
 use super::explain::task_of;
 use super::options::inexpressible;
 use super::progress::Bar;
+use super::warnings::{warnings, warnings_of_job};
 use super::{Ending, Failure, files};
 use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
@@ -103,6 +104,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         planned if planned.is_empty() => command_line(),
         planned => format!("{planned}\n{}", command_line()),
     };
+    let notes = [warnings_of_job(&prepared), warnings(&prepared, &plan, &predicted)].concat();
     let request = ExportRequest {
         model: &saved.model,
         job: &saved.job,
@@ -113,6 +115,7 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
             step_time: predicted.step().seconds(),
             memory: predicted.allocated,
             checkpoints: checkpoints(&prepared, &predicted),
+            notes: &notes,
         }),
         version: concat!("autoplan ", env!("CARGO_PKG_VERSION")),
         command: &command,

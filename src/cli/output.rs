@@ -289,7 +289,9 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let rows = picked.unwrap_or(&all);
     let mut out = std::io::stdout().lock();
     // Tables and JSON have a place of their own for notes.
-    let own = matches!(format, Format::Csv | Format::Ron).then(|| notes::notes(report, rows));
+    let printed = if format == Format::Ron { &rows[..rows.len().min(1)] } else { rows };
+    let own = matches!(format, Format::Csv | Format::Ron)
+        .then(|| [notes::notes(report, printed), notes::of_plans(printed)].concat());
     // The table says it below the plans.
     let faster = notes::faster_when_moved(rows).filter(|_| format != Format::Table);
     let faster = faster.map(|faster| format!("with layers moved between chunks after the ranking, {faster}"));

@@ -29,7 +29,7 @@ pub struct ExportRequest<'a> {
     /// The plan.
     pub plan: &'a Plan,
     /// What was predicted for it.
-    pub prediction: Option<Prediction>,
+    pub prediction: Option<Prediction<'a>>,
     /// Name and version of the program that writes, e.g. `autoplan 0.1.0`.
     pub version: &'a str,
     /// The commands that made the plan and write it out, a line each.
@@ -78,13 +78,15 @@ impl WrittenFor {
 
 /// What was predicted for a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Prediction {
+pub struct Prediction<'a> {
     /// Time of one step.
     pub step_time: Seconds,
     /// Allocated bytes on the fullest GPU.
     pub memory: Bytes,
     /// When to save; none where the run makes no progress.
     pub checkpoints: Option<Checkpoints>,
+    /// What is to be known of the plan and of what is predicted, a line each.
+    pub notes: &'a [String],
 }
 
 /// The checkpoint interval with the least expected loss.
@@ -394,6 +396,8 @@ impl ExportRequest<'_> {
             facts.push(("left open", format!("{open}: the framework's defaults hold")));
         }
         facts.push(("predicted", predicted));
+        let notes = self.prediction.map_or(&[][..], |predicted| predicted.notes);
+        facts.extend(notes.iter().map(|note| ("note", one_line(note))));
         if let Some(c) = self.checkpoints() {
             let (steps, failures) = (c.steps, c.between_failures);
             let every =

@@ -73,6 +73,7 @@ impl Question {
                 step_time: Seconds(12.3),
                 memory: Bytes(61_200_000_000),
                 checkpoints: None,
+                notes: &[],
             }),
             version: "autoplan 0.0.0",
             command: "autoplan plan …",

@@ -43,6 +43,7 @@ pub fn write(
             step_time: Seconds(12.3),
             memory: Bytes(61_200_000_000),
             checkpoints: None,
+            notes: &[],
         }),
         version: "autoplan 0.0.0",
         command: "autoplan plan model cluster --gpus 64\n$(touch injected) `id`; é",

@@ -15,6 +15,7 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     let io = Failure::of_csv;
     let header = [
         "rank",
+        "ties_with_first",
         "plan",
         "cluster",
         "gpus",
@@ -76,6 +77,7 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             |of: fn(&RunCost) -> f64| row.run.as_ref().map(of).map_or_else(String::new, |x| x.to_string());
         let record = [
             row.number().to_string(),
+            row.ties_with_first.to_string(),
             row.found.plan.to_string(),
             row.section.cluster.clone(),
             row.section.prepared.task.job.gpus.to_string(),

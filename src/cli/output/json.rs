@@ -6,6 +6,7 @@ use super::{Report, Row, notes};
 use crate::cli::no_plan::{self, NoPlan};
 use crate::cli::stages;
 use crate::cli::surer::Surer;
+use crate::cli::warnings::warnings;
 use crate::cost::money::{goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
@@ -84,6 +85,7 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         "stages": stages,
         "chunks": chunks,
         "layout": stages::layout(prepared, plan),
+        "notes": warnings(prepared, plan, p),
     });
     match prepared.task.job.tokens.map(|tokens| run_cost(&run, tokens)) {
         Some(Ok(run)) => value["run"] = serde_json::to_value(run).unwrap_or_default(),
@@ -174,7 +176,7 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
         "sequence_length": task.job.sequence_length,
         "packed": task.job.packed,
         "expert_capacity": task.job.expert_capacity,
-        "notes": notes::notes(report, rows),
+        "notes": ([notes::notes(report, rows), notes::of_plans(rows)].concat()),
         "plans": rows.iter().map(|row| plan_json(row, all)).collect::<Vec<_>>(),
     });
     if let [only] = searches.as_slice() {

@@ -1,34 +1,51 @@
 //! What is to be said beside a table of plans.
 
-use std::collections::BTreeSet;
 use std::io::Write;
 
-use super::{Report, Row, Section, percent, seconds};
-use crate::cli::calibrate::{kind_of, runs_of};
+use super::{Report, Row, percent, seconds};
 use crate::cli::fix::idle;
 use crate::cli::remedies::Bounds;
 use crate::cli::surer::{self, Surer};
+use crate::cli::warnings::{leaning, warnings, warnings_of_job};
 use crate::cli::{Failure, stages};
 use crate::cost::step::Prediction;
-use crate::frameworks::Target;
 use crate::frameworks::error_bars::Leaning;
 use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::search::Found;
-use crate::spec::cluster::Architecture;
 use crate::spec::diagnostic::list;
-use crate::spec::{load_accelerator, shipped};
 
-/// An error bar beyond which a prediction says little.
-const UNSURE: f64 = 0.5;
-
-/// Where memory may be allocated that GPUs do not have, where the searches opened offload, and what was asked for in vain.
+/// What is to be known of the jobs, whether the searches opened offload, and what was asked for in vain.
 pub(super) fn notes(report: &Report, rows: &[Row]) -> Vec<String> {
     let several = report.sections.len() > 1;
-    let offload = report.sections.iter().filter_map(|section| section.offload_note(several));
-    let blocks = blocks(report).into_iter().chain(below_memory(report)).chain(own_dispatchers(rows));
-    let before = beyond_memory(report).into_iter().chain(beyond_positions(report));
-    before.chain(blocks).chain(offload).chain(idle_wishes(rows)).collect()
+    let mut notes: Vec<String> = Vec::new();
+    for note in report.sections.iter().flat_map(|section| warnings_of_job(section.prepared)) {
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
+    }
+    notes.extend(report.sections.iter().filter_map(|section| section.offload_note(several)));
+    notes.extend(idle_wishes(rows));
+    notes
+}
+
+/// What is to be known of the plans: each thing once, with the plans that it is about where it is not about all.
+pub(super) fn of_plans(rows: &[Row]) -> Vec<String> {
+    let mut all: Vec<(String, Vec<String>)> = Vec::new();
+    for row in rows {
+        for line in warnings(row.section.prepared, &row.found.plan, &row.found.prediction) {
+            match all.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, plans)) => plans.push(row.number().to_string()),
+                None => all.push((line, vec![row.number().to_string()])),
+            }
+        }
+    }
+    let told = |(line, plans): (String, Vec<String>)| match plans.len() {
+        some if some == rows.len() => line,
+        1 => format!("{line}: plan {}", plans[0]),
+        _ => format!("{line}: plans {}", plans.join(", ")),
+    };
+    all.into_iter().map(told).collect()
 }
 
 /// What `--fix` asks for that the first of the plans has no use for.
@@ -40,83 +57,6 @@ fn idle_wishes(rows: &[Row]) -> Vec<String> {
         format!("--fix {} {say} nothing of plan {}: its {why}", list(&axes, "and"), row.place + 1)
     };
     idle(restrictions, layout).into_iter().map(of).collect()
-}
-
-/// Where jobs get a part of every domain.
-fn blocks(report: &Report) -> BTreeSet<String> {
-    let of = |section: &Section| {
-        let (cluster, gpus) = (&section.prepared.task.machine.cluster, section.prepared.task.job.gpus);
-        let (block, domain) = (cluster.block_of(gpus)?, cluster.scale_up.domain);
-        (block < domain).then(|| {
-            let domains = gpus / block;
-            format!(
-                "{gpus} GPUs are {block} of the {domain} of each NVLink domain: {domains} domains, of which {} GPUs are not used, nor in its dollars (`allocation` in the cluster's file)",
-                domains * (domain - block)
-            )
-        })
-    };
-    report.sections.iter().filter_map(of).collect()
-}
-
-/// Where plans that are printed send tokens to experts by libraries whose released builds do not run.
-fn own_dispatchers(rows: &[Row]) -> BTreeSet<String> {
-    let needs = |row: &&Row| row.section.prepared.needs_own_dispatcher(&row.found.plan);
-    let of = |row: &Row| {
-        format!(
-            "deepep, hybridep: released builds do not run over the network of {}, where GPUs tell no network card to send; one that goes through hosts is needed (--fix dispatcher=all-to-all is without)",
-            row.section.cluster
-        )
-    };
-    rows.iter().filter(needs).map(of).collect()
-}
-
-/// Which GPUs' own files leave much of their memory out.
-fn below_memory(report: &Report) -> BTreeSet<String> {
-    /// What is left out for the sake of other programs is less.
-    const MUCH: f64 = 0.9;
-    let of = |section: &Section| {
-        let (task, most) = (section.prepared.task, section.prepared.cost().device_limit());
-        let accelerator = &task.machine.accelerator;
-        let limit = accelerator.memory_limit.filter(|limit| limit.0 as f64 <= MUCH * most.0 as f64)?;
-        task.job.memory_limit.is_none().then(|| {
-            format!(
-                "{limit} of the {most} that {} has for tensors may be allocated, by `memory_limit` in its file",
-                accelerator.name
-            )
-        })
-    };
-    report.sections.iter().filter_map(of).collect()
-}
-
-/// Whether sequences are longer than the model was made for.
-fn beyond_positions(report: &Report) -> Option<String> {
-    let task = report.sections.first()?.prepared.task;
-    let (length, longest) = (task.job.sequence_length, task.model.max_sequence);
-    (u64::from(length) > longest).then(|| {
-        format!(
-            "sequences of {length} tokens are longer than the {longest} that {} is made for",
-            task.model.name
-        )
-    })
-}
-
-/// Which GPUs a limit on memory is above the memory of, which helps to see what more would bring.
-fn beyond_memory(report: &Report) -> BTreeSet<String> {
-    let of = |section: &Section| {
-        let limit = section.prepared.cost().memory_limit();
-        let accelerator = &section.prepared.task.machine.accelerator;
-        let most = section.prepared.cost().device_limit();
-        (limit > most).then(|| {
-            format!(
-                "{:.1} GB may be allocated, more than the {:.1} of {:.1} GB that {} has for tensors: plans may not run there",
-                limit.gigabytes(),
-                most.gigabytes(),
-                accelerator.memory.gigabytes(),
-                accelerator.name
-            )
-        })
-    };
-    report.sections.iter().filter_map(of).collect()
 }
 
 /// A tie is decided by what a person minds: memory to spare, and little to look after.
@@ -173,18 +113,11 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     ))
 }
 
-/// How runs like a plan's lean, where these inform its bar.
-fn leaning(row: &Row) -> Option<&'static Leaning> {
-    let cost = row.section.prepared.cost();
-    let informed = cost.own_runs().is_none() && (cost.is_measured() || cost.is_known_by_rates());
-    cost.leaning().filter(|_| informed)
-}
-
 /// How surely a plan keeps the deadline and the budget, which predictions alone decide: a step that errs moves both, and where
 /// measured runs lean it leans as they do.
 fn kept(row: &Row, bounds: Bounds, picked: bool) -> Option<String> {
     let run = row.run.as_ref()?;
-    let longer = leaning(row).map_or(0.0, Leaning::longer);
+    let longer = leaning(row.section.prepared).map_or(0.0, Leaning::longer);
     let share = |factor: f64| {
         let share = row.found.prediction.interval.share_below(factor / (1.0 + longer)) * 100.0;
         if share > 99.0 { "more than 99".to_owned() } else { format!("{share:.0}") }
@@ -293,124 +226,4 @@ pub(super) fn choice(report: &Report, rows: &[Row]) -> Vec<String> {
 pub(super) fn surer_of(report: &Report, rows: &[Row]) -> Option<Surer> {
     let first = rows.first()?;
     Surer::of(first.section.prepared, first.found, (report.even_stages, !report.as_ranked, report.bar))
-}
-
-/// Where error bars come from, cluster by cluster.
-pub(super) fn bars(rows: &[Row]) -> Vec<String> {
-    let mut lines = Vec::new();
-    for (i, row) in rows.iter().enumerate() {
-        if rows[..i].iter().any(|other| other.section.cluster == row.section.cluster) {
-            continue;
-        }
-        let (prepared, cluster) = (row.section.prepared, &row.section.cluster);
-        let (cost, profile) = (prepared.cost(), &prepared.task.profile_name);
-        let experts = if prepared.context.has_experts() { "with" } else { "without" };
-        let runs = format!("`{profile}` {experts} experts on GPUs like those of {cluster}");
-        match cost.own_runs() {
-            Some(own) => lines.push(format!(
-                "± : from {} on {cluster} ({}), and from the class that ships",
-                runs_of(own),
-                kind_of(own)
-            )),
-            None => {
-                if !prepared.task.machine.cluster.own_runs.is_empty() {
-                    lines.push(format!(
-                        "± : none of this site's own runs is like this job, so that bars on {cluster} are those that ship"
-                    ));
-                }
-                if cost.is_known_by_rates() {
-                    lines.push(format!(
-                        "± : of {runs} only rates were printed, no times: the bar is from these"
-                    ));
-                } else if let Some(few) = cost.outside() {
-                    let (_, most) = few.spread.unwrap_or_default();
-                    let whose = if few.of.experts { "with" } else { "without" };
-                    let which = if few.runs == 1 {
-                        "the one run".to_owned()
-                    } else {
-                        format!("one of {} runs", few.runs)
-                    };
-                    lines.push(format!(
-                        "± : {which} of `{profile}` {whose} experts on such GPUs was off by a factor of {:.1}: expect as much of these",
-                        most.exp()
-                    ));
-                } else if !cost.is_measured() {
-                    lines.push(format!("± : no runs of {runs} inform this bar: what that may hide is in it"));
-                }
-            }
-        }
-        if let Some(leaning) = leaning(row) {
-            let (longer, runs) = (leaning.longer(), leaning.runs);
-            let (took, than) = if longer > 0.0 { ("longer", longer) } else { ("less", -longer) };
-            lines.push(format!(
-                "± : {runs} runs of `{profile}` {experts} experts on such GPUs took {} {took} than predicted, in the median",
-                percent(than)
-            ));
-        }
-    }
-    let unsure = rows.iter().filter(|row| row.found.prediction.interval.sigma > UNSURE);
-    let unsure: Vec<String> = unsure.map(|row| row.number().to_string()).collect();
-    if !unsure.is_empty() {
-        lines.push(format!(
-            "± : beyond {:.0}% a prediction says little: {}",
-            UNSURE * 100.0,
-            unsure.join(", ")
-        ));
-    }
-    lines
-}
-
-/// What of the plans nobody measured.
-pub(super) fn unmeasured(rows: &[Row]) -> Vec<String> {
-    let mut lines = Vec::new();
-    let mut say = |line: &str| lines.push(line.to_owned());
-    if rows.iter().any(|row| row.found.plan.layout().offload.moves_states()) {
-        say("± : nobody measured plans with states off the GPU: what that may hide is in the bar");
-    }
-    let caveat = |row: &Row| {
-        let task = row.section.prepared.task;
-        let text = task.profile.caveat.as_deref()?;
-        Some(format!("± : `{}`: {text}", task.profile_name))
-    };
-    for line in rows.iter().filter_map(caveat).collect::<BTreeSet<String>>() {
-        say(&line);
-    }
-    let ships = |name: &str| {
-        let known = shipped::accelerators();
-        known.iter().filter_map(|one| load_accelerator(one.name).ok()).any(|one| one.name == name)
-    };
-    let accelerators: BTreeSet<&str> = rows
-        .iter()
-        .map(|row| row.section.prepared)
-        .filter(|prepared| prepared.cost().own_runs().is_none())
-        .map(|prepared| prepared.task.machine.accelerator.name.as_str())
-        .collect();
-    for name in accelerators.into_iter().filter(|name| !ships(name)) {
-        say(&format!(
-            "± : {name} is no accelerator that ships: its rates are as good as its file, and the bar is that of others of its generation"
-        ));
-    }
-    if rows.iter().any(|row| row.section.prepared.has_unmeasured_attention()) {
-        say(
-            "± : attention with position biases is computed eagerly by its class of transformers: nobody measured that, and what it takes is that of gpt-oss",
-        );
-    }
-    if rows.iter().any(|row| row.found.plan.layout().mtp_standalone) {
-        say(
-            "mtp-standalone: further tokens are predicted on the stage before the last, and the last has nothing but the losses; no measured run has it, and what its messages cost follows from the framework's code (--fix mtp=head is without)",
-        );
-    }
-    let queued = |row: &Row| {
-        let (layout, task) = (row.found.plan.layout(), row.section.prepared.task);
-        let split = layout.tensor_parallel > 1 || layout.context_parallel > 1;
-        let asks = matches!(task.target, Target::Megatron | Target::Bridge);
-        let before_blackwell = task.machine.accelerator.architecture < Architecture::Blackwell;
-        asks && layout.expert_overlap && split && before_blackwell
-    };
-    if rows.first().is_some_and(queued) {
-        say(
-            "ep-ov with tp or cp: before Blackwell Megatron-LM warns of the two, as one is fast with CUDA_DEVICE_MAX_CONNECTIONS=1 and the other with 32, which is exported; what the former loses by that is not predicted: try both (--fix ep-overlap=off is without)",
-        );
-    }
-    lines
 }

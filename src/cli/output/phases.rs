@@ -11,6 +11,7 @@ use super::{Format, gigabytes, gpu_hours, left_out, money, percent, premises, se
 use crate::cli::Failure;
 use crate::cli::models::group;
 use crate::cli::options::JobArgs;
+use crate::cli::warnings::{warnings, warnings_of_job};
 use crate::cost::money::PhasedCost;
 use crate::planner::{Offloading, Prepared};
 use crate::search::Found;
@@ -97,6 +98,17 @@ pub(crate) fn print_phases(
         }
     }
     writeln!(out, "{table}")?;
+    let mut told: Vec<String> = Vec::new();
+    for PlannedPhase { prepared, found, .. } in phases {
+        for line in
+            warnings_of_job(prepared).into_iter().chain(warnings(prepared, &found.plan, &found.prediction))
+        {
+            if !told.contains(&line) {
+                writeln!(out, "{line}")?;
+                told.push(line);
+            }
+        }
+    }
     let left = |phase: &PlannedPhase| left_out(phase.prepared, phase.offloading.is_open());
     for left in phases.iter().map(left).filter(|left| !left.is_empty()).collect::<BTreeSet<String>>() {
         writeln!(out, "searched {left}")?;

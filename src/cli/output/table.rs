@@ -51,7 +51,7 @@ pub(super) fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) 
     for line in notes::choice(report, rows) {
         writeln!(out, "{line}")?;
     }
-    for line in notes::bars(rows).into_iter().chain(notes::unmeasured(rows)) {
+    for line in notes::of_plans(rows) {
         writeln!(out, "{line}")?;
     }
     if rows.iter().any(|row| row.run.is_some()) {

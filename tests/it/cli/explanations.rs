@@ -103,6 +103,54 @@ fn stages_of_every_plan_are_printed() {
     }
 }
 
+/// What is to be known of a plan is said wherever the plan is: in tables, for programs, beside what is saved, in
+/// explanations and in what is written out.
+#[test]
+fn warnings_go_where_their_plan_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("plan.ron");
+    for (job, file, some) in [
+        (
+            "plan mixtral-8x22b dgx-h100 -g 128 -b 1024 -s 4096 --top 3",
+            "mixtral-8x22b.sh",
+            &["± : ", "CUDA_DEVICE_MAX_CONNECTIONS"][..],
+        ),
+        (
+            "plan llama3.1-8b dgx-h100 -g 8 -b 128 -s 8192 --top 3",
+            "llama-3.1-8b.sh",
+            &["memory: fits only if the allocator returns cached blocks in time"],
+        ),
+    ] {
+        let value = |output: &Output| -> serde_json::Value { serde_json::from_str(&stdout(output)).unwrap() };
+        let notes = |value: &serde_json::Value| -> Vec<String> {
+            let notes = value["notes"].as_array().unwrap().iter();
+            notes.map(|note| note.as_str().unwrap().to_owned()).collect()
+        };
+        let json = value(&autoplan_says(&format!("{job} --format json")));
+        let of_first = notes(&json["plans"][0]);
+        for part in some {
+            assert!(of_first.iter().any(|note| note.contains(part)), "{part}: {of_first:?}");
+        }
+        let table = stdout(&autoplan_says(job));
+        let sheet = stderr(&autoplan_says(&format!("{job} --format csv")));
+        let saved = autoplan_says(&format!("{job} --format ron"));
+        std::fs::write(&path, stdout(&saved)).unwrap();
+        let explain = ["explain", path.to_str().unwrap(), "--alone"];
+        let explained = stdout(&autoplan(&explain));
+        let explained_json = value(&autoplan(&[&explain[..], &["--format", "json"]].concat()));
+        let script = exported(job, "megatron", file);
+        for note in &of_first {
+            assert!(table.contains(&format!("\n{note}")), "{note}: {table}");
+            assert!(notes(&json).iter().any(|told| told.starts_with(note)), "{note}: {json}");
+            assert!(sheet.contains(&format!("note: {note}")), "{note}: {sheet}");
+            assert!(stderr(&saved).contains(&format!("note: {note}\n")), "{note}");
+            assert!(explained.contains(&format!("\n{note}\n")), "{note}: {explained}");
+            assert!(notes(&explained_json).contains(note), "{note}");
+            assert!(script.contains(&format!("# note       {note}\n")), "{note}: {script}");
+        }
+    }
+}
+
 /// One kind of percentage, and nothing of what a launch says is kept back from programs.
 #[test]
 fn an_explanation_is_whole_and_counts_in_one_way() {

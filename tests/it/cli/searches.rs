@@ -534,7 +534,8 @@ fn plans_are_picked_from_the_table() {
     let table = stdout(&autoplan_says(&format!("{job} --pick 2")));
     assert!(table.contains("\n 2=  tp") && table.contains("a tie with the first"), "{table}");
     let sheet = stdout(&autoplan_says(&format!("{job} --pick 2 --format csv")));
-    assert!(sheet.lines().nth(1).unwrap().starts_with("2,"), "{sheet}");
+    assert!(sheet.starts_with("rank,ties_with_first,plan,"), "{sheet}");
+    assert!(sheet.lines().nth(1).unwrap().starts_with("2,true,"), "{sheet}");
     // What cannot be there is refused before the search, and what is not there after it.
     for (more, said) in [
         ("--pick 4", "--top 3 brings fewer plans; --top 4 brings enough"),

@@ -3,7 +3,7 @@
 use super::calibrate::{kind_of, runs_of};
 use crate::cost::step::Prediction;
 use crate::frameworks::Target;
-use crate::frameworks::error_bars::Leaning;
+use crate::frameworks::error_bars::{Class, ErrorBars, Leaning};
 use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::spec::cluster::Architecture;
@@ -70,9 +70,7 @@ fn error_bar(prepared: &Prepared) -> Vec<String> {
             few.spread.unwrap_or_default().1.exp()
         ));
     } else if !cost.is_measured() {
-        lines.push(format!(
-            "± : no runs of `{profile}` {experts} on {gpus} inform this bar: what that may hide is in it"
-        ));
+        lines.push(borrowed(cost.class(), &gpus));
     }
     if let Some(leaning) = leaning(prepared) {
         let (longer, runs) = (leaning.longer(), leaning.runs);
@@ -83,6 +81,32 @@ fn error_bar(prepared: &Prepared) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// Whose bar stands in for a class that was hardly timed on its GPUs, and how often it and others were.
+fn borrowed(class: &Class, gpus: &str) -> String {
+    /// More would hide what it is about.
+    const NAMED: usize = 2;
+    let table = ErrorBars::shipped();
+    let runs = match table.runs_of(class).map_or(0, |timed| timed.runs) {
+        0 => "no run".to_owned(),
+        1 => "1 run".to_owned(),
+        some => format!("{some} runs"),
+    };
+    let others = table.others(class).into_iter().take(NAMED);
+    let others: Vec<String> =
+        others.map(|other| format!("{} of `{}`", other.runs, other.of.profile)).collect();
+    let others = if others.is_empty() { String::new() } else { format!(" (and {})", others.join(", ")) };
+    let whose = match table.bar(class) {
+        Some(bar) if bar.profile.is_some() => format!("of its {} runs on all GPUs", bar.runs),
+        Some(bar) => format!("of {} runs of all frameworks", bar.runs),
+        None => "a guess".to_owned(),
+    };
+    let (profile, with) = (&class.profile, if class.experts { "with" } else { "without" });
+    format!(
+        "± : {runs} of `{profile}` {with} experts on {gpus} gave step times{others}, too few for a bar: this one is {whose}, \
+         wider by what predictions lose where nobody measured"
+    )
 }
 
 /// What of a plan nobody measured.

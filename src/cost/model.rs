@@ -79,11 +79,8 @@ pub struct CostModel<'a> {
     memory_bars: [Interval; 2],
     /// The site's own runs that are like the job.
     own_runs: Option<&'a OwnRuns>,
-    measured: bool,
-    /// Whether [`ErrorBars::known_by_rates`].
-    by_rates: bool,
-    leaning: Option<&'static Leaning>,
-    outside: Option<&'static Measured>,
+    /// Whose error bars are shipped for it, without such tensor parallelism.
+    class: Class,
 }
 
 /// Seconds by [`Item`], before rounding to picoseconds.
@@ -430,6 +427,7 @@ impl<'a> CostModel<'a> {
             .then(|| Orthogonal::of(layers, model.hidden, &device));
         let own = |class: &Class| own_runs(cluster, &class.profile, experts, job, class.crossing);
         let shipped = ErrorBars::shipped();
+        let class = classes[0].clone();
         let error_bars = classes.each_ref().map(|class| shipped.at_site(class, own(class)));
         Self {
             model,
@@ -456,10 +454,7 @@ impl<'a> CostModel<'a> {
             error_bars,
             memory_bars: classes.each_ref().map(|class| shipped.of_memory(class)),
             own_runs: own(&classes[0]),
-            measured: own(&classes[0]).is_some() || shipped.measured(&classes[0]),
-            by_rates: shipped.known_by_rates(&classes[0]),
-            leaning: shipped.leaning(&classes[0]),
-            outside: shipped.outside(&classes[0], error_bars[0]),
+            class,
         }
     }
 
@@ -467,7 +462,7 @@ impl<'a> CostModel<'a> {
     /// at its site.
     #[must_use]
     pub fn is_measured(&self) -> bool {
-        self.measured
+        self.own_runs.is_some() || ErrorBars::shipped().measured(&self.class)
     }
 
     /// The site's own runs, calibrated to, that are like this job.
@@ -479,20 +474,26 @@ impl<'a> CostModel<'a> {
     /// Whether the bars of such runs come from printed rates alone.
     #[must_use]
     pub fn is_known_by_rates(&self) -> bool {
-        self.by_rates && !self.measured
+        ErrorBars::shipped().known_by_rates(&self.class) && !self.is_measured()
     }
 
     /// How measured runs of its profile on this generation of GPUs, with or without experts, lean, if they do.
     #[must_use]
     pub fn leaning(&self) -> Option<&'static Leaning> {
-        self.leaning
+        ErrorBars::shipped().leaning(&self.class)
     }
 
     /// The few runs of its profile on this generation of GPUs that its error bar is as wide as, since one of them lies outside
     /// the bar that it would have.
     #[must_use]
     pub fn outside(&self) -> Option<&'static Measured> {
-        self.outside
+        ErrorBars::shipped().outside(&self.class, self.error_bars[0])
+    }
+
+    /// What runs it is like.
+    #[must_use]
+    pub fn class(&self) -> &Class {
+        &self.class
     }
 
     /// Where activations are offloaded, those of whole layers are, of this share of them, all stages alike

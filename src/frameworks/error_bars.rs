@@ -325,7 +325,7 @@ impl ErrorBars {
     /// them, which is no better known than all such runs.
     #[must_use]
     pub fn at_site(&self, class: &Class, own: Option<&OwnRuns>) -> Interval {
-        let bar = self.bars.iter().find(|bar| bar.holds(class));
+        let bar = self.bar(class);
         let interval = bar.map_or(Interval::ANYTHING, ErrorBar::interval);
         let known = bar.is_some_and(|bar| bar.architecture.is_some()) || self.measured(class);
         let (shared, beyond): (Vec<Special>, Vec<Special>) =
@@ -334,6 +334,12 @@ impl ErrorBars {
         let outside = self.outside(class, interval).and_then(|runs| runs.spread);
         let interval = outside.map_or(interval, |(sigma, most)| interval.at_least(sigma, most));
         self.widened(interval.at_site(own), &class.profile, &beyond, 0)
+    }
+
+    /// The narrowest class of step times that holds another.
+    #[must_use]
+    pub fn bar(&self, class: &Class) -> Option<&ErrorBar> {
+        self.bars.iter().find(|bar| bar.holds(class))
     }
 
     /// The runs of a class's profile on its generation of GPUs that are too few for a bar of their own, if one of them lies
@@ -390,6 +396,18 @@ impl ErrorBars {
         self.read.iter().any(|read| (&read.profile, read.experts) == (&class.profile, class.experts))
     }
 
+    /// Other profiles that were timed on a class's generation of GPUs, with or without experts, the most often first.
+    #[must_use]
+    pub fn others(&self, class: &Class) -> Vec<&Measured> {
+        let like = |runs: &&Measured| {
+            runs.of.profile != class.profile
+                && (runs.of.architecture, runs.of.experts) == (class.architecture, class.experts)
+        };
+        let mut others: Vec<&Measured> = self.measured.iter().filter(like).collect();
+        others.sort_by_key(|runs| std::cmp::Reverse(runs.runs));
+        others
+    }
+
     /// How runs like those of a class lean, if they do.
     #[must_use]
     pub fn leaning(&self, class: &Class) -> Option<&Leaning> {
@@ -405,7 +423,7 @@ impl ErrorBars {
     /// Whether such runs are known by printed rates alone, from which their times follow.
     #[must_use]
     pub fn known_by_rates(&self, class: &Class) -> bool {
-        let bar = self.bars.iter().find(|bar| bar.holds(class));
+        let bar = self.bar(class);
         !self.measured(class) && bar.is_some_and(|bar| bar.architecture.is_some())
     }
 }

@@ -586,6 +586,28 @@ fn no_bar_is_narrower_than_the_few_runs_that_it_is_about() {
     assert!(checked >= 10, "{checked}");
 }
 
+/// Where runs of a framework on some GPUs are too few for a bar, it is told how many there are, and how many of others.
+#[test]
+fn it_is_told_how_many_runs_are_too_few() {
+    let report = published();
+    let timed = |profile: &str| {
+        let like = |row: &&RowReport| {
+            let labels = &row.labels;
+            let (experts, hopper) = (labels.experts, labels.architecture == Some(Architecture::Hopper));
+            row.measured_step_s.is_some() && labels.profile == profile && experts && hopper
+        };
+        report.rows.iter().filter(like).count()
+    };
+    let job = ["plan", "mixtral-8x22b", "dgx-h100", "-g", "128", "-b", "1024", "-s", "4096", "--top", "1"];
+    let table = String::from_utf8(autoplan(&job).stdout).unwrap();
+    let said = format!(
+        "± : {} run of `megatron` with experts on GPUs like NVIDIA H100 SXM5 80GB gave step times (and {} of `nemo`, ",
+        timed("megatron"),
+        timed("nemo")
+    );
+    assert!(table.contains(&said), "{said}: {table}");
+}
+
 /// Prefixes whose rows name one paper or site: one says what the others are fitted to.
 #[test]
 fn sources_of_one_publication_are_left_out_together() {

@@ -328,20 +328,21 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         anstream::eprintln!("note: these plans are predictions only, they cannot be exported: {reason}");
     }
     let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
-    if interrupted {
+    let cut_short = sections.iter().flat_map(|section| &section.answer.found).any(|found| found.cut_short);
+    if interrupted || cut_short {
+        let optimal = sections.iter().all(|section| section.answer.optimality_gap == 0.0);
         anstream::eprintln!(
-            "note: the search was stopped{}",
+            "note: {} ended the {}",
+            bar.stopped_by(),
             match (empty, printed) {
-                (true, _) => " before it found a plan",
-                (false, false) => " before it found a plan that keeps the deadline and the budget",
-                (false, true) => "; the plans above are the best so far",
+                (true, _) => "search before it found a plan",
+                (false, false) => "search before it found a plan that keeps the deadline and the budget",
+                (false, true) if !interrupted => {
+                    "proofs of how near splits are to the fastest, and the search for faster ones: the plans are all there"
+                }
+                (false, true) if optimal => "search: the first plan is the best, those behind it may not be",
+                (false, true) => "search: the plans are the best so far",
             }
-        );
-    }
-    if sections.iter().flat_map(|section| &section.answer.found).any(|found| found.cut_short) {
-        anstream::eprintln!(
-            "note: {} ended the proofs of how near splits are to the fastest, and the search for faster ones; both get further with more time",
-            bar.stopped_by()
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {

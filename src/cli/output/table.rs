@@ -6,7 +6,7 @@ use std::io::Write;
 use comfy_table::{CellAlignment, Table};
 
 use super::{
-    Report, Row, Section, gigabytes, money, notes, percent, plain_table, premises, seconds, whereabouts,
+    Report, Row, Section, by, gigabytes, money, notes, percent, plain_table, premises, seconds, whereabouts,
 };
 use crate::cli::lines::Lines;
 use crate::cli::models::group;
@@ -72,7 +72,7 @@ pub(super) fn table(report: &Report, rows: &[Row], out: &mut Lines<impl Write>) 
     for missed in report.sections.iter().filter_map(|section| no_plan::beyond(section, report.bounds)) {
         writeln!(out, "{missed}")?;
     }
-    proofs(report, out)
+    proofs(report, rows, out)
 }
 
 /// The stages of the best plan, and how near the splits of all are to the fastest.
@@ -104,9 +104,8 @@ fn splits(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fai
     if !open.is_empty() && !report.even_stages {
         let usual = report.effort == 1;
         let could = cfg!(feature = "milp") && usual && open.iter().any(|row| row.found.looked_at);
-        let more = if open.iter().any(|row| row.found.cut_short) {
-            format!("; {} ended the proofs, which get further with more time", report.bar.stopped_by())
-        } else if could {
+        // Where proofs were ended a note says so.
+        let more = if could && !open.iter().any(|row| row.found.cut_short) {
             "; --prove 4 looks closer".to_owned()
         } else {
             String::new()
@@ -164,7 +163,7 @@ fn without_plans(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
 }
 
 /// What the searches looked at, what is proved, and what they left out.
-fn proofs(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
+fn proofs(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
     let several = report.sections.len() > 1;
     let searched: Vec<&Section> = report.sections.iter().filter(|s| !s.answer.found.is_empty()).collect();
     let proved: Vec<&Section> = searched.iter().copied().filter(|s| s.answer.stop == Stop::Proved).collect();
@@ -190,10 +189,17 @@ fn proofs(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             left => format!(" ({left})"),
         };
         let moved = if moved { ", before layers were moved" } else { "" };
-        let gap = percent(section.answer.optimality_gap);
         let proof = match section.answer.stop {
             Stop::Proved => format!("proved optimal{left}{moved}"),
-            Stop::Interrupted => format!("stopped; nothing can be more than {gap} faster{left}"),
+            Stop::Interrupted if section.answer.optimality_gap == 0.0 => {
+                format!("the first plan is proved optimal{left}{moved}, those behind it are not")
+            }
+            Stop::Interrupted => {
+                format!(
+                    "stopped; nothing can be more than {} faster{left}",
+                    by(section.answer.optimality_gap)
+                )
+            }
         };
         let which = if several {
             format!("{} x {}: ", section.prepared.task.job.gpus, section.cluster)
@@ -205,6 +211,13 @@ fn proofs(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
             "{which}{} layouts, {} balanced and simulated; {proof}",
             group(c.candidates),
             group(c.evaluated)
+        )?;
+    }
+    let open = |row: &Row| row.found.split_gap > 0.0 && row.found.plan.layout().pipeline_parallel > 1;
+    if !proved.is_empty() && rows.iter().any(open) {
+        writeln!(
+            out,
+            "optimal is a layout with the best of a fixed list of splits; what another split of its layers could still save is said beside its stages"
         )?;
     }
     let mut left: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();

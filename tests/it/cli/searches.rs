@@ -256,9 +256,27 @@ fn what_searches_leave_out_is_said() {
     assert!(of("-g 64,128").contains(&format!("\nall {both}\n")));
     let all = of("-g 64 --max-zero 3 --fix offload=any");
     assert!(all.contains("proved optimal\n"), "{all}");
+    // What is proved, and what of splits is told elsewhere.
+    let pipelined = of("-g 64 --fix pp=4,vpp=2");
+    let told = "\noptimal is a layout with the best of a fixed list of splits; what another split of its layers could still save";
+    assert_eq!(pipelined.matches(told).count(), 1, "{pipelined}");
     // Nothing is said of what was not searched.
     let stopped = autoplan_says("plan llama3.1-405b dgx-h100 -g 1024 -b 1024 -s 8192 --time-limit 1us");
     assert!(!stdout(&stopped).contains("divide in no way"), "{}", stdout(&stopped));
+}
+
+/// What ended a search is told once.
+#[test]
+fn an_ended_search_is_told_once() {
+    for limit in ["1us", "100ms", "200ms"] {
+        let job = "plan nemotron-h-56b dgx-h100 -g 256 -b 256 -s 8192 --top 3 --time-limit";
+        let output = autoplan_says(&format!("{job} {limit}"));
+        let notes = stderr(&output);
+        let ended = notes.lines().filter(|line| line.starts_with("note: --time-limit ended the ")).count();
+        let (table, limited) = (stdout(&output), ended == 1);
+        assert!(limited || ended == 0 && table.contains("proved optimal"), "{notes}{table}");
+        assert!(!table.contains("--time-limit ended"), "{table}");
+    }
 }
 
 /// Who stops a long search has what it found, and a script can tell.

@@ -1,6 +1,7 @@
 //! What is to be known of a plan and of what is predicted for it, wherever they are shown.
 
 use super::calibrate::{kind_of, runs_of};
+use super::models::group;
 use crate::cost::step::Prediction;
 use crate::frameworks::Target;
 use crate::frameworks::error_bars::{Class, ErrorBars, Leaning};
@@ -96,10 +97,10 @@ fn borrowed(class: &Class, gpus: &str) -> String {
     let others = table.others(class).into_iter().take(NAMED);
     let others: Vec<String> =
         others.map(|other| format!("{} of `{}`", other.runs, other.of.profile)).collect();
-    let others = if others.is_empty() { String::new() } else { format!(" (and {})", others.join(", ")) };
+    let others = if others.is_empty() { String::new() } else { format!(" (beside {})", others.join(", ")) };
     let whose = match table.bar(class) {
-        Some(bar) if bar.profile.is_some() => format!("of its {} runs on all GPUs", bar.runs),
-        Some(bar) => format!("of {} runs of all frameworks", bar.runs),
+        Some(bar) if bar.profile.is_some() => format!("of its {} runs on all GPUs", group(bar.runs as u64)),
+        Some(bar) => format!("of {} runs of all frameworks", group(bar.runs as u64)),
         None => "a guess".to_owned(),
     };
     let (profile, with) = (&class.profile, if class.experts { "with" } else { "without" });

@@ -601,7 +601,7 @@ fn it_is_told_how_many_runs_are_too_few() {
     let job = ["plan", "mixtral-8x22b", "dgx-h100", "-g", "128", "-b", "1024", "-s", "4096", "--top", "1"];
     let table = String::from_utf8(autoplan(&job).stdout).unwrap();
     let said = format!(
-        "± : {} run of `megatron` with experts on GPUs like NVIDIA H100 SXM5 80GB gave step times (and {} of `nemo`, ",
+        "± : {} run of `megatron` with experts on GPUs like NVIDIA H100 SXM5 80GB gave step times (beside {} of `nemo`, ",
         timed("megatron"),
         timed("nemo")
     );

@@ -42,8 +42,8 @@ pub(super) fn of_plans(rows: &[Row]) -> Vec<String> {
     }
     let told = |(line, plans): (String, Vec<String>)| match plans.len() {
         some if some == rows.len() => line,
-        1 => format!("{line}: plan {}", plans[0]),
-        _ => format!("{line}: plans {}", plans.join(", ")),
+        1 => format!("{line} (plan {})", plans[0]),
+        _ => format!("{line} (plans {})", plans.join(", ")),
     };
     all.into_iter().map(told).collect()
 }

@@ -44,7 +44,7 @@ pub struct RowReport {
     pub predicted_step_sigma: Option<f64>,
     /// What holds 95.4 % of such runs, in the same way.
     pub predicted_step_two_sigma: Option<f64>,
-    /// Shortest and longest step inside one standard deviation, in seconds: bars are factors, not sums.
+    /// The shortest and the longest step of what holds 95.4 % of such runs, in seconds, as of `plan`: bars are factors, not sums.
     pub predicted_step_range_s: Option<[f64; 2]>,
     /// Bytes of tensors on the fullest rank, in decimal GB.
     pub predicted_allocated_gb: Option<f64>,
@@ -59,7 +59,7 @@ pub struct RowReport {
     pub predicted_mem_sigma_gb: Option<f64>,
     /// What holds 95.4 % of such runs, in the same way.
     pub predicted_mem_two_sigma_gb: Option<f64>,
-    /// Least and most memory inside one standard deviation.
+    /// The least and the most memory of what holds 95.4 % of such runs.
     pub predicted_mem_range_gb: Option<[f64; 2]>,
     /// Whether the device can hold the plan.
     pub fits: Option<bool>,
@@ -623,18 +623,14 @@ fn report_case(case: Case) -> RowReport {
         predicted_step_s: Some(prediction.step_s),
         predicted_step_sigma: Some(prediction.step_s * prediction.interval.sigma),
         predicted_step_two_sigma: Some(prediction.step_s * prediction.interval.two_sigma),
-        predicted_step_range_s: Some(
-            [-1.0, 1.0].map(|way| prediction.step_s * (way * prediction.interval.sigma).exp()),
-        ),
+        predicted_step_range_s: Some(prediction.interval.range().map(|factor| prediction.step_s * factor)),
         predicted_allocated_gb: Some(allocated),
         predicted_reserved_gb: Some(reserved),
         predicted_device_gb: Some(device),
         predicted_mem_gb: Some(same_kind),
         predicted_mem_sigma_gb: Some(same_kind * prediction.memory_interval.sigma),
         predicted_mem_two_sigma_gb: Some(same_kind * prediction.memory_interval.two_sigma),
-        predicted_mem_range_gb: Some(
-            [-1.0, 1.0].map(|way| same_kind * (way * prediction.memory_interval.sigma).exp()),
-        ),
+        predicted_mem_range_gb: Some(prediction.memory_interval.range().map(|factor| same_kind * factor)),
         fits: Some(prediction.fits),
         assumed: case.assumed,
         profile: Some(case.labels.profile),

@@ -490,7 +490,7 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
     let [least, most] = p.allocated_range().map(|bytes| bytes.gigabytes());
     writeln!(
         out,
-        "  {:.1} GB on the fullest rank: 68% of runs within {:.0}%, 95% from {least:.1} to {most:.1} GB; {:.0}% of runs like it fit{}",
+        "  {:.1} GB on the fullest rank ± {:.0}% (95% of runs: {least:.1} to {most:.1} GB); {:.0}% of runs like it fit{}",
         p.allocated.gigabytes(),
         p.memory_interval.sigma * 100.0,
         prepared.cost().chance_to_fit(p) * 100.0,

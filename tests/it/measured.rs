@@ -619,7 +619,10 @@ fn memory_has_error_bars() {
     assert!(0.0 < one && one <= two && two < gigabytes);
     let [low, high] = row.predicted_mem_range_gb.unwrap();
     assert!((low * high / (gigabytes * gigabytes) - 1.0).abs() < 1e-9);
-    assert!(((high / gigabytes).ln() - one / gigabytes).abs() < 1e-9);
+    assert!(((high / gigabytes).ln() - two / gigabytes).abs() < 1e-9);
+    let [low, high] = row.predicted_step_range_s.unwrap();
+    let (step, two) = (row.predicted_step_s.unwrap(), row.predicted_step_two_sigma.unwrap());
+    assert!(low < step && ((high / step).ln() - two / step).abs() < 1e-9);
     let stand_in = with(&[("framework_family", "axolotl"), ("pp", "1")]);
     let own = with(&[("framework_family", "pytorch-fsdp"), ("pp", "1")]);
     assert!(stand_in.predicted_mem_sigma_gb > own.predicted_mem_sigma_gb);

@@ -141,7 +141,7 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
     }
     let w = &advice.walls;
     let gpus = if w.least_gpus == 1 { "GPU" } else { "GPUs" };
-    write!(out, "  walls: the states alone need {} {gpus}", w.least_gpus)?;
+    write!(out, "  at least: the states alone need {} {gpus}", w.least_gpus)?;
     if let (Some(petaflops), Some(days)) = (w.petaflop_days, w.days_at_achievable_mfu) {
         let share = percent(ACHIEVABLE_MFU);
         write!(out, "; {petaflops:.0} PFLOP/s-days, {days:.1} days at {share} of peak without losses")?;
@@ -149,7 +149,7 @@ fn advice_text(advice: &Advice, out: &mut impl Write) -> Result<(), Failure> {
     let of = if advice.waste_of_run { "" } else { " a step" };
     let wasted = if advice.waste.share > 0.0 {
         let (share, dollars) = (percent(advice.waste.share), money(advice.waste.dollars));
-        format!("{share} below {} of peak, {dollars}{of}; ", percent(ACHIEVABLE_MFU))
+        format!("at {:.0}% MFU it would cost {share} less, by {dollars}{of}; ", ACHIEVABLE_MFU * 100.0)
     } else {
         String::new()
     };
@@ -896,20 +896,29 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<Ending, Failure> {
         writeln!(out, "{}", serde_json::to_string_pretty(&values).unwrap_or_default())?;
         return Ok(Ending::Done);
     }
-    for (i, (prepared, plan)) in prepared.iter().enumerate() {
+    for (which, (path, (prepared, plan))) in
+        ["first", "second"].iter().zip([&args.first, &args.second].into_iter().zip(&prepared))
+    {
+        let (job, machine) = (&prepared.task.job, &prepared.task.machine);
         writeln!(
             out,
-            "{}: {} on {} x {}: {plan}",
-            ["first", "second"][i],
+            "{which}, {path}: {} on {} x {}, batch {} x {} tokens: {plan}",
             prepared.task.model.name,
-            prepared.task.job.gpus,
-            prepared.task.machine.accelerator.name
+            job.gpus,
+            machine.accelerator.name,
+            job.global_batch_size,
+            job.sequence_length
         )?;
     }
     let mut changes = job_differences(prepared[0].0.task, prepared[1].0.task);
     let (model, one, other) = (&prepared[0].0, prepared[0].1, prepared[1].1);
     changes.extend(differences(model, one, other));
-    if !changes.is_empty() {
+    if changes.is_empty() {
+        writeln!(
+            out,
+            "differs in nothing that is compared: job, degrees, recomputation and layers are the same"
+        )?;
+    } else {
         writeln!(out, "differs in: {}", changes.join(", "))?;
     }
     let mut table = plain_table(&["", "first", "second", "difference"], 1);

@@ -256,13 +256,18 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
         let forbidden = prepared.forbidden_degrees();
         lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
             let example = in_words(prepared, rule);
-            format!("{} combinations of degrees fell to rule: {rule}{example}", group(*count))
+            format!(
+                "{} combinations of those with micro-batches and degrees of experts fell to rule: {rule}{example}",
+                group(*count)
+            )
         }));
     }
     let mut reasons: Vec<(&String, &u64)> = c.pruned.iter().collect();
     reasons.sort_by(|a, b| b.1.cmp(a.1).then(a.0.cmp(b.0)));
-    for (at, (reason, count)) in reasons.into_iter().take(5).enumerate() {
-        let count = group(*count);
+    const NAMED: usize = 5;
+    let (named, others) = reasons.split_at(reasons.len().min(NAMED));
+    for (at, (reason, count)) in named.iter().enumerate() {
+        let count = group(**count);
         lines.push(match (at, reason.as_str()) {
             (at, "memory") => {
                 let binds = if at == 0 { "memory binds: " } else { "" };
@@ -280,6 +285,10 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
                 format!("{count} layouts fell to {reason}{example}")
             }
         });
+    }
+    if !others.is_empty() {
+        let count = group(others.iter().map(|(_, count)| **count).sum());
+        lines.push(format!("{count} layouts fell to {} other reasons", others.len()));
     }
     lines
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::output::{percent, seconds};
+use super::output::{by, seconds};
 use super::stages;
 use crate::candidates::{Axis, Restrictions};
 use crate::planner::Prepared;
@@ -93,10 +93,21 @@ fn fastest(
     (answer.stop == Stop::Proved && verified(&found)).then_some(found)
 }
 
+impl Surer {
+    /// What to say where something better than its plan is known.
+    pub(crate) fn limit_alone(&self) -> String {
+        format!(
+            "--memory-limit {:.1}GB leaves plans of which {:.0} of 100 fit, if their error bars are no wider",
+            self.limit.gigabytes(),
+            SURE.0 * 100.0
+        )
+    }
+}
+
 impl fmt::Display for Surer {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         if let Some(Found { plan, prediction, .. }) = &self.plan {
-            let (step, share) = (seconds(prediction.step().seconds()), percent(self.longer.abs()));
+            let (step, share) = (seconds(prediction.step().seconds()), by(self.longer.abs()));
             let than = if self.longer < 0.0 { "less" } else { "longer" };
             let fit = self.chance * 100.0;
             let layers = self.layers.as_ref().map_or(String::new(), |layers| format!(", layers {layers}"));
@@ -105,11 +116,6 @@ impl fmt::Display for Surer {
                 "{fit:.0} of 100 fit with the same degrees in {step}, {share} {than}: {plan}{layers}; "
             )?;
         }
-        write!(
-            f,
-            "--memory-limit {:.1}GB leaves plans of which {:.0} of 100 fit, if their error bars are no wider",
-            self.limit.gigabytes(),
-            SURE.0 * 100.0
-        )
+        f.write_str(&self.limit_alone())
     }
 }

@@ -98,7 +98,11 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let best = rows.first()?;
     // One that costs nothing is better than another search.
     let tied = rows.iter().find(|row| row.ties_with_first && row.chance_to_fit() >= surer::SURE.0);
-    let tied = tied.filter(|_| !picked).map_or(String::new(), |row| {
+    let tied = tied.filter(|_| !picked);
+    let faster =
+        |found: &Found| tied.is_some_and(|row| row.found.prediction.step() <= found.prediction.step());
+    let surer = if surer.plan.as_ref().is_some_and(faster) { surer.limit_alone() } else { surer.to_string() };
+    let tied = tied.map_or(String::new(), |row| {
         format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
     });
     // What moving layers made faster may have fitted surely before.

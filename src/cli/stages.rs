@@ -37,7 +37,13 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
         0.0 => "no".to_owned(),
         known => format!("one with layers moved is {} faster, and no", by(known)),
     };
-    format!("{said}; {known} other {other} is more than {} faster", percent(found.split_gap))
+    match found.split_gap {
+        0.0 => format!("{said}; {known} other {other} is faster"),
+        gap if percent(gap) == percent(0.0) => {
+            format!("{said}; {known} other {other} is {} faster", percent(0.001))
+        }
+        gap => format!("{said}; {known} other {other} is more than {} faster", percent(gap)),
+    }
 }
 
 /// Chunk by chunk: its ranks, its layers, what it recomputes, its passes of one micro-batch, and what else it holds; where

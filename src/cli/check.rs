@@ -87,15 +87,15 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Ending, Failure> {
     let mut out = std::io::stdout().lock();
     match args.format {
         Format::Table => {
-            table(&plan.to_string(), &report, &mut out)?;
+            if passed {
+                writeln!(out, "all {} checks passed: {plan}", report.checks.len())?;
+            } else {
+                writeln!(out, "the plan does not hold: {plan}")?;
+            }
             for wrong in stated.iter().filter(|one| !one.agrees()) {
                 writeln!(out, "{wrong}")?;
             }
-            if passed {
-                writeln!(out, "all {} checks passed", report.checks.len())?;
-            } else {
-                writeln!(out, "the plan does not hold")?;
-            }
+            table(&report, &mut out)?;
             writeln!(out, "taken as given:")?;
             for given in TAKEN_AS_GIVEN {
                 writeln!(out, "  {given}")?;
@@ -128,8 +128,7 @@ fn stated(saved: &SavedPlan, plan: &Plan, prediction: &Prediction) -> [Stated; 3
     ]
 }
 
-fn table(plan: &str, report: &Report, out: &mut impl Write) -> Result<(), Failure> {
-    writeln!(out, "{plan}")?;
+fn table(report: &Report, out: &mut impl Write) -> Result<(), Failure> {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic);

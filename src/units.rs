@@ -181,7 +181,7 @@ const SECOND_UNITS: &[(&str, f64)] = &[
 
 float_quantity!(
     /// Seconds.
-    Seconds, "a time", "\"18us\", \"300s\" or \"30d\"", SECOND_UNITS);
+    Seconds, "a time", "\"10s\", \"30d\" or \"18us\"", SECOND_UNITS);
 float_quantity!(
     /// Floating-point operations.
     Flops, "a number of FLOPs", "\"1.5TFLOP\"",

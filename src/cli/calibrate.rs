@@ -1,7 +1,6 @@
 //! `autoplan calibrate`.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +13,7 @@ use super::{Ending, Failure, files};
 use crate::calibrate::{Calibration, FAR_OFF, Fitted, HeldBy, calibrate};
 use crate::spec;
 use crate::spec::cluster::OwnRuns;
+use crate::spec::diagnostic::list;
 use crate::spec::measured::MeasuredReader;
 use crate::spec::special::Special;
 use crate::validate::ErrorStatistics;
@@ -63,13 +63,17 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<Ending, Failure> {
     }
     let machine = spec::load_cluster(&args.cluster)?;
     let name = args.measured.display().to_string();
-    if args.measured.is_dir() {
-        return Err(Failure::Usage(format!("{name} is a folder, not a CSV file")));
-    }
-    let file = File::open(&args.measured).map_err(|e| Failure::Usage(format!("cannot read {name}: {e}")))?;
+    let file = files::open_runs(&args.measured)?;
     let reader = MeasuredReader::new(file).map_err(|e| Failure::Usage(format!("{name}: {e}")))?;
     let unknown: Vec<String> = reader.unknown_columns().map(str::to_owned).collect();
     note_unknown(&name, &unknown);
+    let missing: Vec<&str> = reader.missing_columns().collect();
+    if !missing.is_empty() {
+        anstream::eprintln!(
+            "note: {name}: the header has no column {}, which every prediction needs",
+            list(&missing, "nor")
+        );
+    }
     let shelf = Shelf::shipped();
     let mut cases = Vec::new();
     // Rows by the reason why they cannot be used.
@@ -137,7 +141,7 @@ fn remarks(calibration: &Calibration) -> Vec<String> {
         match fitted.held_by {
             HeldBy::Runs | HeldBy::Speed => {}
             HeldBy::Both => remarks.push(format!(
-                "{constant}: the runs say less about it ({:.0}% of what is known) than the shipped value, so that it moves \
+                "{constant}: {:.0}% of what is known about it is from these runs and the rest from what ships, so that it moves \
                  part of the way",
                 fitted.of_runs * 100.0
             )),

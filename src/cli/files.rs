@@ -1,9 +1,27 @@
-//! Writing files: whole or not at all, and never over an existing one unless asked.
+//! Reading tables, and writing files: whole or not at all, and never over an existing one unless asked.
 
+use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 
 use super::Failure;
 use crate::results::{Replacement, WriteError};
+
+/// Opens a table of measured runs.
+pub(crate) fn open_runs(path: &Path) -> Result<File, Failure> {
+    let name = path.display();
+    if path.is_dir() {
+        return Err(Failure::Usage(format!("{name} is a folder, not a CSV file")));
+    }
+    File::open(path).map_err(|error| {
+        Failure::Usage(match error.kind() {
+            ErrorKind::NotFound => {
+                format!("{name}: there is no such file; expected a CSV of measured runs (docs/measured.md)")
+            }
+            _ => format!("cannot read {name}: {error}"),
+        })
+    })
+}
 
 /// Checks that files can be created in a folder, before any work is done for them. One that is not there is made later,
 /// in the nearest one above it that is.

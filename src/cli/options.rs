@@ -133,10 +133,13 @@ impl JobArgs {
 
     /// The task on one cluster with so many GPUs.
     pub fn task(&self, model: &str, machine: &Machine, gpus: u32) -> Result<Task, Failure> {
-        let needed =
-            |name: &str| Failure::Usage(format!("{name} is needed: how much one optimizer step trains"));
-        let global_batch = self.global_batch.ok_or_else(|| needed("--global-batch"))?;
-        let seq_len = self.seq_len.ok_or_else(|| needed("--seq-len"))?;
+        let needed = |what: &str| Failure::Usage(what.to_owned());
+        let global_batch = self.global_batch.ok_or_else(|| {
+            needed("--global-batch is needed: sequences of one optimizer step, such as --global-batch 512")
+        })?;
+        let seq_len = self
+            .seq_len
+            .ok_or_else(|| needed("--seq-len is needed: tokens of one sequence, such as --seq-len 4096"))?;
         let model = spec::load_model(model)?;
         let named = self.framework.as_deref();
         let (target, profile_name, profile) = framework(named.unwrap_or(Target::Megatron.name()))?;

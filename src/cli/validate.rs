@@ -1,7 +1,6 @@
 //! `autoplan validate`.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -124,14 +123,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<Ending, Failure> {
     }
     let (input, name): (Box<dyn Read>, String) = match &args.measured {
         None => (Box::new(PUBLISHED.as_bytes()), "results/published/measured.csv".into()),
-        Some(path) => {
-            let name = path.display().to_string();
-            if path.is_dir() {
-                return Err(Failure::Usage(format!("{name} is a folder, not a CSV file")));
-            }
-            let file = File::open(path).map_err(|e| Failure::Usage(format!("cannot read {name}: {e}")))?;
-            (Box::new(file), name)
-        }
+        Some(path) => (Box::new(files::open_runs(path)?), path.display().to_string()),
     };
     let bar = ProgressBar::new(0);
     bar.set_style(progress::style("rows", "{eta} left"));

@@ -204,6 +204,11 @@ impl MeasuredReader {
         Ok(Self { csv, width, columns: Arc::new(columns), record: csv::StringRecord::new() })
     }
 
+    /// Columns that every prediction needs and the header has not.
+    pub fn missing_columns(&self) -> impl Iterator<Item = &'static str> {
+        NEEDED.into_iter().filter(|column| !self.columns.contains_key(*column))
+    }
+
     /// Rows of the whole table, read or not. Nothing but the ends of records is looked for, which takes a fraction of
     /// the time that reading them does.
     #[must_use]

@@ -222,6 +222,10 @@ fn from_ron(source: &str, text: &str, error: &SpannedError) -> SpecError {
     {
         spot = key.value.clone();
     }
+    // A file that ends too early may end in the middle of a word.
+    if found.unclosed().is_some() && text[spot.end..].trim().is_empty() {
+        return syntax(source, text, &error.code, start, spot, &found);
+    }
     match &error.code {
         RonError::NoSuchStructField { expected, found: name, outer } => {
             let outer = outer.as_deref().map(|o| format!(" in `{o}`")).unwrap_or_default();

@@ -136,10 +136,25 @@ fn of_phases(error: &clap::Error) -> Option<&'static str> {
     )
 }
 
+/// What is wrong where an option is none, with the nearest that is one.
+fn no_option(error: &clap::Error) -> Option<String> {
+    use clap::error::{ContextKind, ErrorKind};
+    let option = error.get(ContextKind::InvalidArg).map(ToString::to_string);
+    let option = option.filter(|option| option.starts_with('-'))?;
+    let near = error.get(ContextKind::SuggestedArg);
+    let near =
+        near.map_or("--help lists those there are".to_owned(), |near| format!("did you mean `{near}`?"));
+    (error.kind() == ErrorKind::UnknownArgument).then(|| format!("there is no option `{option}`; {near}"))
+}
+
 fn command() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
+            if let Some(message) = no_option(&error) {
+                anstream::eprintln!("error: {message}");
+                return ExitCode::from(2);
+            }
             let asked = !error.use_stderr();
             let _ = error.print();
             if let Some(reason) = of_phases(&error) {

@@ -369,3 +369,55 @@ fn saved_plans_are_told_from_models() {
     assert_eq!(empty.status.code(), Some(2));
     assert!(stderr(&empty).contains("--> <stdin>"), "{}", stderr(&empty));
 }
+
+/// What is missing or misspelt is named, with what was expected.
+#[test]
+fn what_is_missing_or_misspelt_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan llama3.2-1b dgx-h100 -g 8";
+    for (words, said) in [
+        (
+            job.to_owned(),
+            "error: --global-batch is needed: sequences of one optimizer step, such as --global-batch 512\n",
+        ),
+        (
+            format!("{job} -b 8"),
+            "error: --seq-len is needed: tokens of one sequence, such as --seq-len 4096\n",
+        ),
+        (format!("{job} --seqlen 8"), "error: there is no option `--seqlen`; did you mean `--seq-len`?\n"),
+        (
+            format!("{job} -b 8 -s 8 --qqqq"),
+            "error: there is no option `--qqqq`; --help lists those there are\n",
+        ),
+        (
+            "calibrate nowhere.csv --cluster dgx-h100".to_owned(),
+            "error: nowhere.csv: there is no such file; expected a CSV",
+        ),
+        (
+            "validate --measured nowhere.csv".to_owned(),
+            "error: nowhere.csv: there is no such file; expected a CSV",
+        ),
+        (format!("{job} -b 8 -s 2048 --time-limit soon"), "expected something like \"10s\""),
+    ] {
+        let output = autoplan_says(&words);
+        assert_eq!(output.status.code(), Some(2), "{words}");
+        let at = stderr(&output).find(said);
+        assert!(
+            at.is_some() && (at == Some(0) || !said.starts_with("error")),
+            "{words}: {}",
+            stderr(&output)
+        );
+    }
+    let runs = folder.path().join("runs.csv");
+    std::fs::write(&runs, "id,gpu,gpus,layers,hidden,heads,seq_len\na,H100,8,1,1,1,1\n").unwrap();
+    let output = autoplan(&["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100"]);
+    let missing = "the header has no column global_batch nor framework_family, which every prediction needs";
+    assert!(stderr(&output).contains(missing), "{}", stderr(&output));
+    // A file that ends in the middle of a word is cut off, whatever the word.
+    let whole = stdout(&small(&["--format", "ron"]));
+    let (before, _) = whole.split_once("recompute: ").unwrap();
+    let cut = folder.path().join("cut.ron");
+    std::fs::write(&cut, format!("{before}recomp")).unwrap();
+    let output = autoplan(&["check", cut.to_str().unwrap()]);
+    assert!(stderr(&output).starts_with("error: `(` is never closed\n"), "{}", stderr(&output));
+}

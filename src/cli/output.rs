@@ -21,7 +21,7 @@ use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
 use crate::cost::goodput::NoProgress;
-use crate::cost::money::{RunCost, run_cost, step_cost};
+use crate::cost::money::{Pricing, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::layers::Layers;
 use crate::plan::{Offload, Recompute};
@@ -409,6 +409,10 @@ pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
         true => format!("experts padded to {factor} times an equal share of tokens"),
         false => format!("tokens dropped beyond {factor} times an expert's equal share"),
     });
+    let price = match task.pricing {
+        Pricing::Own { per_gpu_hour, .. } => format!("${:.3} a GPU-hour", per_gpu_hour.0),
+        listed => format!("{listed} prices"),
+    };
     let premises = [
         (given.framework.is_some(), Some(format!("framework {}{profile}", task.target))),
         (given.precision.is_some(), Some(job.precision.name().to_owned())),
@@ -418,6 +422,7 @@ pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
         (given.packed.is_some(), Some(sequences)),
         (given.routing.is_some(), routing),
         (given.expert_capacity.is_some(), capacity),
+        (given.price.is_some(), Some(price)),
     ];
     let of = |given: bool| {
         let some = premises.iter().filter(|(was_given, _)| *was_given == given);

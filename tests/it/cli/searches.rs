@@ -332,15 +332,32 @@ fn a_bar_reaches_as_far_as_the_one_run_that_informs_it() {
     assert!(table.contains(" was off by a factor of 2.2"), "{table}");
 }
 
+/// Where a tie is faster and fits as surely, a slower plan is no way out.
+#[test]
+fn a_better_tie_is_the_way_out() {
+    let table = stdout(&autoplan_says("plan llama3.1-8b dgx-h100 -g 8 -b 128 -s 8192"));
+    assert!(table.contains(", a tie, fits 99 of 100 (--pick "), "{table}");
+    assert!(
+        table.contains("\n  surer: --memory-limit ") && !table.contains("with the same degrees"),
+        "{table}"
+    );
+    assert!(!table.contains(" 0.0% "), "{table}");
+}
+
 /// What was given is not assumed.
 #[test]
 fn what_is_given_is_told_from_what_is_assumed() {
     for (more, premises) in [
-        (&[][..], "\nassumed: framework megatron, bf16, adamw, causal attention, unpacked sequences\n"),
+        (
+            &[][..],
+            "\nassumed: framework megatron, bf16, adamw, causal attention, unpacked sequences, on-demand prices\n",
+        ),
         (
             &["--framework", "megatron", "--optimizer", "muon", "--precision", "bf16"],
-            "\ngiven: framework megatron, bf16, muon\nassumed: causal attention, unpacked sequences\n",
+            "\ngiven: framework megatron, bf16, muon\nassumed: causal attention, unpacked sequences, on-demand prices\n",
         ),
+        (&["--price", "reserved"], "\ngiven: reserved prices\nassumed: framework megatron, "),
+        (&["--price", "2.5"], "\ngiven: $2.500 a GPU-hour\nassumed: framework megatron, "),
         (&["--packed", "512x4"], "\ngiven: sequences packed from 512x4\nassumed: framework megatron, bf16, "),
     ] {
         let text = stdout(&small(more));

@@ -373,7 +373,7 @@ impl Launched {
             let trainer = deepspeed::Trainer::default();
             return Self::configuration(&text, source, (gpus, seq_len), (trainer, Settings::new()), args);
         }
-        let name = args.name.clone().unwrap_or_else(|| name_of(path));
+        let name = args.name.clone().or_else(|| stated_name(&text)).unwrap_or_else(|| name_of(path));
         let vocabulary = args.vocab_size;
         let given = megatron::Given { name: &name, gpus, vocabulary, architecture, words: &args.words };
         let imported = megatron::import_with(&text, given, &|name| sourced(path, name)).map_err(|e| {
@@ -686,6 +686,14 @@ fn print_or_write(path: Option<&Path>, text: &str, force: bool) -> Result<Ending
         None => writeln!(std::io::stdout().lock(), "{text}")?,
     }
     Ok(Ending::Done)
+}
+
+/// The model that a script of our own names in its header.
+fn stated_name(text: &str) -> Option<String> {
+    let mut header = text.lines().take_while(|line| line.starts_with('#'));
+    let name = header.find_map(|line| line.strip_prefix("# model      "))?.trim();
+    let ours = header.any(|line| line.starts_with("# made by    autoplan"));
+    (ours && !name.is_empty()).then(|| name.to_owned())
 }
 
 /// A name for the model of a configuration: its folder's, else the file's.

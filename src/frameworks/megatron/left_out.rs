@@ -66,7 +66,10 @@ pub(super) fn notes(f: &mut Flags, recomputes: bool, assumed: &mut Vec<String>) 
         }
     }
     for (flag, what) in SWITCHES {
-        if f.given.contains_key(*flag) {
+        // Its own sharding of all states takes no such products, and asks for the flag.
+        let asked =
+            *flag == "--no-gradient-accumulation-fusion" && f.given.contains_key("--use-megatron-fsdp");
+        if f.given.contains_key(*flag) && !asked {
             assumed.push(format!("{flag}: {what}"));
         }
     }

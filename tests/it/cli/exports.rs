@@ -157,6 +157,25 @@ fn a_named_framework_must_have_the_model() {
     }
 }
 
+/// What is written out is read with its model's name, and without a word on flags that its sharding asks for.
+#[test]
+fn what_is_written_is_read_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan llama3.2-1b dgx-h100 -g 8 -b 32 -s 2048 --max-zero 3 --fix zero=3";
+    let script = exported(job, "megatron", "llama-3.2-1b.sh");
+    assert!(script.contains("--use-megatron-fsdp") && script.contains("--no-gradient-accumulation-fusion"));
+    let path = folder.path().join("launch.sh");
+    std::fs::write(&path, &script).unwrap();
+    let explain = ["explain", path.to_str().unwrap(), "--cluster", "dgx-h100", "--alone"];
+    let read = autoplan(&explain);
+    assert!(stdout(&read).starts_with("Llama 3.2 1B on 8 x "), "{}", stdout(&read));
+    assert!(!stderr(&read).contains("accumulation-fusion"), "{}", stderr(&read));
+    // Of another's script the file names the model.
+    let other = script.replace("# made by    autoplan", "# made by    hand");
+    std::fs::write(&path, other).unwrap();
+    assert!(stdout(&autoplan(&explain)).starts_with("launch on 8 x "));
+}
+
 /// What an export assumes and does not write down is said, in the file and beside it; what no layout of the target can do
 /// comes before what is wrong with the plan; a name that is taken, if only by a link, is left alone.
 #[test]

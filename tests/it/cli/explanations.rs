@@ -151,6 +151,27 @@ fn warnings_go_where_their_plan_goes() {
     }
 }
 
+/// Two files are told apart by their names, and what is the same is said to be.
+#[test]
+fn what_is_compared_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let save = |name: &str, more: &[&str]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, small(&[more, &["--format", "ron"]].concat()).stdout).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (one, same, other) = (save("a.ron", &[]), save("b.ron", &[]), save("c.ron", &["--price", "9"]));
+    let compared = |second: &str| stdout(&autoplan(&["compare", &one, second]));
+    for (second, said) in
+        [(&same, "differs in nothing that is compared"), (&other, "differs in: price on-demand -> 9\n")]
+    {
+        let text = compared(second);
+        assert!(text.starts_with(&format!("first, {one}: Llama 3.2 1B on 8 x ")), "{text}");
+        assert!(text.contains(&format!("\nsecond, {second}: ")), "{text}");
+        assert!(text.contains(", batch 32 x 2048 tokens: tp") && text.contains(said), "{text}");
+    }
+}
+
 /// One kind of percentage, and nothing of what a launch says is kept back from programs.
 #[test]
 fn an_explanation_is_whole_and_counts_in_one_way() {

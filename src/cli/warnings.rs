@@ -65,8 +65,7 @@ fn error_bar(prepared: &Prepared) -> Vec<String> {
         let which =
             if few.runs == 1 { "the one run".to_owned() } else { format!("one of {} runs", few.runs) };
         lines.push(format!(
-            "± : {which} of `{profile}` {} on {gpus} was off by a factor of {:.1}, further than bars of other frameworks \
-             reach: expect as much here, as the bar says",
+            "± : {which} of `{profile}` {} on {gpus} was off by a factor of {:.1}: the bar reaches as far, and so may plans",
             with(few.of.experts),
             few.spread.unwrap_or_default().1.exp()
         ));

@@ -112,7 +112,8 @@ pub fn page(report: &Report, constants: &str) -> Result<Page, PlotError> {
          were fitted to a run's own source, more than 68% are inside one standard deviation: bars are for runs that nothing was fitted to. \
          Step times that printed rates say count in classes, but no constant was fitted to them. Where nobody measured a framework on a \
          generation of GPUs, with or without experts, {} come on top, in squares: what predictions lose when constants are \
-         fitted without a run's own source. Some runs are special whatever the framework: adapters, fine-tuning, sequences of 16,384 \
+         fitted without a run's own source. Runs there that are too few for a class widen the bar to their own errors where one of them \
+         lies outside of it. Some runs are special whatever the framework: adapters, fine-tuning, sequences of 16,384 \
          tokens and more, tensor parallelism across domains, GPUs that PCIe alone joins, rows of grade C. They have the bars of all \
          such runs at least, where at least two publications have twelve, and what predictions lose on top where a framework has fewer than three. \
          Hardly a row below has that on top. Peak memory has intervals by the same rule, whatever \

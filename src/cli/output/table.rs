@@ -217,7 +217,7 @@ fn proofs(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fai
     if !proved.is_empty() && rows.iter().any(open) {
         writeln!(
             out,
-            "optimal is a layout with the best of a fixed list of splits; what another split of its layers could still save is said beside its stages"
+            "optimal: no other layout, each with its best split from a fixed list, is faster; what another split of the same layers could still save is said beside the stages"
         )?;
     }
     let mut left: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();

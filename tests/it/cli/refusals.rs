@@ -411,7 +411,8 @@ fn what_is_missing_or_misspelt_is_named() {
     let runs = folder.path().join("runs.csv");
     std::fs::write(&runs, "id,gpu,gpus,layers,hidden,heads,seq_len\na,H100,8,1,1,1,1\n").unwrap();
     let output = autoplan(&["calibrate", runs.to_str().unwrap(), "--cluster", "dgx-h100"]);
-    let missing = "the header has no column global_batch nor framework_family, which every prediction needs";
+    let missing =
+        "the header has no column `global_batch` nor `framework_family`, which every prediction needs";
     assert!(stderr(&output).contains(missing), "{}", stderr(&output));
     // A file that ends in the middle of a word is cut off, whatever the word.
     let whole = stdout(&small(&["--format", "ron"]));

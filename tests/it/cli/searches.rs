@@ -258,7 +258,7 @@ fn what_searches_leave_out_is_said() {
     assert!(all.contains("proved optimal\n"), "{all}");
     // What is proved, and what of splits is told elsewhere.
     let pipelined = of("-g 64 --fix pp=4,vpp=2");
-    let told = "\noptimal is a layout with the best of a fixed list of splits; what another split of its layers could still save";
+    let told = "\noptimal: no other layout, each with its best split from a fixed list, is faster; what another split";
     assert_eq!(pipelined.matches(told).count(), 1, "{pipelined}");
     // Nothing is said of what was not searched.
     let stopped = autoplan_says("plan llama3.1-405b dgx-h100 -g 1024 -b 1024 -s 8192 --time-limit 1us");

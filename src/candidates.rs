@@ -18,6 +18,7 @@ use crate::frameworks::{
     legal, legal_within, mtp_stands_alone,
 };
 use crate::plan::{ContextComm, CudaGraphs, Dispatcher, Layout, Module, Offload, Place, Recompute, Schedule};
+use crate::spec::cluster::Architecture;
 
 /// Largest tensor- and context-parallel degree that is tried unless a restriction says otherwise.
 pub const MAX_DEGREE: u32 = 64;
@@ -631,8 +632,16 @@ impl<'a> Space<'a> {
             // Nothing is sent: one name stands for all.
             vec![Some(Dispatcher::AllToAll)]
         } else {
-            let admitted = |d: &&Dispatcher| admits(&r.dispatcher, expert, *d);
             let all = if r.dispatcher.is_some() { k.dispatchers } else { k.default_dispatchers };
+            // The two libraries take as long as each other: on Blackwell DeepEP runs nowhere that HybridEP does
+            // not, and some frameworks refuse it there. It is tried if it is asked for.
+            let needless = |d: Dispatcher| {
+                d == Dispatcher::DeepEp
+                    && r.dispatcher.is_none()
+                    && all.contains(&Dispatcher::HybridEp)
+                    && self.context.hardware.architecture == Architecture::Blackwell
+            };
+            let admitted = |d: &&Dispatcher| admits(&r.dispatcher, expert, *d) && !needless(**d);
             all.iter().filter(admitted).copied().map(Some).collect()
         };
         // A router exists only beside experts.

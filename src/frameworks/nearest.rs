@@ -31,6 +31,12 @@ const CHANGES: &[Change] = &[
         d.layout.sequence_parallel = on;
     },
     |_, _, d| d.layout.sequence_parallel = false,
+    |k, _, d| {
+        let l = &mut d.layout;
+        if l.dispatcher == Some(Dispatcher::DeepEp) && k.dispatchers.contains(&Dispatcher::HybridEp) {
+            l.dispatcher = Some(Dispatcher::HybridEp);
+        }
+    },
     |k, c, d| {
         let there = c.has_experts().then(|| k.dispatchers.contains(&Dispatcher::AllToAll));
         d.layout.dispatcher = there.map(|_| Dispatcher::AllToAll);

@@ -19,6 +19,11 @@
 //! which they first hold fewer of them in the chunk of which most micro-batches are in flight; and where
 //! nothing at all fits so, one that moving cuts finds ([`super::fitting`]).
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use smallvec::SmallVec;
+
 use super::chunked::{ChunkWork, Chunked, Policy};
 use super::descent;
 use super::fitting::Fitting;
@@ -835,11 +840,13 @@ impl<'a> Relief<'a> {
     /// of which most micro-batches are in flight.
     fn splits(&self, work: &mut ChunkWork, policy: Policy) -> Vec<Assignment> {
         let (problem, tables) = (self.problem, self.tables);
-        let mut layers: Vec<Vec<u32>> = self.levelled(work, policy, 0).into_iter().collect();
-        if problem.pipeline.chunks_per_rank > 1 {
-            layers.extend(
-                self.levelled(work, policy, MOST_SHIFTED).filter(|shifted| !layers.contains(shifted)),
-            );
+        let unmoved = self.levelled(work, policy, 0);
+        // What fits at once is not moved either.
+        let at_once = unmoved.as_ref().is_some_and(|(_, lowered)| !lowered);
+        let mut layers: Vec<Vec<u32>> = unmoved.into_iter().map(|(layers, _)| layers).collect();
+        if problem.pipeline.chunks_per_rank > 1 && !at_once {
+            let shifted = self.levelled(work, policy, MOST_SHIFTED).map(|(layers, _)| layers);
+            layers.extend(shifted.filter(|shifted| !layers.contains(shifted)));
         }
         if self.moves_cuts && layers.is_empty() {
             layers.extend(self.fitted(work, policy));
@@ -871,8 +878,8 @@ impl<'a> Relief<'a> {
     }
 
     /// A split that fits in which ranks are filled up to one level, if one is found. A rank that lacks memory first has so
-    /// many of its layers moved to a chunk of which fewer micro-batches are in flight.
-    fn levelled(&self, work: &mut ChunkWork, policy: Policy, most_shifted: u32) -> Option<Vec<u32>> {
+    /// many of its layers moved to a chunk of which fewer micro-batches are in flight. Also whether any rank lacked memory.
+    fn levelled(&self, work: &mut ChunkWork, policy: Policy, most_shifted: u32) -> Option<(Vec<u32>, bool)> {
         let (problem, tables) = (self.problem, self.tables);
         let (pipeline, layer, ends) = (&*problem.pipeline, self.layer, &self.ends);
         let mut caps: Vec<u32> = self.caps(policy).collect();
@@ -882,7 +889,7 @@ impl<'a> Relief<'a> {
         let mut totals = vec![0; ranks];
         let mut shifted = vec![0; ranks];
         // Every round lowers a ceiling by what a rank lacks.
-        for _ in 0..8 + most_shifted {
+        for round in 0..8 + most_shifted {
             if caps.iter().map(|&cap| u64::from(cap)).sum::<u64>() < u64::from(tables.layers) {
                 return None;
             }
@@ -919,14 +926,23 @@ impl<'a> Relief<'a> {
                     break;
                 }
             }
+            let open = (0..ranks).filter(|&rank| totals[rank] < caps[rank]);
+            let mut open: BinaryHeap<Reverse<(u64, usize)>> =
+                open.map(|rank| Reverse((loads[rank], rank))).collect();
             for _ in 0..left {
-                let open = (0..ranks).filter(|&rank| totals[rank] < caps[rank]);
-                let next = open.min_by_key(|&rank| loads[rank])?;
+                let Reverse((load, next)) = open.pop()?;
                 totals[next] += 1;
-                loads[next] += layer;
+                loads[next] = load + layer;
+                if totals[next] < caps[next] {
+                    open.push(Reverse((loads[next], next)));
+                }
             }
             for (rank, order) in pipeline.orders.iter().enumerate() {
-                spread(totals[rank], order.chunks.as_slice(), &self.ends_in_layers, problem, &mut counts);
+                let bare = |&k: &u32| {
+                    let (k, fewest) = (k as usize, problem.least(k as usize));
+                    Bare { chunk: k, ends: self.ends_in_layers[k], fewest, open: !problem.fixed[k].closed }
+                };
+                spread(totals[rank], order.chunks.iter().map(bare), &mut counts);
                 let (from, to) = (order.chunks[0] as usize, order.chunks[order.chunks.len() - 1] as usize);
                 if shifted[rank] > 0 && !problem.fixed[to].closed {
                     let most = counts[from].saturating_sub(problem.least(from)).min(shifted[rank]);
@@ -950,44 +966,86 @@ impl<'a> Relief<'a> {
                 }
             }
             if fits {
-                return Some(counts);
+                return Some((counts, round > 0));
             }
         }
         None
     }
 }
 
-/// Spreads a rank's layers over its chunks, whose ends take as long as so many layers: chunks of equal time, longer
-/// ones in the middle.
-fn spread(total: u32, chunks: &[u32], ends: &[u64], problem: &Problem, counts: &mut [u32]) {
-    let v = chunks.len() as u32;
-    let mut left = total;
-    for &k in chunks {
-        counts[k as usize] = problem.least(k as usize);
-        left = left.saturating_sub(counts[k as usize]);
-    }
-    let open = || (0..chunks.len()).filter(|&at| !problem.fixed[chunks[at] as usize].closed);
-    let time = |at: usize, counts: &[u32]| ends[chunks[at] as usize] + u64::from(counts[chunks[at] as usize]);
-    // One more for each of the shortest, round by round, as long as there are enough for all of them.
-    while left > 0
-        && let Some(shortest) = open().map(|at| time(at, counts)).min()
-    {
-        let level = open().filter(|&at| time(at, counts) == shortest).count() as u32;
-        if level > left {
-            let from_middle = |at: usize| (2 * at as u32 + 1).abs_diff(v);
-            for _ in 0..left {
-                let next = open().min_by_key(|&at| (time(at, counts), from_middle(at), at));
-                next.into_iter().for_each(|at| counts[chunks[at] as usize] += 1);
-            }
-            return;
+/// What a chunk has before the layers of its rank are spread.
+struct Bare {
+    chunk: usize,
+    /// Its ends take as long as so many layers.
+    ends: u64,
+    fewest: u32,
+    /// Whether it takes more than those.
+    open: bool,
+}
+
+/// Spreads a rank's layers over its chunks: one after the other goes to the shortest, of several to the one nearest the
+/// middle.
+fn spread(total: u32, chunks: impl ExactSizeIterator<Item = Bare>, counts: &mut [u32]) {
+    let mut left = u64::from(total);
+    // How long those that take more are, how far from the middle, and which.
+    let mut open: SmallVec<[(u64, usize, usize); 32]> = SmallVec::new();
+    let count = chunks.len();
+    for (at, bare) in chunks.enumerate() {
+        counts[bare.chunk] = bare.fewest;
+        left = left.saturating_sub(u64::from(bare.fewest));
+        if bare.open {
+            let time = bare.ends + u64::from(bare.fewest);
+            open.push((time, (2 * at + 1).abs_diff(count), bare.chunk));
         }
-        let above = open().map(|at| time(at, counts)).filter(|&time| time > shortest).min();
-        let rounds = above.map_or(u64::MAX, |above| above - shortest).min(u64::from(left / level)) as u32;
-        left -= rounds * level;
-        for at in open() {
-            if time(at, counts) == shortest {
-                counts[chunks[at] as usize] += rounds;
+    }
+    open.sort_unstable();
+    // The level up to which the layers fill the shortest.
+    let (mut level, mut spare, mut filled) = (0, left, 0);
+    for (at, &(time, ..)) in (0..).zip(&open) {
+        if at > 0 && level <= time {
+            break;
+        }
+        filled = at as usize + 1;
+        let sum = spare + level * at + time;
+        (level, spare) = (sum / (at + 1), sum % (at + 1));
+    }
+    for &(time, _, chunk) in &open[..filled] {
+        counts[chunk] += (level - time) as u32;
+    }
+    // The rest goes to some of all that are as long as that.
+    let alike = filled + open[filled..].partition_point(|&(time, ..)| time <= level);
+    open[..alike].sort_unstable_by_key(|&(_, from_middle, chunk)| (from_middle, chunk));
+    open[..alike].iter().take(spare as usize).for_each(|&(.., chunk)| counts[chunk] += 1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::walk::tests::Random;
+    use super::*;
+
+    /// Layers are spread as if one after the other went where it belongs.
+    #[test]
+    fn layers_are_spread_one_by_one() {
+        let mut random = Random(3);
+        for _ in 0..10_000 {
+            let count = 1 + random.below(9) as usize;
+            let chunks = |random: &mut Random| -> Vec<(u64, u32, bool)> {
+                let one = |_| (random.below(7), random.below(3) as u32, random.below(5) > 0);
+                (0..count).map(one).collect()
+            };
+            let (chunks, total) = (chunks(&mut random), random.below(40) as u32);
+            let bare = |(chunk, &(ends, fewest, open))| Bare { chunk, ends, fewest, open };
+            let mut counts = vec![0; count];
+            spread(total, chunks.iter().enumerate().map(bare), &mut counts);
+
+            let mut expected: Vec<u32> = chunks.iter().map(|&(_, fewest, _)| fewest).collect();
+            for _ in expected.iter().sum()..total {
+                let open = (0..count).filter(|&at| chunks[at].2);
+                let time = |at: usize| chunks[at].0 + u64::from(expected[at]);
+                let next = open.min_by_key(|&at| (time(at), (2 * at + 1).abs_diff(count), at));
+                next.into_iter().for_each(|at| expected[at] += 1);
             }
+            assert_eq!(counts, expected, "{total} {chunks:?}");
         }
     }
 }

@@ -19,6 +19,7 @@ use autoplan::plan::{Chunk, ContextComm, Dispatcher, Layout, Offload, Place, Pla
 use autoplan::planner::Task;
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Found, Observer, Request, SMALL_SPACE, Search, Silent, Stop};
+use autoplan::spec::cluster::Architecture;
 use autoplan::spec::job::{ExpertCapacity, Job, Optimizer, Precision, Routing, Training};
 use autoplan::spec::model::{Model, Mtp};
 use autoplan::spec::{self, Machine};
@@ -196,7 +197,13 @@ fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl F
     let dispatchers: Vec<Option<Dispatcher>> = match (context.has_experts(), base.expert_parallel) {
         (false, _) => vec![None],
         (true, 1) if k.dispatchers.len() > 1 => vec![Some(Dispatcher::AllToAll)],
-        (true, _) => k.default_dispatchers.iter().copied().map(Some).collect(),
+        (true, _) => {
+            let both =
+                [Dispatcher::DeepEp, Dispatcher::HybridEp].iter().all(|d| k.default_dispatchers.contains(d));
+            let blackwell = context.hardware.architecture == Architecture::Blackwell;
+            let tried = k.default_dispatchers.iter().copied();
+            tried.filter(|d| !(both && blackwell && *d == Dispatcher::DeepEp)).map(Some).collect()
+        }
     };
     let comms: &[ContextComm] =
         if base.context_parallel > 1 { k.context_comms } else { &[ContextComm::Ring] };

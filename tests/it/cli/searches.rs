@@ -74,6 +74,28 @@ fn adapters_take_time_by_their_rank() {
     assert!(said.contains("--framework of those that can: bridge, deepspeed, accelerate; no files are written for adapters\n"), "{said}");
 }
 
+/// On Blackwell some frameworks refuse DeepEP; HybridEP takes as long there and is refused nowhere that DeepEP is not.
+#[test]
+fn on_blackwell_tokens_go_by_hybridep() {
+    let job =
+        ["plan", "qwen3-30b-a3b", "dgx-b200", "-g", "16", "-b", "256", "-s", "4096", "--format", "json"];
+    let only = "--fix=tp=1,pp=1,cp=1,ep=16,mb=1,ep-overlap=off,dispatcher=";
+    let best = |dispatchers: &str| {
+        let output = autoplan(&[&job[..], &[&format!("{only}{dispatchers}")]].concat());
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        value["plans"][0].clone()
+    };
+    let (deepep, hybridep) = (best("deepep"), best("hybridep"));
+    assert_eq!(deepep["plan"]["dispatcher"], "DeepEp");
+    assert_eq!(deepep["step_time_s"], hybridep["step_time_s"]);
+
+    let output = autoplan(&[&job[..], &["--fix=ep=16"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let plans = value["plans"].as_array().unwrap();
+    assert!(plans.iter().any(|plan| plan["plan"]["dispatcher"] == "HybridEp"), "{plans:?}");
+    assert!(plans.iter().all(|plan| plan["plan"]["dispatcher"] != "DeepEp"));
+}
+
 #[test]
 fn fixing_an_axis_holds() {
     let output = small(&["--format", "json", "--fix", "tp=2", "--fix", "recompute=full:uniform:1"]);

@@ -87,6 +87,8 @@ pub(crate) struct Bar {
     searches: AtomicUsize,
     /// How often it was time for a line, told or not.
     lines: AtomicU64,
+    /// Since when plans are proved, if they are, and how long others were.
+    proving: Mutex<(Option<Instant>, Duration)>,
     bar: Mutex<Option<(Phase, ProgressBar)>>,
 }
 
@@ -107,6 +109,7 @@ impl Bar {
             search: AtomicUsize::new(1),
             searches: AtomicUsize::new(1),
             lines: AtomicU64::new(0),
+            proving: Mutex::default(),
             bar: Mutex::new(None),
         }
     }
@@ -130,6 +133,10 @@ impl Bar {
     /// Time since the beginning.
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
+    }
+    /// How much of that went into the splits of plans that are printed.
+    pub(crate) fn proved_for(&self) -> Duration {
+        self.proving.lock().map_or(Duration::ZERO, |proving| proving.1)
     }
     /// Draws the bar of a phase of so many things, once there is somebody waiting.
     fn draw(&self, phase: Phase, all: u64, draw: impl FnOnce(&ProgressBar)) {
@@ -189,6 +196,14 @@ impl Observer for Bar {
     fn certified(&self, done: usize, plans: usize) {
         if self.ways_out.load(Ordering::Relaxed) || plans == 0 {
             return;
+        }
+        if let Ok(mut proving) = self.proving.lock() {
+            if done == 0 {
+                proving.0 = Some(Instant::now());
+            } else if done == plans {
+                let (begun, so_far) = *proving;
+                *proving = (None, so_far + begun.map_or(Duration::ZERO, |begun| begun.elapsed()));
+            }
         }
         // Threads may tell in another order than they count.
         self.draw(Phase::Proof, plans as u64, |bar| {

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::chunked::Policy;
 use super::tables::{ModeCost, Tables};
-use super::{Choice, Counts, Problem, shared_bytes};
+use super::{Choice, Counts, Problem, RankOrder, shared_bytes};
 use crate::units::Picos;
 
 /// Loads of all ranks under one split.
@@ -14,6 +14,8 @@ pub(super) struct Loads {
     /// First layer of every chunk, and the end of the last.
     cuts: Vec<u32>,
     ranks: Vec<RankLoad>,
+    /// Whether they are priced in many ways.
+    often: bool,
     /// Work memory: what a micro-batch keeps on each chunk of one rank.
     kept: Vec<u64>,
 }
@@ -36,6 +38,11 @@ struct RankLoad {
     transient: u64,
     /// Bytes beside those, whatever is recomputed, at least.
     least: u64,
+    /// Whether modules beside layers recompute as they do.
+    recomputes: bool,
+    /// If loads are priced often, moments of which none keeps no more than another in any mode, once they are needed:
+    /// layers in flight of every kind, modules beside them that recompute, and bytes that are kept anyway.
+    peaks: Vec<u64>,
 }
 
 /// A rank whose layers are all of one kind.
@@ -78,6 +85,7 @@ impl Loads {
     pub fn keeping(problem: &Problem, tables: &Tables, layers: &[u32], least: &[ModeCost]) -> Self {
         let mut loads = Self::of(problem, tables, layers);
         loads.keep(problem, tables, least);
+        loads.often = true;
         loads
     }
 
@@ -98,7 +106,6 @@ impl Loads {
             let first = order.chunks.first() == Some(&(rank as u32));
             let idle = if first { before + hops * problem.hop.0 } else { 0 };
             let mut load = RankLoad { idle, ..RankLoad::default() };
-            let mut recomputes = false;
             for &chunk in &order.chunks {
                 let k = chunk as usize;
                 let (from, to) = (self.cuts[k], self.cuts[k + 1]);
@@ -106,11 +113,11 @@ impl Loads {
                 load.time += fixed.forward.0 + fixed.backward.0 + tables.time(from, to);
                 load.longest = load.longest.max(to - from);
                 load.transient = load.transient.max(fixed.transient.0);
-                recomputes |= fixed.recomputes;
+                load.recomputes |= fixed.recomputes;
                 tables.count(from, to, &mut load.counts);
             }
             let mut kinds = (0..tables.kinds).filter(|&kind| load.counts[kind] > 0);
-            if let (Some(kind), None, false) = (kinds.next(), kinds.next(), recomputes) {
+            if let (Some(kind), None, false) = (kinds.next(), kinds.next(), load.recomputes) {
                 let chunks = || order.chunks.iter().map(|&k| k as usize);
                 let layers: SmallVec<[u64; 32]> =
                     chunks().map(|k| u64::from(self.cuts[k + 1] - self.cuts[k])).collect();
@@ -240,10 +247,33 @@ impl Loads {
                 return least > 0;
             }
         }
+        if let (Choice::Mode(mode), true) = (choice, self.often)
+            && problem.modes[usize::from(mode)].group == 1
+        {
+            let (kept, transient) = self.at_peaks(problem, tables, rank, mode);
+            return self.beyond(problem, rank, kept, transient) > 0;
+        }
         let (_, transient) = self.price_chunks(problem, tables, rank, choice);
         let load = &self.ranks[rank];
         let most = problem.limit.0.checked_sub(load.steady + load.transient.max(transient));
         most.is_none_or(|most| problem.pipeline.orders[rank].most_kept(&self.kept) > most)
+    }
+
+    /// What a rank keeps at most in a mode of single layers, and the largest transient of that.
+    fn at_peaks(&mut self, problem: &Problem, tables: &Tables, rank: usize, mode: u16) -> (u64, u64) {
+        let load = &mut self.ranks[rank];
+        if load.peaks.is_empty() {
+            load.peaks = peaks(problem, tables, &self.cuts, &problem.pipeline.orders[rank]);
+        }
+        let (costs, beside) = (tables.mode(mode), tables.beside(mode));
+        let kept = |moment: &[u64]| {
+            let layers = moment.iter().zip(costs).map(|(n, cost)| n * cost.kept).sum::<u64>();
+            layers + moment[costs.len()] * beside.kept + moment[costs.len() + 1]
+        };
+        let kept = load.peaks.chunks_exact(costs.len() + 2).map(kept).max().unwrap_or(0);
+        let present = costs.iter().zip(&load.counts).filter(|(_, n)| **n > 0).map(|(cost, _)| cost.transient);
+        let beside = load.recomputes.then_some(beside.transient);
+        (kept, present.chain(beside).max().unwrap_or(0))
     }
 
     fn cost(&mut self, problem: &Problem, tables: &Tables, rank: usize, choice: Choice) -> RankCost {
@@ -325,4 +355,33 @@ impl Loads {
         }
         best.unwrap_or(RankCost { extra: 0, excess: u64::MAX, choice: Choice::Mode(0) })
     }
+}
+
+/// See [`RankLoad::peaks`].
+fn peaks(problem: &Problem, tables: &Tables, cuts: &[u32], order: &RankOrder) -> Vec<u64> {
+    let width = tables.kinds + 2;
+    let mut chunks: Vec<u64> = Vec::with_capacity(width * order.chunks.len());
+    for &k in &order.chunks {
+        let (k, fixed) = (k as usize, &problem.fixed[k as usize]);
+        let counts = tables.counts(cuts[k], cuts[k + 1]);
+        chunks.extend(counts[..tables.kinds].iter().map(|&n| u64::from(n)));
+        chunks.extend([u64::from(fixed.recomputes), fixed.kept.0]);
+    }
+    let no_more = |one: &[u64], other: &[u64]| one.iter().zip(other).all(|(one, other)| one <= other);
+    let mut peaks: Vec<u64> = Vec::new();
+    let mut moment = vec![0; width];
+    for state in order.states() {
+        moment.fill(0);
+        for (&n, chunk) in state.iter().zip(chunks.chunks_exact(width)) {
+            moment.iter_mut().zip(chunk).for_each(|(sum, own)| *sum += u64::from(n) * own);
+        }
+        if peaks.chunks_exact(width).any(|peak| no_more(&moment, peak)) {
+            continue;
+        }
+        let mut left = Vec::with_capacity(peaks.len() + width);
+        peaks.chunks_exact(width).filter(|peak| !no_more(peak, &moment)).for_each(|peak| left.extend(peak));
+        left.extend(&moment);
+        peaks = left;
+    }
+    peaks
 }

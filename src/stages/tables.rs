@@ -200,6 +200,12 @@ impl Tables {
         &self.table[start..start + self.kinds]
     }
 
+    /// What a mode does to modules beside layers that recompute as those do.
+    #[inline]
+    pub fn beside(&self, mode: u16) -> &ModeCost {
+        &self.beside[usize::from(mode)]
+    }
+
     /// Recomputation, kept bytes and transient of what stands beside layers in one mode.
     #[inline]
     pub fn ends(&self, fixed: &Fixed, mode: u16) -> ModeCost {
@@ -207,7 +213,7 @@ impl Tables {
         if !fixed.recomputes {
             return own;
         }
-        let beside = self.beside[usize::from(mode)];
+        let beside = self.beside(mode);
         ModeCost {
             extra: beside.extra,
             kept: own.kept + beside.kept,

@@ -553,6 +553,44 @@ fn shared_splits_tell_nothing_of_each_other() {
     assert!(apart > 100 && cut > 200, "{apart} {cut}");
 }
 
+/// Of the ways to recompute with which the even split has the memory, to the byte, it takes one with the least bound.
+#[test]
+fn a_split_fits_where_its_memory_does() {
+    let mut balancer = Balancer::new();
+    let (mut fitting, mut lacking) = (0, 0);
+    for seed in 0..400 {
+        let mut random = Random(seed ^ 0xf175);
+        let (ranks, virtual_stages) = [(2, 2), (4, 2), (3, 3), (4, 3)][random.within(0, 3) as usize];
+        let layers = ranks * virtual_stages * random.within(1, 4) as u32 + random.within(0, 5) as u32;
+        let kinds = random.within(1, 3) as usize;
+        let mut problem = realistic(&mut random, layers, ranks, virtual_stages, kinds);
+        problem.freedom = Freedom::Global;
+        problem.block = None;
+        let even = problem.even_layers();
+        let offered = (0..).zip(problem.modes.iter()).filter(|(_, mode)| mode.offered);
+        let ways: Vec<Assignment> =
+            offered.map(|(mode, _)| Assignment::uniform(&even, Choice::Mode(mode))).collect();
+        let roomy = Problem { limit: Bytes(u64::MAX / 16), ..problem.clone() };
+        let needs = |way: &Assignment| evaluate(&roomy, way).unwrap().memory.into_iter().max().unwrap();
+        let mut limits: Vec<Bytes> = ways.iter().map(needs).collect();
+        limits.sort_unstable();
+        for most in [limits[0], limits[limits.len() / 3], limits[limits.len() - 1]] {
+            for limit in [Bytes(most.0 - 1), most] {
+                problem.limit = limit;
+                let bound = |way: &Assignment| evaluate(&problem, way).ok().map(|one| one.bound);
+                let least = ways.iter().filter_map(bound).min();
+                let mut splits = balancer.splits(&problem, Spread::Even);
+                let listed = balancer.completions(&problem, &mut splits, Picos(u64::MAX));
+                assert_eq!(listed.first().and_then(bound), least, "seed {seed}, {limit:?}");
+                assert!(listed.len() <= 1);
+                fitting += u32::from(least.is_some());
+                lacking += u32::from(least.is_none());
+            }
+        }
+    }
+    assert!(fitting > 1_000 && lacking > 300, "{fitting} {lacking}");
+}
+
 /// A rank with a heavy end has the layers that its other chunks must hold as well, of the kind that lies there; and no
 /// chunk can hold what is not there.
 #[test]

@@ -1,6 +1,8 @@
 //! `autoplan plan`.
 
 use std::collections::VecDeque;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use super::check::verify;
@@ -10,13 +12,16 @@ use super::progress::Bar;
 use super::remedies::Bounds;
 use super::{Ending, Failure};
 use crate::cost::money::phased_cost;
-use crate::planner::{Offloading, Solution, Task};
+use crate::planner::{Offloading, Prepared, Solution, Task};
 #[cfg(feature = "milp")]
 use crate::search::MOST_EFFORT;
 use crate::search::{Answer, Found, Observer, Request, Stop};
 use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
 use crate::units::{Dollars, Seconds};
+
+/// Searches that go on at once: each takes some tens of megabytes.
+const AT_ONCE: usize = 4;
 
 /// Proofs that take at least so long are told apart from the search.
 const TELLING: Duration = Duration::from_millis(500);
@@ -290,23 +295,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         (request.top, request.per_class, request.verified) = (1, 1, 1);
     }
     let prepared: Vec<_> = tasks.iter().map(|(name, task)| (name, task.prepare())).collect();
-    let mut sections: Vec<Option<Section>> = prepared.iter().map(|_| None).collect();
-    for (done, at) in spread_out(prepared.len()).into_iter().enumerate() {
-        bar.search(done + 1, prepared.len());
-        let (cluster, prepared) = &prepared[at];
-        let mut solution = if done > 0 && bar.stop() {
-            Solution { answer: Answer::unsearched(), offloading: Offloading::Left }
-        } else {
-            prepared.solve(&request, &bar)
-        };
-        if !args.as_ranked {
-            solution.take_polished();
-        }
-        let Solution { answer, offloading } = solution;
-        verify(prepared, &answer.found)?;
-        sections[at] = Some(Section { cluster: (*cluster).clone(), prepared, answer, offloading });
-    }
-    let sections: Vec<Section> = sections.into_iter().flatten().collect();
+    let sections = solve_all(&prepared, &request, args.as_ranked, &bar)?;
     bar.clear();
     let empty = sections.iter().all(|s| s.answer.found.is_empty());
     let report = Report {
@@ -364,6 +353,49 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     };
     anstream::eprintln!("searched in {:.3} s{proving}", bar.elapsed().as_secs_f64());
     Ok(if printed { Ending::Done } else { Ending::Negative })
+}
+
+/// Solves all tasks, some at once: of each much goes into one plan, which keeps one thread at work.
+fn solve_all<'a>(
+    tasks: &'a [(&'a String, Prepared<'a>)],
+    request: &Request,
+    as_ranked: bool,
+    bar: &Bar,
+) -> Result<Vec<Section<'a>>, Failure> {
+    let order = spread_out(tasks.len());
+    let solve = |turn: usize, at: usize| -> Result<Section<'a>, Failure> {
+        let (cluster, prepared) = &tasks[at];
+        let mut solution = if turn > 0 && bar.stop() {
+            Solution { answer: Answer::unsearched(), offloading: Offloading::Left }
+        } else {
+            prepared.solve(request, &bar.turn(turn + 1, tasks.len()))
+        };
+        if !as_ranked {
+            solution.take_polished();
+        }
+        let Solution { answer, offloading } = solution;
+        verify(prepared, &answer.found)?;
+        Ok(Section { cluster: (*cluster).clone(), prepared, answer, offloading })
+    };
+    let turns = AtomicUsize::new(0);
+    let work = || -> Vec<_> {
+        let next = || {
+            let turn = turns.fetch_add(1, Ordering::Relaxed);
+            order.get(turn).map(|&at| (at, solve(turn, at)))
+        };
+        std::iter::from_fn(next).collect()
+    };
+    let others = rayon::current_num_threads().min(AT_ONCE).min(tasks.len()).saturating_sub(1);
+    let mut solved = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..others).map(|_| scope.spawn(work)).collect();
+        let joined =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        let mut solved = work();
+        solved.extend(joined.flatten());
+        solved
+    });
+    solved.sort_by_key(|(at, _)| *at);
+    solved.into_iter().map(|(_, section)| section).collect()
 }
 
 /// So many numbers from 0 in an order of which every beginning is from all over them: the first, the last, and what halves

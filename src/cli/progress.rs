@@ -1,5 +1,6 @@
 //! A progress bar for searches that take longer than a second, lines where none can be drawn, and Ctrl-C.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
@@ -81,8 +82,8 @@ pub(crate) struct Bar {
     limit: Option<Duration>,
     /// Whether what is searched are ways out.
     ways_out: AtomicBool,
-    /// Which search goes on, counted from 1.
-    search: AtomicUsize,
+    /// Which searches go on, counted from 1: the first of them is drawn.
+    turns: Mutex<BTreeSet<usize>>,
     /// Of how many.
     searches: AtomicUsize,
     /// How often it was time for a line, told or not.
@@ -106,17 +107,24 @@ impl Bar {
             wait: WAIT,
             limit,
             ways_out: AtomicBool::new(false),
-            search: AtomicUsize::new(1),
+            turns: Mutex::default(),
             searches: AtomicUsize::new(1),
             lines: AtomicU64::new(0),
             proving: Mutex::default(),
             bar: Mutex::new(None),
         }
     }
-    /// From here on it is search `number` of `all`.
-    pub(crate) fn search(&self, number: usize, all: usize) {
-        self.search.store(number, Ordering::Relaxed);
+    /// Search `number` of `all`, of which several may go on at once.
+    pub(crate) fn turn(&self, number: usize, all: usize) -> Turn<'_> {
         self.searches.store(all, Ordering::Relaxed);
+        if let Ok(mut turns) = self.turns.lock() {
+            turns.insert(number);
+        }
+        Turn { bar: self, number }
+    }
+    /// The search that is drawn.
+    fn drawn(&self) -> Option<usize> {
+        self.turns.lock().ok().and_then(|turns| turns.first().copied())
     }
     /// From here on searches are for ways out.
     pub(crate) fn ways_out(&self) {
@@ -134,8 +142,11 @@ impl Bar {
     pub(crate) fn elapsed(&self) -> Duration {
         self.begun.elapsed()
     }
-    /// How much of that went into the splits of plans that are printed.
+    /// How much of that went into the splits of plans that are printed; nothing where several searches go on at once.
     pub(crate) fn proved_for(&self) -> Duration {
+        if self.searches.load(Ordering::Relaxed) > 1 {
+            return Duration::ZERO;
+        }
         self.proving.lock().map_or(Duration::ZERO, |proving| proving.1)
     }
     /// Draws the bar of a phase of so many things, once there is somebody waiting.
@@ -186,8 +197,7 @@ impl Observer for Bar {
             bar.set_position(settled);
             if let (Some(best), Some(open)) = (best, open) {
                 let gap = (1.0 - open.0 as f64 / best.0 as f64).max(0.0) * 100.0;
-                let (number, all) =
-                    (self.search.load(Ordering::Relaxed), self.searches.load(Ordering::Relaxed));
+                let (number, all) = (self.drawn().unwrap_or(1), self.searches.load(Ordering::Relaxed));
                 let which = if all > 1 { format!("search {number} of {all}, ") } else { String::new() };
                 bar.set_message(format!("{which}best {best}, gap at most {gap:.1}%"));
             }
@@ -213,6 +223,42 @@ impl Observer for Bar {
     }
     fn stop(&self) -> bool {
         interrupted() || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
+    }
+}
+
+/// One search of several, as long as it goes on.
+pub(crate) struct Turn<'a> {
+    bar: &'a Bar,
+    number: usize,
+}
+
+impl Turn<'_> {
+    fn is_drawn(&self) -> bool {
+        self.bar.drawn() == Some(self.number)
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut turns) = self.bar.turns.lock() {
+            turns.remove(&self.number);
+        }
+    }
+}
+
+impl Observer for Turn<'_> {
+    fn progress(&self, settled: u64, candidates: u64, best: Option<Picos>, open: Option<Picos>) {
+        if self.is_drawn() {
+            self.bar.progress(settled, candidates, best, open);
+        }
+    }
+    fn certified(&self, done: usize, plans: usize) {
+        if self.is_drawn() {
+            self.bar.certified(done, plans);
+        }
+    }
+    fn stop(&self) -> bool {
+        self.bar.stop()
     }
 }
 

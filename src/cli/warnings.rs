@@ -88,10 +88,10 @@ fn borrowed(class: &Class, gpus: &str) -> String {
     /// More would hide what it is about.
     const NAMED: usize = 2;
     let table = ErrorBars::shipped();
-    let runs = match table.runs_of(class).map_or(0, |timed| timed.runs) {
-        0 => "no run".to_owned(),
-        1 => "1 run".to_owned(),
-        some => format!("{some} runs"),
+    let (runs, few) = match table.runs_of(class).map_or(0, |timed| timed.runs) {
+        0 => ("no run".to_owned(), ""),
+        1 => ("1 run".to_owned(), ", too few for a bar"),
+        some => (format!("{some} runs"), ", too few for a bar"),
     };
     let others = table.others(class).into_iter().take(NAMED);
     let others: Vec<String> =
@@ -104,7 +104,7 @@ fn borrowed(class: &Class, gpus: &str) -> String {
     };
     let (profile, with) = (&class.profile, if class.experts { "with" } else { "without" });
     format!(
-        "± : {runs} of `{profile}` {with} experts on {gpus} gave step times{others}, too few for a bar: this one is {whose}, \
+        "± : {runs} of `{profile}` {with} experts on {gpus} gave step times{others}{few}: the bar is {whose}, \
          wider by what predictions lose where nobody measured"
     )
 }
@@ -174,11 +174,10 @@ pub(crate) fn holds_too_much(prepared: &Prepared, prediction: &Prediction) -> bo
 fn blocks(prepared: &Prepared) -> Option<String> {
     let (cluster, gpus) = (&prepared.task.machine.cluster, prepared.task.job.gpus);
     let (block, domain) = (cluster.block_of(gpus)?, cluster.scale_up.domain);
+    let left = domain - block;
     (block < domain).then(|| {
-        let domains = gpus / block;
         format!(
-            "{gpus} GPUs are {block} of the {domain} of each NVLink domain: {domains} domains, of which {} GPUs are not used, nor in its dollars (`allocation` in the cluster's file)",
-            domains * (domain - block)
+            "GPUs are {block} of the {domain} of each NVLink domain: the other {left} are not used, nor in dollars (`allocation` in the cluster's file)"
         )
     })
 }

@@ -91,6 +91,7 @@ impl States {
 }
 
 /// What a sharding costs beside layers.
+#[derive(Clone)]
 pub(super) struct StateCost {
     pub sharding: Sharding,
     pub floor: Floor,
@@ -598,12 +599,29 @@ impl Search<'_> {
             return states;
         }
         let (parameters, p) = (self.parameters(group, scratch), group.pipeline_parallel);
-        for &Ordered { order, .. } in orders {
+        for (at_order, &Ordered { order, .. }) in orders.iter().enumerate() {
+            let before = |same: fn(&Order, &Order) -> bool| {
+                orders[..at_order].iter().position(|other| same(&other.order, &order))
+            };
+            // Where further tokens are predicted is all the same to states.
+            let twin = before(|a, b| (a.schedule, a.virtual_stages) == (b.schedule, b.virtual_stages));
+            if let Some(twin) = twin {
+                states.all.extend_from_within(twin * shardings.len()..(twin + 1) * shardings.len());
+                states.some.extend_from_within(twin..=twin);
+                states.most.extend_from_within(twin..=twin);
+                states.fitting.extend_from_within(twin..=twin);
+                continue;
+            }
+            let alike = before(|a, b| a.schedule == b.schedule);
             let from = states.all.len();
             let mut fitting = 0;
-            for (&shards, &rule) in shardings.iter().zip(&rules) {
+            for (at, (&shards, &rule)) in shardings.iter().zip(&rules).enumerate() {
                 let layout = layout_of(group, &plain, order, shards);
-                let sharding = self.cost.sharding(&layout);
+                let classes = match alike {
+                    Some(alike) => states.all[alike * shardings.len() + at].sharding.classes,
+                    None => self.cost.state_classes(&layout),
+                };
+                let sharding = self.cost.sharding_of(&layout, classes);
                 let floor = self.once(&sharding, &parameters, u64::from(p));
                 let traffic = once_per_step(&sharding, &parameters);
                 let room = self.room(&sharding, &parameters, p);

@@ -14,22 +14,50 @@ const DATA_HIDDEN_SHARE: f64 = 0.8;
 /// Slow-down of computation by overlapped data-parallel traffic, as a share of that traffic.
 const DATA_INTERFERENCE: f64 = 0.05;
 
+/// A data-parallel arrangement.
+struct Arrangement {
+    /// Ranks with the same dense parameters, and of these those that share their states.
+    replicas: u32,
+    shard: u32,
+    /// The same of experts.
+    expert_replicas: u32,
+    expert_shard: u32,
+    /// Whether gradients are reduced to shares.
+    sharded: bool,
+}
+
 impl CostModel<'_> {
     /// Prices the states of one data-parallel arrangement.
     #[must_use]
     pub fn sharding(&self, layout: &Layout) -> Sharding {
-        let (t, c, p) = (layout.tensor_parallel, layout.context_parallel, layout.pipeline_parallel);
-        let replicas = layout.data_parallel * c;
+        self.sharding_of(layout, self.state_classes(layout))
+    }
+
+    /// The states of one data-parallel arrangement, by [`StateClass`]: for a schedule however many chunks ranks have.
+    #[must_use]
+    pub fn state_classes(&self, layout: &Layout) -> [PerParameter; 4] {
+        let Arrangement { replicas, shard, expert_replicas, expert_shard, sharded } =
+            self.arrangement(layout);
+        let mut classes = [PerParameter::default(); 4];
+        for class in [StateClass::Dense, StateClass::Expert, StateClass::Ends, StateClass::Frozen] {
+            let (ranks, group, stride) = match class {
+                StateClass::Expert => {
+                    (expert_replicas, expert_shard, layout.expert_parallel * layout.expert_tensor_parallel)
+                }
+                _ => (replicas, shard, layout.tensor_parallel),
+            };
+            classes[class as usize] = self.states(layout, class, ranks, group, stride, sharded);
+        }
+        classes
+    }
+
+    /// [`CostModel::sharding`] with its [`CostModel::state_classes`].
+    #[must_use]
+    pub fn sharding_of(&self, layout: &Layout, classes: [PerParameter; 4]) -> Sharding {
+        let Arrangement { replicas, shard, expert_replicas, expert_shard, sharded } =
+            self.arrangement(layout);
+        let (t, p) = (layout.tensor_parallel, layout.pipeline_parallel);
         let expert_stride = layout.expert_parallel * layout.expert_tensor_parallel;
-        let expert_replicas = layout.expert_data_parallel().max(1);
-        let shard = if layout.zero_stage > 0 { layout.shard_group.clamp(1, replicas) } else { 1 };
-        let expert_shard = if layout.zero_stage > 0 {
-            // Hybrid sharding divides expert replicas in the same proportion.
-            (expert_replicas / (replicas / shard).max(1)).max(1)
-        } else {
-            1
-        };
-        let sharded = layout.zero_stage > 0 && !self.profile.data.always_all_reduce;
         let mode = if !layout.data_overlap {
             DataMode::After
         } else if layout.zero_stage > 0 {
@@ -37,15 +65,6 @@ impl CostModel<'_> {
         } else {
             self.profile.data.replicated
         };
-
-        let mut classes = [PerParameter::default(); 4];
-        for class in [StateClass::Dense, StateClass::Expert, StateClass::Ends, StateClass::Frozen] {
-            let (ranks, group, stride) = match class {
-                StateClass::Expert => (expert_replicas, expert_shard, expert_stride),
-                _ => (replicas, shard, t),
-            };
-            classes[class as usize] = self.states(layout, class, ranks, group, stride, sharded);
-        }
 
         // Buckets: Megatron sizes them max(40e6, 1e6 D) elements; what is left of the last one cannot hide. Dense and expert
         // gradients have buffers of their own. The average rank's parameters stand for all.
@@ -94,6 +113,21 @@ impl CostModel<'_> {
             most_gathered: self.profile.sharded.most_gathered.unwrap_or(f64::INFINITY),
             jitter,
         }
+    }
+
+    /// Among how many ranks states are replicated and sharded.
+    fn arrangement(&self, layout: &Layout) -> Arrangement {
+        let replicas = layout.data_parallel * layout.context_parallel;
+        let expert_replicas = layout.expert_data_parallel().max(1);
+        let (shard, expert_shard) = if layout.zero_stage > 0 {
+            let shard = layout.shard_group.clamp(1, replicas);
+            // Hybrid sharding divides expert replicas in the same proportion.
+            (shard, (expert_replicas / (replicas / shard).max(1)).max(1))
+        } else {
+            (1, 1)
+        };
+        let sharded = layout.zero_stage > 0 && !self.profile.data.always_all_reduce;
+        Arrangement { replicas, shard, expert_replicas, expert_shard, sharded }
     }
 
     /// What every step of the job takes beside its passes whatever the plan, and the factor on all of it.

@@ -319,7 +319,7 @@ fn parts_of_racks_are_told_and_asked_for() {
     let job = "plan llama3.1-70b gb200-nvl72 -g 128 -b 256 -s 4096 --top 1";
     let table = stdout(&autoplan(&job.split(' ').collect::<Vec<&str>>()));
     assert!(
-        table.contains("128 GPUs are 64 of the 72 of each NVLink domain: 2 domains, of which 16"),
+        table.contains("GPUs are 64 of the 72 of each NVLink domain: the other 8 are not used"),
         "{table}"
     );
     // As many in one domain, of which 64 are predicted too.

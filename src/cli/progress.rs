@@ -266,6 +266,19 @@ impl Observer for Turn<'_> {
 mod tests {
     use super::*;
 
+    /// Of several searches at once the first that goes on is drawn.
+    #[test]
+    fn one_search_of_several_is_drawn() {
+        let bar = Bar::new(None);
+        let (first, second, third) = (bar.turn(1, 3), bar.turn(2, 3), bar.turn(3, 3));
+        assert_eq!([&first, &second, &third].map(Turn::is_drawn), [true, false, false]);
+        drop(first);
+        drop(third);
+        assert!(second.is_drawn());
+        drop(second);
+        assert_eq!(bar.drawn(), None);
+    }
+
     #[test]
     fn lines_stand_in_for_the_bar() {
         let due: Vec<u64> = {

@@ -49,6 +49,20 @@ fn output_is_the_same_at_any_thread_count() {
     assert_eq!(one.stdout, four.stdout);
 }
 
+/// Searches of several numbers of GPUs go on at once where there are threads for them.
+#[test]
+fn lists_of_gpus_are_the_same_at_any_thread_count() {
+    let job = ["plan", "llama3.2-1b", "dgx-h100,dgx-b200", "-g", "8..40", "-b", "120", "-s", "4096"];
+    let of = |threads: &str| autoplan(&[&job[..], &["--format", "json", "--threads", threads]].concat());
+    let (one, four) = (of("1"), of("4"));
+    assert!(one.status.success());
+    assert_eq!(stdout(&one), stdout(&four));
+    let value: serde_json::Value = serde_json::from_str(&stdout(&one)).unwrap();
+    let gpus = |search: &serde_json::Value| search["gpus"].as_u64().unwrap();
+    let searched: Vec<u64> = value["searches"].as_array().unwrap().iter().map(gpus).collect();
+    assert_eq!(searched, [8, 16, 24, 32, 40, 8, 16, 24, 32, 40]);
+}
+
 /// Adapters are products of their own: 6 floating-point operations for each of their parameters and tokens, at the rates of
 /// thin products, which are padded to whole tiles. Frameworks that plan them are named where the default one does not.
 #[test]

@@ -140,7 +140,9 @@ fn of_phases(error: &clap::Error) -> Option<&'static str> {
 fn no_option(error: &clap::Error) -> Option<String> {
     use clap::error::{ContextKind, ErrorKind};
     let option = error.get(ContextKind::InvalidArg).map(ToString::to_string);
-    let option = option.filter(|option| option.starts_with('-'))?;
+    // Neither a number that is no value nor what stands behind `--` is meant for an option.
+    let meant = |option: &String| option.starts_with('-') && option != "--" && option.parse::<f64>().is_err();
+    let option = option.filter(meant)?;
     let near = error.get(ContextKind::SuggestedArg);
     let near =
         near.map_or("--help lists those there are".to_owned(), |near| format!("did you mean `{near}`?"));

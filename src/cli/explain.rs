@@ -9,9 +9,12 @@ use super::check::{note_wrong_statements, verify};
 use super::export::command_line;
 use super::fix::choices_of;
 use super::import::{LaunchArgs, Launched, kind_of, own_job};
+use super::lines::Lines;
 use super::no_plan::reasons;
 use super::options::{JobArgs, framework, gpu_counts};
-use super::output::{by, gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds};
+use super::output::{
+    by, gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds, width,
+};
 use super::progress::Bar;
 use super::warnings::{holds_too_much, warnings, warnings_of_job};
 use super::{Ending, Failure, stages};
@@ -366,7 +369,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
             let warnings = [warnings_of_job(&prepared), warnings(&prepared, &plan, &prediction)].concat();
             if !warnings.is_empty() {
-                writeln!(out, "\n{}", warnings.join("\n"))?;
+                writeln!(Lines::new(&mut out, width()), "\n{}", warnings.join("\n"))?;
             }
             if let Some(place) = &place {
                 place_text(place, &prepared, (&plan, &prediction), settings.as_ref(), &mut out)?;

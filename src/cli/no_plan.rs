@@ -257,7 +257,7 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
         lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
             let example = in_words(prepared, rule);
             format!(
-                "{} combinations of those with micro-batches and degrees of experts fell to rule: {rule}{example}",
+                "{} combinations of degrees, those of experts and micro-batch sizes included, break the rule {rule}{example}",
                 group(*count)
             )
         }));
@@ -288,7 +288,12 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
     }
     if !others.is_empty() {
         let count = group(others.iter().map(|(_, count)| **count).sum());
-        lines.push(format!("{count} layouts fell to {} other reasons", others.len()));
+        let reasons = if others.len() == 1 {
+            "another reason".to_owned()
+        } else {
+            format!("{} other reasons", others.len())
+        };
+        lines.push(format!("{count} layouts fell to {reasons}"));
     }
     lines
 }

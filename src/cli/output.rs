@@ -35,6 +35,7 @@ use crate::units::{Dollars, Seconds};
 pub(crate) use json::{layout_json, prediction_json};
 pub(super) use notes::left_out;
 pub(crate) use phases::{PlannedPhase, print_phases};
+pub(crate) use table::width;
 
 /// Output format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -410,7 +411,10 @@ pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
         false => format!("tokens dropped beyond {factor} times an expert's equal share"),
     });
     let price = match task.pricing {
-        Pricing::Own { per_gpu_hour, .. } => format!("${:.3} a GPU-hour", per_gpu_hour.0),
+        Pricing::Own { per_gpu_hour, electricity_extra } => {
+            let electricity = if electricity_extra { " and electricity" } else { "" };
+            format!("${:.3} a GPU-hour{electricity}", per_gpu_hour.0)
+        }
         listed => format!("{listed} prices"),
     };
     let premises = [

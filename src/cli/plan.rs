@@ -377,11 +377,24 @@ fn solve_all<'a>(
         verify(prepared, &answer.found)?;
         Ok(Section { cluster: (*cluster).clone(), prepared, answer, offloading })
     };
+    // What fails in one search ends the others, a panic as well.
+    struct EndsAll<'a>(&'a AtomicUsize, usize);
+    impl Drop for EndsAll<'_> {
+        fn drop(&mut self) {
+            self.0.store(self.1, Ordering::Relaxed);
+        }
+    }
     let turns = AtomicUsize::new(0);
     let work = || -> Vec<_> {
         let next = || {
             let turn = turns.fetch_add(1, Ordering::Relaxed);
-            order.get(turn).map(|&at| (at, solve(turn, at)))
+            let &at = order.get(turn)?;
+            let failed = EndsAll(&turns, order.len());
+            let section = solve(turn, at);
+            if section.is_ok() {
+                std::mem::forget(failed);
+            }
+            Some((at, section))
         };
         std::iter::from_fn(next).collect()
     };

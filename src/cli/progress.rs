@@ -90,7 +90,8 @@ pub(crate) struct Bar {
     lines: AtomicU64,
     /// Since when plans are proved, if they are, and how long others were.
     proving: Mutex<(Option<Instant>, Duration)>,
-    bar: Mutex<Option<(Phase, ProgressBar)>>,
+    /// What is drawn, and of which search.
+    bar: Mutex<Option<(Phase, Option<usize>, ProgressBar)>>,
 }
 
 impl Bar {
@@ -155,15 +156,16 @@ impl Bar {
             return;
         }
         let Ok(mut slot) = self.bar.lock() else { return };
-        if let Some((_, bar)) = slot.take_if(|(drawn, _)| *drawn != phase) {
+        let search = self.drawn();
+        if let Some((.., bar)) = slot.take_if(|(drawn, of, _)| (*drawn, *of) != (phase, search)) {
             bar.finish_and_clear();
         }
-        let (_, bar) = slot.get_or_insert_with(|| {
+        let (.., bar) = slot.get_or_insert_with(|| {
             let bar = ProgressBar::new(all);
             bar.set_style(phase.style());
             // What takes long between two calls is seen to go on.
             bar.enable_steady_tick(WAIT);
-            (phase, bar)
+            (phase, search, bar)
         });
         bar.set_length(all);
         draw(bar);
@@ -181,7 +183,7 @@ impl Bar {
     /// Removes the bar.
     pub(crate) fn clear(&self) {
         if let Ok(mut bar) = self.bar.lock()
-            && let Some((_, bar)) = bar.take()
+            && let Some((.., bar)) = bar.take()
         {
             bar.finish_and_clear();
         }

@@ -65,7 +65,7 @@ fn error_bar(prepared: &Prepared) -> Vec<String> {
         let which =
             if few.runs == 1 { "the one run".to_owned() } else { format!("one of {} runs", few.runs) };
         lines.push(format!(
-            "± : {which} of `{profile}` {} on {gpus} was off by a factor of {:.1}: the bar reaches as far, and so may plans",
+            "± : {which} of `{profile}` {} on {gpus} was predicted wrong by a factor of {:.1}: the bar reaches as far",
             with(few.of.experts),
             few.spread.unwrap_or_default().1.exp()
         ));
@@ -118,7 +118,8 @@ fn unmeasured(prepared: &Prepared, plan: &Plan) -> Vec<String> {
             "± : nobody measured plans with states off the GPU: what that may hide is in the bar".into(),
         );
     }
-    if let Some(caveat) = &task.profile.caveat {
+    // The few runs that the bar reaches as far as are what caveats are about.
+    if let Some(caveat) = task.profile.caveat.as_ref().filter(|_| prepared.cost().outside().is_none()) {
         lines.push(format!("± : `{}`: {caveat}", task.profile_name));
     }
     let name = &task.machine.accelerator.name;
@@ -177,7 +178,7 @@ fn blocks(prepared: &Prepared) -> Option<String> {
     let left = domain - block;
     (block < domain).then(|| {
         format!(
-            "GPUs are {block} of the {domain} of each NVLink domain: the other {left} are not used, nor in dollars (`allocation` in the cluster's file)"
+            "{block} of the {domain} GPUs of each NVLink domain are used: the other {left} count neither as GPUs nor in dollars (`allocation` in the cluster's file)"
         )
     })
 }

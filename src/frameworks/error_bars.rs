@@ -4,8 +4,9 @@
 //! constant was fitted to. Classes of one generation of silicon come first; they alone know of times that printed rates say.
 //! A class that has too few runs is not in it; the next wider class stands in. One of a single publication is no narrower than the
 //! next wider one of its profile that several inform. Where nobody measured a profile on a
-//! generation of silicon, what predictions lose when their own publication is left out comes on top. Runs there that are too
-//! few for a class widen the bar to their own errors where one of them lies outside it.
+//! generation of silicon, what predictions lose when their own publication is left out comes on top. Runs of a profile on a
+//! generation, with or without experts, that are too few for a class widen the bar to their own errors where one of them lies
+//! outside it.
 //!
 //! Some runs are special whatever the framework ([`Special`]): adapters, fine-tuning, long sequences, tensor parallelism
 //! across domains, GPUs that PCIe alone joins, rows of coarse tables. What is special is no better known than all such
@@ -342,8 +343,8 @@ impl ErrorBars {
         self.bars.iter().find(|bar| bar.holds(class))
     }
 
-    /// The runs of a class's profile on its generation of GPUs that are too few for a bar of their own, if one of them lies
-    /// outside an interval: no bar of theirs is narrower than they are. Those without experts stand in where none with
+    /// The runs of a class's profile on its generation of GPUs, whatever their number format, that are too few for a bar of
+    /// their own, if one of them lies outside an interval, which then reaches as far as they do. Those without experts stand in where none with
     /// experts was timed.
     #[must_use]
     pub fn outside(&self, class: &Class, interval: Interval) -> Option<&Measured> {

@@ -77,6 +77,8 @@ fn coarse(row: &RowReport) -> bool {
 #[must_use]
 pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     let round = |x: f64| (x * 1e4).round() / 1e4;
+    // A run that made a bar is inside it.
+    let above = |x: f64| (x * 1e4).ceil() / 1e4;
     // Runs, and how far those are off that are not special.
     let mut timed: BTreeMap<Covered, (usize, [Vec<f64>; 2])> = BTreeMap::new();
     let mut leanings: BTreeMap<Covered, Vec<f64>> = BTreeMap::new();
@@ -111,7 +113,7 @@ pub fn error_bars(rows: &[RowReport]) -> ErrorBars {
     }
     let measured = |(of, (runs, [own, apart])): (Covered, (usize, [Vec<f64>; 2]))| {
         let few = runs < FEWEST_RUNS && !own.is_empty();
-        let spread = few.then(|| wider(&own, &apart)).map(|(sigma, most)| (round(sigma), round(most)));
+        let spread = few.then(|| wider(&own, &apart)).map(|(sigma, most)| (above(sigma), above(most)));
         Measured { of, runs, spread }
     };
     let read = read.into_iter().filter(|(_, readings)| *readings >= FEWEST_KNOWN).map(|(read, _)| read);

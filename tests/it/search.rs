@@ -190,6 +190,44 @@ fn naive_layouts(world: &World, context: &Context, mut each: impl FnMut(Layout))
     }
 }
 
+/// Where DeepEP is left out for HybridEP's sake, whatever is legal with the one is with the other.
+#[test]
+fn on_blackwell_hybridep_is_legal_where_deepep_is() {
+    let both = [Dispatcher::DeepEp, Dispatcher::HybridEp];
+    let mut seen = 0;
+    for (model, cluster, gpus) in [
+        ("qwen3-30b-a3b", "dgx-b200", 16),
+        ("deepseek-v2-lite", "gb200-nvl72", 72),
+        ("nemotron3-nano-30b-a3b", "dgx-b200", 8),
+    ] {
+        for target in Target::ALL {
+            if !both.iter().all(|one| target.capabilities().default_dispatchers.contains(one)) {
+                continue;
+            }
+            let mut task = Task::shipped(model, cluster, gpus, 144, 4096).unwrap();
+            task.target = target;
+            task.restrictions.dispatcher = Some(vec![Dispatcher::DeepEp]);
+            task.restrictions.micro_batch_size = Axis { only: None, max: Some(2) };
+            task.restrictions.virtual_stages = Axis { only: None, max: Some(2) };
+            let prepared = task.prepare();
+            let space = Space::new(target, &prepared.context, &task.restrictions);
+            for group in space.groups() {
+                space.cells(&group, |cell| {
+                    space.layouts(&group, &cell, |layout| {
+                        let Ok(layout) = layout else { return };
+                        if layout.dispatcher == Some(Dispatcher::DeepEp) {
+                            let other = Layout { dispatcher: Some(Dispatcher::HybridEp), ..layout };
+                            assert!(legal(target, &prepared.context, &other).is_ok(), "{target} {other:?}");
+                            seen += 1;
+                        }
+                    });
+                });
+            }
+        }
+    }
+    assert!(seen > 10_000, "{seen}");
+}
+
 fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl FnMut(Layout)) {
     let k = world.target.capabilities();
     let r = &world.restrictions;

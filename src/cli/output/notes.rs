@@ -1,5 +1,6 @@
 //! What is to be said beside a table of plans.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use super::{Report, Row, percent, seconds};
@@ -18,12 +19,26 @@ use crate::spec::diagnostic::list;
 /// What is to be known of the jobs, whether the searches opened offload, and what was asked for in vain.
 pub(super) fn notes(report: &Report, rows: &[Row]) -> Vec<String> {
     let several = report.sections.len() > 1;
-    let mut notes: Vec<String> = Vec::new();
-    for note in report.sections.iter().flat_map(|section| warnings_of_job(section.prepared)) {
-        if !notes.contains(&note) {
-            notes.push(note);
+    // Of which choices of GPUs each is said, cluster by cluster.
+    let mut said: Vec<(String, BTreeMap<&str, Vec<String>>)> = Vec::new();
+    for section in report.sections {
+        for note in warnings_of_job(section.prepared) {
+            let at = said.iter().position(|(known, _)| *known == note).unwrap_or_else(|| {
+                said.push((note, BTreeMap::new()));
+                said.len() - 1
+            });
+            let gpus = section.prepared.task.job.gpus.to_string();
+            said[at].1.entry(&section.cluster).or_default().push(gpus);
         }
     }
+    let told = |(note, of): (String, BTreeMap<&str, Vec<String>>)| {
+        if of.values().map(Vec::len).sum::<usize>() == report.sections.len() {
+            return note;
+        }
+        let which = of.iter().map(|(cluster, gpus)| format!("{} x {cluster}", gpus.join(", ")));
+        format!("{}: {note}", which.collect::<Vec<_>>().join("; "))
+    };
+    let mut notes: Vec<String> = said.into_iter().map(told).collect();
     notes.extend(report.sections.iter().filter_map(|section| section.offload_note(several)));
     notes.extend(idle_wishes(rows));
     notes
@@ -31,21 +46,28 @@ pub(super) fn notes(report: &Report, rows: &[Row]) -> Vec<String> {
 
 /// What is to be known of the plans: each thing once, with the plans that it is about where it is not about all.
 pub(super) fn of_plans(rows: &[Row]) -> Vec<String> {
-    let mut all: Vec<(String, Vec<String>)> = Vec::new();
-    for row in rows {
-        for line in warnings(row.section.prepared, &row.found.plan, &row.found.prediction) {
-            match all.iter_mut().find(|(known, _)| *known == line) {
-                Some((_, plans)) => plans.push(row.number().to_string()),
-                None => all.push((line, vec![row.number().to_string()])),
+    let of = |row: &Row| warnings(row.section.prepared, &row.found.plan, &row.found.prediction);
+    grouped("plan", rows.iter().map(|row| (row.number().to_string(), of(row))))
+}
+
+/// What is told of some things, each once, with the names of those that it is about where it is not about all.
+pub(super) fn grouped(what: &str, of: impl ExactSizeIterator<Item = (String, Vec<String>)>) -> Vec<String> {
+    let all = of.len();
+    let mut told: Vec<(String, Vec<String>)> = Vec::new();
+    for (name, lines) in of {
+        for line in lines {
+            match told.iter_mut().find(|(known, _)| *known == line) {
+                Some((_, names)) => names.push(name.clone()),
+                None => told.push((line, vec![name.clone()])),
             }
         }
     }
-    let told = |(line, plans): (String, Vec<String>)| match plans.len() {
-        some if some == rows.len() => line,
-        1 => format!("{line} (plan {})", plans[0]),
-        _ => format!("{line} (plans {})", plans.join(", ")),
+    let about = |(line, names): (String, Vec<String>)| match names.len() {
+        some if some == all => line,
+        1 => format!("{line} ({what} {})", names[0]),
+        _ => format!("{line} ({what}s {})", names.join(", ")),
     };
-    all.into_iter().map(told).collect()
+    told.into_iter().map(about).collect()
 }
 
 /// What `--fix` asks for that the first of the plans has no use for.

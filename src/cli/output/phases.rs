@@ -7,8 +7,11 @@ use comfy_table::{CellAlignment, Table};
 use serde_json::{Value, json};
 
 use super::json::{left_out_json, prediction_json};
+use super::notes::grouped;
+use super::table::width;
 use super::{Format, gigabytes, gpu_hours, left_out, money, percent, premises, seconds, whereabouts};
 use crate::cli::Failure;
+use crate::cli::lines::Lines;
 use crate::cli::models::group;
 use crate::cli::options::JobArgs;
 use crate::cli::warnings::{warnings, warnings_of_job};
@@ -29,6 +32,11 @@ pub(crate) struct PlannedPhase<'a> {
     pub(crate) offloading: Offloading,
 }
 
+/// What is to be known of a phase and its plan.
+fn all_warnings(PlannedPhase { prepared, found, .. }: &PlannedPhase) -> Vec<String> {
+    [warnings_of_job(prepared), warnings(prepared, &found.plan, &found.prediction)].concat()
+}
+
 /// Prints the phases of a run with its totals.
 pub(crate) fn print_phases(
     format: Format,
@@ -44,6 +52,7 @@ pub(crate) fn print_phases(
             .map(|phase| {
                 let mut value = prediction_json(phase.prepared, &phase.found.plan, &phase.found.prediction);
                 value["phase"] = json!(phase.phase.to_string());
+                value["notes"] = json!(all_warnings(phase));
                 let offloads = phase.offloading.is_open();
                 value["offload_opened"] = json!(offloads);
                 value["left_out"] = left_out_json(phase.prepared, offloads);
@@ -98,17 +107,12 @@ pub(crate) fn print_phases(
         }
     }
     writeln!(out, "{table}")?;
-    let mut told: Vec<String> = Vec::new();
-    for PlannedPhase { prepared, found, .. } in phases {
-        for line in
-            warnings_of_job(prepared).into_iter().chain(warnings(prepared, &found.plan, &found.prediction))
-        {
-            if !told.contains(&line) {
-                writeln!(out, "{line}")?;
-                told.push(line);
-            }
-        }
+    let of_phases = phases.iter().map(|phase| (phase.phase.to_string(), all_warnings(phase)));
+    let mut lines = Lines::new(&mut out, width());
+    for line in grouped("phase", of_phases) {
+        writeln!(lines, "{line}")?;
     }
+    drop(lines);
     let left = |phase: &PlannedPhase| left_out(phase.prepared, phase.offloading.is_open());
     for left in phases.iter().map(left).filter(|left| !left.is_empty()).collect::<BTreeSet<String>>() {
         writeln!(out, "searched {left}")?;

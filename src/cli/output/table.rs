@@ -214,7 +214,7 @@ fn proofs(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fai
         )?;
     }
     let open = |row: &Row| row.found.split_gap > 0.0 && row.found.plan.layout().pipeline_parallel > 1;
-    if !proved.is_empty() && rows.iter().any(open) {
+    if !proved.is_empty() && !report.even_stages && rows.first().is_some_and(open) {
         writeln!(
             out,
             "optimal: no other layout, each with its best split from a fixed list, is faster; what another split of the same layers could still save is said beside the stages"
@@ -249,7 +249,7 @@ fn listed(gpus: &[u32]) -> String {
 }
 
 /// Columns of the terminal, or as many as the environment says; none where a file is written.
-pub(super) fn width() -> Option<u16> {
+pub(crate) fn width() -> Option<u16> {
     let said = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     // Some terminals do not know.
     said.or_else(|| Table::new().width()).filter(|&columns| columns > 0)

@@ -49,6 +49,21 @@ fn output_is_the_same_at_any_thread_count() {
     assert_eq!(one.stdout, four.stdout);
 }
 
+/// What another split could save is told to be found where it is printed.
+#[test]
+fn it_is_told_where_what_a_split_could_save_stands() {
+    let job = ["plan", "llama3.1-8b", "dgx-h100", "-g", "64", "-b", "512", "-s", "4096"];
+    for (only, told) in [("pp=1", false), ("pp=4", true)] {
+        let table = stdout(&autoplan(&[&job[..], &["--fix", only]].concat()));
+        assert_eq!(table.contains("is said beside the stages"), told, "{table}");
+        assert!(!told || table.contains("; no other split is "), "{table}");
+    }
+    let even = stdout(&autoplan(&[&job[..], &["--fix", "pp=4", "--even-stages"]].concat()));
+    assert!(!even.contains("is said beside the stages"), "{even}");
+    let priced = stdout(&autoplan(&[&job[..], &["--fix", "pp=1", "--price", "2.5+power"]].concat()));
+    assert!(priced.contains("$2.500 a GPU-hour and electricity"), "{priced}");
+}
+
 /// Searches of several numbers of GPUs go on at once where there are threads for them.
 #[test]
 fn lists_of_gpus_are_the_same_at_any_thread_count() {

@@ -318,10 +318,7 @@ fn rules_are_told_by_example() {
 fn parts_of_racks_are_told_and_asked_for() {
     let job = "plan llama3.1-70b gb200-nvl72 -g 128 -b 256 -s 4096 --top 1";
     let table = stdout(&autoplan(&job.split(' ').collect::<Vec<&str>>()));
-    assert!(
-        table.contains("GPUs are 64 of the 72 of each NVLink domain: the other 8 are not used"),
-        "{table}"
-    );
+    assert!(table.contains("64 of the 72 GPUs of each NVLink domain are used: the other 8 count"), "{table}");
     // As many in one domain, of which 64 are predicted too.
     for job in [job, &job.replace("-g 128", "-g 64")] {
         let script = exported(job, "slurm", "llama-3.1-70b.sbatch");
@@ -330,6 +327,16 @@ fn parts_of_racks_are_told_and_asked_for() {
     let whole =
         stdout(&autoplan(&["plan", "llama3.1-70b", "gb200-nvl72", "-g", "72", "-b", "72", "-s", "4096"]));
     assert!(!whole.contains("NVLink domain"), "{whole}");
+    // Of several choices it is said which are meant; and it is in the JSON of phases, as in their table.
+    let several = "plan llama3.1-70b gb200-nvl72,dgx-h100 -g 72,128,256 -b 2304 -s 4096";
+    let table = stdout(&autoplan(&several.split(' ').collect::<Vec<&str>>()));
+    assert!(
+        table.contains("\n128, 256 x gb200-nvl72: 64 of the 72 GPUs of each NVLink domain are used"),
+        "{table}"
+    );
+    let phases = "plan llama3.1-8b gb200-nvl72 -g 128 --phase 4096:512:1T --format json";
+    let json = stdout(&autoplan(&phases.split(' ').collect::<Vec<&str>>()));
+    assert_eq!(json.matches("64 of the 72 GPUs of each NVLink domain are used").count(), 1, "{json}");
 }
 
 /// Where the deadline alone is missed, nothing that makes up for dollars is a way out.

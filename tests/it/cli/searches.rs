@@ -380,7 +380,7 @@ fn a_bar_reaches_as_far_as_the_one_run_that_informs_it() {
     let table = stdout(&autoplan_says(&job("dgx-a100")));
     assert!(table.contains(" s ±78% "), "{table}");
     assert!(table.contains("± : the one run of `deepspeed` without experts on "), "{table}");
-    assert!(table.contains(" was off by a factor of 2.2"), "{table}");
+    assert!(table.contains(" was predicted wrong by a factor of 2.2"), "{table}");
 }
 
 /// Where a tie is faster and fits as surely, a slower plan is no way out.

@@ -257,7 +257,7 @@ pub(crate) fn reasons(prepared: &Prepared, answer: &Answer) -> Vec<String> {
         lines.extend(forbidden.iter().take(5).map(|(rule, count)| {
             let example = in_words(prepared, rule);
             format!(
-                "{} combinations of degrees, those of experts and micro-batch sizes included, break the rule {rule}{example}",
+                "{} combinations of degrees, those of experts and micro-batch sizes included, break rule: {rule}{example}",
                 group(*count)
             )
         }));

@@ -16,8 +16,10 @@ use crate::units::Picos;
 pub(crate) fn style(things: &str, then: &str) -> ProgressStyle {
     let template = format!("{{bar:30}} {{human_pos}}/{{human_len}} {things}, {{rate}}/s, {then}");
     let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    // On the whole: bounds rule out very many at once now and then.
     style.with_key("rate", |state: &ProgressState, into: &mut dyn Write| {
-        let _ = into.write_str(&group(state.per_sec().round() as u64));
+        let rate = state.pos() as f64 / state.elapsed().as_secs_f64().max(1e-3);
+        let _ = into.write_str(&group(rate.round() as u64));
     })
 }
 
@@ -97,7 +99,7 @@ pub(crate) struct Bar {
 impl Bar {
     /// A bar for a search that may take this long.
     pub(crate) fn new(limit: Option<Duration>) -> Self {
-        // The first Ctrl-C asks for the best so far; where no handler can be set the default one stays.
+        // The first Ctrl-C, or signal to terminate, asks for the best so far; where no handler can be set the default one stays.
         let _ = ctrlc::set_handler(|| {
             if INTERRUPTED.swap(true, Ordering::Relaxed) {
                 std::process::exit(130);
@@ -161,7 +163,7 @@ impl Bar {
             bar.finish_and_clear();
         }
         let (.., bar) = slot.get_or_insert_with(|| {
-            let bar = ProgressBar::new(all);
+            let bar = ProgressBar::new(all).with_elapsed(self.begun.elapsed());
             bar.set_style(phase.style());
             // What takes long between two calls is seen to go on.
             bar.enable_steady_tick(WAIT);

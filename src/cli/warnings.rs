@@ -2,6 +2,7 @@
 
 use super::calibrate::{kind_of, runs_of};
 use super::models::group;
+use super::surer::SURE;
 use crate::cost::step::Prediction;
 use crate::frameworks::Target;
 use crate::frameworks::error_bars::{Class, ErrorBars, Leaning};
@@ -169,6 +170,17 @@ fn at_run_time(prepared: &Prepared, plan: &Plan, prediction: &Prediction) -> Vec
 /// Whether a plan fits, but the allocator would hold more than the GPU has if it returned nothing.
 pub(crate) fn holds_too_much(prepared: &Prepared, prediction: &Prediction) -> bool {
     prepared.cost().fits(prediction) && prediction.device > prepared.task.machine.accelerator.memory
+}
+
+/// How many of 100 runs like a plan may run out of memory, if those are more than a few.
+pub(crate) fn risk(prepared: &Prepared, prediction: &Prediction) -> Option<String> {
+    let chance = prepared.cost().chance_to_fit(prediction);
+    (chance < SURE.0).then(|| {
+        format!(
+            "memory: of 100 runs like this plan {:.0} may run out of it, by how far measured ones were off; `plan` says in its table what fits more surely",
+            (1.0 - chance) * 100.0
+        )
+    })
 }
 
 /// Where jobs get a part of every domain.

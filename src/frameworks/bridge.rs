@@ -475,6 +475,10 @@ fn memory(request: &ExportRequest, command: &Arguments, add: &mut impl FnMut(&st
             add("offload_modules", &list(modules));
         }
     }
+    if l.cuda_graphs != CudaGraphs::None {
+        // Where Megatron-LM's arguments switch it on, Bridge's model refuses to be built without.
+        add("use_te_rng_tracker", &"True");
+    }
     match l.cuda_graphs {
         CudaGraphs::None => {}
         CudaGraphs::Attention => {

@@ -8,7 +8,7 @@ use autoplan::frameworks::export::{Destination, ExportRequest, ExportedFile, For
 use autoplan::frameworks::hf::HfModel;
 use autoplan::frameworks::megatron::import::{Given, import};
 use autoplan::layers::Layers;
-use autoplan::plan::{Chunk, Dispatcher, Offload, Place, Plan, Recompute, Schedule};
+use autoplan::plan::{Chunk, CudaGraphs, Dispatcher, Offload, Place, Plan, Recompute, Schedule};
 use autoplan::spec::cluster::{Accelerator, Cluster};
 use autoplan::spec::job::{Job, Optimizer};
 use autoplan::spec::model::{FeedForward, Model, Position, PositionScaling};
@@ -165,6 +165,26 @@ fn multi_token_prediction_on_a_stage_of_its_own_is_written_and_read() {
         "{:?}",
         read.assumed
     );
+}
+
+/// Bridge builds no model with CUDA graphs without Transformer Engine's random numbers, and HybridEP is told where ranks lie.
+#[test]
+fn graphs_and_dispatchers_have_what_they_need() {
+    let job = job(64, 256);
+    for (graphs, needed) in [(CudaGraphs::None, false), (CudaGraphs::AttentionRouter, true)] {
+        let layout = fill(&job, |l| {
+            l.expert_parallel = 16;
+            l.cuda_graphs = graphs;
+            l.dispatcher = Some(if needed { Dispatcher::HybridEp } else { Dispatcher::AllToAll });
+        });
+        let plan = spread(layout, &job, 61, Recompute::None);
+        let recipe = text_of(Target::Bridge, "autoplan_recipe.py", LATENT_MOE, &job, &plan);
+        assert_eq!(recipe.contains("use_te_rng_tracker=True,"), needed, "{recipe}");
+        let words = megatron_words(LATENT_MOE, &job, &plan);
+        for told in ["NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN=8", "NVLINK_DOMAIN_SIZE=8", "USE_MNNVL=0"] {
+            assert_eq!(words.contains(&told.to_owned()), needed, "{told} {words:?}");
+        }
+    }
 }
 
 /// What a target's named file says of a plan.

@@ -533,6 +533,24 @@ fn training(request: &ExportRequest) -> Section {
     s
 }
 
+/// Where the ranks of experts lie, which HybridEP does not find out surely by itself
+/// (Megatron-Bridge:scripts/performance/utils/utils.py, `apply_target_topology_environment`).
+fn topology(request: &ExportRequest) -> Option<[(&'static str, String); 3]> {
+    let (layout, cluster) = (request.plan.layout(), request.cluster);
+    let ranks = layout.expert_parallel * layout.expert_tensor_parallel;
+    let domain = cluster.scale_up.domain;
+    let inside = ranks.min(cluster.block_of(request.job.gpus).unwrap_or(domain));
+    // Groups that lie across domains in unequal parts have no such number.
+    let even = ranks % inside == 0 && layout.dispatcher == Some(Dispatcher::HybridEp);
+    (even && ranks > 1).then(|| {
+        [
+            ("NUM_OF_HYBRID_EP_RANKS_PER_NVLINK_DOMAIN", inside.to_string()),
+            ("NVLINK_DOMAIN_SIZE", domain.to_string()),
+            ("USE_MNNVL", u32::from(domain > cluster.gpus_per_node).to_string()),
+        ]
+    })
+}
+
 fn environment(request: &ExportRequest) -> Vec<(&'static str, String)> {
     let layout = request.plan.layout();
     let mut variables = Vec::new();
@@ -556,5 +574,6 @@ fn environment(request: &ExportRequest) -> Vec<(&'static str, String)> {
     if layout.offload.activations {
         variables.push(("NVTE_CPU_OFFLOAD_V1", "1".to_owned()));
     }
+    variables.extend(topology(request).into_iter().flatten());
     variables
 }

@@ -294,7 +294,8 @@ fn rules_are_told_by_example() {
     let heads = job("llama3.1-8b dgx-h100 -g 24 -b 24 -s 4096 --fix tp=3");
     assert!(heads.contains("rule: heads; for example: 32 heads do not divide among tp 3"), "{heads}");
     // Ways to split are counted without what combinations are counted with.
-    let counted = " combinations of those with micro-batches and degrees of experts fell to rule: heads";
+    let counted =
+        " combinations of degrees, those of experts and micro-batch sizes included, break rule: heads";
     assert!(heads.contains(counted), "{heads}");
     let odd = job("llama3.2-1b dgx-h100 -g 8,16 -b 32 -s 8193 --fix tp=8,sp=on");
     for gpus in [8, 16] {

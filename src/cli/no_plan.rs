@@ -101,7 +101,10 @@ pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure>
     }
     for remedy in &no_plan.remedies {
         let run = remedy.run.as_ref().filter(|_| report.bounds != Bounds::default());
-        let run = run.map_or(String::new(), |run| format!("; {}", days_and_dollars(run)));
+        let run = run.map_or(String::new(), |run| {
+            let odds: String = remedy.odds.iter().map(|one| format!(", {one}")).collect();
+            format!("; {}{odds}", days_and_dollars(run))
+        });
         writeln!(
             out,
             "  remedy: {} (confirmed: {}, {} a step{run})",

@@ -2,8 +2,11 @@
 
 use std::cmp::Reverse;
 
+use super::warnings::leaning;
 use crate::candidates::{Axis, OFFLOADS, Restrictions, divisors};
 use crate::cost::money::{Pricing, RunCost, run_cost};
+use crate::cost::step::Prediction;
+use crate::frameworks::error_bars::Leaning;
 use crate::planner::{Prepared, Task};
 use crate::search::{Found, Observer, Request, Stop};
 use crate::spec::job::MOST_SEQUENCES;
@@ -20,6 +23,8 @@ pub(crate) struct Remedy {
     pub(crate) step: Seconds,
     /// The whole run, where the job says how many tokens it trains.
     pub(crate) run: Option<RunCost>,
+    /// [`Bounds::odds`].
+    pub(crate) odds: Vec<String>,
 }
 
 /// What a run may take.
@@ -32,6 +37,22 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
+    /// How many of 100 runs keep each that there is, which predictions alone decide: a step that errs moves both, and where
+    /// measured runs lean it leans as they do.
+    pub(crate) fn odds(self, prepared: &Prepared, prediction: &Prediction, run: &RunCost) -> Vec<String> {
+        let longer = leaning(prepared).map_or(0.0, Leaning::longer);
+        let share = |factor: f64| {
+            let share = prediction.interval.share_below(factor / (1.0 + longer)) * 100.0;
+            if share > 99.0 { "more than 99".to_owned() } else { format!("{share:.0}") }
+        };
+        let in_time =
+            self.deadline.map(|limit| format!("{} of 100 in time", share(limit.0 / run.time.total.0)));
+        let within = self
+            .budget
+            .map(|limit| format!("{} of 100 within the budget", share(limit.0 / run.dollars.total.0)));
+        [in_time, within].into_iter().flatten().collect()
+    }
+
     /// Whether a run keeps them; one without a cost keeps none.
     pub(crate) fn admit(self, run: Option<&RunCost>) -> bool {
         self.share_taken(run).iter().all(|share| *share <= 1.0)
@@ -102,7 +123,9 @@ impl<'a> Remedies<'a> {
             return false;
         }
         let step = best.prediction.step().seconds();
-        self.found.push(Remedy { what, plan: best.plan.to_string(), step, run });
+        let odds = run.as_ref().map(|run| self.bounds.odds(&prepared, &best.prediction, run));
+        let odds = odds.unwrap_or_default();
+        self.found.push(Remedy { what, plan: best.plan.to_string(), step, run, odds });
         true
     }
 }

@@ -438,7 +438,7 @@ fn missing_fields_are_named() {
         assert_eq!(error.place(), Some((1, 1)));
     }
     let error = import(&LLAMA.replace("\"hidden_size\"", "\"hiden_size\""), "x").unwrap_err();
-    assert!(error.render(false).contains("did you mean `hiden_size`"), "{}", error.render(false));
+    assert!(error.render(false).contains("is `hiden_size` meant for it?"), "{}", error.render(false));
 }
 
 #[test]

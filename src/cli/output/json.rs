@@ -206,7 +206,7 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
         value["reasons"] = json!(reasons);
         let remedies = remedies
             .into_iter()
-            .map(|r| json!({"what": r.what, "plan": r.plan, "step_time_s": r.step.0, "run": r.run}));
+            .map(|r| json!({"what": r.what, "plan": r.plan, "step_time_s": r.step.0, "run": r.run, "odds": r.odds}));
         value["remedies"] = json!(remedies.collect::<Vec<Value>>());
         value["ways_out_cut_short"] = json!(stopped);
     }

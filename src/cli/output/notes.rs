@@ -7,10 +7,9 @@ use super::{Report, Row, percent, seconds};
 use crate::cli::fix::idle;
 use crate::cli::remedies::Bounds;
 use crate::cli::surer::{self, Surer};
-use crate::cli::warnings::{leaning, warnings, warnings_of_job};
+use crate::cli::warnings::{warnings, warnings_of_job};
 use crate::cli::{Failure, stages};
 use crate::cost::step::Prediction;
-use crate::frameworks::error_bars::Leaning;
 use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::search::Found;
@@ -139,21 +138,9 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     ))
 }
 
-/// How surely a plan keeps the deadline and the budget, which predictions alone decide: a step that errs moves both, and where
-/// measured runs lean it leans as they do.
+/// How surely a plan keeps the deadline and the budget.
 fn kept(row: &Row, bounds: Bounds, picked: bool) -> Option<String> {
-    let run = row.run.as_ref()?;
-    let longer = leaning(row.section.prepared).map_or(0.0, Leaning::longer);
-    let share = |factor: f64| {
-        let share = row.found.prediction.interval.share_below(factor / (1.0 + longer)) * 100.0;
-        if share > 99.0 { "more than 99".to_owned() } else { format!("{share:.0}") }
-    };
-    let deadline =
-        bounds.deadline.map(|limit| format!("{} of 100 in time", share(limit.0 / run.time.total.0)));
-    let budget = bounds
-        .budget
-        .map(|limit| format!("{} of 100 within the budget", share(limit.0 / run.dollars.total.0)));
-    let said: Vec<String> = [deadline, budget].into_iter().flatten().collect();
+    let said = bounds.odds(row.section.prepared, &row.found.prediction, row.run.as_ref()?);
     (!said.is_empty()).then(|| {
         let which = if picked { "this plan" } else { "the first" };
         format!("runs like {which}, by the error bar of its step: {}", said.join(", "))

@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use crate::spec::diagnostic::{SpecError, list};
 use crate::spec::json::{Field, Node, Object, Value};
 use crate::spec::model::Activation;
+use crate::spec::shipped;
 
 /// Result of reading.
 pub(super) type Read<T> = Result<T, SpecError>;
@@ -248,7 +249,11 @@ impl<'a> Fields<'a> {
             error = error.note(format!("it may also be called {}", list(&names[1..], "or")));
         }
         let unread = self.object.fields.iter().map(|field| field.name.as_str());
-        error.nearest(name, unread.filter(|field| !self.asked.borrow().contains(field)))
+        let near = shipped::nearest(name, unread.filter(|field| !self.asked.borrow().contains(field)));
+        if near.is_empty() {
+            return error;
+        }
+        error.help(format!("is {} meant for it?", list(&near, "or")))
     }
 
     fn whole(&self, field: &Field, least: u64) -> Read<u64> {

@@ -184,6 +184,7 @@ fn a_deadline_or_a_budget_that_no_plan_keeps_has_a_way_out() {
         ["plan", "llama3.2-1b", "dgx-a100", "--gpus", "1,8", "-b", "32", "-s", "2048", "--tokens", "1T"];
     let output = autoplan(&[&several[..], &["--deadline", &deadline]].concat());
     assert!(stdout(&output).contains("remedy: more GPUs: --gpus 16 (confirmed"), "{}", stdout(&output));
+    assert!(stdout(&output).contains(" of 100 in time)\n"), "{}", stdout(&output));
     // A bound that is kept by a little is kept by half of the runs, by fewer where measured ones took longer, and a wide one
     // by nearly all.
     let kept = |cluster: &str, factor: f64| {

@@ -5,6 +5,7 @@ use std::fmt;
 use super::output::{by, seconds};
 use super::stages;
 use crate::candidates::{Axis, Restrictions};
+use crate::plan::Layout;
 use crate::planner::Prepared;
 use crate::search::{Found, Observer, Request, Stop};
 use crate::units::Bytes;
@@ -12,15 +13,28 @@ use crate::units::Bytes;
 /// A chance to fit below which there is something to say, and how many standard deviations stand for it.
 pub(crate) const SURE: (f64, f64) = (0.95, 1.645);
 
+/// A plan with the same degrees that takes no longer than another by more of its step is good enough: to look at all degrees
+/// takes about as long as the search did. And what those must gain at least.
+const ENOUGH: f64 = 0.03;
+const GAIN: f64 = 0.01;
+
 /// What leaves a job more room.
 pub(crate) struct Surer {
     /// A limit under which plans fit as surely as [`SURE`] says.
     pub(crate) limit: Bytes,
     /// The fastest plan under it with the same degrees, if there is one.
-    pub(crate) plan: Option<Found>,
-    /// How surely that fits.
+    pub(crate) plan: Option<Sure>,
+    /// The fastest of all under it, where that is faster by more than a little.
+    pub(crate) other: Option<Sure>,
+}
+
+/// A plan that fits more surely than another.
+pub(crate) struct Sure {
+    /// The plan.
+    pub(crate) found: Found,
+    /// How surely it fits.
     pub(crate) chance: f64,
-    /// What share of its step it is longer.
+    /// What share of the other's step it is longer.
     longer: f64,
     /// Its layers by stage, where its name is that of the other.
     layers: Option<String>,
@@ -44,13 +58,22 @@ impl Surer {
         let limit = Bytes::from_f64((room.gigabytes() * 10.0).floor() * 1e8);
         let moved = usize::from(moved);
         let request = Request { top: 1, insist: false, even_stages, moved, ..Request::default() };
-        let plan = fastest(prepared, found, limit, (&request, &Quiet(stop)));
-        let chance = plan.as_ref().map_or(0.0, |plan| cost.chance_to_fit(&plan.prediction));
-        let step = |found: &Found| found.prediction.step().0 as f64;
-        let longer = plan.as_ref().map_or(0.0, |plan| step(plan) / step(found) - 1.0);
-        let alike = plan.as_ref().filter(|one| one.plan.to_string() == found.plan.to_string());
-        let layers = alike.map(|one| stages::layout(prepared, &one.plan));
-        Some(Self { limit, plan, chance, longer, layers })
+        let sure = |degrees: Option<&Layout>| {
+            let one = fastest(prepared, degrees, limit, (&request, &Quiet(stop)))?;
+            let step = |found: &Found| found.prediction.step().0 as f64;
+            let alike = one.plan.to_string() == found.plan.to_string();
+            Some(Sure {
+                chance: cost.chance_to_fit(&one.prediction),
+                longer: step(&one) / step(found) - 1.0,
+                layers: alike.then(|| stages::layout(prepared, &one.plan)),
+                found: one,
+            })
+        };
+        let plan = sure(Some(found.plan.layout()));
+        let longer = plan.as_ref().map_or(f64::INFINITY, |plan| plan.longer);
+        let other =
+            if longer > ENOUGH { sure(None).filter(|other| other.longer < longer - GAIN) } else { None };
+        Some(Self { limit, plan, other })
     }
 }
 
@@ -63,28 +86,29 @@ impl Observer for Quiet<'_> {
     }
 }
 
-/// The fastest plan with the degrees and the dispatcher of another and less memory, by a search of its own, which is short: any
-/// schedule, micro-batch, sharding and recomputation.
+/// The fastest plan with less memory, by a search of its own: with any degrees, or with those and the dispatcher of a layout,
+/// which takes less long, and any schedule, micro-batch, sharding and recomputation.
 fn fastest(
     prepared: &Prepared,
-    found: &Found,
+    degrees: Option<&Layout>,
     limit: Bytes,
     (request, observer): (&Request, &dyn Observer),
 ) -> Option<Found> {
-    let layout = found.plan.layout();
     let mut task = prepared.task.clone();
     task.job.memory_limit = Some(limit);
-    let only = Axis::exactly;
-    task.restrictions = Restrictions {
-        tensor_parallel: only(layout.tensor_parallel),
-        pipeline_parallel: only(layout.pipeline_parallel),
-        context_parallel: only(layout.context_parallel),
-        expert_parallel: only(layout.expert_parallel),
-        expert_tensor_parallel: only(layout.expert_tensor_parallel),
-        offload: Some(vec![layout.offload]),
-        dispatcher: layout.dispatcher.map(|dispatcher| vec![dispatcher]).or(task.restrictions.dispatcher),
-        ..task.restrictions
-    };
+    if let Some(layout) = degrees {
+        let only = Axis::exactly;
+        task.restrictions = Restrictions {
+            tensor_parallel: only(layout.tensor_parallel),
+            pipeline_parallel: only(layout.pipeline_parallel),
+            context_parallel: only(layout.context_parallel),
+            expert_parallel: only(layout.expert_parallel),
+            expert_tensor_parallel: only(layout.expert_tensor_parallel),
+            offload: Some(vec![layout.offload]),
+            dispatcher: layout.dispatcher.map(|dispatcher| vec![dispatcher]).or(task.restrictions.dispatcher),
+            ..task.restrictions
+        };
+    }
     let prepared = task.prepare();
     let answer = prepared.search(request, observer);
     let verified = |found: &Found| prepared.check(&found.plan, &found.prediction).passed();
@@ -106,15 +130,15 @@ impl Surer {
 
 impl fmt::Display for Surer {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        if let Some(Found { plan, prediction, .. }) = &self.plan {
-            let (step, share) = (seconds(prediction.step().seconds()), by(self.longer.abs()));
-            let than = if self.longer < 0.0 { "less" } else { "longer" };
-            let fit = self.chance * 100.0;
-            let layers = self.layers.as_ref().map_or(String::new(), |layers| format!(", layers {layers}"));
-            write!(
-                f,
-                "{fit:.0} of 100 fit with the same degrees in {step}, {share} {than}: {plan}{layers}; "
-            )?;
+        for (sure, degrees) in [(&self.other, "other degrees"), (&self.plan, "the same degrees")] {
+            let Some(Sure { found: Found { plan, prediction, .. }, chance, longer, layers }) = sure else {
+                continue;
+            };
+            let (step, share) = (seconds(prediction.step().seconds()), by(longer.abs()));
+            let than = if *longer < 0.0 { "less" } else { "longer" };
+            let fit = chance * 100.0;
+            let layers = layers.as_ref().map_or(String::new(), |layers| format!(", layers {layers}"));
+            write!(f, "{fit:.0} of 100 fit with {degrees} in {step}, {share} {than}: {plan}{layers}; ")?;
         }
         f.write_str(&self.limit_alone())
     }

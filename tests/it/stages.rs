@@ -566,6 +566,18 @@ fn a_split_fits_where_its_memory_does() {
         let mut problem = realistic(&mut random, layers, ranks, virtual_stages, kinds);
         problem.freedom = Freedom::Global;
         problem.block = None;
+        if random.chance(40) {
+            // A module beside the layers recomputes as they do, and keeps what is left then.
+            let end = random.within(0, problem.fixed.len() as u64 - 1) as usize;
+            problem.fixed[end].recomputes = true;
+            let mut modes: Vec<_> = problem.modes.iter().cloned().collect();
+            for mode in &mut modes {
+                mode.beside.extra = Picos(random.within(0, 4_000_000));
+                mode.beside.kept = Bytes(random.within(0, problem.limit.0 / 400));
+                mode.beside.transient = Bytes(random.within(0, problem.limit.0 / 20));
+            }
+            problem.modes = modes.into();
+        }
         let even = problem.even_layers();
         let offered = (0..).zip(problem.modes.iter()).filter(|(_, mode)| mode.offered);
         let ways: Vec<Assignment> =

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{Report, Row, notes};
 use crate::cli::no_plan::{self, NoPlan};
 use crate::cli::stages;
-use crate::cli::surer::Surer;
+use crate::cli::surer::{Sure, Surer};
 use crate::cli::warnings::warnings;
 use crate::cost::money::{goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
@@ -185,14 +185,16 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
         value["searches"] = json!(searches);
     }
     let surer = notes::surer_of(report, rows);
-    if let Some(Surer { limit, plan, chance, .. }) = surer {
-        let plan = plan.map(|found| {
+    if let Some(Surer { limit, plan, other }) = surer {
+        let of = |Sure { found, chance, .. }: Sure| {
             json!({
                 "name": found.plan.to_string(), "plan": layout_json(found.plan.layout()),
                 "step_time_s": found.prediction.step().seconds().0, "chance_to_fit": chance,
             })
-        });
-        value["surer"] = json!({ "memory_limit": limit.0, "with_same_degrees": plan });
+        };
+        let (plan, other) = (plan.map(of), other.map(of));
+        value["surer"] =
+            json!({ "memory_limit": limit.0, "with_same_degrees": plan, "with_other_degrees": other });
     }
     if rows.is_empty() {
         let NoPlan { nearest, reasons, remedies, stopped } = NoPlan::of(report);

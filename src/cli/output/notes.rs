@@ -122,7 +122,9 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let tied = tied.filter(|_| !picked);
     let faster =
         |found: &Found| tied.is_some_and(|row| row.found.prediction.step() <= found.prediction.step());
-    let surer = if surer.plan.as_ref().is_some_and(faster) { surer.limit_alone() } else { surer.to_string() };
+    let sure = surer.other.as_ref().or(surer.plan.as_ref());
+    let beaten = sure.is_some_and(|sure| faster(&sure.found));
+    let surer = if beaten { surer.limit_alone() } else { surer.to_string() };
     let tied = tied.map_or(String::new(), |row| {
         format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
     });

@@ -536,7 +536,7 @@ fn surer_plans_can_be_asked_for() {
     assert!(surer.contains(&format!(": {}; ", same[0]["name"].as_str().unwrap())), "{surer} {same:?}");
     assert!(
         chance(&same[0]) > 0.949
-            && surer.contains(&format!("  surer: {:.0} of 100", chance(&same[0]) * 100.0))
+            && surer.contains(&format!("{:.0} of 100 fit with the same degrees", chance(&same[0]) * 100.0))
     );
     let surer = plans(&["--memory-limit", limit]);
     assert!(surer.iter().all(|plan| chance(plan) > 0.949), "{surer:?}");
@@ -550,6 +550,22 @@ fn surer_plans_can_be_asked_for() {
         stdout(&output).contains("of runs like it fit a GPU with room for as much as the limit")
     };
     assert!(of_another("160GB") && !of_another("70GB"));
+}
+
+/// Where the same degrees take much longer, the fastest of all that fit as surely is told too: it is what the limit leaves first.
+#[test]
+fn a_surer_plan_may_have_other_degrees() {
+    let job = "plan nemotron-h-8b dgx-h100 -g 64 -b 512 -s 8192 --framework deepspeed --format json --top 1";
+    let of = |more: &str| -> serde_json::Value {
+        serde_json::from_str(&stdout(&autoplan_says(&format!("{job}{more}")))).unwrap()
+    };
+    let usual = of("");
+    let [same, other] = ["with_same_degrees", "with_other_degrees"].map(|which| &usual["surer"][which]);
+    let time = |plan: &serde_json::Value| plan["step_time_s"].as_f64().unwrap();
+    assert!(time(same) > 1.03 * time(&usual["plans"][0]) && time(other) < 0.99 * time(same), "{usual}");
+    assert!(other["chance_to_fit"].as_f64().unwrap() > 0.949, "{other}");
+    let limit = usual["surer"]["memory_limit"].as_u64().unwrap();
+    assert_eq!(of(&format!(" --memory-limit {limit}"))["plans"][0]["name"], other["name"]);
 }
 
 /// A limit that is rounded for people is still one below which plans fit so surely.

@@ -16,7 +16,7 @@ pub(crate) const SURE: (f64, f64) = (0.95, 1.645);
 /// A plan with the same degrees that takes no longer than another by more of its step is good enough: to look at all degrees
 /// takes about as long as the search did. And what those must gain at least.
 const ENOUGH: f64 = 0.03;
-const GAIN: f64 = 0.01;
+pub(crate) const GAIN: f64 = 0.01;
 
 /// What leaves a job more room.
 pub(crate) struct Surer {

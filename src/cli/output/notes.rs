@@ -6,7 +6,7 @@ use std::io::Write;
 use super::{Report, Row, percent, seconds};
 use crate::cli::fix::idle;
 use crate::cli::remedies::Bounds;
-use crate::cli::surer::{self, Surer};
+use crate::cli::surer::{self, Sure, Surer};
 use crate::cli::warnings::{warnings, warnings_of_job};
 use crate::cli::{Failure, stages};
 use crate::cost::step::Prediction;
@@ -120,10 +120,16 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     // One that costs nothing is better than another search.
     let tied = rows.iter().find(|row| row.ties_with_first && row.chance_to_fit() >= surer::SURE.0);
     let tied = tied.filter(|_| !picked);
-    let faster =
-        |found: &Found| tied.is_some_and(|row| row.found.prediction.step() <= found.prediction.step());
-    let sure = surer.other.as_ref().or(surer.plan.as_ref());
-    let beaten = sure.is_some_and(|sure| faster(&sure.found));
+    // Of other degrees a tie has some itself.
+    let within = |sure: &Sure, more: f64| {
+        let most = sure.found.prediction.step().scale(1.0 + more);
+        tied.is_some_and(|row| row.found.prediction.step() <= most)
+    };
+    let beaten = match (&surer.other, &surer.plan) {
+        (Some(other), _) => within(other, surer::GAIN),
+        (None, Some(plan)) => within(plan, 0.0),
+        (None, None) => false,
+    };
     let surer = if beaten { surer.limit_alone() } else { surer.to_string() };
     let tied = tied.map_or(String::new(), |row| {
         format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)

@@ -16,7 +16,7 @@ use super::output::{
     by, gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds, width,
 };
 use super::progress::Bar;
-use super::warnings::{holds_too_much, warnings, warnings_of_job};
+use super::warnings::{self, holds_too_much};
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
 use crate::cost::goodput::Goodput;
@@ -357,8 +357,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
     match args.format {
         Format::Json => {
             let mut value = breakdown_json(&prepared, &plan, &prediction, place.as_ref(), settings.as_ref());
-            value["notes"] =
-                json!([warnings_of_job(&prepared), warnings(&prepared, &plan, &prediction)].concat());
+            value["notes"] = json!(warnings::with_job(&prepared, &plan, &prediction));
             value["advice"] = serde_json::to_value(&advice).unwrap_or_default();
             for (name, notes) in read.as_object().into_iter().flatten() {
                 value[name] = notes.clone();
@@ -367,7 +366,7 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
         Format::Table => {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
-            let warnings = [warnings_of_job(&prepared), warnings(&prepared, &plan, &prediction)].concat();
+            let warnings = warnings::with_job(&prepared, &plan, &prediction);
             if !warnings.is_empty() {
                 writeln!(Lines::new(&mut out, width()), "\n{}", warnings.join("\n"))?;
             }

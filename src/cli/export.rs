@@ -7,8 +7,7 @@ use super::check::note_wrong_statements;
 use super::explain::task_of;
 use super::options::inexpressible;
 use super::progress::Bar;
-use super::warnings::{risk, warnings, warnings_of_job};
-use super::{Ending, Failure, files};
+use super::{Ending, Failure, files, warnings};
 use crate::cost::goodput::goodput;
 use crate::cost::step::Prediction as Predicted;
 use crate::frameworks::Target;
@@ -104,8 +103,8 @@ pub(crate) fn run(args: &ExportArgs) -> Result<Ending, Failure> {
         planned if planned.is_empty() => command_line(),
         planned => format!("{planned}\n{}", command_line()),
     };
-    let mut notes = [warnings_of_job(&prepared), warnings(&prepared, &plan, &predicted)].concat();
-    notes.extend(risk(&prepared, &predicted));
+    let mut notes = warnings::with_job(&prepared, &plan, &predicted);
+    notes.extend(warnings::risk(&prepared, &predicted));
     let request = ExportRequest {
         model: &saved.model,
         job: &saved.job,

@@ -20,7 +20,7 @@ use super::options::JobArgs;
 use super::plan::Objective;
 use super::progress::Bar;
 use super::remedies::Bounds;
-use super::warnings::risk as risk_of;
+use super::warnings;
 use crate::cost::goodput::NoProgress;
 use crate::cost::money::{Pricing, RunCost, run_cost, step_cost};
 use crate::cost::step::Prediction;
@@ -295,7 +295,7 @@ pub(crate) fn print(report: &Report, format: Format) -> Result<bool, Failure> {
     let own = matches!(format, Format::Csv | Format::Ron)
         .then(|| [notes::notes(report, printed), notes::of_plans(printed)].concat());
     let risk = printed.first().filter(|_| format == Format::Ron);
-    let risk = risk.and_then(|row| risk_of(row.section.prepared, &row.found.prediction));
+    let risk = risk.and_then(|row| warnings::risk(row.section.prepared, &row.found.prediction));
     // The table says it below the plans.
     let faster = notes::faster_when_moved(rows).filter(|_| format != Format::Table);
     let faster = faster.map(|faster| format!("with layers moved between chunks after the ranking, {faster}"));

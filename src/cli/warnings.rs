@@ -1,5 +1,7 @@
 //! What is to be known of a plan and of what is predicted for it, wherever they are shown.
 
+use std::sync::LazyLock;
+
 use super::calibrate::{kind_of, runs_of};
 use super::models::group;
 use super::surer::SURE;
@@ -11,6 +13,13 @@ use crate::planner::Prepared;
 use crate::spec::cluster::Architecture;
 use crate::spec::{load_accelerator, shipped};
 
+/// Names of the accelerators that ship.
+static SHIPPED: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let known = shipped::accelerators();
+    let loaded = known.iter().filter_map(|one| load_accelerator(one.name).ok());
+    loaded.map(|one| one.name).collect()
+});
+
 /// An error bar beyond which a prediction says little.
 const UNSURE: f64 = 0.5;
 
@@ -21,6 +30,11 @@ pub(crate) fn warnings(prepared: &Prepared, plan: &Plan, prediction: &Prediction
         .then(|| format!("± : beyond {:.0}% a prediction says little", UNSURE * 100.0));
     let lines = error_bar(prepared).into_iter().chain(unsure);
     lines.chain(unmeasured(prepared, plan)).chain(at_run_time(prepared, plan, prediction)).collect()
+}
+
+/// The same with what is to be known of its job, which comes first.
+pub(crate) fn with_job(prepared: &Prepared, plan: &Plan, prediction: &Prediction) -> Vec<String> {
+    [warnings_of_job(prepared), warnings(prepared, plan, prediction)].concat()
 }
 
 /// What is to be known of a job, whatever its plan: domains that are not used, memory that is left out or not there, and
@@ -124,11 +138,7 @@ fn unmeasured(prepared: &Prepared, plan: &Plan) -> Vec<String> {
         lines.push(format!("± : `{}`: {caveat}", task.profile_name));
     }
     let name = &task.machine.accelerator.name;
-    let ships = || {
-        let known = shipped::accelerators();
-        known.iter().filter_map(|one| load_accelerator(one.name).ok()).any(|one| one.name == *name)
-    };
-    if prepared.cost().own_runs().is_none() && !ships() {
+    if prepared.cost().own_runs().is_none() && !SHIPPED.contains(name) {
         lines.push(format!(
             "± : {name} is no accelerator that ships: its rates are as good as its file, and the bar is that of others of its generation"
         ));

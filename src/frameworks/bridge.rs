@@ -476,7 +476,8 @@ fn memory(request: &ExportRequest, command: &Arguments, add: &mut impl FnMut(&st
         }
     }
     if l.cuda_graphs != CudaGraphs::None {
-        // Where Megatron-LM's arguments switch it on, Bridge's model refuses to be built without.
+        // Megatron-LM's arguments switch it on; Bridge's model is not built without
+        // (Megatron-Bridge:src/megatron/bridge/models/gpt_provider.py, `provide`).
         add("use_te_rng_tracker", &"True");
     }
     match l.cuda_graphs {

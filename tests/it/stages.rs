@@ -483,6 +483,15 @@ fn several_chunks_per_rank_come_close_to_exhaustive_search() {
     assert!(unlisted > infeasible && unlisted - infeasible < excess.len() as u32 / 4, "{unlisted}");
 }
 
+/// A problem of realistic proportions over a few ranks of several chunks, which recompute alike.
+fn looped(random: &mut Random) -> Problem {
+    let (ranks, virtual_stages) = [(2, 2), (4, 2), (3, 3), (4, 3)][random.within(0, 3) as usize];
+    let layers = ranks * virtual_stages * random.within(1, 4) as u32 + random.within(0, 5) as u32;
+    let kinds = random.within(1, 3) as usize;
+    let problem = realistic(random, layers, ranks, virtual_stages, kinds);
+    Problem { freedom: Freedom::Global, ..problem }
+}
+
 /// What problems share that differ in bytes alone does not show in the completions of any of them, whichever is asked first
 /// and whatever limits are asked for.
 #[test]
@@ -491,16 +500,16 @@ fn shared_splits_tell_nothing_of_each_other() {
     let (mut apart, mut cut) = (0, 0);
     for seed in 0..400 {
         let mut random = Random(seed ^ 0x5ea1);
-        let (ranks, virtual_stages) = [(2, 2), (4, 2), (3, 3), (4, 3)][random.within(0, 3) as usize];
-        let layers = ranks * virtual_stages * random.within(1, 4) as u32 + random.within(0, 5) as u32;
-        let kinds = random.within(1, 3) as usize;
-        let mut problem = realistic(&mut random, layers, ranks, virtual_stages, kinds);
-        problem.freedom = Freedom::Global;
+        let mut problem = looped(&mut random);
         if random.chance(50) {
             // Little is left but how many layers are recomputed wholly.
             problem.modes = vec![problem.modes[0].clone(), problem.modes[11].clone()].into();
-            problem.block =
-                Some(Block { full: 1, rest: 0, counts: (1, layers), hopeless: random.chance(20) });
+            problem.block = Some(Block {
+                full: 1,
+                rest: 0,
+                counts: (1, problem.layer_count()),
+                hopeless: random.chance(20),
+            });
         }
         let with_less = |share: u64| {
             let mut lean = problem.clone();
@@ -560,11 +569,7 @@ fn a_split_fits_where_its_memory_does() {
     let (mut fitting, mut lacking) = (0, 0);
     for seed in 0..400 {
         let mut random = Random(seed ^ 0xf175);
-        let (ranks, virtual_stages) = [(2, 2), (4, 2), (3, 3), (4, 3)][random.within(0, 3) as usize];
-        let layers = ranks * virtual_stages * random.within(1, 4) as u32 + random.within(0, 5) as u32;
-        let kinds = random.within(1, 3) as usize;
-        let mut problem = realistic(&mut random, layers, ranks, virtual_stages, kinds);
-        problem.freedom = Freedom::Global;
+        let mut problem = looped(&mut random);
         problem.block = None;
         if random.chance(40) {
             // A module beside the layers recomputes as they do, and keeps what is left then.

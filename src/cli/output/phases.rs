@@ -14,7 +14,7 @@ use crate::cli::Failure;
 use crate::cli::lines::Lines;
 use crate::cli::models::group;
 use crate::cli::options::JobArgs;
-use crate::cli::warnings::{warnings, warnings_of_job};
+use crate::cli::warnings;
 use crate::cost::money::PhasedCost;
 use crate::planner::{Offloading, Prepared};
 use crate::search::Found;
@@ -34,7 +34,7 @@ pub(crate) struct PlannedPhase<'a> {
 
 /// What is to be known of a phase and its plan.
 fn all_warnings(PlannedPhase { prepared, found, .. }: &PlannedPhase) -> Vec<String> {
-    [warnings_of_job(prepared), warnings(prepared, &found.plan, &found.prediction)].concat()
+    warnings::with_job(prepared, &found.plan, &found.prediction)
 }
 
 /// Prints the phases of a run with its totals.

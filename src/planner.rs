@@ -20,7 +20,7 @@ use crate::layers::{
     parameter_count,
 };
 use crate::plan::{Layout, Offload, Plan, Recompute};
-use crate::search::{Answer, Found, Observer, Request, Search, Stop};
+use crate::search::{Answer, Found, Observer, Ranking, Request, Search, Stop};
 use crate::spec::diagnostic::SpecError;
 use crate::spec::job::{Job, Optimizer, Precision, Routing, Training};
 use crate::spec::model::Model;
@@ -214,6 +214,21 @@ impl Prepared<'_> {
     #[must_use]
     pub fn search(&self, request: &Request, observer: &dyn Observer) -> Answer {
         self.with_search(|search| search.run(request, observer))
+    }
+
+    /// The same where the ranking of a part of the space is known, with the ranking.
+    #[must_use]
+    pub fn search_from(
+        &self,
+        request: &Request,
+        known: Option<&Ranking>,
+        observer: &dyn Observer,
+    ) -> (Ranking, Answer) {
+        self.with_search(|search| {
+            let ranking = search.rank(request, known, observer);
+            let answer = search.finish(ranking.clone(), request, observer);
+            (ranking, answer)
+        })
     }
 
     fn with_search<R>(&self, work: impl FnOnce(&Search<'_>) -> R) -> R {

@@ -7,14 +7,14 @@ use super::stages;
 use crate::candidates::{Axis, Restrictions};
 use crate::plan::Layout;
 use crate::planner::Prepared;
-use crate::search::{Found, Observer, Request, Stop};
-use crate::units::Bytes;
+use crate::search::{Found, Observer, Ranking, Request, Stop};
+use crate::units::{Bytes, Picos};
 
 /// A chance to fit below which there is something to say, and how many standard deviations stand for it.
 pub(crate) const SURE: (f64, f64) = (0.95, 1.645);
 
-/// A plan with the same degrees that takes no longer than another by more of its step is good enough: to look at all degrees
-/// takes about as long as the search did. And what those must gain at least.
+/// A plan with the same degrees, or one that is listed, that takes no longer than another by more of its step is good enough: to
+/// look at all degrees takes about half as long as the search did. And what those must gain at least.
 const ENOUGH: f64 = 0.03;
 pub(crate) const GAIN: f64 = 0.01;
 
@@ -41,11 +41,12 @@ pub(crate) struct Sure {
 }
 
 impl Surer {
-    /// Looked for where a plan fits less surely; nothing to say of others, nor where another GPU is thought of. `moved`:
-    /// layers of what is found are moved where that makes it faster, as those of the plan were.
+    /// Looked for where a plan fits less surely; nothing to say of others, nor where another GPU is thought of. `listed`: what
+    /// a plan takes that fits surely and is told already. `moved`: layers of what is found are moved where that makes it
+    /// faster, as those of the plan were.
     pub(crate) fn of(
         prepared: &Prepared,
-        found: &Found,
+        (found, listed): (&Found, Option<Picos>),
         (even_stages, moved, stop): (bool, bool, &dyn Observer),
     ) -> Option<Self> {
         let cost = prepared.cost();
@@ -58,21 +59,25 @@ impl Surer {
         let limit = Bytes::from_f64((room.gigabytes() * 10.0).floor() * 1e8);
         let moved = usize::from(moved);
         let request = Request { top: 1, insist: false, even_stages, moved, ..Request::default() };
-        let sure = |degrees: Option<&Layout>| {
-            let one = fastest(prepared, degrees, limit, (&request, &Quiet(stop)))?;
-            let step = |found: &Found| found.prediction.step().0 as f64;
+        let longer = |step: Picos| step.0 as f64 / found.prediction.step().0 as f64 - 1.0;
+        let sure = |one: Found| {
             let alike = one.plan.to_string() == found.plan.to_string();
-            Some(Sure {
+            Sure {
                 chance: cost.chance_to_fit(&one.prediction),
-                longer: step(&one) / step(found) - 1.0,
+                longer: longer(one.prediction.step()),
                 layers: alike.then(|| stages::layout(prepared, &one.plan)),
                 found: one,
-            })
+            }
         };
-        let plan = sure(Some(found.plan.layout()));
-        let longer = plan.as_ref().map_or(f64::INFINITY, |plan| plan.longer);
-        let other =
-            if longer > ENOUGH { sure(None).filter(|other| other.longer < longer - GAIN) } else { None };
+        let look = |degrees: Option<&Layout>, known: Option<&Ranking>| {
+            fastest(prepared, degrees, (limit, known), (&request, &Quiet(stop)))
+        };
+        let same = look(Some(found.plan.layout()), None);
+        let (known, plan) = same.map(|(known, one)| (known, sure(one))).unzip();
+        let steps = plan.iter().map(|plan| plan.longer).chain(listed.map(longer));
+        let least = steps.fold(f64::INFINITY, f64::min);
+        let other = if least > ENOUGH { look(None, known.as_ref()) } else { None };
+        let other = other.map(|(_, one)| sure(one)).filter(|other| other.longer < least - GAIN);
         Some(Self { limit, plan, other })
     }
 }
@@ -86,14 +91,15 @@ impl Observer for Quiet<'_> {
     }
 }
 
-/// The fastest plan with less memory, by a search of its own: with any degrees, or with those and the dispatcher of a layout,
-/// which takes less long, and any schedule, micro-batch, sharding and recomputation.
+/// The fastest plan with less memory, and the ranking that it is the first of, by a search of its own: with any degrees, or with those and the dispatcher of a layout,
+/// which takes less long, and any schedule, micro-batch, sharding and recomputation. What is `known` of a part of what is
+/// searched is where it starts.
 fn fastest(
     prepared: &Prepared,
     degrees: Option<&Layout>,
-    limit: Bytes,
+    (limit, known): (Bytes, Option<&Ranking>),
     (request, observer): (&Request, &dyn Observer),
-) -> Option<Found> {
+) -> Option<(Ranking, Found)> {
     let mut task = prepared.task.clone();
     task.job.memory_limit = Some(limit);
     if let Some(layout) = degrees {
@@ -110,11 +116,11 @@ fn fastest(
         };
     }
     let prepared = task.prepare();
-    let answer = prepared.search(request, observer);
+    let (ranking, answer) = prepared.search_from(request, known, observer);
     let verified = |found: &Found| prepared.check(&found.plan, &found.prediction).passed();
     let mut found = answer.found.into_iter().next()?;
     found.take_polished();
-    (answer.stop == Stop::Proved && verified(&found)).then_some(found)
+    (answer.stop == Stop::Proved && verified(&found)).then_some((ranking, found))
 }
 
 impl Surer {

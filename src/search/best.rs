@@ -53,6 +53,12 @@ impl Threshold {
         Self { any, own }
     }
 
+    /// What is faster than these by a share of them.
+    pub fn lowered(self, share: f64) -> Self {
+        let less = |time: Picos| time.scale(1.0 - share);
+        Self { any: self.any.map(less), own: self.own.map(|(time, layout)| (less(time), layout)) }
+    }
+
     /// Nothing that takes longer than this matters; what takes exactly as long may.
     pub fn time(self) -> Option<Picos> {
         match (self.any, self.own.map(|own| own.0)) {

@@ -180,7 +180,14 @@ pub(super) struct Opening<'a> {
     /// Which sharding is settled after which: what lacks no memory is fastest and cheapest to settle. Those that differ
     /// in nothing but bytes held come one after the other.
     leanest_first: Vec<usize>,
+    /// Whether the group is only seen at a glance: a good layout is enough.
+    glances: bool,
 }
+
+/// By what share a layout of a group that is seen at a glance must be faster than what was found before to be looked at, and
+/// by what share faster than others of the group. Groups that turn out best are opened.
+const WORTH_A_GLANCE: f64 = 0.01;
+const GOOD_ENOUGH: f64 = 0.04;
 
 impl Known {
     /// How a bound is called that this is known for.
@@ -254,10 +261,11 @@ impl Line {
 impl Opening<'_> {
     /// What has to be beaten where these are the best of the group.
     pub fn limit(&self, own: &Best) -> Threshold {
-        if self.request.exhaustive {
-            Threshold::default()
-        } else {
-            self.frozen.min(own.threshold(self.class))
+        let own = own.threshold(self.class);
+        match (self.request.exhaustive, self.glances) {
+            (true, _) => Threshold::default(),
+            (_, false) => self.frozen.min(own),
+            (_, true) => self.frozen.lowered(WORTH_A_GLANCE).min(own.lowered(GOOD_ENOUGH)),
         }
     }
 }
@@ -302,6 +310,7 @@ impl Search<'_> {
             orders: self.orders(group),
             shardings,
             leanest_first,
+            glances: !matches!(seen, Seen::Every),
         };
         let mut cells = std::mem::take(&mut scratch.cells);
         cells.clear();

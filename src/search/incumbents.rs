@@ -22,14 +22,12 @@ use crate::units::Picos;
 /// Groups seen at a glance first, each of another class, for every class that is asked for.
 const FIRST: usize = 1;
 /// Cells of such a group that a glance looks at.
-const CELLS: usize = 8;
+const CELLS: usize = 16;
 /// Groups seen at once: the next of them do not know yet what these show.
 const AT_ONCE: usize = 8;
 /// Groups that are seen next: of each of the best, so many that are like it, and so many in all.
 const LIKE_EACH: usize = 2;
 const NEXT: usize = 8;
-/// How often in a row groups like the same best are looked for before the best are opened.
-const PATIENCE: u32 = 2;
 /// Best classes whose like are looked for.
 const CENTRES: usize = 64;
 /// How many factors of two, in all degrees together, groups that are alike are apart at most.
@@ -104,8 +102,8 @@ struct Look<'a> {
     done: HashSet<Group>,
     /// The groups of the best layouts when groups like them were last looked for.
     centres: Vec<Group>,
-    /// How often groups like these were looked for since they are the best, or were opened.
-    looks: u32,
+    /// Whether groups like these were looked for since they are the best, or were opened.
+    looked: bool,
 }
 
 /// Which cells of a group are looked at.
@@ -174,7 +172,7 @@ impl Search<'_> {
             opened: Vec::new(),
             done: HashSet::new(),
             centres: Vec::new(),
-            looks: 0,
+            looked: false,
         };
         let glance = |Glance { one, cells, limit }: Glance| {
             let seen = match &cells {
@@ -201,11 +199,10 @@ impl Look<'_> {
     fn seek(&mut self, at_work: usize) {
         let centres: Vec<Group> = self.leaders().map(Group::of).collect();
         if centres != self.centres {
-            self.looks = 0;
+            self.looked = false;
             self.centres = centres;
         }
-        if self.looks < PATIENCE {
-            self.looks += 1;
+        if !std::mem::replace(&mut self.looked, true) {
             let flags: Arc<[CellKey]> = self.leaders().map(CellKey::from).collect();
             let cells = if flags.is_empty() { Cells::Some } else { Cells::Like(flags) };
             let like = self.like();
@@ -214,7 +211,7 @@ impl Look<'_> {
         }
         // What is at work may show better ones to be like.
         if self.next.is_empty() && at_work == 0 {
-            self.looks = 0;
+            self.looked = false;
             let best = |one: &Bounded| self.centres.contains(&one.group) && !self.done.contains(&one.group);
             let mut best: Vec<Bounded> = self.open.up_to(None).filter(best).collect();
             best.sort_unstable();

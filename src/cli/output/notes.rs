@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use super::{Report, Row, percent, seconds};
+use super::{Report, Row, by, percent, seconds};
 use crate::cli::fix::idle;
 use crate::cli::remedies::Bounds;
 use crate::cli::surer::{self, Sure, Surer};
@@ -114,25 +114,35 @@ fn ties(rows: &[Row]) -> Option<String> {
     Some(line)
 }
 
+/// The fastest of the plans behind the first that is sure to fit.
+fn sure_of_listed<'a>(rows: &'a [Row<'a>]) -> Option<&'a Row<'a>> {
+    let (first, others) = rows.split_first()?;
+    let sure = |row: &&Row| std::ptr::eq(row.section, first.section) && row.chance_to_fit() >= surer::SURE.0;
+    others.iter().filter(sure).min_by_key(|row| row.found.prediction.step())
+}
+
 /// How surely the best plan fits, or the one that was picked, and what fits more surely.
 fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let best = rows.first()?;
     // One that costs nothing is better than another search.
-    let tied = rows.iter().find(|row| row.ties_with_first && row.chance_to_fit() >= surer::SURE.0);
-    let tied = tied.filter(|_| !picked);
-    // Of other degrees a tie has some itself.
+    let listed = sure_of_listed(rows);
+    // Of other degrees one in the list has some itself.
     let within = |sure: &Sure, more: f64| {
         let most = sure.found.prediction.step().scale(1.0 + more);
-        tied.is_some_and(|row| row.found.prediction.step() <= most)
+        listed.is_some_and(|row| row.found.prediction.step() <= most)
     };
     let beaten = match (&surer.other, &surer.plan) {
         (Some(other), _) => within(other, surer::GAIN),
         (None, Some(plan)) => within(plan, 0.0),
-        (None, None) => false,
+        (None, None) => listed.is_some(),
     };
     let surer = if beaten { surer.limit_alone() } else { surer.to_string() };
-    let tied = tied.map_or(String::new(), |row| {
-        format!("; {0}, a tie, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
+    let listed = listed.map_or(String::new(), |row| {
+        let longer = match row.ties_with_first {
+            true => "a tie".to_owned(),
+            false => format!("{} longer", by((row.step().0 / best.step().0 - 1.0).max(0.0))),
+        };
+        format!("; {0}, {longer}, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
     });
     // What moving layers made faster may have fitted surely before.
     let ranked = best.found.ranked.as_deref().map(|ranked| best.chance_of(&ranked.prediction));
@@ -140,7 +150,7 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
         format!("; as it was ranked it fits {:.0} of 100 (--as-ranked)", chance * 100.0)
     });
     Some(format!(
-        "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{ranked}{tied}\n  surer: {surer}",
+        "fits: of runs like {} {:.0} of 100 may run out of memory, by how far measured ones were off{ranked}{listed}\n  surer: {surer}",
         if picked { "this plan" } else { "the first" },
         (1.0 - best.chance_to_fit()) * 100.0,
     ))
@@ -246,5 +256,7 @@ pub(super) fn choice(report: &Report, rows: &[Row]) -> Vec<String> {
 /// What fits more surely than the first plan.
 pub(super) fn surer_of(report: &Report, rows: &[Row]) -> Option<Surer> {
     let first = rows.first()?;
-    Surer::of(first.section.prepared, first.found, (report.even_stages, !report.as_ranked, report.bar))
+    let listed = sure_of_listed(rows).map(|row| row.found.prediction.step());
+    let moved = !report.as_ranked;
+    Surer::of(first.section.prepared, (first.found, listed), (report.even_stages, moved, report.bar))
 }

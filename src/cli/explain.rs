@@ -16,7 +16,7 @@ use super::output::{
     by, gpu_hours, item_name, layout_json, left_out, money, percent, plain_table, seconds, width,
 };
 use super::progress::Bar;
-use super::warnings::{self, holds_too_much};
+use super::warnings::{self, Leaned, holds_too_much};
 use super::{Ending, Failure, stages};
 use crate::cost::advice::BatchRamp;
 use crate::cost::goodput::Goodput;
@@ -366,7 +366,10 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
         }
         Format::Table => {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
-            let warnings = warnings::with_job(&prepared, &plan, &prediction);
+            let mut warnings = warnings::with_job(&prepared, &plan, &prediction);
+            if let Some(leaned) = Leaned::of(&prepared, &prediction) {
+                warnings.push(format!("leaning: as those runs do in the median, the plan takes {leaned}"));
+            }
             if !warnings.is_empty() {
                 writeln!(Lines::new(&mut out, width()), "\n{}", warnings.join("\n"))?;
             }

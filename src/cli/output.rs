@@ -7,6 +7,7 @@ mod phases;
 mod table;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io::Write;
 use std::time::Duration;
 
@@ -393,8 +394,14 @@ pub(super) fn whereabouts(task: &Task) -> String {
     format!("{} on {gpus} x {} ({})", task.model.name, machine.accelerator.name, machine.cluster.name)
 }
 
-/// What a job rests on, a line of what was given and one of what is assumed.
-pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
+/// What a job rests on: a line of what was given, if anything was, and one of what is assumed.
+pub(super) struct Premises {
+    given: Vec<String>,
+    assumed: Vec<String>,
+}
+
+/// What a job rests on.
+pub(super) fn premises(task: &Task, given: &JobArgs) -> Premises {
     let job = &task.job;
     let profile = match &task.profile_name {
         own if own == task.target.name() => String::new(),
@@ -433,13 +440,17 @@ pub(super) fn premises(task: &Task, given: &JobArgs) -> String {
     ];
     let of = |given: bool| {
         let some = premises.iter().filter(|(was_given, _)| *was_given == given);
-        some.filter_map(|(_, what)| what.as_deref()).collect::<Vec<&str>>().join(", ")
+        some.filter_map(|(_, what)| what.clone()).collect()
     };
-    let (given, assumed) = (of(true), of(false));
-    if given.is_empty() {
-        format!("assumed: {assumed}")
-    } else {
-        format!("given: {given}\nassumed: {assumed}")
+    Premises { given: of(true), assumed: of(false) }
+}
+
+impl fmt::Display for Premises {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        if !self.given.is_empty() {
+            writeln!(f, "given: {}", self.given.join(", "))?;
+        }
+        write!(f, "assumed: {}", self.assumed.join(", "))
     }
 }
 

@@ -1,6 +1,6 @@
 //! `autoplan plan`.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::planner::{Offloading, Prepared, Solution, Task};
 #[cfg(feature = "milp")]
 use crate::search::MOST_EFFORT;
 use crate::search::{Answer, Found, Observer, Request, Stop};
-use crate::spec::job::Phase;
+use crate::spec::job::{Job, Phase};
 use crate::spec::{self, Machine};
-use crate::units::{Dollars, Seconds};
+use crate::units::{Dollars, Picos, Seconds};
 
 /// Searches that go on at once: each takes some tens of megabytes.
 const AT_ONCE: usize = 4;
@@ -176,37 +176,65 @@ pub(crate) fn smooth(mut n: u32) -> bool {
     n == 1
 }
 
-/// For a number of nodes that few degrees divide: the nearest ones above and below whose GPUs do more each.
-fn better_counts(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
-    let per_node = task.machine.cluster.gpus_per_node;
-    let nodes = task.job.gpus / per_node;
-    if task.job.gpus % per_node != 0 || nodes < 2 || smooth(nodes) {
-        return Vec::new();
-    }
+/// Whether many degrees divide a number: one of few odd factors, or of so many twos beside them.
+fn divides(n: u32, twos: u32) -> bool {
+    /// Up to here odd factors are ordinary.
+    const ORDINARY: u32 = 8;
+    let own = n.trailing_zeros();
+    smooth(n) && (own >= twos || n >> own <= ORDINARY)
+}
+
+/// For numbers of nodes and of sequences that few degrees divide: the nearest ones below and above whose GPUs do more each.
+fn better_numbers(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
+    /// Twos beside many odd factors without which others are tried, of nodes and of batches, and that these have at least.
+    const OF_NODES: u32 = 2;
+    const OF_BATCH: u32 = 4;
+    const OF_BETTER_BATCH: u32 = 6;
+    /// By what share of it another batch is larger or smaller at most: what is far is another job.
+    const FAR: f64 = 0.15;
+    let Job { gpus, global_batch_size: batch, .. } = task.job;
     // Where there is no plan, remedies say so.
     // Layers of other plans are not moved: what is compared are splits as ranked.
     let Some(best) = section.answer.found.first().map(Found::ranked_step) else { return Vec::new() };
-    let own = 1.0 / best.seconds().0 / f64::from(task.job.gpus);
-    let below = (1..nodes).rev().find(|&n| smooth(n));
-    let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| smooth(n));
-    let near = [below, above].into_iter().flatten();
-    near.filter_map(|nodes| {
+    let each =
+        |job: &Job, step: Picos| f64::from(job.global_batch_size) / f64::from(job.gpus) / step.seconds().0;
+    let own = each(&task.job, best);
+    let better = |change: &dyn Fn(&mut Job)| {
         let mut task = task.clone();
-        task.job.gpus = nodes * per_node;
-        let prepared = task.prepare();
-        let best =
-            prepared.search(&Request { top: 1, ..Request::default() }, bar).found.into_iter().next()?;
-        let each = 1.0 / best.prediction.step().seconds().0 / f64::from(task.job.gpus);
-        let gain = each / own - 1.0;
-        (gain > 0.01).then(|| {
-            let (step, more) = (best.prediction.step(), output::percent(gain));
-            format!(
-                "{} GPUs divide better: {} ({step} a step, {more} more per GPU)",
-                task.job.gpus, best.plan
-            )
-        })
-    })
-    .collect()
+        change(&mut task.job);
+        let request = Request { top: 1, ..Request::default() };
+        let found = task.prepare().search(&request, bar).found.into_iter().next()?;
+        let step = found.prediction.step();
+        let gain = each(&task.job, step) / own - 1.0;
+        let more = output::percent(gain);
+        let step = output::seconds(step.seconds());
+        (gain > 0.01).then(|| format!("divide better: {} ({step} a step, {more} more per GPU)", found.plan))
+    };
+    let mut lines = Vec::new();
+    let per_node = task.machine.cluster.gpus_per_node;
+    let nodes = gpus / per_node;
+    if gpus % per_node == 0 && nodes > 1 && !divides(nodes, OF_NODES) {
+        let below = (1..nodes).rev().find(|&n| divides(n, OF_NODES));
+        let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| divides(n, OF_NODES));
+        for nodes in [below, above].into_iter().flatten() {
+            let better = better(&|job| job.gpus = nodes * per_node);
+            lines.extend(better.map(|better| format!("{} GPUs {better}", nodes * per_node)));
+        }
+    }
+    if batch % gpus != 0 && !divides(batch, OF_BATCH) {
+        let near = |n: &u32| f64::from(n.abs_diff(batch)) <= FAR * f64::from(batch);
+        let good = |n: &u32| divides(*n, OF_BETTER_BATCH);
+        let below = (1..batch).rev().take_while(near).find(good);
+        let above = (batch + 1..=u32::MAX).take_while(near).find(good);
+        let whole = batch.checked_next_multiple_of(gpus);
+        let whole = [Some(batch - batch % gpus), whole].into_iter().flatten().filter(near);
+        let near: BTreeSet<u32> = [below, above].into_iter().flatten().chain(whole).collect();
+        for batch in near {
+            let better = better(&|job| job.global_batch_size = batch);
+            lines.extend(better.map(|better| format!("batches of {batch} {better}")));
+        }
+    }
+    lines
 }
 
 /// GPU counts at and below one that are worth trying when some may stay idle.
@@ -338,7 +366,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
-        let notes = better_counts(task, section, &bar);
+        let notes = better_numbers(task, section, &bar);
         bar.clear();
         for note in notes {
             anstream::eprintln!("note: {note}");

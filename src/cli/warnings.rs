@@ -1,10 +1,13 @@
 //! What is to be known of a plan and of what is predicted for it, wherever they are shown.
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use super::calibrate::{kind_of, runs_of};
 use super::models::group;
+use super::output::{money, seconds};
 use super::surer::SURE;
+use crate::cost::money::{Run, RunCost, run_cost};
 use crate::cost::step::Prediction;
 use crate::frameworks::Target;
 use crate::frameworks::error_bars::{Class, ErrorBars, Leaning};
@@ -12,6 +15,7 @@ use crate::plan::Plan;
 use crate::planner::Prepared;
 use crate::spec::cluster::Architecture;
 use crate::spec::{load_accelerator, shipped};
+use crate::units::Picos;
 
 /// Names of the accelerators that ship.
 static SHIPPED: LazyLock<Vec<String>> = LazyLock::new(|| {
@@ -49,6 +53,38 @@ pub(crate) fn leaning(prepared: &Prepared) -> Option<&'static Leaning> {
     let cost = prepared.cost();
     let informed = cost.own_runs().is_none() && (cost.is_measured() || cost.is_known_by_rates());
     cost.leaning().filter(|_| informed)
+}
+
+/// What a plan takes where it errs as measured runs like it do in the median.
+pub(crate) struct Leaned {
+    /// By what share of the prediction they took longer; below zero, less long.
+    pub(crate) longer: f64,
+    /// The step.
+    pub(crate) step: Picos,
+    /// The whole run, where tokens are given.
+    pub(crate) run: Option<RunCost>,
+}
+
+impl Leaned {
+    /// Of a plan whose runs are known to lean.
+    pub(crate) fn of(prepared: &Prepared, prediction: &Prediction) -> Option<Self> {
+        let longer = leaning(prepared)?.longer();
+        let of_prediction = prepared.run(prediction);
+        let scaled = |time: Picos| time.scale(1.0 + longer);
+        let (step, stragglers) = (scaled(of_prediction.step), scaled(of_prediction.stragglers));
+        let run = Run { step, stragglers, ..of_prediction };
+        let run = prepared.task.job.tokens.and_then(|tokens| run_cost(&run, tokens).ok());
+        Some(Self { longer, step, run })
+    }
+}
+
+impl fmt::Display for Leaned {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} a step", seconds(self.step.seconds()))?;
+        self.run
+            .as_ref()
+            .map_or(Ok(()), |run| write!(f, ", {:.1} days and {} in all", run.days, money(run.dollars.total)))
+    }
 }
 
 /// Where the error bar comes from.

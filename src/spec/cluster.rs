@@ -228,6 +228,9 @@ fn is_none(count: &usize) -> bool {
     *count == 0
 }
 
+/// Line rate of the fastest network cards that are announced: 1,600 Gb/s (NVIDIA ConnectX-9, 2026).
+const FASTEST_NIC: Bandwidth = Bandwidth(200e9);
+
 /// More runs of a kind than anybody has.
 const MOST_RUNS: usize = 1_000_000_000;
 
@@ -561,6 +564,15 @@ impl Cluster {
 
         let (at, out) = (At(Some("scale_out")), &self.scale_out);
         at.bandwidth("nic", out.nic)?;
+        if out.nic > FASTEST_NIC {
+            let bits = |rate: Bandwidth| rate.0 * 8e-9;
+            let (own, most) = (bits(out.nic), bits(FASTEST_NIC));
+            let message = format!(
+                "{} are {own:.0} Gb/s, and the fastest network cards have {most:.0}: line rates are told in bits, such as \"400Gb/s\"",
+                out.nic
+            );
+            return Err(at.fault("nic", message));
+        }
         at.between("nics_per_node", out.nics_per_node, 1, 1024)?;
         at.share("efficiency", out.efficiency)?;
         at.share("dispatch_efficiency", out.dispatch_efficiency)?;

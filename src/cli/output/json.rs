@@ -2,11 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Report, Row, notes};
+use super::{Report, Row, notes, premises};
 use crate::cli::no_plan::{self, NoPlan};
 use crate::cli::stages;
 use crate::cli::surer::{Sure, Surer};
-use crate::cli::warnings::warnings;
+use crate::cli::warnings::{Leaned, warnings};
 use crate::cost::money::{goodput_of, run_cost, step_cost};
 use crate::cost::step::Prediction;
 use crate::plan::{Layout, Plan};
@@ -92,6 +92,9 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         Some(Err(_)) => {}
         None => value["goodput"] = serde_json::to_value(goodput_of(&run).ok()).unwrap_or_default(),
     }
+    if let Some(Leaned { longer, step, run }) = Leaned::of(prepared, p) {
+        value["leaned"] = json!({ "longer": longer, "step_time_s": step.seconds().0, "run": run });
+    }
     value
 }
 
@@ -145,6 +148,7 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
     let Some(first) = report.sections.first() else { return Value::Null };
     let prepared = first.prepared;
     let task = prepared.task;
+    let premises = premises(task, report.job);
     let searches: Vec<Value> = report
         .sections
         .iter()
@@ -175,6 +179,8 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
         "global_batch_size": task.job.global_batch_size,
         "sequence_length": task.job.sequence_length,
         "packed": task.job.packed,
+        "given": premises.given,
+        "assumed": premises.assumed,
         "expert_capacity": task.job.expert_capacity,
         "notes": ([notes::notes(report, rows), notes::of_plans(rows)].concat()),
         "plans": rows.iter().map(|row| plan_json(row, all)).collect::<Vec<_>>(),

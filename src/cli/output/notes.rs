@@ -7,7 +7,7 @@ use super::{Report, Row, by, percent, seconds};
 use crate::cli::fix::idle;
 use crate::cli::remedies::Bounds;
 use crate::cli::surer::{self, Sure, Surer};
-use crate::cli::warnings::{warnings, warnings_of_job};
+use crate::cli::warnings::{Leaned, warnings, warnings_of_job};
 use crate::cli::{Failure, stages};
 use crate::cost::step::Prediction;
 use crate::plan::Plan;
@@ -156,6 +156,13 @@ fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     ))
 }
 
+/// What a plan takes where it leans as measured runs do.
+fn leaned(row: &Row, picked: bool) -> Option<String> {
+    let leaned = Leaned::of(row.section.prepared, &row.found.prediction)?;
+    let which = if picked { "this plan" } else { "the first" };
+    Some(format!("leaning: as measured runs like it do in the median (below), {which} takes {leaned}"))
+}
+
 /// How surely a plan keeps the deadline and the budget.
 fn kept(row: &Row, bounds: Bounds, picked: bool) -> Option<String> {
     let said = bounds.odds(row.section.prepared, &row.found.prediction, row.run.as_ref()?);
@@ -250,7 +257,8 @@ pub(super) fn choice(report: &Report, rows: &[Row]) -> Vec<String> {
     let surer = surer_of(report, rows);
     let kept = rows.first().and_then(|row| kept(row, report.bounds, picked));
     let room = surer.and_then(|surer| room(rows, picked, &surer));
-    ties(rows).into_iter().chain(kept).chain(room).collect()
+    let leaned = rows.first().and_then(|row| leaned(row, picked));
+    ties(rows).into_iter().chain(leaned).chain(kept).chain(room).collect()
 }
 
 /// What fits more surely than the first plan.

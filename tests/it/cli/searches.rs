@@ -383,6 +383,38 @@ fn a_bar_reaches_as_far_as_the_one_run_that_informs_it() {
     assert!(table.contains(" was predicted wrong by a factor of 2.2"), "{table}");
 }
 
+/// Where measured runs lean, step, days and dollars are told as these would have them.
+#[test]
+fn what_runs_that_lean_take_is_told() {
+    let job =
+        |cluster: &str| format!("plan llama3.1-70b {cluster} -g 256 -b 1024 -s 4096 --tokens 1T --top 1");
+    let value = stdout(&autoplan_says(&format!("{} --format json", job("dgx-a100"))));
+    let value: serde_json::Value = serde_json::from_str(&value).unwrap();
+    let plan = &value["plans"][0];
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let longer = number(&plan["leaned"]["longer"]);
+    let runs = |plan: &serde_json::Value| number(&plan["run"]["days"]);
+    assert!(longer > 0.05, "{plan}");
+    assert!(
+        (number(&plan["leaned"]["step_time_s"]) / number(&plan["step_time_s"]) - 1.0 - longer).abs() < 1e-6
+    );
+    // What is lost to failures is a share, and what checkpoints take at once is no longer.
+    assert!((runs(&plan["leaned"]) / runs(plan) - 1.0 - longer).abs() < 0.01, "{plan}");
+    let table = stdout(&autoplan_says(&job("dgx-a100")));
+    let told = format!(
+        "the first takes {:.2} s a step, {:.1} days and ",
+        number(&plan["leaned"]["step_time_s"]),
+        runs(&plan["leaned"])
+    );
+    assert!(table.contains(&told), "{table}");
+    let explained = "explain llama3.1-70b dgx-a100 -g 256 -b 1024 -s 4096 --tokens 1T --alone";
+    assert!(
+        stdout(&autoplan_says(explained))
+            .contains("\nleaning: as those runs do in the median, the plan takes ")
+    );
+    assert!(!stdout(&autoplan_says(&job("dgx-h100"))).contains("leaning: "));
+}
+
 /// Where a tie is faster and fits as surely, a slower plan is no way out.
 #[test]
 fn a_better_tie_is_the_way_out() {
@@ -413,6 +445,14 @@ fn what_is_given_is_told_from_what_is_assumed() {
     ] {
         let text = stdout(&small(more));
         assert!(text.contains(premises), "{more:?}: {text}");
+        let value = stdout(&small(&[more, &["--format", "json"]].concat()));
+        let value: serde_json::Value = serde_json::from_str(&value).unwrap();
+        for kind in ["given", "assumed"] {
+            let told = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(": "));
+            let listed: Vec<&str> =
+                value[kind].as_array().unwrap().iter().map(|one| one.as_str().unwrap()).collect();
+            assert_eq!(told.unwrap_or_default(), listed.join(", "), "{more:?}");
+        }
     }
 }
 

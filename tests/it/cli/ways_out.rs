@@ -371,3 +371,31 @@ fn expert_tensor_parallelism_beyond_tp_is_told() {
     let text = plan("torchtitan --fix tp=2,etp=4");
     assert!(!text.contains(searched), "{text}");
 }
+
+/// A batch with many odd factors leaves few degrees; its neighbours are told with what they gain, which planning them confirms.
+#[test]
+fn batches_that_few_degrees_divide_have_better_neighbours() {
+    let job = "plan llama3.1-70b dgx-h100 -g 256 -s 4096 --as-ranked --top 1 --format json -b ";
+    let of = |batch: u32| {
+        let output = autoplan_says(&format!("{job}{batch}"));
+        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let step = value["plans"][0]["step_time_s"].as_f64().unwrap();
+        (f64::from(batch) / step, stderr(&output))
+    };
+    let (own, said) = of(500);
+    let told: Vec<(u32, f64)> = said
+        .lines()
+        .filter_map(|line| line.strip_prefix("note: batches of "))
+        .map(|line| {
+            let (batch, rest) = line.split_once(" divide better: ").unwrap();
+            let (_, gain) = rest.split_once(" a step, ").unwrap();
+            (batch.parse().unwrap(), gain.split_once('%').unwrap().0.parse().unwrap())
+        })
+        .collect();
+    assert_eq!(told.iter().map(|one| one.0).collect::<Vec<u32>>(), [448, 512], "{said}");
+    for (batch, gain) in told {
+        let (better, said) = of(batch);
+        assert!(((better / own - 1.0) * 100.0 - gain).abs() < 0.051, "{batch}: {better} {own} {gain}");
+        assert!(!said.contains("divide better"), "{said}");
+    }
+}

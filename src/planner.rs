@@ -254,36 +254,43 @@ impl Prepared<'_> {
             if !(memory_binds || few) || ranking.stop == Stop::Interrupted || said || ways.is_empty() {
                 return left(ranking);
             }
-            let mut task = self.task.clone();
-            task.restrictions.offload = Some(if few { with_none(ways) } else { ways });
-            task.prepare().with_search(|open| {
-                let mut offloads = open.rank(request, Some(&ranking), observer);
-                offloads.counters.candidates += ranking.counters.candidates;
-                offloads.counters.add(&ranking.counters);
-                if memory_binds {
+            if memory_binds {
+                return self.offloading(ways).prepare().with_search(|open| {
+                    let offloads = open.rank(request, None, observer).after(&ranking);
                     let answer = open.finish(offloads, request, observer);
-                    return Solution { answer, offloading: Offloading::Needed };
-                }
-                let (Some(without), Some(with), Some(plan)) =
-                    (ranking.step(), offloads.step(), offloads.plan())
-                else {
-                    return left(ranking);
-                };
+                    Solution { answer, offloading: Offloading::Needed }
+                });
+            }
+            // Mostly one look tells that no plan with offload is faster, or none by enough.
+            let first = Request { top: 1, per_class: 1, ..request.clone() };
+            let faster = self.offloading(ways.clone()).prepare().with_search(|only| {
+                let fastest = only.rank(&first, Some(&ranking), observer);
+                let (without, with) = (ranking.step()?, fastest.step()?);
                 let gain = (without.0 as f64 / with.0 as f64).ln();
-                if gain <= 0.0 || plan.layout().offload == Offload::NONE {
-                    return left(ranking);
+                let pays = gain > only.cost.interval(fastest.plan()?.layout()).difference;
+                let tie = (gain > 0.0 && !pays).then(|| only.finish_best(&fastest, request, observer));
+                Some((pays, tie.flatten()))
+            });
+            match faster {
+                Some((true, _)) => self.offloading(with_none(ways)).prepare().with_search(|open| {
+                    let offloads = open.rank(request, Some(&ranking), observer).after(&ranking);
+                    let answer = open.finish(offloads, request, observer);
+                    let without = search.finish_best(&ranking, request, observer).map(Box::new);
+                    Solution { answer, offloading: without.map_or(Offloading::Left, Offloading::Pays) }
+                }),
+                Some((false, Some(tie))) => {
+                    Solution { offloading: Offloading::Ties(Box::new(tie)), ..left(ranking) }
                 }
-                let pays = gain > open.cost.interval(plan.layout()).difference;
-                let (without, with) = ((search, ranking), (open, offloads));
-                let ((search, best), (other, second)) = if pays { (with, without) } else { (without, with) };
-                let answer = search.finish(best, request, observer);
-                let Some(other) = other.finish_best(&second, request, observer).map(Box::new) else {
-                    return Solution { answer, offloading: Offloading::Left };
-                };
-                let offloading = if pays { Offloading::Pays(other) } else { Offloading::Ties(other) };
-                Solution { answer, offloading }
-            })
+                _ => left(ranking),
+            }
         })
+    }
+
+    /// The same task where plans may keep these off the GPU.
+    fn offloading(&self, ways: Vec<Offload>) -> Task {
+        let mut task = self.task.clone();
+        task.restrictions.offload = Some(ways);
+        task
     }
 
     /// What the search does not try where nothing is said of it, each with the option that opens it; `offloads`: its plans

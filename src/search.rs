@@ -212,6 +212,14 @@ pub struct Ranking {
 }
 
 impl Ranking {
+    /// The same after another space was searched in vain: what was done there counts.
+    #[must_use]
+    pub fn after(mut self, other: &Self) -> Self {
+        self.counters.candidates += other.counters.candidates;
+        self.counters.add(&other.counters);
+        self
+    }
+
     /// The best plan.
     #[must_use]
     pub fn plan(&self) -> Option<&Plan> {
@@ -397,7 +405,8 @@ impl Search<'_> {
         let first = self.passes(&Request { insist: false, ..request.clone() }, found, observer);
         let futile = !request.insist || self.spread(request) < Spread::Any;
         let small = first.counters.candidates <= SMALL_SPACE;
-        if futile || first.stop == Stop::Interrupted || !(first.best.is_empty() || small) {
+        let nothing = first.best.is_empty() && found.is_empty();
+        if futile || first.stop == Stop::Interrupted || !(nothing || small) {
             return first;
         }
         let second = self.passes(request, found, observer);

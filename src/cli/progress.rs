@@ -29,7 +29,8 @@ static INTERRUPTED: LazyLock<AtomicBool> = LazyLock::new(|| AtomicBool::new(fals
 /// How long nothing is drawn, and how often at least then.
 const WAIT: Duration = Duration::from_secs(1);
 
-/// How often a line is printed where no bar can be drawn, and how long none is.
+/// When the first line is printed where no bar can be drawn, and how often one is then.
+const FIRST_LINE: Duration = Duration::from_secs(5);
 const LINES_APART: Duration = Duration::from_secs(30);
 
 /// What is proved of plans.
@@ -179,7 +180,7 @@ impl Bar {
 
     /// Whether it is time for another line, which is told once.
     fn line_is_due(&self, elapsed: Duration) -> bool {
-        let over = elapsed.as_secs() / LINES_APART.as_secs();
+        let over = u64::from(elapsed >= FIRST_LINE) + elapsed.as_secs() / LINES_APART.as_secs();
         over > self.lines.swap(over, Ordering::Relaxed)
     }
     /// Removes the bar.
@@ -289,7 +290,7 @@ mod tests {
             let bar = Bar::new(None);
             (0..130).filter(|&second| bar.line_is_due(Duration::from_secs(second))).collect()
         };
-        assert_eq!(due, [30, 60, 90, 120]);
+        assert_eq!(due, [5, 30, 60, 90, 120]);
         let bar = ProgressBar::hidden();
         bar.set_length(120_000);
         bar.set_position(4000);

@@ -89,7 +89,7 @@ impl Offloading {
 /// The answer to a task whose offload was opened where it is worth it.
 #[derive(Debug, Clone)]
 pub struct Solution {
-    /// The plans; the counters are those of both searches where there were two and the second is the answer.
+    /// The plans; the counters are those of the search without offload too where the answer is of another.
     pub answer: Answer,
     /// Why they offload or do not.
     pub offloading: Offloading,
@@ -263,26 +263,32 @@ impl Prepared<'_> {
             }
             // Mostly one look tells that no plan with offload is faster, or none by enough.
             let first = Request { top: 1, per_class: 1, ..request.clone() };
-            let faster = self.offloading(ways.clone()).prepare().with_search(|only| {
+            let (fastest, pays, tie) = self.offloading(ways.clone()).prepare().with_search(|only| {
                 let fastest = only.rank(&first, Some(&ranking), observer);
-                let (without, with) = (ranking.step()?, fastest.step()?);
-                let gain = (without.0 as f64 / with.0 as f64).ln();
-                let pays = gain > only.cost.interval(fastest.plan()?.layout()).difference;
-                let tie = (gain > 0.0 && !pays).then(|| only.finish_best(&fastest, request, observer));
-                Some((pays, tie.flatten()))
+                let gain = match (ranking.step(), fastest.step()) {
+                    (Some(without), Some(with)) => (without.0 as f64 / with.0 as f64).ln(),
+                    _ => 0.0,
+                };
+                let difference = |plan: &Plan| only.cost.interval(plan.layout()).difference;
+                let pays = fastest.plan().is_some_and(|plan| gain > difference(plan));
+                let ties = gain > 0.0 && !pays && fastest.stop == Stop::Proved;
+                let tie = ties.then(|| only.finish_best(&fastest, request, observer)).flatten();
+                (fastest, pays, tie)
             });
-            match faster {
-                Some((true, _)) => self.offloading(with_none(ways)).prepare().with_search(|open| {
-                    let offloads = open.rank(request, Some(&ranking), observer).after(&ranking);
+            if pays {
+                let known = ranking.clone().with(fastest);
+                let pays = self.offloading(with_none(ways)).prepare().with_search(|open| {
+                    let offloads = open.rank(request, Some(&known), observer).after(&ranking);
+                    offloads.plan().filter(|plan| plan.layout().offload != Offload::NONE)?;
                     let answer = open.finish(offloads, request, observer);
-                    let without = search.finish_best(&ranking, request, observer).map(Box::new);
-                    Solution { answer, offloading: without.map_or(Offloading::Left, Offloading::Pays) }
-                }),
-                Some((false, Some(tie))) => {
-                    Solution { offloading: Offloading::Ties(Box::new(tie)), ..left(ranking) }
-                }
-                _ => left(ranking),
+                    let without = search.finish_best(&ranking, request, observer).map(Box::new)?;
+                    Some(Solution { answer, offloading: Offloading::Pays(without) })
+                });
+                return pays.unwrap_or_else(|| left(ranking));
             }
+            let ranking = if fastest.stop == Stop::Interrupted { ranking.beside(&fastest) } else { ranking };
+            let offloading = tie.map_or(Offloading::Left, |tie| Offloading::Ties(Box::new(tie)));
+            Solution { offloading, ..left(ranking) }
         })
     }
 

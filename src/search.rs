@@ -212,7 +212,27 @@ pub struct Ranking {
 }
 
 impl Ranking {
-    /// The same after another space was searched in vain: what was done there counts.
+    /// The same with the plans of another space.
+    #[must_use]
+    pub fn with(mut self, other: Self) -> Self {
+        self.best.extend(other.best);
+        self.best.sort_by(|a, b| a.key().cmp(&b.key()));
+        self
+    }
+
+    /// The same beside another space whose search was told to stop: what that left open may be faster.
+    #[must_use]
+    pub fn beside(mut self, stopped: &Self) -> Self {
+        let share = match (self.step(), stopped.step()) {
+            (Some(own), Some(other)) => other.0.min(own.0) as f64 / own.0 as f64,
+            _ => 1.0,
+        };
+        let gap = 1.0 - (1.0 - stopped.optimality_gap) * share;
+        (self.stop, self.optimality_gap) = (Stop::Interrupted, self.optimality_gap.max(gap));
+        self
+    }
+
+    /// The same after another space was searched: what was done there counts.
     #[must_use]
     pub fn after(mut self, other: &Self) -> Self {
         self.counters.candidates += other.counters.candidates;
@@ -397,8 +417,8 @@ impl Search<'_> {
         self.finish(ranking, request, observer)
     }
 
-    /// Finds the best layouts, of which nothing is said yet. What was `found` before in a part of this space the rest has
-    /// to beat from the start.
+    /// Finds the best layouts, of which nothing is said yet. What was `found` before, in a part of this space or beside it, the
+    /// rest has to beat from the start; where it is told to stop, that is among the best so far.
     #[must_use]
     pub fn rank(&self, request: &Request, found: Option<&Ranking>, observer: &dyn Observer) -> Ranking {
         let found = found.map_or(&[][..], |found| &found.best);

@@ -368,7 +368,9 @@ pub(crate) fn explain(args: &ExplainArgs) -> Result<Ending, Failure> {
             breakdown(&prepared, &plan, &prediction, &mut out)?;
             let mut warnings = warnings::with_job(&prepared, &plan, &prediction);
             if let Some(leaned) = Leaned::of(&prepared, &prediction) {
-                warnings.push(format!("leaning: as those runs do in the median, the plan takes {leaned}"));
+                warnings.push(format!(
+                    "leaning: as measured runs like it do in the median, the plan takes {leaned}"
+                ));
             }
             if !warnings.is_empty() {
                 writeln!(Lines::new(&mut out, width()), "\n{}", warnings.join("\n"))?;

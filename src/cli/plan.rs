@@ -185,7 +185,7 @@ fn divides(n: u32, twos: u32) -> bool {
 }
 
 /// For numbers of nodes and of sequences that few degrees divide: the nearest ones below and above whose GPUs do more each.
-fn better_numbers(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
+fn better_numbers(task: &Task, section: &Section, request: &Request, bar: &Bar) -> Vec<String> {
     /// Twos beside many odd factors without which others are tried, of nodes and of batches, and that these have at least.
     const OF_NODES: u32 = 2;
     const OF_BATCH: u32 = 4;
@@ -202,8 +202,10 @@ fn better_numbers(task: &Task, section: &Section, bar: &Bar) -> Vec<String> {
     let better = |change: &dyn Fn(&mut Job)| {
         let mut task = task.clone();
         change(&mut task.job);
-        let request = Request { top: 1, ..Request::default() };
-        let found = task.prepare().search(&request, bar).found.into_iter().next()?;
+        let even_stages = request.even_stages;
+        let request = Request { top: 1, even_stages, ..Request::default() };
+        let answer = task.prepare().search(&request, bar);
+        let found = answer.found.into_iter().next().filter(|_| answer.stop == Stop::Proved)?;
         let step = found.prediction.step();
         let gain = each(&task.job, step) / own - 1.0;
         let more = output::percent(gain);
@@ -366,7 +368,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         );
     }
     if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
-        let notes = better_numbers(task, section, &bar);
+        let notes = better_numbers(task, section, &request, &bar);
         bar.clear();
         for note in notes {
             anstream::eprintln!("note: {note}");

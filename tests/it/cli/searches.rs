@@ -410,7 +410,7 @@ fn what_runs_that_lean_take_is_told() {
     let explained = "explain llama3.1-70b dgx-a100 -g 256 -b 1024 -s 4096 --tokens 1T --alone";
     assert!(
         stdout(&autoplan_says(explained))
-            .contains("\nleaning: as those runs do in the median, the plan takes ")
+            .contains("\nleaning: as measured runs like it do in the median, the plan takes ")
     );
     assert!(!stdout(&autoplan_says(&job("dgx-h100"))).contains("leaning: "));
 }

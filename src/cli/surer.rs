@@ -16,7 +16,7 @@ pub(crate) const SURE: (f64, f64) = (0.95, 1.645);
 /// A plan with the same degrees, or one that is listed, that takes no longer than another by more of its step is good enough: to
 /// look at all degrees takes about half as long as the search did. And what those must gain at least.
 const ENOUGH: f64 = 0.03;
-pub(crate) const GAIN: f64 = 0.01;
+const GAIN: f64 = 0.01;
 
 /// What leaves a job more room.
 pub(crate) struct Surer {
@@ -91,8 +91,8 @@ impl Observer for Quiet<'_> {
     }
 }
 
-/// The fastest plan with less memory, and the ranking that it is the first of, by a search of its own: with any degrees, or with those and the dispatcher of a layout,
-/// which takes less long, and any schedule, micro-batch, sharding and recomputation. What is `known` of a part of what is
+/// The fastest plan with less memory, and the ranking that it is the first of, by a search of its own: with any degrees, or
+/// with those and the dispatcher of a layout, which takes less long, and any schedule, micro-batch, sharding and recomputation. What is `known` of a part of what is
 /// searched is where it starts.
 fn fastest(
     prepared: &Prepared,

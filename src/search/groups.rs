@@ -259,7 +259,7 @@ impl Line {
 }
 
 impl Opening<'_> {
-    /// What has to be beaten where these are the best of the group.
+    /// What has to be beaten where these are the best of the group; at a glance, by something.
     pub fn limit(&self, own: &Best) -> Threshold {
         let own = own.threshold(self.class);
         match (self.request.exhaustive, self.glances) {

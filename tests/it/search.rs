@@ -16,7 +16,7 @@ use autoplan::frameworks::{
 };
 use autoplan::layers::Layers;
 use autoplan::plan::{Chunk, ContextComm, Dispatcher, Layout, Offload, Place, Plan, Recompute, Schedule};
-use autoplan::planner::Task;
+use autoplan::planner::{Offloading, Task};
 use autoplan::search::balance::{Balancing, LegalModes, RecomputeFamily, TablesOf, Ways};
 use autoplan::search::{Answer, Found, Observer, Request, SMALL_SPACE, Search, Silent, Stop};
 use autoplan::spec::cluster::Architecture;
@@ -651,6 +651,51 @@ impl Observer for Patience {
     fn stop(&self) -> bool {
         self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err()
     }
+}
+
+/// However early a search is ended that offload would be the answer of: plans are said to pay where they offload and are faster,
+/// nothing that is left open is called proved, and more patience never brings a slower plan.
+#[test]
+fn an_ended_look_at_offload_says_no_more_than_it_knows() {
+    let mut task = Task::shipped("llama3.1-70b", "dgx-h100", 32, 128, 32768).unwrap();
+    task.restrictions.tensor_parallel.only = Some(vec![8]);
+    let request = Request { top: 3, ..Request::default() };
+    let best = task.prepare().solve(&request, &Silent).answer.found.remove(0).prediction.step();
+    let mut stages = [0; 3];
+    let (mut patience, mut before) = (1, Picos(u64::MAX));
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    loop {
+        let observer = Patience(AtomicU32::new(patience));
+        let solution = pool.install(|| task.prepare().solve(&request, &observer));
+        let Answer { found, stop, optimality_gap, .. } = &solution.answer;
+        if let Some(first) = found.first() {
+            let step = first.prediction.step();
+            let offloads = first.plan.layout().offload != Offload::NONE;
+            assert!(step <= before, "{patience}: {step} {before}");
+            assert!(step.0 as f64 * (1.0 - optimality_gap) <= best.0 as f64 * (1.0 + 1e-9), "{patience}");
+            match &solution.offloading {
+                Offloading::Pays(without) => {
+                    assert!(offloads && without.plan.layout().offload == Offload::NONE, "{patience}");
+                    assert!(step < without.prediction.step(), "{patience}");
+                    stages[2] += 1;
+                }
+                Offloading::Left => {
+                    assert!(!offloads && *stop == Stop::Interrupted && *optimality_gap > 0.0, "{patience}");
+                    stages[1] += 1;
+                }
+                other => panic!("{patience}: {other:?}"),
+            }
+            if *stop == Stop::Proved {
+                assert_eq!(step, best);
+                break;
+            }
+            before = step;
+        } else {
+            stages[0] += 1;
+        }
+        patience += patience.div_ceil(8);
+    }
+    assert!(stages[1] > 1 && stages[2] > 1, "{stages:?}");
 }
 
 /// Remembers the best time, and the least bound of what is open, after every group.

@@ -124,25 +124,25 @@ fn sure_of_listed<'a>(rows: &'a [Row<'a>]) -> Option<&'a Row<'a>> {
 /// How surely the best plan fits, or the one that was picked, and what fits more surely.
 fn room(rows: &[Row], picked: bool, surer: &Surer) -> Option<String> {
     let best = rows.first()?;
-    // One that costs nothing is better than another search.
     let listed = sure_of_listed(rows);
-    // Of other degrees one in the list has some itself.
-    let within = |sure: &Sure, more: f64| {
-        let most = sure.found.prediction.step().scale(1.0 + more);
-        listed.is_some_and(|row| row.found.prediction.step() <= most)
-    };
+    // One of other degrees is sought only where it is faster than what is listed.
     let beaten = match (&surer.other, &surer.plan) {
-        (Some(other), _) => within(other, surer::GAIN),
-        (None, Some(plan)) => within(plan, 0.0),
-        (None, None) => listed.is_some(),
+        (Some(_), _) => false,
+        (None, Some(Sure { found, .. })) => {
+            listed.is_some_and(|row| row.found.prediction.step() <= found.prediction.step())
+        }
+        (None, None) => true,
     };
     let surer = if beaten { surer.limit_alone() } else { surer.to_string() };
+    let listed = listed.filter(|row| beaten || row.ties_with_first);
     let listed = listed.map_or(String::new(), |row| {
-        let longer = match row.ties_with_first {
-            true => "a tie".to_owned(),
-            false => format!("{} longer", by((row.step().0 / best.step().0 - 1.0).max(0.0))),
+        let beyond = row.step().0 / best.step().0 - 1.0;
+        let than = match (row.ties_with_first, beyond < 0.0) {
+            (true, _) => "a tie".to_owned(),
+            (_, true) => format!("{} less long", by(-beyond)),
+            (_, false) => format!("{} longer", by(beyond)),
         };
-        format!("; {0}, {longer}, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
+        format!("; {0}, {than}, fits {1:.0} of 100 (--pick {0})", row.number(), row.chance_to_fit() * 100.0)
     });
     // What moving layers made faster may have fitted surely before.
     let ranked = best.found.ranked.as_deref().map(|ranked| best.chance_of(&ranked.prediction));

@@ -50,7 +50,7 @@ pub const TAKEN_AS_GIVEN: [&str; 4] = [
 ];
 
 /// Names of all checks with what each compares, in the order in which they run.
-pub const CHECKS: [(&str, &str); 29] = [
+pub const CHECKS: [(&str, &str); 30] = [
     ("degrees", "every degree is at least 1, and tp x pp x cp x dp are the GPUs of the job"),
     ("batch", "micro-batch x accumulation x dp is the global batch"),
     ("chunks", "there are pp x vpp chunks, and the schedule runs so many on a rank"),
@@ -77,6 +77,7 @@ pub const CHECKS: [(&str, &str); 29] = [
     ("order", "the passes of all ranks can run to the end"),
     ("makespan", "end of the last pass in an event replay"),
     ("bottleneck", "items of the busiest rank"),
+    ("idle", "time that every rank waits"),
     ("bounds", "no lower bound exceeds the makespan"),
     ("tail", "exposed gathers and reductions, update, fixed time, stragglers"),
     ("total", "the step is the sum of its parts"),

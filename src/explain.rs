@@ -118,8 +118,10 @@ pub fn changed(layout: &Layout, axis: &str, to: u32) -> Restrictions {
 #[must_use]
 pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -> Standing {
     let request = Request { top: 1, moved: 1, ..Request::default() };
+    // Which plan is fastest may change as layers are moved: among those that `plan` prints.
+    let printed = Request { verified: 1, moved: 10, ..Request::default() };
     let free = Task { restrictions: Restrictions::default(), ..prepared.task.clone() };
-    let mut solution = free.prepare().solve(&Request { verified: 1, ..request.clone() }, observer);
+    let mut solution = free.prepare().solve(&printed, observer);
     solution.take_polished();
     let search = |restrictions: Restrictions| {
         let task = Task { restrictions, ..prepared.task.clone() };
@@ -127,7 +129,7 @@ pub fn standing(prepared: &Prepared<'_>, plan: &Plan, observer: &dyn Observer) -
         answer.found.iter_mut().for_each(Found::take_polished);
         answer
     };
-    let best = solution.answer.found.into_iter().next();
+    let best = solution.answer.found.into_iter().min_by_key(|found| found.prediction.step());
     let own = prepared.predict(plan).step();
     let same = search(fixed_to(plan.layout())).found.into_iter().next();
     let same = same.map(|found| (Box::new(found.plan), found.prediction.step()));

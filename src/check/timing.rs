@@ -297,6 +297,10 @@ impl Stages {
         ledger.near("bottleneck", || "messages, picoseconds".into(), sent, found(messages), 0);
         let idle = run.makespan.saturating_sub(most);
         ledger.near("bottleneck", || "bubble, picoseconds".into(), idle, found(bubble), 0);
+        for (rank, (busy, idle)) in busy.iter().zip(prediction.idle().ranks).enumerate() {
+            let derived = run.makespan.saturating_sub(*busy);
+            ledger.near("idle", || format!("rank {rank}, picoseconds"), derived, idle.0, 0);
+        }
 
         self.bounds(layout, durations, run, &busy, ledger);
         self.tail(run, prices, prediction, ledger);

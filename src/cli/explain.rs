@@ -452,6 +452,9 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
         column.set_cell_alignment(CellAlignment::Left);
     }
     writeln!(out, "\n{table}")?;
+    if plan.layout().pipeline_parallel > 1 {
+        writeln!(out, "  {}", stages::idle(prepared, plan, p))?;
+    }
 
     let limit = prepared.cost().memory_limit();
     let mut table = plain_table(
@@ -542,6 +545,9 @@ fn breakdown(prepared: &Prepared, plan: &Plan, p: &Prediction, out: &mut impl Wr
 
     if plan.chunks().len() > 1 {
         writeln!(out, "\n{}", stages::table(prepared, plan, p, None))?;
+        if let Some(ranks) = stages::ranks(plan, p, None) {
+            writeln!(out, "{ranks}")?;
+        }
         writeln!(out, "  layout {}", stages::layout(prepared, plan))?;
     }
 

@@ -5,12 +5,12 @@ use std::ops::Range;
 use comfy_table::{CellAlignment, Table};
 
 use super::output::{by, percent, plain_table, seconds};
-use crate::cost::step::Prediction;
+use crate::cost::step::{Idle, Prediction};
 use crate::plan::{Plan, Recompute};
 use crate::planner::Prepared;
 use crate::search::Found;
 use crate::stages::layout::{Mtp, write_layout};
-use crate::units::Bytes;
+use crate::units::{Bytes, Picos};
 
 /// The layout in Megatron's words.
 pub(crate) fn layout(prepared: &Prepared, plan: &Plan) -> String {
@@ -46,16 +46,41 @@ pub(crate) fn balance(prepared: &Prepared, found: &Found) -> String {
     }
 }
 
+/// How long ranks wait for one another, and for which of them.
+pub(crate) fn idle(prepared: &Prepared, plan: &Plan, prediction: &Prediction) -> String {
+    let Idle { busiest, mean, unequal, work, .. } = prediction.idle();
+    let share = |time: Picos| percent(time.0 as f64 / prediction.step().0 as f64);
+    let all = format!("ranks idle {} of the step on average", share(mean));
+    if share(unequal) == percent(0.0) {
+        return format!("{all}, as passes fill and drain");
+    }
+    let own = (0..plan.chunks().len()).filter(|&k| prediction.chunks[k].rank as usize == busiest);
+    let beside: Vec<String> =
+        own.map(|k| ends(prepared, plan, k)).filter(|beside| !beside.is_empty()).collect();
+    let beside = if beside.is_empty() { String::new() } else { format!(" ({})", beside.join(", ")) };
+    let more = percent(unequal.0 as f64 / work.saturating_sub(unequal).0.max(1) as f64);
+    format!(
+        "{all}: {} as passes fill and drain, {} as rank {busiest}{beside} has {more} more to do than the mean",
+        share(mean.saturating_sub(unequal)),
+        share(unequal),
+    )
+}
+
 /// Chunk by chunk: its ranks, its layers, what it recomputes, its passes of one micro-batch, and what else it holds; where
-/// every rank has one chunk and there is a `limit`, also the rank's bytes and what is left of the limit.
+/// every rank has one chunk also how long it idles and, where there is a `limit`, its bytes and what is left of the limit.
 pub(crate) fn table(
     prepared: &Prepared,
     plan: &Plan,
     prediction: &Prediction,
     limit: Option<Bytes>,
 ) -> Table {
-    let limit = limit.filter(|_| plan.layout().virtual_stages == 1);
+    let single = plan.layout().virtual_stages == 1;
+    let limit = limit.filter(|_| single);
+    let idle = prediction.idle();
     let mut header = vec!["stages", "rank", "layers", "recompute", "forward", "backward"];
+    if single {
+        header.push("idle");
+    }
     if limit.is_some() {
         header.extend(["memory of rank", "free"]);
     }
@@ -68,6 +93,7 @@ pub(crate) fn table(
             seconds((cost.forward.total() + cost.messages).seconds()),
             seconds((cost.backward.total() + cost.messages).seconds()),
         ];
+        cells.extend(single.then(|| idle_of(&idle, cost.rank as usize, prediction)));
         cells.extend(limit.into_iter().flat_map(|limit| memory_of(prediction, cost.rank, limit)));
         cells.push(ends(prepared, plan, k));
         cells
@@ -104,18 +130,31 @@ fn ends(prepared: &Prepared, plan: &Plan, chunk: usize) -> String {
     here.collect::<Vec<_>>().join(", ")
 }
 
-/// Rank by rank: bytes, and what is left of the limit; none where [`table`] says it.
-pub(crate) fn memory(plan: &Plan, prediction: &Prediction, limit: Bytes) -> Option<Table> {
+/// Rank by rank: how long it idles and, where there is a `limit`, its bytes and what is left of the limit; none where
+/// [`table`] says it.
+pub(crate) fn ranks(plan: &Plan, prediction: &Prediction, limit: Option<Bytes>) -> Option<Table> {
     if plan.layout().virtual_stages == 1 {
         return None;
     }
-    let mut table = plain_table(&["ranks", "memory", "free"], 1);
-    for (range, own) in
-        alike(prediction.memory.len(), |rank| memory_of(prediction, rank as u32, limit).to_vec())
-    {
+    let mut header = vec!["ranks", "idle"];
+    if limit.is_some() {
+        header.extend(["memory", "free"]);
+    }
+    let mut table = plain_table(&header, 1);
+    let idle = prediction.idle();
+    let line = |rank: usize| {
+        let mut cells = vec![idle_of(&idle, rank, prediction)];
+        cells.extend(limit.into_iter().flat_map(|limit| memory_of(prediction, rank as u32, limit)));
+        cells
+    };
+    for (range, own) in alike(prediction.memory.len(), line) {
         table.add_row([named("rank", &range)].into_iter().chain(own));
     }
     Some(table)
+}
+
+fn idle_of(idle: &Idle, rank: usize, prediction: &Prediction) -> String {
+    percent(idle.ranks[rank].0 as f64 / prediction.step().0 as f64)
 }
 
 fn memory_of(prediction: &Prediction, rank: u32, limit: Bytes) -> [String; 2] {

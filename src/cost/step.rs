@@ -83,17 +83,35 @@ impl StepTimes {
     pub fn useful(&self) -> Picos {
         USEFUL.iter().map(|&item| self.0[item as usize]).sum()
     }
-    /// The largest item that is not useful computation: what limits the plan.
+    /// The largest item that is not useful computation: what limits the plan. Stages may be as `unequal` as
+    /// [`Idle::unequal`].
     #[must_use]
-    pub fn limiting(&self) -> &'static str {
+    pub fn limiting(&self, unequal: Picos) -> &'static str {
         let useful = |i: &usize| USEFUL.iter().any(|&item| item as usize == *i);
-        let overhead = (0..STEP_ITEMS).filter(|i| !useful(i)).max_by_key(|&i| (self.0[i], STEP_ITEMS - i));
-        match overhead {
+        let items = (0..STEP_ITEMS).filter(|i| !useful(i)).map(|i| (self.0[i], ITEM_NAMES[i]));
+        let first_of_largest =
+            |a: (Picos, &'static str), b: (Picos, &'static str)| if b.0 > a.0 { b } else { a };
+        match items.fold((unequal, "unequal_stages"), first_of_largest) {
             // An overhead of less than a tenth of the useful work does not limit anything.
-            Some(i) if self.0[i].0 * 10 > self.useful().0 => ITEM_NAMES[i],
+            (time, name) if time.0 * 10 > self.useful().0 => name,
             _ => "compute",
         }
     }
+}
+
+/// How long the ranks of a pipeline wait between the first pass of a step and its last.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Idle {
+    /// Time by rank.
+    pub ranks: Vec<Picos>,
+    /// The rank with the most work.
+    pub busiest: usize,
+    /// That on average: the bubble of the busiest rank, and [`Self::unequal`].
+    pub mean: Picos,
+    /// The work that the busiest rank has beyond the average: what equal stages would save.
+    pub unequal: Picos,
+    /// Work of the busiest rank.
+    pub work: Picos,
 }
 
 /// Peak memory of one pipeline rank, by item.
@@ -197,6 +215,31 @@ impl Prediction {
     #[must_use]
     pub fn step(&self) -> Picos {
         self.times.total()
+    }
+
+    /// How long ranks wait for one another.
+    #[must_use]
+    pub fn idle(&self) -> Idle {
+        // Of one micro-batch.
+        let mut work = vec![Picos::ZERO; self.memory.len()];
+        for c in &self.chunks {
+            work[c.rank as usize] += c.forward.total() + c.backward.total() + c.messages * 2;
+        }
+        let busiest = busiest(&work);
+        let most = work.get(busiest).map_or(1, |most| most.0.max(1));
+        let bubble = self.times.0[StepItem::PipelineBubble as usize];
+        let busy: Picos = self.times.0[..StepItem::PipelineBubble as usize].iter().copied().sum();
+        let of_all = |own: &Picos| (u128::from(own.0) * u128::from(busy.0) / u128::from(most)) as u64;
+        let beyond = |own: &Picos| busy - Picos(of_all(own));
+        let ranks: Vec<Picos> = work.iter().map(|own| beyond(own) + bubble).collect();
+        let mean = Picos(ranks.iter().map(|idle| idle.0).sum::<u64>() / ranks.len().max(1) as u64);
+        Idle { ranks, busiest, mean, unequal: mean.saturating_sub(bubble), work: busy }
+    }
+
+    /// What limits the plan: see [`StepTimes::limiting`].
+    #[must_use]
+    pub fn limiting(&self) -> &'static str {
+        self.times.limiting(self.idle().unequal)
     }
 
     /// Between which times 95 % of such steps lie.
@@ -672,7 +715,7 @@ fn step_times(
         update = update.max(once.update);
     }
 
-    let busiest = (0..ranks).max_by_key(|&r| (busy[r], ranks - r)).unwrap_or(0);
+    let busiest = busiest(&busy);
     let mut times = StepTimes::default();
     for c in chunks.iter().filter(|c| c.rank as usize == busiest) {
         let passes = c.forward.plus(&c.backward, 1);
@@ -688,6 +731,11 @@ fn step_times(
     times.0[StepItem::StepOverhead as usize] = sharding.step_overhead;
     times.0[StepItem::Stragglers as usize] = times.total().scale((sharding.jitter - 1.0).max(0.0));
     times
+}
+
+/// The first of the ranks with the most work.
+fn busiest(work: &[Picos]) -> usize {
+    (0..work.len()).max_by_key(|&r| (work[r], work.len() - r)).unwrap_or(0)
 }
 
 /// What the fullest node keeps off its GPUs. Ranks of a pipeline stage are neighbours.

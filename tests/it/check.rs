@@ -289,7 +289,7 @@ fn a_changed_item_of_the_step_is_noticed() {
     wrong.times.0[Item::Gemm as usize].0 -= 1_000_000;
     wrong.times.0[StepItem::PipelineBubble as usize].0 += 1_000_000;
     let report = report(&plan, &wrong);
-    assert_eq!(failed(&report), ["bottleneck"]);
+    assert_eq!(failed(&report), ["bottleneck", "idle"]);
 }
 
 #[test]
@@ -532,7 +532,7 @@ fn the_command_says_what_does_not_hold() {
     let good = file("good.ron", &saved);
     let (code, out, _) = run(&good, "table");
     assert_eq!(code, Some(0), "{out}");
-    assert!(out.starts_with("all 29 checks passed: tp") && out.contains("taken as given"), "{out}");
+    assert!(out.starts_with("all 30 checks passed: tp") && out.contains("taken as given"), "{out}");
     let (code, out, _) = run(&good, "json");
     let value: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, &value["passed"]), (Some(0), &serde_json::Value::Bool(true)));

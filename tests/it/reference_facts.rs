@@ -551,8 +551,9 @@ fn check(row: &Row) -> Option<Found> {
         "L19" => {
             // Each limit that a step can have is named; memory limits before there is a step, and data
             // by the token budget.
-            let limits = |item: usize| step_of(&[(Item::Gemm as usize, 1.0), (item, 0.5)]).limiting();
-            let truth = step_of(&[(Item::Gemm as usize, 1.0)]).limiting() == "compute"
+            let limits =
+                |item: usize| step_of(&[(Item::Gemm as usize, 1.0), (item, 0.5)]).limiting(Picos::ZERO);
+            let truth = step_of(&[(Item::Gemm as usize, 1.0)]).limiting(Picos::ZERO) == "compute"
                 && limits(Item::TensorParallel as usize) == "tensor_parallel"
                 && limits(StepItem::GradientReduction as usize) == "gradient_reduction"
                 && limits(StepItem::PipelineBubble as usize) == "pipeline_bubble";

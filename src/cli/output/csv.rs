@@ -98,7 +98,7 @@ pub(super) fn csv(rows: &[Row], out: &mut impl Write) -> Result<(), Failure> {
             of_run(|run| run.days),
             of_run(|run| run.dollars.total.0),
             of_run(|run| run.per_trillion_tokens.0),
-            p.times.limiting().to_owned(),
+            p.limiting().to_owned(),
             stages::layout(row.section.prepared, &row.found.plan),
             degrees.tensor_parallel.to_string(),
             degrees.pipeline_parallel.to_string(),

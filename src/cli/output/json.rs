@@ -56,6 +56,13 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
     let step = step_cost(&run);
     let limit = prepared.cost().memory_limit();
     let [low, high] = p.step_range();
+    let idle = p.idle();
+    let idle = json!({
+        "mean_s": idle.mean.seconds().0,
+        "unequal_stages_s": idle.unequal.seconds().0,
+        "busiest_rank": idle.busiest,
+        "ranks_s": idle.ranks.iter().map(|time| time.seconds().0).collect::<Vec<f64>>(),
+    });
     let [least, most] = p.allocated_range();
     let mut value = json!({
         "name": plan.to_string(),
@@ -65,7 +72,8 @@ pub(crate) fn prediction_json(prepared: &Prepared, plan: &Plan, p: &Prediction) 
         "step_time_sigma": p.step().seconds().0 * p.interval.sigma,
         "step_time_low_s": low.seconds().0,
         "step_time_high_s": high.seconds().0,
-        "limiting": p.times.limiting(),
+        "limiting": p.limiting(),
+        "idle": idle,
         "tokens_per_s_per_gpu": rates.tokens_per_s_per_gpu,
         "mfu": rates.mfu,
         "mfu_full_attention": rates.mfu_full_attention,

@@ -90,7 +90,9 @@ fn splits(report: &Report, rows: &[Row], out: &mut impl Write) -> Result<(), Fai
     writeln!(out, "stages of {which}: {}", stages::layout(best.section.prepared, &best.found.plan))?;
     let pipelined = |row: &Row| row.found.plan.layout().pipeline_parallel > 1;
     if pipelined(best) {
-        writeln!(out, "{}", stages::balance(best.section.prepared, best.found))?;
+        let prepared = best.section.prepared;
+        writeln!(out, "{}", stages::balance(prepared, best.found))?;
+        writeln!(out, "{}", stages::idle(prepared, &best.found.plan, &best.found.prediction))?;
     }
     let open = rows.iter().filter(|row| row.found.split_gap > MUCH);
     let (known, open): (Vec<&Row>, Vec<&Row>) = open.partition(|row| row.found.known_gap() > MUCH);
@@ -131,11 +133,12 @@ fn stages_of_all(rows: &[Row], out: &mut Lines<impl Write>) -> Result<(), Failur
         writeln!(out, "\n{}: {}", row.number(), stages::layout(prepared, &found.plan))?;
         if found.plan.layout().pipeline_parallel > 1 {
             writeln!(out, "   {}", stages::balance(prepared, found))?;
+            writeln!(out, "   {}", stages::idle(prepared, &found.plan, &found.prediction))?;
         }
         let limit = prepared.cost().memory_limit();
         out.table(&stages::table(prepared, &found.plan, &found.prediction, Some(limit)).to_string())?;
-        if let Some(memory) = stages::memory(&found.plan, &found.prediction, limit) {
-            writeln!(out, "{memory}")?;
+        if let Some(ranks) = stages::ranks(&found.plan, &found.prediction, Some(limit)) {
+            writeln!(out, "{ranks}")?;
         }
     }
     writeln!(out)?;
@@ -283,7 +286,7 @@ fn table_of_plans(rows: &[Row], several: bool, width: Option<u16>) -> String {
             cells.push(row.run.as_ref().map_or_else(|| "never".into(), |run| format!("{:.1}", run.days)));
             cells.push(row.run.as_ref().map_or_else(|| "-".into(), |run| money(run.dollars.total)));
         }
-        cells.push(row.found.prediction.times.limiting().replace('_', " "));
+        cells.push(row.found.prediction.limiting().replace('_', " "));
         cells
     };
     let drawn = |wide: bool| {

@@ -103,6 +103,43 @@ fn stages_of_every_plan_are_printed() {
     }
 }
 
+/// A vocabulary of 262,144 on the last of eight stages: that the others wait for it is said, as each rank's passes have it.
+#[test]
+fn waits_of_unequal_stages_are_named() {
+    let job = ["plan", "gemma3-27b", "dgx-h100", "--gpus", "128", "-b", "512", "-s", "8192"];
+    let fixed = ["--fix", "pp=8,vpp=1", "--even-stages", "--top", "1"];
+    let output = autoplan(&[&job[..], &fixed, &["--format", "json"]].concat());
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let plan = &value["plans"][0];
+    let seconds = |value: &serde_json::Value| value.as_f64().unwrap();
+    let micro_batches = seconds(&plan["plan"]["gradient_accumulation_steps"]);
+    let busy = |chunk: &serde_json::Value| {
+        (seconds(&chunk["forward_s"]) + seconds(&chunk["backward_s"])) * micro_batches
+    };
+    let busy: Vec<f64> = plan["chunks"].as_array().unwrap().iter().map(busy).collect();
+    let after = ["weight_gather", "gradient_reduction", "optimizer_update", "step_overhead", "stragglers"];
+    let makespan =
+        seconds(&plan["step_time_s"]) - after.iter().map(|&item| seconds(&plan["time"][item])).sum::<f64>();
+    let waits: Vec<f64> = busy.iter().map(|busy| makespan - busy).collect();
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+    let told = plan["idle"]["ranks_s"].as_array().unwrap();
+    assert!(told.iter().zip(&waits).all(|(told, waits)| near(seconds(told), *waits)), "{told:?} {waits:?}");
+    let mean = waits.iter().sum::<f64>() / 8.0;
+    assert!(near(seconds(&plan["idle"]["mean_s"]), mean));
+    let unequal = mean - (makespan - busy[7]);
+    assert!(near(seconds(&plan["idle"]["unequal_stages_s"]), unequal));
+    assert_eq!(
+        (plan["idle"]["busiest_rank"].as_u64(), &plan["limiting"]),
+        (Some(7), &"unequal_stages".into())
+    );
+
+    let share = format!("{:.1}%", 100.0 * unequal / seconds(&plan["step_time_s"]));
+    let more = format!("{:.1}%", 100.0 * unequal / (busy.iter().sum::<f64>() / 8.0));
+    let text = stdout(&autoplan(&[&job[..], &fixed].concat()));
+    let line = format!("{share} as rank 7 (head) has {more} more to do than the mean");
+    assert!(text.contains(&line) && text.contains("unequal stages"), "{line}\n{text}");
+}
+
 /// What is to be known of a plan is said wherever the plan is: in tables, for programs, beside what is saved, in
 /// explanations and in what is written out.
 #[test]

@@ -710,6 +710,17 @@ impl<'a> Space<'a> {
         self.broken(&layout_of(g, cell, Order::PLAIN, UNSHARDED), Reach::Cell)
     }
 
+    /// A cell that comes before another, costs exactly as much and is legal with all that this one is: the two
+    /// libraries that dispatch tokens are predicted alike.
+    #[must_use]
+    pub fn twin(&self, g: &Group, cell: &CellKey) -> Option<CellKey> {
+        let first = Some(Dispatcher::DeepEp);
+        if cell.dispatcher != Some(Dispatcher::HybridEp) || !self.flags(g).dispatchers.contains(&first) {
+            return None;
+        }
+        Some(CellKey { dispatcher: first, ..*cell }).filter(|twin| self.cell_rule(g, twin).is_none())
+    }
+
     /// Whether a rule forbids a kind of CUDA graph in every layout of the job. Such a rule asks for nothing
     /// else, so that it forbids it on one GPU, where all else is legal.
     fn forbids_graphs(&self, cuda_graphs: CudaGraphs) -> bool {

@@ -326,6 +326,12 @@ impl Search<'_> {
             opened.counters.drop(&reason, (all - cells.len()) as u64 * layouts);
             false
         });
+        // Where one layout of a class is wanted, the first of two that are alike is it.
+        if !request.exhaustive && request.per_class == 1 {
+            let all = cells.len();
+            cells.retain(|(_, key)| self.space.twin(group, key).is_none());
+            opened.counters.drop("bound: twin", (all - cells.len()) as u64 * layouts);
+        }
         if let Seen::Like(flags) = seen {
             let apart = |key: &CellKey| flags.iter().map(|other| flags_apart(key, other)).min();
             let least = cells.iter().map(|cell| apart(&cell.1)).min();

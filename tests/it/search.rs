@@ -228,6 +228,48 @@ fn on_blackwell_hybridep_is_legal_where_deepep_is() {
     assert!(seen > 10_000, "{seen}");
 }
 
+/// On Hopper one of two cells is skipped where both libraries can dispatch tokens: they cost the same to the last byte, and
+/// what is legal with the one is with the other.
+#[test]
+fn twins_cost_the_same_and_are_as_legal() {
+    let (mut twins, mut alone) = (0, 0);
+    for (model, cluster, gpus, target) in [
+        ("deepseek-v3", "dgx-h100", 512, Target::Megatron),
+        ("mixtral-8x7b", "h800-ib", 96, Target::Bridge),
+        ("llama4-scout-17b-16e", "dgx-h200", 64, Target::Megatron),
+    ] {
+        let mut task = Task::shipped(model, cluster, gpus, 768, 4096).unwrap();
+        task.target = target;
+        task.restrictions.micro_batch_size = Axis { only: None, max: Some(1) };
+        task.restrictions.virtual_stages = Axis { only: None, max: Some(2) };
+        let prepared = task.prepare();
+        let space = Space::new(target, &prepared.context, &task.restrictions);
+        for group in space.groups().into_iter().step_by(7) {
+            space.cells(&group, |cell| {
+                let Some(twin) = space.twin(&group, &cell) else {
+                    alone += u32::from(cell.dispatcher == Some(Dispatcher::HybridEp));
+                    return;
+                };
+                assert!(twin < cell);
+                twins += 1;
+                if twins % 5 == 0 {
+                    assert_eq!(prepared.cost().cell(&twin), prepared.cost().cell(&cell), "{cell:?}");
+                }
+                if space.cell_rule(&group, &cell).is_some() {
+                    return;
+                }
+                space.layouts(&group, &cell, |layout| {
+                    let Ok(layout) = layout else { return };
+                    let other = Layout { dispatcher: twin.dispatcher, ..layout };
+                    assert!(legal(target, &prepared.context, &other).is_ok(), "{target} {other:?}");
+                });
+            });
+        }
+    }
+    // DeepEP runs with some numbers of ranks only.
+    assert!(twins > 1_000 && alone > 100, "{twins} {alone}");
+}
+
 fn naive_flags(world: &World, context: &Context, base: Layout, each: &mut impl FnMut(Layout)) {
     let k = world.target.capabilities();
     let r = &world.restrictions;

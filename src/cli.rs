@@ -1,5 +1,6 @@
 //! The command line: the only code that prints. Data go to stdout, everything else to stderr.
 
+mod better_numbers;
 mod calibrate;
 mod check;
 mod explain;

@@ -67,7 +67,7 @@ const KEPT_LEGAL: usize = 1024;
 const KEPT_OUTLINES: usize = 256;
 /// Entries of the tables that cells share.
 const MOST_PARTS: usize = 4096;
-/// Groups between two looks at the clock.
+/// Groups between two words on how far it is.
 const WAVE: usize = 128;
 
 /// The space of a job with its prices.
@@ -95,19 +95,21 @@ impl Surveyor<'_> {
             if observer.stop() {
                 break;
             }
-            let tallies = wave.par_iter().map(|group| {
+            // A wave may take seconds.
+            let tallies = wave.par_iter().filter(|_| !observer.stop()).map(|group| {
                 let taken = scratches.lock().unwrap_or_else(PoisonError::into_inner).pop();
                 let mut scratch = taken.unwrap_or_default();
                 let mut tally = Tally::default();
                 self.group(group, &mut scratch, &mut tally);
                 scratch.parts.forget_beyond(MOST_PARTS);
                 scratches.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
-                tally
+                (tally, 1, self.space.count(group))
             });
-            let tally = tallies.reduce(Tally::default, Tally::with);
+            let none = || (Tally::default(), 0, 0);
+            let (tally, groups, count) = tallies.reduce(none, |a, b| (a.0.with(b.0), a.1 + b.1, a.2 + b.2));
             survey.tally = std::mem::take(&mut survey.tally).with(tally);
-            survey.seen += wave.len();
-            seen += wave.iter().map(|group| self.space.count(group)).sum::<u64>();
+            survey.seen += groups;
+            seen += count;
             let best = survey.tally.all.best.map(|best| best.step);
             observer.progress(seen, layouts, best, None);
         }

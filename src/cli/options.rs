@@ -366,7 +366,8 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure
         }
         let mut which = "products of 2, 3, 5 and 7 nodes";
         if all > EVERY {
-            let divide = |&n: &u32| super::plan::smooth(if n < per_node { n } else { n / per_node });
+            let divide =
+                |&n: &u32| super::better_numbers::smooth(if n < per_node { n } else { n / per_node });
             let smooth: Vec<u32> = counts.iter().copied().filter(divide).collect();
             counts = if smooth.is_empty() {
                 which = "some from all over the range";
@@ -397,7 +398,7 @@ pub(crate) fn gpu_counts(text: &str, per_node: u32) -> Result<GpuCounts, Failure
     counts.sort_unstable();
     counts.dedup();
     // Few lists make one number that splits well: 64,128 does not.
-    let whole = whole.filter(|&whole| super::plan::smooth(whole));
+    let whole = whole.filter(|&whole| super::better_numbers::smooth(whole));
     let note = whole.map(|whole| format!("--gpus {text}: taken as {count} numbers; one is written {whole}"));
     Ok(GpuCounts { counts, note })
 }

@@ -14,6 +14,7 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table};
 
 use super::Failure;
+use super::better_numbers::BetterNumber;
 use super::export::command_line;
 use super::lines::Lines;
 use super::no_plan;
@@ -119,6 +120,8 @@ pub(crate) struct Report<'a> {
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
     pub(crate) wall: Option<Duration>,
+    /// Numbers near those of the job that divide better, where they are known before it is printed.
+    pub(crate) better_numbers: &'a [BetterNumber],
     /// Where the search for ways out shows its progress, and what stops it.
     pub(crate) bar: &'a Bar,
 }

@@ -1,6 +1,6 @@
 //! `autoplan plan`.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::options::{GpuCounts, JobArgs, gpu_counts, inexpressible};
 use super::output::{self, Format, PlannedPhase, Report, Section};
 use super::progress::Bar;
 use super::remedies::Bounds;
-use super::{Ending, Failure};
+use super::{Ending, Failure, better_numbers};
 use crate::cost::money::phased_cost;
 use crate::planner::{Offloading, Prepared, Solution, Task};
 #[cfg(feature = "milp")]
 use crate::search::MOST_EFFORT;
-use crate::search::{Answer, Found, Observer, Request, Stop};
-use crate::spec::job::{Job, Phase};
+use crate::search::{Answer, Observer, Request, Stop};
+use crate::spec::job::Phase;
 use crate::spec::{self, Machine};
-use crate::units::{Dollars, Picos, Seconds};
+use crate::units::{Dollars, Seconds};
 
 /// Searches that go on at once: each takes some tens of megabytes.
 const AT_ONCE: usize = 4;
@@ -166,79 +166,6 @@ fn dollars(text: &str) -> Result<Dollars, String> {
         .ok_or_else(|| "expected dollars above 0, such as 5e6 or 5M".into())
 }
 
-/// Whether a number has no prime factor above 7.
-pub(crate) fn smooth(mut n: u32) -> bool {
-    for prime in [2, 3, 5, 7] {
-        while n > 0 && n % prime == 0 {
-            n /= prime;
-        }
-    }
-    n == 1
-}
-
-/// Whether many degrees divide a number: one of few odd factors, or of so many twos beside them.
-fn divides(n: u32, twos: u32) -> bool {
-    /// Up to here odd factors are ordinary.
-    const ORDINARY: u32 = 8;
-    let own = n.trailing_zeros();
-    smooth(n) && (own >= twos || n >> own <= ORDINARY)
-}
-
-/// For numbers of nodes and of sequences that few degrees divide: the nearest ones below and above whose GPUs do more each.
-fn better_numbers(task: &Task, section: &Section, request: &Request, bar: &Bar) -> Vec<String> {
-    /// Twos beside many odd factors without which others are tried, of nodes and of batches, and that these have at least.
-    const OF_NODES: u32 = 2;
-    const OF_BATCH: u32 = 4;
-    const OF_BETTER_BATCH: u32 = 6;
-    /// By what share of it another batch is larger or smaller at most: what is far is another job.
-    const FAR: f64 = 0.15;
-    let Job { gpus, global_batch_size: batch, .. } = task.job;
-    // Where there is no plan, remedies say so.
-    // Layers of other plans are not moved: what is compared are splits as ranked.
-    let Some(best) = section.answer.found.first().map(Found::ranked_step) else { return Vec::new() };
-    let each =
-        |job: &Job, step: Picos| f64::from(job.global_batch_size) / f64::from(job.gpus) / step.seconds().0;
-    let own = each(&task.job, best);
-    let better = |change: &dyn Fn(&mut Job)| {
-        let mut task = task.clone();
-        change(&mut task.job);
-        let even_stages = request.even_stages;
-        let request = Request { top: 1, even_stages, ..Request::default() };
-        let answer = task.prepare().search(&request, bar);
-        let found = answer.found.into_iter().next().filter(|_| answer.stop == Stop::Proved)?;
-        let step = found.prediction.step();
-        let gain = each(&task.job, step) / own - 1.0;
-        let more = output::percent(gain);
-        let step = output::seconds(step.seconds());
-        (gain > 0.01).then(|| format!("divide better: {} ({step} a step, {more} more per GPU)", found.plan))
-    };
-    let mut lines = Vec::new();
-    let per_node = task.machine.cluster.gpus_per_node;
-    let nodes = gpus / per_node;
-    if gpus % per_node == 0 && nodes > 1 && !divides(nodes, OF_NODES) {
-        let below = (1..nodes).rev().find(|&n| divides(n, OF_NODES));
-        let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| divides(n, OF_NODES));
-        for nodes in [below, above].into_iter().flatten() {
-            let better = better(&|job| job.gpus = nodes * per_node);
-            lines.extend(better.map(|better| format!("{} GPUs {better}", nodes * per_node)));
-        }
-    }
-    if batch % gpus != 0 && !divides(batch, OF_BATCH) {
-        let near = |n: &u32| f64::from(n.abs_diff(batch)) <= FAR * f64::from(batch);
-        let good = |n: &u32| divides(*n, OF_BETTER_BATCH);
-        let below = (1..batch).rev().take_while(near).find(good);
-        let above = (batch + 1..=u32::MAX).take_while(near).find(good);
-        let whole = batch.checked_next_multiple_of(gpus);
-        let whole = [Some(batch - batch % gpus), whole].into_iter().flatten().filter(near);
-        let near: BTreeSet<u32> = [below, above].into_iter().flatten().chain(whole).collect();
-        for batch in near {
-            let better = better(&|job| job.global_batch_size = batch);
-            lines.extend(better.map(|better| format!("batches of {batch} {better}")));
-        }
-    }
-    lines
-}
-
 /// GPU counts at and below one that are worth trying when some may stay idle.
 pub(crate) fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
     let nodes = (gpus / per_node).max(1);
@@ -246,7 +173,10 @@ pub(crate) fn at_most(gpus: u32, per_node: u32) -> Vec<u32> {
     let gpus = if gpus > per_node { nodes * per_node } else { gpus };
     let mut counts = vec![gpus];
     // Whole nodes, largest first; a sixth fewer at most, or nothing near would divide anything.
-    let whole = (nodes - nodes / 6..=nodes).rev().filter(|&n| n > 0 && smooth(n)).map(|n| n * per_node);
+    let whole = (nodes - nodes / 6..=nodes)
+        .rev()
+        .filter(|&n| n > 0 && better_numbers::smooth(n))
+        .map(|n| n * per_node);
     counts.extend(whole.filter(|&n| n < gpus).take(4));
     if gpus < per_node {
         counts.extend((1..gpus).rev().filter(|&n| n.is_power_of_two()).take(1));
@@ -328,6 +258,17 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
     let sections = solve_all(&prepared, &request, args.as_ranked, &bar)?;
     bar.clear();
     let empty = sections.iter().all(|s| s.answer.found.is_empty());
+    let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
+    let better_numbers = || match (tasks.as_slice(), sections.as_slice()) {
+        ([(_, task)], [section]) if !interrupted => {
+            let found = better_numbers::better_numbers(task, section, &request, &bar);
+            bar.clear();
+            found
+        }
+        _ => Vec::new(),
+    };
+    // Who reads a table has it before they are sought.
+    let early = (args.format == Format::Json).then(better_numbers);
     let report = Report {
         sections: &sections,
         model: &args.model,
@@ -343,13 +284,13 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         as_ranked: args.as_ranked,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
+        better_numbers: early.as_deref().unwrap_or_default(),
         bar: &bar,
     };
     let printed = output::print(&report, args.format)?;
     if let Some(reason) = tasks.first().filter(|_| !empty).and_then(|(_, task)| inexpressible(task)) {
         anstream::eprintln!("note: these plans are predictions only, they cannot be exported: {reason}");
     }
-    let interrupted = sections.iter().any(|s| s.answer.stop == Stop::Interrupted);
     let cut_short = sections.iter().flat_map(|section| &section.answer.found).any(|found| found.cut_short);
     if interrupted || cut_short {
         let optimal = sections.iter().all(|section| section.answer.optimality_gap == 0.0);
@@ -367,12 +308,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
             }
         );
     }
-    if let ([(_, task)], [section], false) = (tasks.as_slice(), sections.as_slice(), interrupted) {
-        let notes = better_numbers(task, section, &request, &bar);
-        bar.clear();
-        for note in notes {
-            anstream::eprintln!("note: {note}");
-        }
+    if early.is_none() {
+        better_numbers().iter().for_each(|better| anstream::eprintln!("note: {better}"));
     }
     let proved = bar.proved_for();
     let proving = match proved >= TELLING {

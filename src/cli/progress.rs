@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use indicatif::{HumanDuration, ProgressBar, ProgressState, ProgressStyle};
 
 use super::models::group;
 use crate::search::Observer;
@@ -205,6 +205,11 @@ impl Observer for Bar {
                 let (number, all) = (self.drawn().unwrap_or(1), self.searches.load(Ordering::Relaxed));
                 let which = if all > 1 { format!("search {number} of {all}, ") } else { String::new() };
                 bar.set_message(format!("{which}best {best}, gap at most {gap:.1}%"));
+            } else if let Some(best) = best
+                && let Some(left) = time_left(self.elapsed(), settled, candidates)
+            {
+                // A survey skips nothing: what is left takes as long as what was seen.
+                bar.set_message(format!("best {best}, about {} left", HumanDuration(left)));
             }
         });
     }
@@ -229,6 +234,12 @@ impl Observer for Bar {
     fn stop(&self) -> bool {
         interrupted() || self.limit.is_some_and(|limit| self.begun.elapsed() >= limit)
     }
+}
+
+/// How long the rest of a work takes that goes on at the same pace, if any of it is done and any left.
+fn time_left(elapsed: Duration, done: u64, all: u64) -> Option<Duration> {
+    let left = all.checked_sub(done).filter(|&left| left > 0 && done > 0)?;
+    Duration::try_from_secs_f64(elapsed.as_secs_f64() / done as f64 * left as f64).ok()
 }
 
 /// One search of several, as long as it goes on.
@@ -282,6 +293,13 @@ mod tests {
         assert!(second.is_drawn());
         drop(second);
         assert_eq!(bar.drawn(), None);
+    }
+
+    #[test]
+    fn the_time_left_is_at_the_pace_so_far() {
+        let left = |done, all| time_left(Duration::from_secs(10), done, all);
+        assert_eq!(left(25, 100), Some(Duration::from_secs(30)));
+        assert_eq!([left(0, 100), left(100, 100), left(101, 100)], [None; 3]);
     }
 
     #[test]

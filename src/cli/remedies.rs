@@ -310,35 +310,37 @@ fn other_gpus(task: &Task, near: usize, out: &mut Remedies) {
     let above: Vec<u32> =
         (gpus + 1..gpus.saturating_add(1 << 14)).filter(|&n| possible(task, n)).take(near).collect();
     let nearest = |side: Vec<u32>, out: &mut Remedies| {
-        let found = side.into_iter().find(|&gpus| {
+        side.into_iter().any(|gpus| {
             let task = changed(task, |t| t.job.gpus = gpus);
             !out.observer.stop()
                 && task.prepare().divides()
                 && out.attempt(format!("another number of GPUs: --gpus {gpus}"), &task)
-        });
-        found.and_then(|_| out.found.last()).map(|found| found.step)
+        })
     };
-    let fewer = nearest(below, out);
-    leave_idle(task, fewer, out);
+    let known = out.found.len();
+    nearest(below, out);
+    leave_idle(task, known, out);
     nearest(above, out);
 }
 
-/// Fewer GPUs than the nearest that divide, where they are faster: of those that `--gpus-at-most` tries the number that can
-/// be halved most often. `nearest` is what the nearest fewer are good for.
-fn leave_idle(task: &Task, nearest: Option<Seconds>, out: &mut Remedies) {
+/// Fewer GPUs than the nearest that divide, where they are faster: of those that `--gpus-at-most` tries the fastest of the few
+/// that divide in most ways. What the nearest fewer are good for, if anything, was found after `known` others.
+fn leave_idle(task: &Task, known: usize, out: &mut Remedies) {
+    /// Of how many.
+    const FEW: usize = 2;
     let gpus = task.job.gpus;
     let mut counts = super::plan::at_most(gpus, task.machine.cluster.gpus_per_node);
     counts.retain(|&count| count < gpus);
-    let Some(count) = counts.into_iter().max_by_key(|count| (count.trailing_zeros(), *count)) else { return };
-    let fewer = changed(task, |t| t.job.gpus = count);
-    let what = format!("leave GPUs idle, for example {}: --gpus-at-most", gpus - count);
-    if fewer.prepare().divides()
-        && out.attempt(what, &fewer)
-        && let (Some(nearest), Some(found)) = (nearest, out.found.last())
-        && found.step.0 >= nearest.0
-    {
-        out.found.pop();
+    counts.sort_by_key(|&count| Reverse((ways_to_divide(task, count), count)));
+    for count in counts.into_iter().take(FEW) {
+        let fewer = changed(task, |t| t.job.gpus = count);
+        if fewer.prepare().divides() {
+            out.attempt(format!("leave GPUs idle, for example {}: --gpus-at-most", gpus - count), &fewer);
+        }
     }
+    // More GPUs that are slower are nobody's way out; of as fast ones it is the nearest.
+    let fewer = out.found.split_off(known);
+    out.found.extend(fewer.into_iter().min_by(|a, b| a.step.0.total_cmp(&b.step.0)));
 }
 
 /// How many GPUs it takes at least to keep a deadline that the run of a plan on so many does not: without any overhead.

@@ -372,30 +372,50 @@ fn expert_tensor_parallelism_beyond_tp_is_told() {
     assert!(!text.contains(searched), "{text}");
 }
 
+/// Few degrees divide 4,097 tokens. Programs are told what people are.
+#[test]
+fn sequences_that_few_degrees_divide_have_better_neighbours() {
+    let job = "plan llama3.1-70b dgx-h100 -g 256 -b 512 -s 4097 --top 1";
+    let output = autoplan_says(&format!("{job} --format json"));
+    let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert!(!stderr(&output).contains("divide better"), "{}", stderr(&output));
+    let better = value["better_numbers"].as_array().unwrap();
+    let of = |one: &serde_json::Value| {
+        assert_eq!(one["number"], "sequence_length");
+        let (tokens, more) = (one["value"].as_u64().unwrap(), one["more_per_gpu"].as_f64().unwrap());
+        format!("note: sequences of {tokens} tokens divide better: {}", one["plan"].as_str().unwrap())
+            + &format!(
+                " ({:.3} s a step, {:.1}% more per GPU)",
+                one["step_time_s"].as_f64().unwrap(),
+                more * 100.0
+            )
+    };
+    let told: Vec<String> = better.iter().map(of).collect();
+    assert!(told.len() == 2 && told[0].contains(" 4096 ") && told[1].contains(" 4352 "), "{told:?}");
+    let said = stderr(&autoplan_says(job));
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("divide better")).collect();
+    assert_eq!(lines, told);
+}
+
 /// A batch with many odd factors leaves few degrees; its neighbours are told with what they gain, which planning them confirms.
 #[test]
 fn batches_that_few_degrees_divide_have_better_neighbours() {
     let job = "plan llama3.1-70b dgx-h100 -g 256 -s 4096 --as-ranked --top 1 --format json -b ";
     let of = |batch: u32| {
-        let output = autoplan_says(&format!("{job}{batch}"));
-        let value: serde_json::Value = serde_json::from_str(&stdout(&output)).unwrap();
+        let value: serde_json::Value =
+            serde_json::from_str(&stdout(&autoplan_says(&format!("{job}{batch}")))).unwrap();
         let step = value["plans"][0]["step_time_s"].as_f64().unwrap();
-        (f64::from(batch) / step, stderr(&output))
+        let better = value["better_numbers"].as_array().unwrap().iter().map(|better| {
+            assert_eq!(better["number"], "global_batch_size");
+            (better["value"].as_u64().unwrap() as u32, better["more_per_gpu"].as_f64().unwrap())
+        });
+        (f64::from(batch) / step, better.collect::<Vec<(u32, f64)>>())
     };
-    let (own, said) = of(500);
-    let told: Vec<(u32, f64)> = said
-        .lines()
-        .filter_map(|line| line.strip_prefix("note: batches of "))
-        .map(|line| {
-            let (batch, rest) = line.split_once(" divide better: ").unwrap();
-            let (_, gain) = rest.split_once(" a step, ").unwrap();
-            (batch.parse().unwrap(), gain.split_once('%').unwrap().0.parse().unwrap())
-        })
-        .collect();
-    assert_eq!(told.iter().map(|one| one.0).collect::<Vec<u32>>(), [448, 512], "{said}");
+    let (own, told) = of(500);
+    assert_eq!(told.iter().map(|one| one.0).collect::<Vec<u32>>(), [448, 512]);
     for (batch, gain) in told {
         let (better, said) = of(batch);
-        assert!(((better / own - 1.0) * 100.0 - gain).abs() < 0.051, "{batch}: {better} {own} {gain}");
-        assert!(!said.contains("divide better"), "{said}");
+        assert!((better / own - 1.0 - gain).abs() < 1e-9, "{batch}: {better} {own} {gain}");
+        assert!(said.is_empty(), "{said:?}");
     }
 }

@@ -108,7 +108,9 @@ pub(crate) fn better_numbers(
         let gain = each(&task.job, step) / own - 1.0;
         (gain > WORTH).then(|| BetterNumber { number, value, plan: found.plan.to_string(), step, gain })
     };
-    candidates(&task.job, task.machine.cluster.gpus_per_node).into_iter().filter_map(better).collect()
+    let cluster = &task.machine.cluster;
+    let given = |&(number, value): &(Number, u32)| number != Number::Gpus || cluster.gives(value);
+    candidates(&task.job, cluster.gpus_per_node).into_iter().filter(given).filter_map(better).collect()
 }
 
 /// What is tried instead of the numbers of a job that few degrees divide.

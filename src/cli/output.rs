@@ -120,8 +120,8 @@ pub(crate) struct Report<'a> {
     pub(crate) asked: Option<u32>,
     /// Wall time, if it is to be printed.
     pub(crate) wall: Option<Duration>,
-    /// Numbers near those of the job that divide better, where they are known before it is printed.
-    pub(crate) better_numbers: &'a [BetterNumber],
+    /// Seeks numbers near those of the job that divide better.
+    pub(crate) better_numbers: &'a dyn Fn() -> Vec<BetterNumber>,
     /// Where the search for ways out shows its progress, and what stops it.
     pub(crate) bar: &'a Bar,
 }

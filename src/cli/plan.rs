@@ -267,8 +267,6 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         }
         _ => Vec::new(),
     };
-    // Who reads a table has it before they are sought.
-    let early = (args.format == Format::Json).then(better_numbers);
     let report = Report {
         sections: &sections,
         model: &args.model,
@@ -284,7 +282,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
         as_ranked: args.as_ranked,
         asked: if args.gpus_at_most { args.gpus.parse().ok() } else { None },
         wall: args.timings.then(|| bar.elapsed()),
-        better_numbers: early.as_deref().unwrap_or_default(),
+        better_numbers: &better_numbers,
         bar: &bar,
     };
     let printed = output::print(&report, args.format)?;
@@ -308,7 +306,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<Ending, Failure> {
             }
         );
     }
-    if early.is_none() {
+    // Who reads a table has it before they are sought.
+    if args.format != Format::Json {
         better_numbers().iter().for_each(|better| anstream::eprintln!("note: {better}"));
     }
     let proved = bar.proved_for();

@@ -230,15 +230,16 @@ pub(super) fn json(report: &Report, rows: &[Row], all: &[Row]) -> Value {
         value["gpus_at_most"] = json!(asked);
         value["gpus_idle"] = json!(asked.saturating_sub(best.section.prepared.task.job.gpus));
     }
-    let better = report.better_numbers.iter().map(|better| {
+    if let Some(wall) = report.wall {
+        value["wall_s"] = json!(wall.as_secs_f64());
+    }
+    // They are sought last, as by who reads a table.
+    let better = (report.better_numbers)().into_iter().map(|better| {
         json!({
             "number": better.number.name(), "value": better.value, "plan": better.plan,
             "step_time_s": better.step.seconds().0, "more_per_gpu": better.gain,
         })
     });
     value["better_numbers"] = json!(better.collect::<Vec<Value>>());
-    if let Some(wall) = report.wall {
-        value["wall_s"] = json!(wall.as_secs_f64());
-    }
     value
 }

@@ -39,7 +39,7 @@ impl fmt::Display for BetterNumber {
             Number::SequenceLength => write!(f, "sequences of {value} tokens"),
         }?;
         let (step, more) = (output::seconds(step.seconds()), output::percent(*gain));
-        write!(f, " divide better: {plan} ({step} a step, {more} more per GPU)")
+        write!(f, " divide better: {plan} ({step} a step, {more} more tokens per GPU)")
     }
 }
 
@@ -119,7 +119,8 @@ fn candidates(job: &Job, per_node: u32) -> Vec<(Number, u32)> {
     const OF_NODES: u32 = 2;
     const OF_BATCH: u32 = 4;
     const OF_BETTER_BATCH: u32 = 6;
-    /// Twos of a sequence, which tensor and context parallelism divide: many are twice 8 x 2.
+    /// Twos of a sequence, which tensor and context parallelism divide: many are twice 8 x 2. Beside the odd factors of GPUs
+    /// that divide badly fewer are enough: context parallelism takes those.
     const OF_SEQUENCE: u32 = 5;
     const OF_BETTER_SEQUENCE: u32 = 8;
     /// By what share of it another number is larger or smaller at most: what is far is another job.
@@ -137,7 +138,8 @@ fn candidates(job: &Job, per_node: u32) -> Vec<(Number, u32)> {
     }
     let mut list = Vec::new();
     let nodes = gpus / per_node;
-    if gpus % per_node == 0 && nodes > 1 && !divides(nodes, OF_NODES) {
+    let odd_nodes = gpus % per_node == 0 && nodes > 1 && !divides(nodes, OF_NODES);
+    if odd_nodes {
         let below = (1..nodes).rev().find(|&n| divides(n, OF_NODES));
         let above = (nodes + 1..nodes.saturating_mul(2)).find(|&n| divides(n, OF_NODES));
         list.extend([below, above].into_iter().flatten().map(|nodes| (Number::Gpus, nodes * per_node)));
@@ -149,10 +151,16 @@ fn candidates(job: &Job, per_node: u32) -> Vec<(Number, u32)> {
         list.extend(near.into_iter().map(|batch| (Number::GlobalBatch, batch)));
     }
     // Lengths of packed documents are as they are.
-    if job.packed.is_none() && sequence.trailing_zeros() < OF_SEQUENCE {
-        let near = beside(sequence, |n| n.trailing_zeros() >= OF_BETTER_SEQUENCE);
-        list.extend(near.map(|sequence| (Number::SequenceLength, sequence)));
+    let mut lengths: BTreeSet<u32> = BTreeSet::new();
+    if sequence.trailing_zeros() < OF_SEQUENCE {
+        lengths.extend(beside(sequence, |n| n.trailing_zeros() >= OF_BETTER_SEQUENCE));
     }
+    let odd = gpus >> gpus.trailing_zeros();
+    if odd_nodes && sequence % odd != 0 {
+        lengths.extend(beside(sequence, |n| n.trailing_zeros() >= OF_SEQUENCE && n % odd == 0));
+    }
+    lengths.retain(|_| job.packed.is_none());
+    list.extend(lengths.into_iter().map(|sequence| (Number::SequenceLength, sequence)));
     list
 }
 
@@ -169,8 +177,13 @@ mod tests {
         };
         assert_eq!(of(64, 512, 4096), []);
         assert_eq!(of(64, 512, 4097), [(Number::SequenceLength, 4096), (Number::SequenceLength, 4352)]);
-        assert_eq!(of(88, 880, 8192), [(Number::Gpus, 80), (Number::Gpus, 96)]);
+        let lengths = [8096, 8448].map(|length| (Number::SequenceLength, length));
+        assert_eq!(of(88, 880, 8192)[..2], [(Number::Gpus, 80), (Number::Gpus, 96)]);
+        assert_eq!(of(88, 880, 8192)[2..], lengths);
         assert_eq!(of(64, 500, 8192), [(Number::GlobalBatch, 448), (Number::GlobalBatch, 512)]);
+        // 63 nodes: 4,032 tokens are 2,016 times two.
+        let lengths = of(504, 504 * 64, 4096);
+        assert!(lengths.contains(&(Number::SequenceLength, 4032)), "{lengths:?}");
         // What is far is another job.
         assert_eq!(of(64, 64, 101), []);
     }

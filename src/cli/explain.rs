@@ -698,12 +698,15 @@ fn place_text(
                 (false, true) => format!("fits, and is faster by {} of the step", by(gain)),
                 (false, false) => format!("fits, slower by {} of the step", by(-gain)),
             };
+            let apart = (best.prediction.step().0 as f64 / own.0 as f64).ln().abs();
+            let tie = if apart < p.interval.difference { ", inside the error of the prediction" } else { "" };
             writeln!(
                 out,
-                "\n{verdict}: {} ({}, {:.1} GB)",
+                "\n{verdict}{tie}: {} ({}, {:.1} GB, fits {:.0}%)",
                 best.plan,
                 seconds(best.prediction.step().seconds()),
-                best.prediction.allocated.gigabytes()
+                best.prediction.allocated.gigabytes(),
+                prepared.cost().chance_to_fit(&best.prediction) * 100.0,
             )?;
             let changes = differences(prepared, plan, &best.plan);
             if !changes.is_empty() {

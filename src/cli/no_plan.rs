@@ -105,9 +105,12 @@ pub(crate) fn print(report: &Report, out: &mut dyn Write) -> Result<(), Failure>
             let odds: String = remedy.odds.iter().map(|one| format!(", {one}")).collect();
             format!("; {}{odds}", days_and_dollars(run))
         });
+        // What keeps one bound and misses the other is no way out.
+        let kept = report.bounds.admit(remedy.run.as_ref());
         writeln!(
             out,
-            "  remedy: {} (confirmed: {}, {} a step{run})",
+            "  {}: {} (confirmed: {}, {} a step{run})",
+            if kept { "remedy" } else { "nearest" },
             remedy.what,
             remedy.plan,
             seconds(remedy.step),

@@ -197,18 +197,20 @@ fn table(prepared: &Prepared, given: &JobArgs, survey: &Survey, out: &mut dyn Wr
         task.job.sequence_length
     )?;
     writeln!(out, "{}", premises(task, given))?;
-    if survey.seen < survey.groups {
+    let stopped = survey.seen < survey.groups;
+    if stopped {
         writeln!(
             out,
-            "stopped: a sample of {} of {} combinations of degrees and micro-batch",
+            "stopped: a sample of {} of {} combinations of degrees and micro-batch; what is best of it, and by how much others are behind, depends on it",
             group(survey.seen as u64),
             group(survey.groups as u64)
         )?;
     }
     writeln!(
         out,
-        "{} plans with equal stages and one way to recompute, all evaluated: {} fit",
+        "{} plans with equal stages and one way to recompute, {}: {} fit",
         group(tally.all.plans),
+        if stopped { "all of the sample" } else { "all evaluated" },
         group(tally.all.fitting)
     )?;
     if tally.without_closed_form > 0 {

@@ -385,7 +385,7 @@ fn sequences_that_few_degrees_divide_have_better_neighbours() {
         let (tokens, more) = (one["value"].as_u64().unwrap(), one["more_per_gpu"].as_f64().unwrap());
         format!("note: sequences of {tokens} tokens divide better: {}", one["plan"].as_str().unwrap())
             + &format!(
-                " ({:.3} s a step, {:.1}% more per GPU)",
+                " ({:.3} s a step, {:.1}% more tokens per GPU)",
                 one["step_time_s"].as_f64().unwrap(),
                 more * 100.0
             )

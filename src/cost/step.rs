@@ -232,7 +232,8 @@ impl Prediction {
         let of_all = |own: &Picos| (u128::from(own.0) * u128::from(busy.0) / u128::from(most)) as u64;
         let beyond = |own: &Picos| busy - Picos(of_all(own));
         let ranks: Vec<Picos> = work.iter().map(|own| beyond(own) + bubble).collect();
-        let mean = Picos(ranks.iter().map(|idle| idle.0).sum::<u64>() / ranks.len().max(1) as u64);
+        let all: u128 = ranks.iter().map(|idle| u128::from(idle.0)).sum();
+        let mean = Picos((all / ranks.len().max(1) as u128) as u64);
         Idle { ranks, busiest, mean, unequal: mean.saturating_sub(bubble), work: busy }
     }
 
